@@ -1,4 +1,4 @@
-//! What a request costs a frontend and a backend on one core, without wires and tensors: `cargo bench -p downbeat-core --bench roles`.
+//! What a request costs a frontend, a scheduler and a backend on one core, without wires and tensors: `cargo bench -p downbeat-core --bench roles`.
 //!
 //! Requests come at 100 000 a second of virtual time, so many in a round before outputs are polled; batches of 8 are planned, claimed, run and answered a millisecond later. What peers say comes over links of their own, which
 //! are not counted. Nanoseconds for each request, the median of rounds of 100 000 requests, and messages and frames for each request.
@@ -6,8 +6,9 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
 use downbeat_core::roles::*;
-use downbeat_core::{BatchId, Duration, Time, median};
+use downbeat_core::{BatchId, Duration, LatencyProfile, Time, median};
 
 type P = u64;
 
@@ -44,6 +45,29 @@ fn queue() -> QueueKey {
     QueueKey { model: "resnet50".to_owned(), version: 1, shape: Vec::new() }
 }
 
+/// 32 slots, on which a batch of 8 takes 1 ms: more than are needed.
+fn offer() -> Offer {
+    let micros = Duration::from_micros;
+    let profile = LatencyProfile::linear(micros(50), micros(600), 8).expect("a profile");
+    let model = OfferedModel {
+        model: queue().model,
+        version: 1,
+        fingerprint: String::new(),
+        definition: Vec::new(),
+        max_batch: 8,
+        drop: DropPolicy::WindowDrop,
+        dispatch: DispatchPolicy::Deferred,
+        max_wait: Duration::MAX,
+        levels: Vec::new(),
+        at_once: 32,
+        item_bytes: 0,
+        may_repeat: true,
+        shape: Vec::new(),
+        profiles: (0..32).map(|slot| (slot, profile.clone())).collect(),
+    };
+    Offer { slots: (0..32).map(|_| Slot { hardware: "cpu".to_owned() }).collect(), models: vec![model] }
+}
+
 fn batch(number: u64) -> BatchKey {
     BatchKey { epoch: EPOCH, batch: BatchId(number) }
 }
@@ -51,6 +75,7 @@ fn batch(number: u64) -> BatchKey {
 /// The node that is measured.
 enum Node {
     Frontend(FrontendNode<P>),
+    Scheduler(Box<SchedulerNode<P>>),
     Backend(BackendNode<P>),
 }
 
@@ -71,10 +96,25 @@ struct World {
 
 impl World {
     fn new(me: NodeId) -> Self {
-        let time = Time::ZERO;
+        let mut time = Time::ZERO;
         let LinkTiming { heartbeat, lost_after } = TIMING;
         let node = if me == FRONTEND {
             Node::Frontend(FrontendNode::new(me, FrontendOptions { heartbeat, lost_after, tries: 2 }, time))
+        } else if me == SCHEDULER {
+            let options = SchedulerOptions {
+                rank: 0,
+                schedulers: 1,
+                heartbeat,
+                takeover_after: heartbeat,
+                peer_heartbeat: heartbeat,
+                lost_after,
+                wake_margin: Duration::ZERO,
+                epochs_are_allotted: false,
+            };
+            let mut node = SchedulerNode::new(me, options, time);
+            time += heartbeat;
+            node.handle_timeout(time);
+            Node::Scheduler(Box::new(node))
         } else {
             let fetch_within = Duration::from_millis(5);
             let mut node = BackendNode::new(me, BackendOptions { heartbeat, lost_after, fetch_within }, time);
@@ -82,8 +122,8 @@ impl World {
             node.handle_offer(time, Offer { slots, models: Vec::new() });
             Node::Backend(node)
         };
-        let others = if me == FRONTEND { [SCHEDULER, BACKEND] } else { [SCHEDULER, FRONTEND] };
-        let peers = others.map(|peer| (peer, Links::new(peer))).into();
+        let others = [FRONTEND, SCHEDULER, BACKEND].into_iter().filter(|peer| *peer != me);
+        let peers = others.map(|peer| (peer, Links::new(peer))).collect();
         let (waiting, ran) = (VecDeque::new(), VecDeque::new());
         let mut world =
             World { node, me, peers, time, nanos: 0, frames: 0, messages: 0, waiting, ran, batches: 0, done: 0 };
@@ -91,12 +131,17 @@ impl World {
             links.handle_connected(time, &hello(me), TIMING);
             match &mut world.node {
                 Node::Frontend(node) => node.handle_connected(time, &hello(*peer)),
+                Node::Scheduler(node) => node.handle_connected(time, &hello(*peer)),
                 Node::Backend(node) => node.handle_connected(time, &hello(*peer)),
             }
         }
         world.exchange();
         world.say(SCHEDULER, Message::Leads(EPOCH));
-        world.say(SCHEDULER, Message::Queue { alias: QueueAlias(0), key: queue() });
+        for from in [FRONTEND, SCHEDULER] {
+            world.say(from, Message::Queue { alias: QueueAlias(0), key: queue() });
+        }
+        world.say(BACKEND, Message::UnderWay(Vec::new()));
+        world.say(BACKEND, Message::Offer(offer()));
         world.exchange();
         world
     }
@@ -129,6 +174,15 @@ impl World {
                             FrontendOutput::Send(to, frame) => sent.push((to, frame)),
                             FrontendOutput::End { .. } => self.done += 1,
                             _ => {}
+                        }
+                    }
+                }
+                Node::Scheduler(node) => {
+                    to_node.into_iter().for_each(|frame| node.handle_frame(self.time, frame));
+                    node.handle_timeout(self.time);
+                    while let Some(output) = node.poll_output(self.time) {
+                        if let SchedulerOutput::Send(to, frame) = output {
+                            sent.push((to, frame));
                         }
                     }
                 }
@@ -167,6 +221,10 @@ impl World {
             match event {
                 LinkEvent::Message(_, Message::Requests(requests)) => {
                     self.waiting.extend(requests.iter().map(|request| request.number));
+                }
+                LinkEvent::Message(_, Message::Plan(plan)) => {
+                    self.done += plan.members.len() as u64;
+                    self.ran.push_back((self.time + plan.expected, plan.batch, plan.members));
                 }
                 LinkEvent::Message(_, Message::Inputs { batch, granted, .. }) => {
                     let members = granted.into_iter().map(|(number, ..)| key(number)).collect();
@@ -208,6 +266,18 @@ impl World {
                 }
                 self.nanos += begin.elapsed().as_nanos() as u64;
             }
+            Node::Scheduler(_) => {
+                let handed = |n| HandedIn {
+                    number: *next + n,
+                    queue: QueueAlias(0),
+                    left: Duration::from_millis(50),
+                    queue_left: Duration::MAX,
+                    level: 0,
+                    size: 1,
+                    tried: 0,
+                };
+                self.say(FRONTEND, Message::Requests((0..requests).map(handed).collect()));
+            }
             Node::Backend(_) => self.waiting.extend(*next..*next + requests),
         }
         *next += requests;
@@ -227,6 +297,10 @@ impl World {
         while self.ran.front().is_some_and(|(at, ..)| *at <= self.time) {
             let Some((_, batch, members)) = self.ran.pop_front() else { break };
             match &mut self.node {
+                Node::Scheduler(_) => {
+                    let ran = Some((members.len() as u32, Duration::from_millis(1)));
+                    self.say(BACKEND, Message::Completed { batch, ran, missed: Vec::new() });
+                }
                 Node::Frontend(_) => {
                     let answers = members.iter().map(|member| (member.number, Outcome::Outputs(0))).collect();
                     self.say(BACKEND, Message::Answers(answers));
@@ -246,7 +320,7 @@ impl World {
 
 fn main() {
     println!("{:10}{:>12}{:>12}{:>12}{:>12}", "", "a round", "ns/request", "messages", "frames");
-    for (name, me) in [("frontend", FRONTEND), ("backend", BACKEND)] {
+    for (name, me) in [("frontend", FRONTEND), ("scheduler", SCHEDULER), ("backend", BACKEND)] {
         for requests in [1, 8, 64] {
             let (mut world, mut next, mut each) = (World::new(me), 0, Vec::new());
             for _ in 0..ROUNDS {

@@ -38,12 +38,9 @@ impl Call {
         let model = &self.loaded.name;
         let (reason, error) = match reject {
             Reject::QueueFull { bound } => {
-                let message = format!(
-                    "Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later"
-                );
                 let batches = u64::from(bound.div_ceil(profile.max_batch()));
                 let retry_after = profile.latency(profile.max_batch()).saturating_mul(batches);
-                (Unanswered::QueueFull, ServiceError::QueueFull { message, retry_after })
+                (Unanswered::QueueFull, queue_full(model, *bound, retry_after))
             }
             Reject::WaitTooLong { wait, bound } => {
                 let message = format!(
@@ -79,11 +76,8 @@ impl Call {
 
     /// Answers a request whose deadline is over before any device is expected to be done with it.
     pub(crate) fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
-        let model = &self.loaded.name;
-        let message = format!(
-            "model '{model}' could not finish this request in less than {needed}, as all devices are busy, and its deadline allows {allowed}"
-        );
-        self.fail(Unanswered::Impossible, ServiceError::DeadlineExceeded(message), now);
+        let error = busy_until(&self.loaded.name, needed, allowed);
+        self.fail(Unanswered::Impossible, error, now);
     }
 
     /// Answers a request that the scheduler dropped from its queue.
@@ -124,4 +118,18 @@ impl Call {
         // A receiver that is gone was counted all the same: the request was not answered.
         self.reply.send(Err(error));
     }
+}
+
+/// There is no room in a model's queue.
+pub(crate) fn queue_full(model: &str, bound: u32, retry_after: Duration) -> ServiceError {
+    let message =
+        format!("Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later");
+    ServiceError::QueueFull { message, retry_after }
+}
+
+/// What a request needs is busy for longer than it has.
+pub(crate) fn busy_until(model: &str, needed: Duration, allowed: Duration) -> ServiceError {
+    ServiceError::DeadlineExceeded(format!(
+        "model '{model}' could not finish this request in less than {needed}, as all devices are busy, and its deadline allows {allowed}"
+    ))
 }

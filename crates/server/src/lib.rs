@@ -49,6 +49,8 @@ mod partitions;
 mod placement;
 mod policy_choice;
 pub mod policy_report;
+mod preprocess;
+mod preprocess_pool;
 pub mod profile_store;
 pub mod profiler;
 mod queue;

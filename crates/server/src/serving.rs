@@ -1,5 +1,6 @@
 //! The models in service, and the way of a request from a frontend to the driver and back.
 
+mod preparing;
 mod served_model;
 
 use std::collections::BTreeMap;
@@ -149,6 +150,15 @@ impl Serving {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
         let wanted = wanted_outputs(loaded, &request)?;
+        let limits = self.limits(served, &request, arrival)?;
+        let prepared = match loaded.preprocess_of(&request) {
+            // Boxed, as other requests would move what it keeps for nothing.
+            Some(steps) => {
+                Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?)
+            }
+            None => None,
+        };
+        let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
         // The elements of BYTES are counted one by one.
         let strings = request.inputs.iter().filter(|input| input.datatype == DataType::Bytes);
         let heavy = strings.map(|input| input.data.len()).sum::<usize>() >= offload::PARSE_FROM;
@@ -160,7 +170,6 @@ impl Serving {
         };
         let _input_bytes = self.hold_inputs(served, loaded, admitted.bytes())?;
         loaded.check_memory(&admitted)?;
-        let limits = self.limits(served, &request, arrival)?;
         if let Some(auto) = &loaded.auto {
             auto.came(arrival, limits.deadline, admitted.rows, limits.level);
         }
@@ -181,15 +190,21 @@ impl Serving {
         let decider = if hosts.is_routed {
             let length = hosts.length(&loaded.codec, &admitted)?;
             let (host, model) = hosts.soonest();
+            if let Some(place) = place {
+                place.pass_on(false);
+            }
             run_own(is_alone, || host.submit(model, id, call(admitted), length));
             Decider::Device(host.clone(), model.clone())
         } else {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
             let Limits { queue_expiry, level, .. } = limits;
-            let place = queue.place;
-            let queued = QueuedCall { call: call(admitted), queue, queue_expiry, level };
+            let (handle, has_place) = (queue.place, place.is_some());
+            if let Some(place) = place {
+                place.pass_on(true);
+            }
+            let queued = QueuedCall { call: call(admitted), queue, queue_expiry, level, has_place };
             run_own(is_alone, || self.driver.submit(id, queued));
-            Decider::Scheduler(self.driver.clone(), place)
+            Decider::Scheduler(self.driver.clone(), handle)
         };
         let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
         let outputs = match limits.timeout {
@@ -199,10 +214,7 @@ impl Serving {
                 Ok(answer) => answer,
                 Err(_) => {
                     ticket.time_out();
-                    return Err(ServiceError::DeadlineExceeded(format!(
-                        "model '{}' did not finish within the request's timeout of {timeout}",
-                        request.model_name
-                    )));
+                    return Err(timed_out(&request.model_name, timeout));
                 }
             },
         };
@@ -386,6 +398,11 @@ fn wanted_outputs(loaded: &LoadedVersion, request: &InferRequest) -> Result<Opti
         wanted.push(position);
     }
     Ok(Some(wanted))
+}
+
+/// The client's own time for a request is over.
+fn timed_out(model: &str, timeout: Duration) -> ServiceError {
+    ServiceError::DeadlineExceeded(format!("model '{model}' did not finish within the request's timeout of {timeout}"))
 }
 
 /// An unsigned number among the request's parameters.

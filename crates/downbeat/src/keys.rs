@@ -385,8 +385,14 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
             .help("Threads inside one run; 0: as for all models"),
         of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
             .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
-        of_model("preprocess", steps(), |m| &mut m.preprocess, "it takes tensors alone", "[{ step = \"decode\" }, { step = \"resize\", size = [224, 224] }]")
-            .help("The steps from pictures or texts to its inputs (see \"Preprocessing\")"),
+        of_model(
+            "preprocess",
+            steps(),
+            |m| &mut m.preprocess,
+            "it takes tensors alone",
+            "[{ step = \"decode\" }, { step = \"resize\", size = [224, 224] }]",
+        )
+        .help("The steps from pictures or texts to its inputs (see \"Preprocessing\")"),
         of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "what is free, but for a reserve", "6000")
             .help("What it may take of the memory of each GPU, MiB (see \"NVIDIA GPUs\")"),
         of_model(

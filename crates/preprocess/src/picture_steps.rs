@@ -145,7 +145,8 @@ impl PictureSteps {
 
     fn write<const ELEMENT: usize>(&self, picture: &Picture, data: &mut Vec<u8>) {
         let tables: Vec<&[[u8; ELEMENT]]> = self.tables.iter().map(|table| table.as_chunks().0).collect();
-        let element = |table: &[[u8; ELEMENT]], sample: u8| table.get(usize::from(sample)).copied().unwrap_or([0; ELEMENT]);
+        let element =
+            |table: &[[u8; ELEMENT]], sample: u8| table.get(usize::from(sample)).copied().unwrap_or([0; ELEMENT]);
         let swap = self.color == Color::Bgr;
         match tables.as_slice() {
             [gray] => data.extend(picture.samples.iter().flat_map(|sample| element(gray, *sample))),
@@ -251,7 +252,9 @@ fn tables(
     let has_fractions = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
     let (scale, mean, std) = match normalize {
         Some(_) if !has_fractions => {
-            return Err(format!("'normalize' gives fractions, and the model's input is {datatype}; leave the step out"));
+            return Err(format!(
+                "'normalize' gives fractions, and the model's input is {datatype}; leave the step out"
+            ));
         }
         Some(normalize) => normalize,
         None if matches!(datatype, DataType::Bytes | DataType::Bool | DataType::Int8) => {

@@ -145,13 +145,18 @@ impl Pipeline {
                 Pipeline { input: input.clone(), steps: Steps::Text(Box::new(text)), fills, batched }
             }
             Some((step, _)) => {
-                return Err(format!("step 1, '{}': the first step is 'decode' (pictures) or 'tokenize' (texts)", step.name()));
+                return Err(format!(
+                    "step 1, '{}': the first step is 'decode' (pictures) or 'tokenize' (texts)",
+                    step.name()
+                ));
             }
             None => return Err("there are no steps".to_owned()),
         };
         if inputs.iter().any(|spec| spec.name == pipeline.input && spec.datatype == DataType::Bytes) {
             let name = &pipeline.input;
-            return Err(format!("the model has an input '{name}' of datatype BYTES itself; give the step another `input`"));
+            return Err(format!(
+                "the model has an input '{name}' of datatype BYTES itself; give the step another `input`"
+            ));
         }
         pipeline.check_dims()?;
         Ok(pipeline)
@@ -189,7 +194,8 @@ impl Pipeline {
         for filled in &self.fills {
             let wanted = self.wanted(filled, item.len());
             // What varies may come to fit, but a model that takes one size is better told so now.
-            let fits = wanted.len() == item.len() && wanted.iter().zip(&item).all(|(want, got)| *want < 0 || want == got);
+            let fits =
+                wanted.len() == item.len() && wanted.iter().zip(&item).all(|(want, got)| *want < 0 || want == got);
             if !fits {
                 let batch = if self.batched { ", the batch left out" } else { "" };
                 return Err(format!(
@@ -263,7 +269,9 @@ impl Pipeline {
                 its.clone()
             });
             if *first != its {
-                let reason = format!("it becomes {its:?}, and those before it {first:?}: send pictures of one size, or give the model a step 'resize'");
+                let reason = format!(
+                    "it becomes {its:?}, and those before it {first:?}: send pictures of one size, or give the model a step 'resize'"
+                );
                 return Err(self.wrong(index, reason));
             }
         }

@@ -68,14 +68,18 @@ pub(crate) struct Tokens {
 impl TextSteps {
     /// These steps, the first of which is `tokenize`, of a model in `folder`.
     pub fn new(steps: &[Step], folder: &Path) -> Result<Self, String> {
-        let Some((Step::Tokenize { file, max_length, truncate, special_tokens, fills, .. }, others)) = steps.split_first()
+        let Some((Step::Tokenize { file, max_length, truncate, special_tokens, fills, .. }, others)) =
+            steps.split_first()
         else {
             return Err("the first step is no 'tokenize'".to_owned());
         };
         if !(1..=MOST_TOKENS).contains(max_length) {
-            return Err(format!("step 1, 'tokenize': max_length is {max_length}, and 1 to {MOST_TOKENS} can be asked for"));
+            return Err(format!(
+                "step 1, 'tokenize': max_length is {max_length}, and 1 to {MOST_TOKENS} can be asked for"
+            ));
         }
-        let mut tokenizer = read_tokenizer(&folder.join(file)).map_err(|reason| format!("step 1, 'tokenize': {reason}"))?;
+        let mut tokenizer =
+            read_tokenizer(&folder.join(file)).map_err(|reason| format!("step 1, 'tokenize': {reason}"))?;
         let from_file = tokenizer.get_padding().map(|padding| padding.pad_id);
         let pad_id = from_file.or_else(|| PADDING.iter().find_map(|token| tokenizer.token_to_id(token))).unwrap_or(0);
         let (max_length, added) = (*max_length as usize, added_tokens(&tokenizer, *special_tokens));
@@ -191,7 +195,9 @@ impl TextSteps {
         let mut push = |value: u32| push_number(data, datatype, f64::from(value));
         let padding = filled.saturating_sub(text.ids.len());
         match column {
-            Column::Ids(_) => text.ids.iter().copied().chain(std::iter::repeat_n(self.pad_id, padding)).for_each(&mut push),
+            Column::Ids(_) => {
+                text.ids.iter().copied().chain(std::iter::repeat_n(self.pad_id, padding)).for_each(&mut push)
+            }
             Column::Mask(_) => {
                 text.ids.iter().map(|_| 1).chain(std::iter::repeat_n(0, padding)).for_each(&mut push);
             }

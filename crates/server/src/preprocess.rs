@@ -97,7 +97,8 @@ impl Preprocess {
         let Some(input) = request.inputs.iter().find(|input| self.is_input(input)) else {
             return wrong(format!("model '{model}': there is no input '{name}' of datatype BYTES"));
         };
-        let (items @ 1.., [] | [1]) = input.shape.split_first().map_or((0, &[][..]), |(items, rest)| (*items, rest)) else {
+        let (items @ 1.., [] | [1]) = input.shape.split_first().map_or((0, &[][..]), |(items, rest)| (*items, rest))
+        else {
             return wrong(format!(
                 "unexpected shape for input '{name}' for model '{model}'. Expected [n] or [n,1], n at least 1, got {:?}",
                 input.shape
@@ -110,9 +111,9 @@ impl Preprocess {
             ));
         };
         let is_other = |input: &&InferTensor| !self.is_input(input);
-        if let Some(twice) = self.pipeline.fills().find(|fills| {
-            request.inputs.iter().filter(is_other).any(|input| input.name == *fills)
-        }) {
+        if let Some(twice) =
+            self.pipeline.fills().find(|fills| request.inputs.iter().filter(is_other).any(|input| input.name == *fills))
+        {
             return wrong(format!("input '{twice}' for model '{model}' is made of '{name}': send one of the two"));
         }
         let others = request.inputs.iter().filter(is_other).cloned().collect();

@@ -153,9 +153,7 @@ impl Serving {
         let limits = self.limits(served, &request, arrival)?;
         let prepared = match loaded.preprocess_of(&request) {
             // Boxed, as other requests would move what it keeps for nothing.
-            Some(steps) => {
-                Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?)
-            }
+            Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),
             None => None,
         };
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();

@@ -123,7 +123,10 @@ fn picture_request<S: Service>(
     };
     let input = one_element(input, vec![1], &body)?;
     let (model_name, model_version) = (path.model, path.version);
-    Ok((InferRequest { model_name, model_version, inputs: vec![input], ..InferRequest::default() }, OutputForms::all(false)))
+    Ok((
+        InferRequest { model_name, model_version, inputs: vec![input], ..InferRequest::default() },
+        OutputForms::all(false),
+    ))
 }
 
 /// A tensor of datatype BYTES with one element.

@@ -124,7 +124,9 @@ impl Serving {
                     loaded.name
                 )))
             }
-            Err(_) => Err(ServiceError::Internal("a picture or text could not be decoded: this is a defect".to_owned())),
+            Err(_) => {
+                Err(ServiceError::Internal("a picture or text could not be decoded: this is a defect".to_owned()))
+            }
         }
     }
 
@@ -181,7 +183,8 @@ impl Serving {
         if start <= moment.now || start <= latest {
             return Ok(());
         }
-        let (needed, allowed) = (start.since(moment.now) + limits.deadline.since(latest), limits.deadline.since(moment.now));
+        let (needed, allowed) =
+            (start.since(moment.now) + limits.deadline.since(latest), limits.deadline.since(moment.now));
         Err(busy_until(&loaded.name, needed, allowed))
     }
 }

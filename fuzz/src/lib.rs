@@ -14,6 +14,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::{grpc, http, inference};
 use downbeat_server::profile_store::{ProfileStore, StoredProfile};
 use downbeat_server::profiler::profile;
@@ -34,7 +35,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 13] = {
+pub const TARGETS: [Target; 14] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -51,7 +52,8 @@ pub const TARGETS: [Target; 13] = {
         world,
         workload,
         profile_cache,
-        role_frames
+        role_frames,
+        picture
     ]
 };
 
@@ -227,4 +229,19 @@ fn read_latencies(profile: &LatencyProfile) {
 pub fn role_frames(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("there is a thread");
     runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
+}
+
+/// A picture: its header, and, where that is small, its pixels.
+///
+/// # Panics
+/// If it is decoded to another size than its header says.
+pub fn picture(data: &[u8]) {
+    let Ok(header) = PictureHeader::read(data) else { return };
+    if header.pixels() > 1 << 20 {
+        return;
+    }
+    if let Ok(picture) = downbeat_preprocess::decode(data, header, 3) {
+        assert_eq!((picture.width, picture.height), (header.width, header.height));
+        assert_eq!(picture.samples.len() as u64, header.pixels() * 3);
+    }
 }

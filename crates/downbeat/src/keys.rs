@@ -14,7 +14,7 @@ use downbeat_server::options::{
 use crate::draft::{ControlMode, Draft};
 use crate::forms::{
     address, bytes, bytes_or_zero, list, mebibytes, millis, name, number, parsed, path, port, seconds, seconds_from,
-    share, switch,
+    share, steps, switch,
 };
 use crate::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
 use crate::triton_flags::default_max_batch_size;
@@ -91,6 +91,10 @@ fn ports() -> Vec<Key<Draft>> {
             "max-in-flight-bytes",
             "Most bytes that all requests in flight hold together, with their answers (see \"Memory of requests\")",
         ),
+        key("preprocess.threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.preprocess_threads)
+            .help("Threads that pictures and texts are made into tensors on; 0: one fewer than there are cores (see \"Preprocessing\")"),
+        key("preprocess.max_megapixels", number(1..=4096), |d| &mut d.options.max_megapixels)
+            .help("Most pixels of a picture, millions, by its header; larger ones are refused before any memory is taken for them"),
         key("shared_memory", switch(), |d| &mut d.options.shared_memory)
             .flag(
                 "shared-memory",
@@ -427,6 +431,14 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
             .help("Threads inside one run; 0: as for all models"),
         of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
             .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
+        of_model(
+            "preprocess",
+            steps(),
+            |m| &mut m.preprocess,
+            "it takes tensors alone",
+            "[{ step = \"decode\" }, { step = \"resize\", size = [224, 224] }]",
+        )
+        .help("The steps from pictures or texts to its inputs (see \"Preprocessing\")"),
         of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "what is free, but for a reserve", "6000")
             .help("What it may take of the memory of each GPU, MiB (see \"NVIDIA GPUs\")"),
         of_model(

@@ -52,11 +52,8 @@ impl Call {
 
     /// Answers a request whose deadline is over before any device is expected to be done with it.
     pub(crate) fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
-        let model = &self.loaded.name;
-        let message = format!(
-            "model '{model}' could not finish this request in less than {needed}, as all devices are busy, and its deadline allows {allowed}"
-        );
-        self.fail(Unanswered::Impossible, ServiceError::DeadlineExceeded(message), now);
+        let error = refusal::busy_until(&self.loaded.name, needed, allowed);
+        self.fail(Unanswered::Impossible, error, now);
     }
 
     /// Answers a request that the scheduler dropped from its queue.

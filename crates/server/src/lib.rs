@@ -52,6 +52,8 @@ mod placement;
 mod policy_choice;
 pub mod policy_report;
 mod ports;
+mod preprocess;
+mod preprocess_pool;
 pub mod profile_store;
 pub mod profiler;
 mod queue;

@@ -19,11 +19,8 @@ pub struct FullBatch {
 pub fn rejected(model: &str, reject: &Reject, deadline_is_slo: bool, full: FullBatch) -> (Unanswered, ServiceError) {
     match reject {
         Reject::QueueFull { bound } => {
-            let message = format!(
-                "Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later"
-            );
             let retry_after = full.takes.saturating_mul(u64::from(bound.div_ceil(full.items.max(1))));
-            (Unanswered::QueueFull, ServiceError::QueueFull { message, retry_after })
+            (Unanswered::QueueFull, queue_full(model, *bound, retry_after))
         }
         Reject::WaitTooLong { wait, bound } => {
             let message = format!(
@@ -75,4 +72,18 @@ pub fn dropped(model: &str, reason: DropReason, waited: Duration) -> (Unanswered
         }
         DropReason::Hopeless => (Unanswered::Hopeless, late("it could no longer finish by its deadline")),
     }
+}
+
+/// There is no room in a model's queue.
+pub fn queue_full(model: &str, bound: u32, retry_after: Duration) -> ServiceError {
+    let message =
+        format!("Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later");
+    ServiceError::QueueFull { message, retry_after }
+}
+
+/// What a request needs is busy for longer than it has.
+pub fn busy_until(model: &str, needed: Duration, allowed: Duration) -> ServiceError {
+    ServiceError::DeadlineExceeded(format!(
+        "model '{model}' could not finish this request in less than {needed}, as all devices are busy, and its deadline allows {allowed}"
+    ))
 }

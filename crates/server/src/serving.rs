@@ -1,6 +1,7 @@
 //! The models in service, and the way of a request from a frontend to the driver and back.
 
 mod intake;
+mod preparing;
 mod served_model;
 
 use std::collections::BTreeMap;
@@ -27,7 +28,7 @@ use crate::reply::Reply;
 use crate::ticket::{Decider, Ticket};
 use crate::unanswered::Unanswered;
 use crate::watchdog::Watchdog;
-pub use intake::{Intake, Limits, Wishes, hold_inputs, response};
+pub use intake::{Limits, Looked, Wishes, hold_inputs, response};
 pub use served_model::{InFlight, ServedModel, version_of};
 
 /// Shapes of one model that have a queue of their own at a time.
@@ -142,12 +143,19 @@ impl Serving {
     ///
     /// # Errors
     /// Any [`ServiceError`].
-    pub async fn infer(&self, served: &ServedModel, request: InferRequest) -> Result<InferResponse, ServiceError> {
+    pub async fn infer(&self, served: &ServedModel, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
         let arrival = self.driver.clock().now();
         let loaded = self.check(served, &request.model_version)?;
         let slo = self.options.slo(&served.definition.name, served.definition.slo);
         let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
-        let Intake { admitted, request, wanted, limits } = wishes.take(request, arrival).await?;
+        let Looked { wanted, limits } = wishes.look(&request, arrival)?;
+        let prepared = match loaded.preprocess_of(&request) {
+            // Boxed, as other requests would move what it keeps for nothing.
+            Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),
+            None => None,
+        };
+        let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
+        let (admitted, request) = wishes.admit(request).await?;
         let held = hold_inputs(&self.budget, &served.input_bytes, &loaded.name, admitted.bytes());
         let _input_bytes = held.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
         loaded.check_memory(&admitted)?;
@@ -171,15 +179,21 @@ impl Serving {
         let decider = if hosts.is_routed {
             let length = hosts.length(&loaded.codec, &admitted)?;
             let (host, model) = hosts.soonest();
+            if let Some(place) = place {
+                place.pass_on(false);
+            }
             run_own(is_alone, || host.submit(model, id, call(admitted), length));
             Decider::Device(host.clone(), model.clone())
         } else {
             let queue = self.queue(&served.definition, loaded, &admitted, arrival)?;
             let Limits { queue_expiry, level, .. } = limits;
-            let place = queue.place;
-            let queued = QueuedCall { call: call(admitted), queue, queue_expiry, level };
+            let (handle, has_place) = (queue.place, place.is_some());
+            if let Some(place) = place {
+                place.pass_on(true);
+            }
+            let queued = QueuedCall { call: call(admitted), queue, queue_expiry, level, has_place };
             run_own(is_alone, || self.driver.submit(id, queued));
-            Decider::Scheduler(self.driver.clone(), place)
+            Decider::Scheduler(self.driver.clone(), handle)
         };
         let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
         let Some(outputs) = limits.wait(answer).await else {

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use downbeat_core::cluster::{ModelOptions, Order};
 use downbeat_core::device::PartitionId;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
-use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, QueueHandle, Setup};
+use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Moment, QueueHandle, Setup};
 use downbeat_engine::Part;
 use parking_lot::Mutex;
 
@@ -254,6 +254,11 @@ impl Driver {
     /// The clock that the scheduler's time comes from.
     pub fn clock(&self) -> Clock {
         self.cluster.handler().clock
+    }
+
+    /// What the time is, and when a device is expected to be free.
+    pub fn moment(&self) -> Moment {
+        self.cluster.moment()
     }
 
     /// Makes a queue in the scheduler for requests of a model, for batches on the devices of `placed` that take what `profiles` say, by site.

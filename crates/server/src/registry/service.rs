@@ -132,13 +132,16 @@ impl Service for Registry {
 
     fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
         let served = self.served(&request.model_name)?;
-        self.serving.check(&served, &request.model_version)?.codec.check_inputs(request)
+        self.serving.check(&served, &request.model_version)?.check_inputs(request)
     }
 
     fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
         let served = self.served(name)?;
-        served.version(version)?;
-        Ok(served.definition.config.clone())
+        let mut config = served.definition.config.clone();
+        if let Some(preprocess) = &served.version(version)?.preprocess {
+            preprocess.describe(&mut config);
+        }
+        Ok(config)
     }
 
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {

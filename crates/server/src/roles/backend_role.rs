@@ -148,7 +148,7 @@ impl BackendRole {
                 is_probe: false,
                 reply,
             };
-            let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0 };
+            let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0, has_place: false };
             jobs.push((self.registry.driver.next_request(), job));
         }
         Ok(Prepared { model, jobs })

@@ -20,7 +20,7 @@ use crate::options::ServerOptions;
 use crate::policy_report::PolicyReport;
 use crate::reply::Reply;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
-use crate::serving::{Intake, Wishes, hold_inputs, response, version_of};
+use crate::serving::{Looked, Wishes, hold_inputs, response, version_of};
 use crate::unanswered::Unanswered;
 
 /// Most requests of a frontend that are in flight.
@@ -214,7 +214,8 @@ impl Service for RemoteServing {
         let version = version_of(&request.model_name, &model.versions, &request.model_version)?;
         let its = &version.definition;
         let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
-        let Intake { admitted, request, wanted, limits } = wishes.take(request, arrival).await?;
+        let Looked { wanted, limits } = wishes.look(&request, arrival)?;
+        let (admitted, request) = wishes.admit(request).await?;
         let held = hold_inputs(&self.budget, &model.input_bytes, &version.name, admitted.bytes());
         let _input_bytes = held.inspect_err(|_| version.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
         let varies = its.codec.has_varying_shapes();

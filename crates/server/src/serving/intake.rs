@@ -16,7 +16,7 @@ use crate::offload;
 use crate::reply::Answer;
 
 /// When to try again where a model's share of the budget of bytes is used up.
-const RETRY_AFTER: Duration = Duration::from_millis(1_000);
+pub const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
 /// What a model version wants of its requests.
 pub struct Wishes<'a> {
@@ -28,12 +28,8 @@ pub struct Wishes<'a> {
     pub slo: Option<Duration>,
 }
 
-/// A request that fits its model.
-pub struct Intake {
-    /// Its inputs.
-    pub admitted: Admitted,
-    /// What is left of it.
-    pub request: InferRequest,
+/// What a request asks for.
+pub struct Looked {
     /// Positions of the outputs that it asks for, in its order; `None`: all.
     pub wanted: Option<Vec<usize>>,
     /// When it has to be answered.
@@ -55,23 +51,27 @@ pub struct Limits {
 }
 
 impl Wishes<'_> {
-    /// Takes a request in that came at `arrival`.
+    /// What a request asks for that came at `arrival`.
     ///
     /// # Errors
     /// `InvalidArgument`, with what was expected.
-    pub async fn take(&self, mut request: InferRequest, arrival: Time) -> Result<Intake, ServiceError> {
-        let wanted = wanted_outputs(self.codec, &request)?;
+    pub fn look(&self, request: &InferRequest, arrival: Time) -> Result<Looked, ServiceError> {
+        Ok(Looked { wanted: wanted_outputs(self.codec, request)?, limits: self.limits(request, arrival)? })
+    }
+
+    /// Its inputs, and what is left of it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with what was expected.
+    pub async fn admit(&self, mut request: InferRequest) -> Result<(Admitted, InferRequest), ServiceError> {
         // The elements of BYTES are counted one by one.
         let strings = request.inputs.iter().filter(|input| input.datatype == DataType::Bytes);
         let heavy = strings.map(|input| input.data.len()).sum::<usize>() >= offload::PARSE_FROM;
-        let (admitted, request) = if heavy {
+        if heavy {
             let codec = Arc::clone(self.codec);
-            offload::run(move || codec.admit(&mut request).map(|admitted| (admitted, request))).await??
-        } else {
-            (self.codec.admit(&mut request)?, request)
-        };
-        let limits = self.limits(&request, arrival)?;
-        Ok(Intake { admitted, request, wanted, limits })
+            return offload::run(move || codec.admit(&mut request).map(|admitted| (admitted, request))).await?;
+        }
+        Ok((self.codec.admit(&mut request)?, request))
     }
 
     /// Deadline, queue timeout and priority of a request (all in one place: what the client asked for, what the

@@ -156,7 +156,7 @@ fn what_cannot_be_planned_is_said_with_what_to_do() {
     refused(
         &["a", "--slo-ms", "30", "--rate", "1"],
         1,
-        "'a' takes 40ms for one request on a whole device, and its SLO is 30ms",
+        "'a' takes 40 ms for one request on a whole device, and its SLO is 30 ms",
     );
     refused(&["a", "--slo-ms", "160"], 1, "of 'a' --rate is missing: give --rate a=RATE");
     refused(&["a", "--slo-ms", "c=160", "--rate", "1"], 1, "'c' is none of the models that are to be planned for: a");

@@ -76,7 +76,7 @@ fn models_with_a_knee_of_half_a_device_get_halves_that_both_run_on() {
     // Fifths: halves there are not.
     measured.keep("a", 0.5, 50);
     measured.keep("b.c", 0.5, 50);
-    let arguments = ["a", "b.c", "--slo-ms", "160", "--rate", "30,a=60", "--toml", &file];
+    let arguments = ["a", "b.c", "--slo-ms", "160", "--rate", "30,a=60", "--policy", "deferred", "--toml", &file];
     let output = measured.plan(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let (said, written) = (stdout(&output), std::fs::read_to_string(&file).unwrap());

@@ -76,7 +76,7 @@ fn models_with_a_knee_of_half_a_device_get_halves_that_both_run_on() {
     // Fifths: halves there are not.
     measured.keep("a", 0.5, 50);
     measured.keep("b.c", 0.5, 50);
-    let arguments = ["a", "b.c", "--slo-ms", "160", "--rate", "30,a=60", "--toml", &file];
+    let arguments = ["a", "b.c", "--slo-ms", "160", "--rate", "30,a=60", "--policy", "deferred", "--toml", &file];
     let output = measured.plan(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let (said, written) = (stdout(&output), std::fs::read_to_string(&file).unwrap());
@@ -156,7 +156,7 @@ fn what_cannot_be_planned_is_said_with_what_to_do() {
     refused(
         &["a", "--slo-ms", "30", "--rate", "1"],
         1,
-        "'a' takes 40ms for one request on a whole device, and its SLO is 30ms",
+        "'a' takes 40 ms for one request on a whole device, and its SLO is 30 ms",
     );
     refused(&["a", "--slo-ms", "160"], 1, "of 'a' --rate is missing: give --rate a=RATE");
     refused(&["a", "--slo-ms", "c=160", "--rate", "1"], 1, "'c' is none of the models that are to be planned for: a");

@@ -189,7 +189,7 @@ fn shares_of_an_emulated_device_are_hundredths_and_are_kept() {
     let text = format!("{profile}[[inputs]]\n{tensor}[[outputs]]\n{tensor}");
     fs::write(model.join("model.emulated.toml"), text).unwrap();
     let repository = folder.path().join("models");
-    let arguments = ["m", "--budget", "0", "--repository", repository.to_str().unwrap()];
+    let arguments = ["m", "--budget", "0", "--batch", "1,4", "--repository", repository.to_str().unwrap()];
     let of = |more: &[&str]| {
         let kept = ["--profile-cache", kept.to_str().unwrap(), "--json"];
         let output = run(&[&["profile"][..], &arguments, more, &kept].concat());

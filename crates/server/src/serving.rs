@@ -208,7 +208,7 @@ impl Serving {
         let outputs = match limits.timeout {
             None => answer.await,
             // The scheduler drops what cannot make it; this ends the rare request that was started and overran.
-            Some(timeout) => match tokio::time::timeout(timeout.into(), answer).await {
+            Some(timeout) => match tokio::time::timeout(self.left_of(timeout, arrival).into(), answer).await {
                 Ok(answer) => answer,
                 Err(_) => {
                     ticket.time_out();
@@ -220,6 +220,11 @@ impl Serving {
         let outputs =
             outputs.map_err(|_| ServiceError::Internal("the request was lost: this is a defect".to_owned()))??;
         Ok(response(request, loaded, wanted.as_deref(), outputs))
+    }
+
+    /// What is left of a client's own time for a request that came at `arrival`.
+    fn left_of(&self, timeout: Duration, arrival: Time) -> Duration {
+        timeout.saturating_sub(self.driver.clock().now().since(arrival))
     }
 
     /// Bounds the queue of a model by bytes: its requests in flight hold at most half of the budget, so that the other

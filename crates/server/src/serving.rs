@@ -196,7 +196,7 @@ impl Serving {
             Decider::Scheduler(self.driver.clone(), handle)
         };
         let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
-        let Some(outputs) = limits.wait(answer).await else {
+        let Some(outputs) = limits.wait(answer, self.driver.clock().now().since(arrival)).await else {
             ticket.time_out();
             return Err(limits.overrun(&request.model_name));
         };

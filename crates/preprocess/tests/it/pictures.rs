@@ -42,11 +42,11 @@ fn pixels_come_in_the_order_that_is_asked_for() {
         let made = run(&pipeline(&steps, &[spec("x", DataType::Uint8, dims)]).unwrap(), &[&file]).unwrap();
         (made[0].shape.clone(), made[0].data.to_vec())
     };
-    assert_eq!(of("rgb", "hwc", &[-1, 1, 2, 3]), (vec![1, 1, 2, 3], vec![10, 20, 30, 40, 50, 60]));
-    assert_eq!(of("rgb", "chw", &[-1, 3, 1, 2]), (vec![1, 3, 1, 2], vec![10, 40, 20, 50, 30, 60]));
-    assert_eq!(of("bgr", "hwc", &[-1, 1, 2, 3]), (vec![1, 1, 2, 3], vec![30, 20, 10, 60, 50, 40]));
-    assert_eq!(of("bgr", "chw", &[-1, 3, 1, 2]), (vec![1, 3, 1, 2], vec![30, 60, 20, 50, 10, 40]));
-    assert_eq!(of("gray", "hw", &[-1, 1, 2]), (vec![1, 1, 2], vec![18, 48]));
+    assert_eq!(of("rgb", "hwc", &[-1, -1, -1, 3]), (vec![1, 1, 2, 3], vec![10, 20, 30, 40, 50, 60]));
+    assert_eq!(of("rgb", "chw", &[-1, 3, -1, -1]), (vec![1, 3, 1, 2], vec![10, 40, 20, 50, 30, 60]));
+    assert_eq!(of("bgr", "hwc", &[-1, -1, -1, 3]), (vec![1, 1, 2, 3], vec![30, 20, 10, 60, 50, 40]));
+    assert_eq!(of("bgr", "chw", &[-1, 3, -1, -1]), (vec![1, 3, 1, 2], vec![30, 60, 20, 50, 10, 40]));
+    assert_eq!(of("gray", "hw", &[-1, -1, -1]), (vec![1, 1, 2], vec![18, 48]));
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn normalised_is_scaled_less_the_mean_by_the_deviation() {
         { "step": "normalize", "mean": [0.5, 0.25, 0.0], "std": [0.5, 0.25, 2.0] },
     ]);
     let made = run(
-        &pipeline(&steps, &[spec("x", DataType::Fp32, &[-1, 1, 1, 3])]).unwrap(),
+        &pipeline(&steps, &[spec("x", DataType::Fp32, &[-1, -1, -1, 3])]).unwrap(),
         &[&rgb(1, 1, &[255, 0, 51]), &rgb(1, 1, &[0, 255, 255])],
     );
     let made = made.unwrap();

@@ -232,7 +232,7 @@ impl Service for RemoteServing {
         let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
         let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
         let mut ticket = self.submit(version, asked, call)?;
-        let Some(outputs) = limits.wait(answer).await else {
+        let Some(outputs) = limits.wait(answer, self.clock.now().since(arrival)).await else {
             ticket.end = Some(Unanswered::Timeout);
             return Err(limits.overrun(&request.model_name));
         };

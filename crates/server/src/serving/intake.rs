@@ -104,12 +104,12 @@ impl Wishes<'_> {
 }
 
 impl Limits {
-    /// Waits for the answer, as long as the client's own timeout allows: the scheduler drops what cannot make it, and this ends the rare request that was started and
+    /// Waits for the answer, as long as the client's own timeout allows, of which so much has `passed` since the arrival: the scheduler drops what cannot make it, and this ends the rare request that was started and
     /// overran. `None`: it did.
-    pub async fn wait(&self, answer: oneshot::Receiver<Answer>) -> Option<Answer> {
+    pub async fn wait(&self, answer: oneshot::Receiver<Answer>, passed: Duration) -> Option<Answer> {
         let answer = match self.timeout {
             None => answer.await,
-            Some(timeout) => tokio::time::timeout(timeout.into(), answer).await.ok()?,
+            Some(timeout) => tokio::time::timeout(timeout.saturating_sub(passed).into(), answer).await.ok()?,
         };
         let lost = |_| ServiceError::Internal("the request was lost: this is a defect".to_owned());
         Some(answer.map_err(lost).and_then(|answer| answer))

@@ -28,7 +28,7 @@ const STORE: Duration = Duration::from_millis(1);
 /// What asking it takes while it is away.
 const STORE_AWAY: Duration = Duration::from_millis(20);
 /// How long after a fault answers that fail to come are put down to it.
-const GAP_WITHIN: Duration = Duration::from_millis(500);
+const GAP_WITHIN: Duration = Duration::from_millis(150);
 
 #[derive(Debug)]
 enum Event {

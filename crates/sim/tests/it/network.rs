@@ -18,7 +18,7 @@ fn judged(seed: u64, requests: u64) -> NetworkOutcome {
 fn no_rule_is_broken_under_random_faults() {
     let mut all = NetworkOutcome::default();
     for seed in 0..200 {
-        all.add(&judged(seed, 300));
+        all.add(&judged(seed, 250));
     }
     assert!(all.requests > 20_000 && all.good > all.requests / 4, "{all:?}");
     assert!(all.repeated > 0 && all.lost > 0 && all.too_late > 0 && all.died > 0, "{all:?}");
@@ -31,11 +31,11 @@ fn folder() -> PathBuf {
 /// The network of that name, with some seeds, none of which breaks a rule; prints the gaps in answers.
 fn runs(name: &str) -> Vec<NetworkOutcome> {
     let network = NetworkFile::read(&folder().join(format!("{name}.toml"))).unwrap_or_else(|error| panic!("{error}"));
-    let results = network.run(&[1, 2, 3]);
+    let results = network.run(&[1, 2]);
     println!("{results}");
     for run in &results.runs {
         assert_eq!(run.broken, None, "{name}");
-        assert!(run.ended() == run.requests && run.requests > 4_000, "{name}: {run:?}");
+        assert!(run.ended() == run.requests && run.requests > 2_000, "{name}: {run:?}");
     }
     results.runs
 }
@@ -60,16 +60,16 @@ fn every_network_of_the_repository_runs_and_can_be_run_again() {
 }
 
 #[test]
-fn a_primary_that_is_killed_leaves_no_gap_and_no_request_unanswered() {
-    for run in runs("primary_killed") {
+fn a_leader_that_is_killed_leaves_no_gap_and_no_request_unanswered() {
+    for run in runs("leader_killed") {
         assert_eq!(run.good, run.requests, "{run:?}");
         assert!(gap(&run) < Duration::from_millis(20) && run.leads == 3 && run.repeated == 0, "{run:?}");
     }
 }
 
 #[test]
-fn a_primary_that_stands_still_is_nobodys_leader_when_it_goes_on() {
-    for run in runs("primary_paused") {
+fn a_leader_that_stands_still_is_nobodys_leader_when_it_goes_on() {
+    for run in runs("leader_paused") {
         assert_eq!(run.good, run.requests, "{run:?}");
         assert!(gap(&run) < Duration::from_millis(20), "{run:?}");
         assert_eq!(run.leads, 2, "it does not take the lead back: {run:?}");
@@ -96,13 +96,13 @@ fn of_a_backend_that_is_killed_only_what_ran_there_is_handed_in_again() {
 #[test]
 fn of_a_frontend_that_is_killed_only_its_own_requests_are_lost() {
     for run in runs("frontend_killed") {
-        assert!(run.died > 0 && run.good + run.died == run.requests, "{run:?}");
+        assert!(run.died > 0 && run.good + run.late + run.died == run.requests, "{run:?}");
     }
 }
 
 /// Both halves are served; what the cut itself costs is what was on its way across it.
 #[test]
-fn two_primaries_of_a_split_network_are_not_both_obeyed_by_anybody() {
+fn two_leaders_of_a_split_network_are_not_both_obeyed_by_anybody() {
     for name in ["split", "split_with_store"] {
         for run in runs(name) {
             assert!(run.leads >= 2 && run.good > run.requests - run.requests / 50, "{name}: {run:?}");

@@ -299,6 +299,8 @@ impl<'a> NetworkRun<'a> {
             BackendOutput::Lost(peer) => self.close(at, peer),
             BackendOutput::Drained => {
                 let restart_after = self.drains.remove(&at).flatten();
+                // Once everything is mended all are there.
+                let restart_after = restart_after.or(self.is_mended.then_some(Duration::ZERO));
                 self.dies(at, false);
                 if let Some(after) = restart_after {
                     self.events.push(self.now + after, Event::Begins(self.processes[at].host));

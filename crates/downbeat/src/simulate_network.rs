@@ -75,7 +75,7 @@ pub fn run(args: &NetworkArgs) -> anyhow::Result<()> {
     }
     let Some(seeds) = args.seeds.clone() else { return Ok(()) };
     let progress = Progress::new(args.quiet)?;
-    let threads = args.threads.map_or_else(parallel::cores, usize::from);
+    let threads = args.threads.map_or_else(parallel::cores, |threads| usize::from(threads.get()));
     let mut results = SeedResults::new(seeds.start, args.requests);
     let total = (seeds.end - seeds.start) as usize;
     let mut next = seeds;

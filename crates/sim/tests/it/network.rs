@@ -131,7 +131,7 @@ fn a_file_that_is_no_network_says_where_and_what_was_expected() {
     let head = "title = \"t\"\nspan_ms = 1\n";
     let model = "[[model]]\nalpha_ms = 1\nbeta_ms = 1\nrate = 1\n";
     for (text, line, expected) in [
-        (format!("{head}"), 1, "missing field `model`"),
+        (head.to_owned(), 1, "missing field `model`"),
         (format!("{head}{model}[[fault]]\nat_ms = 1\nkill = \"backend-1\"\n"), 9, "there are 1 such"),
         (format!("{head}{model}[[fault]]\nat_ms = 1\nkill = \"server-1\"\n"), 9, "expected frontend-N"),
         (format!("{head}{model}[[fault]]\nat_ms = 1\npause = \"backend-0\"\n"), 7, "needs lasts_ms"),

@@ -19,7 +19,7 @@ use crate::run_output::Progress;
 /// everything is mended nothing waits. What a seed does can be seen again with that seed and the same --requests.
 ///
 /// Examples:
-///   downbeat simulate network experiments/networks/primary_killed.toml --seed 1,2,3
+///   downbeat simulate network experiments/networks/leader_killed.toml --seed 1,2,3
 ///   downbeat simulate network --seeds 0..1000
 ///   downbeat simulate network --seeds 17..18 --requests 10000 --json
 #[derive(Args, Debug)]
@@ -75,7 +75,7 @@ pub fn run(args: &NetworkArgs) -> anyhow::Result<()> {
     }
     let Some(seeds) = args.seeds.clone() else { return Ok(()) };
     let progress = Progress::new(args.quiet)?;
-    let threads = args.threads.map_or_else(parallel::cores, usize::from);
+    let threads = args.threads.map_or_else(parallel::cores, |threads| usize::from(threads.get()));
     let mut results = SeedResults::new(seeds.start, args.requests);
     let total = (seeds.end - seeds.start) as usize;
     let mut next = seeds;

@@ -256,7 +256,7 @@ impl<P: Clone> BackendNode<P> {
         while let Some(event) = self.links.poll_event() {
             match event {
                 LinkEvent::Up(hello) if hello.role == Role::Frontend => self.handle_frontend(now, hello.node),
-                LinkEvent::Up(_) => {}
+                LinkEvent::Up(_) => self.tell_epoch(now),
                 LinkEvent::Message(from, message) => self.handle_message(now, from, message),
                 LinkEvent::Lost { peer, close } => {
                     if close {
@@ -288,6 +288,18 @@ impl<P: Clone> BackendNode<P> {
     fn tell_leader(&mut self, now: Time, message: Message<P>) {
         if let Some(leader) = self.following.leader() {
             self.links.say(now, leader, message);
+        }
+    }
+
+    /// While whoever led last is not there: a scheduler that never heard of its epoch has to take a greater one.
+    fn tell_epoch(&mut self, now: Time) {
+        let epoch = self.following.epoch();
+        if self.following.leader().is_some() || epoch == Epoch::NONE {
+            return;
+        }
+        let schedulers = self.links.peers().filter(|peer| matches!(peer.role, Role::Scheduler { .. }));
+        for scheduler in schedulers.map(|peer| peer.node).collect::<Vec<_>>() {
+            self.links.say(now, scheduler, Message::Standing { epoch, leads: false });
         }
     }
 
@@ -422,7 +434,9 @@ impl<P: Clone> BackendNode<P> {
     }
 
     fn handle_lost(&mut self, now: Time, peer: NodeId) {
-        self.following.handle_lost(peer);
+        if self.following.handle_lost(peer) {
+            self.tell_epoch(now);
+        }
         self.names.remove(&peer);
         if let Some(met) = self.met.get_mut(&peer) {
             met.asked = None;

@@ -201,7 +201,7 @@ impl<P: Clone> FrontendNode<P> {
     fn settle(&mut self, now: Time) {
         while let Some(event) = self.links.poll_event() {
             match event {
-                LinkEvent::Up(_) => {}
+                LinkEvent::Up(_) => self.tell_epoch(now),
                 LinkEvent::Message(from, message) => self.handle_message(now, from, message),
                 LinkEvent::Lost { peer, close } => {
                     if close {
@@ -244,6 +244,18 @@ impl<P: Clone> FrontendNode<P> {
             }
             // Of a scheduler that does not lead, or nothing that a frontend is told.
             _ => {}
+        }
+    }
+
+    /// While whoever led last is not there: a scheduler that never heard of its epoch has to take a greater one.
+    fn tell_epoch(&mut self, now: Time) {
+        let epoch = self.following.epoch();
+        if self.following.leader().is_some() || epoch == Epoch::NONE {
+            return;
+        }
+        let schedulers = self.links.peers().filter(|peer| matches!(peer.role, Role::Scheduler { .. }));
+        for scheduler in schedulers.map(|peer| peer.node).collect::<Vec<_>>() {
+            self.links.say(now, scheduler, Message::Standing { epoch, leads: false });
         }
     }
 
@@ -295,6 +307,7 @@ impl<P: Clone> FrontendNode<P> {
 
     fn handle_lost(&mut self, now: Time, peer: NodeId) {
         if self.following.handle_lost(peer) {
+            self.tell_epoch(now);
             self.to_hand_in.clear();
             self.to_cancel.clear();
             for number in self.requests.withdraw() {

@@ -24,13 +24,16 @@ pub(super) const NOBODY: DeviceKind = DeviceKind::LARGEST;
 /// Name and version.
 pub(super) type ModelKey = (String, u64);
 
+/// A shape, and its profile on each kind that has one.
+type ShapeProfiles = (Vec<i64>, Vec<(DeviceKind, LatencyProfile)>);
+
 /// A model that is offered, and on which kinds of devices.
 #[derive(Debug)]
 struct Served {
     /// As whoever came first offers it, without profiles.
     offered: OfferedModel,
     /// By shape: its profile on each kind.
-    shapes: Vec<(Vec<i64>, Vec<(DeviceKind, LatencyProfile)>)>,
+    shapes: Vec<ShapeProfiles>,
     queues: u32,
 }
 
@@ -305,7 +308,7 @@ impl Served {
 }
 
 /// By shape, then by kind: the slower where two slots of a kind differ.
-fn merged(offers: &[(&OfferedModel, Vec<Option<DeviceKind>>)]) -> Vec<(Vec<i64>, Vec<(DeviceKind, LatencyProfile)>)> {
+fn merged(offers: &[(&OfferedModel, Vec<Option<DeviceKind>>)]) -> Vec<ShapeProfiles> {
     let mut shapes: BTreeMap<&[i64], BTreeMap<DeviceKind, LatencyProfile>> = BTreeMap::new();
     for (offer, kinds) in offers {
         let of_shape = shapes.entry(&offer.shape).or_default();

@@ -1,7 +1,6 @@
 //! What a scheduler that leads knows of requests: whose they are, and where.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::message::{NodeId, QueueAlias, QueueKey, Refusal, RequestKey};
@@ -36,27 +35,6 @@ struct Entry {
     place: Place,
 }
 
-/// Hashes numbers that count up.
-#[derive(Default)]
-struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, n: u64) {
-        // Fibonacci hashing; the upper bits are the good ones, and a table uses both ends.
-        self.0 = (self.0 ^ n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
-    }
-}
-
 /// A frontend that a scheduler has requests of.
 #[derive(Debug)]
 pub(super) struct Frontend {
@@ -67,7 +45,7 @@ pub(super) struct Frontend {
     /// By alias: what it stands for, and the place of that queue or `NO_QUEUE`.
     aliases: Vec<Option<(Arc<QueueKey>, u32)>>,
     /// By number: the entry that counts.
-    by_number: HashMap<u64, u32, BuildHasherDefault<NumberHasher>>,
+    by_number: BTreeMap<u64, u32>,
     /// What it is to be told.
     pub refused: Vec<(u64, Refusal)>,
     /// Entries that are of it.
@@ -82,7 +60,7 @@ pub(super) struct Waiting {
     vacant: Vec<u32>,
     frontends: Vec<Option<Frontend>>,
     /// Those whose link is up.
-    by_node: HashMap<NodeId, u32>,
+    by_node: BTreeMap<NodeId, u32>,
     /// Frontends that are to be told something.
     to_tell: Vec<u32>,
 }
@@ -105,7 +83,7 @@ impl Waiting {
             node,
             address,
             aliases: Vec::new(),
-            by_number: HashMap::default(),
+            by_number: BTreeMap::new(),
             refused: Vec::new(),
             entries: 0,
             is_gone: false,

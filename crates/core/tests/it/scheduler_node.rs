@@ -150,7 +150,7 @@ impl World {
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
-            self.now = self.now + Duration::from_micros(500);
+            self.now += Duration::from_micros(500);
             self.exchange();
         }
     }

@@ -36,7 +36,7 @@ struct Asked {
 ///
 /// - *ends once*: each request that a frontend was asked ends exactly once, unless its client has gone or its frontend is dead, and with its own answer;
 /// - *epochs grow*: a backend obeys no lower epoch than before, and no slot begins a batch of a lower one than before;
-/// - *one backend*: a request runs in two places at once only if its frontend and the first of them have lost each other, and twice only if its model may;
+/// - *one backend*: a request runs in two places at once only if its frontend and one of them have lost each other, and twice only if its model may;
 /// - *budgets shrink*: nobody says, or is given, more time than is left until the client's deadline and was said before;
 /// - *own epochs*: where a store allots epochs, no two schedulers lead in one of the same number;
 /// - *nothing waits*: once everything is mended, everything ends, and nobody keeps anything.
@@ -237,11 +237,11 @@ impl NetworkJudge {
         if is_second {
             self.breaks(now, "one backend", || format!("{request:?} runs twice, and its model must not"));
         }
-        for other in others {
-            let lost = self.lost.get(&(request.frontend, other)).copied();
-            if lost.is_none_or(|lost| lost < earliest) {
-                self.breaks(now, "one backend", || format!("{request:?} runs on {other:?} and on {backend:?} at once"));
-            }
+        // Whichever of the two the frontend has lost: the one that goes on without it may begin later.
+        let lost_since = |peer: NodeId| self.lost.get(&(request.frontend, peer)).is_some_and(|lost| *lost >= earliest);
+        let is_both_had = |other: &NodeId| !lost_since(*other) && !lost_since(backend);
+        if let Some(other) = others.into_iter().find(is_both_had) {
+            self.breaks(now, "one backend", || format!("{request:?} runs on {other:?} and on {backend:?} at once"));
         }
     }
 

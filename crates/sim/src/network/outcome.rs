@@ -43,7 +43,7 @@ pub struct NetworkOutcome {
     pub frames: u64,
     /// Faults that happened.
     pub faults: u64,
-    /// For each of them: when, and the longest time without any answer that begins before it has lasted half a second and ends after it began.
+    /// For each of them: when, and the longest time without any answer that is not over before it, in the 150 ms from it on.
     pub gaps: Vec<(Time, Duration)>,
     /// The rule that was broken.
     pub broken: Option<Broken>,

@@ -28,7 +28,7 @@ const STORE: Duration = Duration::from_millis(1);
 /// What asking it takes while it is away.
 const STORE_AWAY: Duration = Duration::from_millis(20);
 /// How long after a fault answers that fail to come are put down to it.
-const GAP_WITHIN: Duration = Duration::from_millis(500);
+const GAP_WITHIN: Duration = Duration::from_millis(150);
 
 #[derive(Debug)]
 enum Event {
@@ -299,6 +299,8 @@ impl<'a> NetworkRun<'a> {
             BackendOutput::Lost(peer) => self.close(at, peer),
             BackendOutput::Drained => {
                 let restart_after = self.drains.remove(&at).flatten();
+                // Once everything is mended all are there.
+                let restart_after = restart_after.or(self.is_mended.then_some(Duration::ZERO));
                 self.dies(at, false);
                 if let Some(after) = restart_after {
                     self.events.push(self.now + after, Event::Begins(self.processes[at].host));

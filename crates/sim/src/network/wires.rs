@@ -85,7 +85,7 @@ impl Wiring {
             *last = at;
         } else if self.rng.random::<f64>() < 0.05 {
             let more = self.rng.random::<f64>() * OVERTAKEN;
-            at = at + Duration::from_secs_f64(self.wires.delay.as_secs_f64() * more);
+            at += Duration::from_secs_f64(self.wires.delay.as_secs_f64() * more);
         }
         at
     }

@@ -18,10 +18,18 @@ fn judged(seed: u64, requests: u64) -> NetworkOutcome {
 fn no_rule_is_broken_under_random_faults() {
     let mut all = NetworkOutcome::default();
     for seed in 0..200 {
-        all.add(&judged(seed, 300));
+        all.add(&judged(seed, 250));
     }
     assert!(all.requests > 20_000 && all.good > all.requests / 4, "{all:?}");
     assert!(all.repeated > 0 && all.lost > 0 && all.too_late > 0 && all.died > 0, "{all:?}");
+}
+
+/// Seeds with which rules were broken once, or the judge was wrong: `docs/results/cluster.md` says how.
+#[test]
+fn no_rule_is_broken_again_that_was_broken_once() {
+    for seed in [2_000_269, 2_004_234, 2_008_091, 2_008_893, 2_008_923, 2_010_884, 3_002_334, 3_002_825, 3_016_184] {
+        judged(seed, 2_000);
+    }
 }
 
 fn folder() -> PathBuf {
@@ -31,11 +39,11 @@ fn folder() -> PathBuf {
 /// The network of that name, with some seeds, none of which breaks a rule; prints the gaps in answers.
 fn runs(name: &str) -> Vec<NetworkOutcome> {
     let network = NetworkFile::read(&folder().join(format!("{name}.toml"))).unwrap_or_else(|error| panic!("{error}"));
-    let results = network.run(&[1, 2, 3]);
+    let results = network.run(&[1, 2]);
     println!("{results}");
     for run in &results.runs {
         assert_eq!(run.broken, None, "{name}");
-        assert!(run.ended() == run.requests && run.requests > 4_000, "{name}: {run:?}");
+        assert!(run.ended() == run.requests && run.requests > 2_000, "{name}: {run:?}");
     }
     results.runs
 }
@@ -60,16 +68,16 @@ fn every_network_of_the_repository_runs_and_can_be_run_again() {
 }
 
 #[test]
-fn a_primary_that_is_killed_leaves_no_gap_and_no_request_unanswered() {
-    for run in runs("primary_killed") {
+fn a_leader_that_is_killed_leaves_no_gap_and_no_request_unanswered() {
+    for run in runs("leader_killed") {
         assert_eq!(run.good, run.requests, "{run:?}");
         assert!(gap(&run) < Duration::from_millis(20) && run.leads == 3 && run.repeated == 0, "{run:?}");
     }
 }
 
 #[test]
-fn a_primary_that_stands_still_is_nobodys_leader_when_it_goes_on() {
-    for run in runs("primary_paused") {
+fn a_leader_that_stands_still_is_nobodys_leader_when_it_goes_on() {
+    for run in runs("leader_paused") {
         assert_eq!(run.good, run.requests, "{run:?}");
         assert!(gap(&run) < Duration::from_millis(20), "{run:?}");
         assert_eq!(run.leads, 2, "it does not take the lead back: {run:?}");
@@ -96,13 +104,13 @@ fn of_a_backend_that_is_killed_only_what_ran_there_is_handed_in_again() {
 #[test]
 fn of_a_frontend_that_is_killed_only_its_own_requests_are_lost() {
     for run in runs("frontend_killed") {
-        assert!(run.died > 0 && run.good + run.died == run.requests, "{run:?}");
+        assert!(run.died > 0 && run.good + run.late + run.died == run.requests, "{run:?}");
     }
 }
 
 /// Both halves are served; what the cut itself costs is what was on its way across it.
 #[test]
-fn two_primaries_of_a_split_network_are_not_both_obeyed_by_anybody() {
+fn two_leaders_of_a_split_network_are_not_both_obeyed_by_anybody() {
     for name in ["split", "split_with_store"] {
         for run in runs(name) {
             assert!(run.leads >= 2 && run.good > run.requests - run.requests / 50, "{name}: {run:?}");
@@ -123,7 +131,7 @@ fn a_file_that_is_no_network_says_where_and_what_was_expected() {
     let head = "title = \"t\"\nspan_ms = 1\n";
     let model = "[[model]]\nalpha_ms = 1\nbeta_ms = 1\nrate = 1\n";
     for (text, line, expected) in [
-        (format!("{head}"), 1, "missing field `model`"),
+        (head.to_owned(), 1, "missing field `model`"),
         (format!("{head}{model}[[fault]]\nat_ms = 1\nkill = \"backend-1\"\n"), 9, "there are 1 such"),
         (format!("{head}{model}[[fault]]\nat_ms = 1\nkill = \"server-1\"\n"), 9, "expected frontend-N"),
         (format!("{head}{model}[[fault]]\nat_ms = 1\npause = \"backend-0\"\n"), 7, "needs lasts_ms"),

@@ -20,7 +20,7 @@ fn merge(file: &str, arguments: &[&str]) -> anyhow::Result<ServerOptions> {
     let mut draft = Draft::default();
     options_file::apply_text(file, Path::new(""), &mut draft).map_err(anyhow::Error::msg)?;
     flags(arguments).keys.apply(&mut draft)?;
-    finish(draft)
+    finish(draft, Process::Server)
 }
 
 fn merged(file: &str, arguments: &[&str]) -> ServerOptions {

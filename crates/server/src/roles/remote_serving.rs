@@ -136,7 +136,8 @@ impl Service for RemoteServing {
 
     fn is_ready(&self) -> bool {
         let has_models = self.options.allow_empty || !self.models.is_empty();
-        !self.draining.load(Ordering::Acquire) && self.is_live() && (has_models || !self.options.strict_readiness)
+        let can_ask = has_models && self.board.has("scheduler");
+        !self.draining.load(Ordering::Acquire) && self.is_live() && (can_ask || !self.options.strict_readiness)
     }
 
     fn is_model_ready(&self, name: &str, version: &str) -> bool {

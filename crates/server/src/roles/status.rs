@@ -116,6 +116,11 @@ impl StatusBoard {
         ClusterStatus { peers: known.peers.values().cloned().collect(), ..known.status.clone() }
     }
 
+    /// Whether it is connected to anybody of this role.
+    pub fn has(&self, role: &str) -> bool {
+        self.status.lock().peers.values().any(|peer| peer.role == role)
+    }
+
     /// Somebody is connected.
     pub fn connected(&self, peer: &Hello) {
         let rank = match peer.role {

@@ -157,12 +157,14 @@ fn side_by_side() -> (tempfile::TempDir, String) {
     let sampled = ["--engine", "rten", "--segments", "2", "--batch", "1", "--budget", "0.1", "--predictor", &predictor];
     let output = crate::command_line::run(&[&models[..], &sampled].concat());
     assert_eq!(output.status.code(), Some(0), "{}", crate::command_line::stderr(&output));
-    let text = format!("isolation = \"process\"\n[device]\npolicy = \"overlap\"\npredictor = {predictor:?}\n");
+    let text = format!(
+        "drop = \"none\"\nisolation = \"process\"\n[device]\npolicy = \"overlap\"\npredictor = {predictor:?}\n"
+    );
     std::fs::write(&config, text).unwrap();
     (folder, config)
 }
 
-/// One of two models that run side by side gets this signal under load: it answers 503 and comes back, the other answers all along, and groups go on.
+/// One of two models that run side by side gets this signal under load: it answers 503 and comes back, the other answers all along, if late where it waits at the barrier of their group, and groups go on.
 fn costs_its_model_only(name: &str, more: &[&str], said: &str) {
     let (folder, config) = side_by_side();
     let flags = [&["--config", &config], more].concat();

@@ -9,7 +9,8 @@ use super::margin::Margins;
 use super::order::GroupOrder;
 use super::predictor::Predictor;
 use super::search::{Found, GroupSearch};
-use crate::device::launch::{SegmentRange, Span};
+use super::waiting::{OverlapModel, Waiting};
+use crate::device::launch::Span;
 use crate::device::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use crate::ids::{ModelId, RequestId};
 use crate::time::{Duration, Time};
@@ -42,15 +43,6 @@ impl Default for OverlapOptions {
     fn default() -> Self {
         OverlapOptions { ways: 4, error: 0.15, at_once: 4, worth: 0.1, order: GroupOrder::Headroom, queue_bound: 4_096 }
     }
-}
-
-/// A model whose requests come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OverlapModel {
-    /// How many operators it has.
-    pub operators: u16,
-    /// Give up requests that can no longer be answered by their deadline. Otherwise one that is late runs in its turn, and whatever is worth it beside it.
-    pub drop: bool,
 }
 
 /// What is decided.
@@ -128,24 +120,6 @@ pub struct Overlap<P> {
 }
 
 type Key = (u64, u64);
-
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    request: DeviceRequest,
-    /// The operator that it is at, as it will be when what runs is done.
-    next: u16,
-    /// How many its model had when it came, and whether it may be given up.
-    model: OverlapModel,
-}
-
-impl Waiting {
-    /// What of it no group has.
-    fn left(&self) -> GroupPart {
-        let DeviceRequest { id, model, size, length, .. } = self.request;
-        let operators = SegmentRange::new(self.next, self.model.operators);
-        GroupPart { request: id, model, operators, rows: size, length }
-    }
-}
 
 #[derive(Debug)]
 struct Running {

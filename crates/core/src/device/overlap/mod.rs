@@ -26,8 +26,9 @@ mod multi_way;
 mod order;
 mod predictor;
 mod search;
+mod waiting;
 
-pub use controller::{Overlap, OverlapModel, OverlapOptions, OverlapOutput, OverlapStats};
+pub use controller::{Overlap, OverlapOptions, OverlapOutput, OverlapStats};
 pub use features::{FeatureLayout, FeatureModel};
 pub use group::{GroupId, GroupPart, OperatorGroup};
 pub use learned::LearnedPredictor;
@@ -37,3 +38,4 @@ pub use multi_way::multi_way;
 pub use order::{GroupOrder, UnknownGroupOrder};
 pub use predictor::{Predictor, Unpredicted};
 pub use search::{Found, GroupSearch};
+pub use waiting::OverlapModel;

@@ -76,7 +76,7 @@ impl Ports {
         stages: &watch::Receiver<Stage>,
     ) -> anyhow::Result<Vec<JoinHandle<()>>> {
         let memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
-        let memory = Arc::new(memory.with_gpus(gpus.into_iter())?);
+        let memory = Arc::new(memory.with_gpus(gpus)?);
         let mut frontends = Vec::new();
         let http_options = HttpOptions { max_body_bytes: options.max_body_bytes, budget: budget.clone() };
         let state = HttpState::new(service.clone(), memory.clone(), http_options);

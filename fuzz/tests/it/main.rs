@@ -95,4 +95,5 @@ tests!(
     world,
     workload,
     profile_cache,
+    role_frames,
 );

@@ -33,7 +33,6 @@ pub struct RemoteCall {
 }
 
 /// What a frontend's threads tell its node. Requests are called by a ticket, which whoever hands one in draws.
-#[expect(clippy::large_enum_variant, reason = "nearly all are requests, and a box would cost each an allocation")]
 pub enum FrontendEvent {
     /// A client asks.
     Request(u64, NewRequest<Tensors>, RemoteCall),

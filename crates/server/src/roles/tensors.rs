@@ -37,7 +37,7 @@ impl Tensors {
     }
 
     /// How many bytes follow for each, of tensors that were just read, and where they go.
-    pub fn to_fill(&mut self) -> impl Iterator<Item = (u64, &mut Bytes)> {
+    pub fn unfilled(&mut self) -> impl Iterator<Item = (u64, &mut Bytes)> {
         let tensors = Arc::get_mut(&mut self.0).map(|tensors| tensors.iter_mut());
         tensors.into_iter().flatten().map(|tensor| (tensor.length, &mut tensor.data))
     }

@@ -112,7 +112,7 @@ pub async fn read_frame(
         return Err(WireError::TooLarge { announced, most });
     }
     for tensors in frame.messages.iter_mut().flat_map(tensors_mut) {
-        for (length, data) in tensors.to_fill() {
+        for (length, data) in tensors.unfilled() {
             let mut buffer = BytesMut::with_capacity(length.min(AT_ONCE) as usize);
             while (buffer.len() as u64) < length {
                 let rest = length - buffer.len() as u64;

@@ -201,7 +201,7 @@ impl SlotArgs {
     }
 
     /// By model, what a decision log says: requests a second, and the SLO.
-    fn recorded(&self) -> anyhow::Result<BTreeMap<&str, (Option<f64>, Option<Duration>)>> {
+    fn recorded(&self) -> anyhow::Result<BTreeMap<&str, Known>> {
         if self.log.is_empty() {
             return Ok(BTreeMap::new());
         }

@@ -96,4 +96,5 @@ tests!(
     workload,
     profile_cache,
     picture,
+    role_frames,
 );

@@ -170,6 +170,9 @@ fn found(contender: &Contender, measured: &MeasuredMix, args: &SlotArgs) -> anyh
     found.ok_or_else(|| anyhow!("there is no way to place the models"))
 }
 
+/// What a decision log knows of a model: requests a second, and its SLO.
+type Known = (Option<f64>, Option<Duration>);
+
 impl SlotArgs {
     /// What is asked of each model.
     fn asked(&self) -> anyhow::Result<Vec<Asked>> {

@@ -13,9 +13,13 @@
 - `exits` (in a repository of its own, exits/models): the digits again, with two exits. Input `image` as for `digits`; outputs `early`, the
   probabilities that a linear classifier gives from the first hidden layer, and `late`, those at the end of four hidden layers, FP32 [N, 10].
 
+- `photo` and `sentence` (preprocess/models): models that take what users have, by the steps in preprocess/downbeat.toml. `photo` says which colour
+  a picture mostly has, of pixels FP32 [N, 3, 32, 32], normalised; `sentence` whether a text is kind, by a tiny tokenizer.json.
+
 Every seed is fixed. Training goes through the local BLAS, so the weights of `digits` may differ in the last bits
 between machines; the accuracy printed at the end does not.
 """
+import io
 import json
 import pathlib
 import struct
@@ -26,6 +30,7 @@ import zlib
 import numpy as np
 import onnxruntime
 from onnx import TensorProto
+from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import train_test_split
@@ -131,6 +136,65 @@ def make_encoder(path):
     graph.save(path)
 
 
+def make_photo(folder):
+    graph = Graph("photo")
+    pixels = graph.input("pixels", TensorProto.FLOAT, ["N", 3, 32, 32])
+    mean = graph.node("ReduceMean", pixels, axes=[2, 3], keepdims=0)
+    graph.output(graph.node("Softmax", graph.node("Mul", mean, graph.constant(np.float32(4))), axis=-1), "colour", TensorProto.FLOAT, ["N", 3])
+    graph.output(graph.node("Identity", pixels), "as_seen", TensorProto.FLOAT, ["N", 3, 32, 32])
+    graph.save(folder / "photo/1/model.onnx")
+    (folder / "photo/labels.txt").write_text("red\ngreen\nblue\n")
+    (folder / "photo/config.pbtxt").write_text("""max_batch_size: 16
+output [ { name: "colour" data_type: TYPE_FP32 dims: [ 3 ] label_filename: "labels.txt" },
+         { name: "as_seen" data_type: TYPE_FP32 dims: [ 3, 32, 32 ] } ]
+""")
+
+
+WORDS = {"good": 1, "kind": 1, "fine": 1, "love": 1, "bad": -1, "awful": -1, "hate": -1, "sad": -1}
+FILLERS = ["the", "a", "is", "was", "it", "this", "i", "so", "very", "day", "film", ".", ",", "!"]
+
+
+def make_sentence(folder):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *FILLERS]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    special = [{"id": vocabulary[word], "content": word, "single_word": False, "lstrip": False, "rstrip": False,
+                "normalized": False, "special": True} for word in words[:4]]
+    piece = lambda word: {"SpecialToken": {"id": word, "type_id": 0}}
+    tokenizer = {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+        "normalizer": {"type": "Lowercase"}, "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": {
+            "type": "TemplateProcessing", "single": [piece("[CLS]"), {"Sequence": {"id": "A", "type_id": 0}}, piece("[SEP]")], "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {word: {"id": word, "ids": [vocabulary[word]], "tokens": [word]} for word in ["[CLS]", "[SEP]"]}},
+        "decoder": None, "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
+    }
+    graph = Graph("sentence")
+    ids = graph.input("input_ids", TensorProto.INT64, ["N", "T"])
+    mask = graph.input("attention_mask", TensorProto.INT64, ["N", "T"])
+    score = np.array([[-WORDS.get(word, 0), WORDS.get(word, 0)] for word in words], np.float32)
+    each = graph.node("Gather", graph.constant(score), ids)
+    real = graph.node("Unsqueeze", graph.node("Cast", mask, to=TensorProto.FLOAT), graph.constant(np.array([2], np.int64)))
+    total = graph.node("ReduceSum", graph.node("Mul", each, real), graph.constant(np.array([1], np.int64)), keepdims=0)
+    graph.output(graph.node("Softmax", total, axis=-1), "tone", TensorProto.FLOAT, ["N", 2])
+    graph.save(folder / "sentence/1/model.onnx")
+    (folder / "sentence/tokenizer.json").write_text(json.dumps(tokenizer, indent=1) + "\n")
+    (folder / "sentence/labels.txt").write_text("unkind\nkind\n")
+    (folder / "sentence/config.pbtxt").write_text("""max_batch_size: 16
+output [ { name: "tone" data_type: TYPE_FP32 dims: [ 2 ] label_filename: "labels.txt" } ]
+""")
+
+
+def photograph():
+    """A picture of 320 x 240 pixels that is mostly blue, as JPEG."""
+    y, x = np.mgrid[0:240, 0:320]
+    waves = 40 * np.sin(x / 17) * np.cos(y / 11)
+    rgb = np.stack([60 + waves, 90 + 0.2 * y, 190 - 0.1 * x], axis=2)
+    file = io.BytesIO()
+    Image.fromarray(rgb.clip(0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
+    return file.getvalue()
+
+
 def png(image):
     """An 8-bit grayscale PNG of a [height, width] array of 0 to 255."""
     def chunk(kind, body):
@@ -146,6 +210,9 @@ def main(folder):
     accuracy = make_digits(models / "digits/1/model.onnx")
     make_mlp(models / "mlp/1/model.onnx")
     make_encoder(models / "encoder/1/model.onnx")
+    make_photo(folder / "preprocess/models")
+    make_sentence(folder / "preprocess/models")
+    (folder / "preprocess/photo.jpg").write_bytes(photograph())
     make_exits(folder / "exits/models/exits/1/model.onnx")
     (models / "digits/labels.txt").write_text("\n".join(LABELS) + "\n")
 

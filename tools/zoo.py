@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Writes larger graphs with random weights, in the model repository's layout, for engine tests and benchmarks.
 
-    pip install -r tools/requirements.txt && python tools/zoo.py [--check] [FOLDER] [MODEL ...]
+    pip install -r tools/requirements.txt && python tools/zoo.py [--check] [--pixels N] [FOLDER] [MODEL ...]
 
-FOLDER is target/zoo unless said otherwise; without MODEL all are written. The files are never committed. Latency depends on
+FOLDER is target/zoo unless said otherwise; without MODEL all are written. With --pixels the pictures are N x N, a multiple of 32, where
+the whole ones would take a few cores too long. The files are never committed. Latency depends on
 the graph and not on the values of its weights, so these stand for the trained models; answers can be compared between
 engines, not with a label.
 
@@ -28,12 +29,19 @@ from onnx import TensorProto
 from graph import Graph
 
 SEED = 0
+# Height and width of pictures, if not each model's own.
+PIXELS = None
+
+
+def picture(pixels):
+    """Height and width of a model's pictures."""
+    return [PIXELS or pixels] * 2
 
 
 def residual(name, blocks):
     """A ResNet of version 1.5 with bottleneck blocks, so many in each of four stages (He et al. 2015, table 1)."""
     graph = Graph(name, SEED)
-    value = graph.input("input", TensorProto.FLOAT, ["N", 3, 224, 224])
+    value = graph.input("input", TensorProto.FLOAT, ["N", 3, *picture(224)])
     value = graph.convolution(value, 3, 64, 7, stride=2)
     value = graph.node("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     channels = 64
@@ -65,7 +73,7 @@ def resnet152():
 
 def vgg19():
     graph = Graph("vgg19", SEED)
-    value = graph.input("input", TensorProto.FLOAT, ["N", 3, 224, 224])
+    value = graph.input("input", TensorProto.FLOAT, ["N", 3, *picture(224)])
     channels = 3
     # Simonyan and Zisserman 2015, configuration E: channels, convolutions before each pooling.
     for width, count in [(64, 2), (128, 2), (256, 4), (512, 4), (512, 4)]:
@@ -74,7 +82,7 @@ def vgg19():
             channels = width
         value = graph.node("MaxPool", value, kernel_shape=[2, 2], strides=[2, 2])
     value = graph.node("Flatten", value, axis=1)
-    for inputs, outputs in [(512 * 7 * 7, 4096), (4096, 4096)]:
+    for inputs, outputs in [(512 * (picture(224)[0] // 32) ** 2, 4096), (4096, 4096)]:
         value = graph.dense(value, inputs, outputs, "Relu")
     graph.output(graph.dense(value, 4096, 1000), "output", TensorProto.FLOAT, ["N", 1000])
     return graph
@@ -89,7 +97,7 @@ def doubled(graph, value):
 
 def unet():
     graph = Graph("unet", SEED)
-    value = graph.input("input", TensorProto.FLOAT, ["N", 3, 256, 256])
+    value = graph.input("input", TensorProto.FLOAT, ["N", 3, *picture(256)])
     channels, skips = 3, []
     # Ronneberger et al. 2015, padded so that sizes stay, a quarter of its channels.
     for width in [16, 32, 64, 128]:
@@ -104,13 +112,13 @@ def unet():
         value = graph.node("Concat", skip, value, axis=1)
         value = graph.convolution(graph.convolution(value, 2 * width, width, 3), width, width, 3)
         channels = width
-    graph.output(graph.convolution(value, channels, 2, 1, activation=None), "output", TensorProto.FLOAT, ["N", 2, 256, 256])
+    graph.output(graph.convolution(value, channels, 2, 1, activation=None), "output", TensorProto.FLOAT, ["N", 2, *picture(256)])
     return graph
 
 
 def linknet():
     graph = Graph("linknet", SEED)
-    value = graph.input("input", TensorProto.FLOAT, ["N", 3, 256, 256])
+    value = graph.input("input", TensorProto.FLOAT, ["N", 3, *picture(256)])
     value = graph.convolution(value, 3, 64, 7, stride=2)
     value = graph.node("MaxPool", value, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
     channels, skips = 64, []
@@ -136,13 +144,13 @@ def linknet():
         channels = width
     value = graph.convolution(doubled(graph, value), 64, 32, 3)
     value = graph.convolution(doubled(graph, value), 32, 32, 3)
-    graph.output(graph.convolution(value, 32, 2, 1, activation=None), "output", TensorProto.FLOAT, ["N", 2, 256, 256])
+    graph.output(graph.convolution(value, 32, 2, 1, activation=None), "output", TensorProto.FLOAT, ["N", 2, *picture(256)])
     return graph
 
 
 def mobilenetv2():
     graph = Graph("mobilenetv2", SEED)
-    value = graph.input("input", TensorProto.FLOAT, ["N", 3, 224, 224])
+    value = graph.input("input", TensorProto.FLOAT, ["N", 3, *picture(224)])
     value = graph.convolution(value, 3, 32, 3, stride=2, activation="Clip")
     channels = 32
     # Sandler et al. 2018, table 2: expansion, channels, blocks, stride of the first block.
@@ -246,6 +254,7 @@ def check(path, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="run each model with ONNX Runtime")
+    parser.add_argument("--pixels", type=int, metavar="N", help="height and width of pictures, a multiple of 32")
     parser.add_argument("folder", nargs="?", type=pathlib.Path,
                         default=pathlib.Path(__file__).resolve().parent.parent / "target/zoo")
     names = [make.__name__ for make in ZOO]
@@ -255,6 +264,11 @@ def main():
     unknown = set(arguments.models) - set(names)
     if unknown:
         parser.error(f"unknown model {', '.join(sorted(unknown))}; there are {', '.join(names)}")
+
+    if (arguments.pixels or 32) % 32 or arguments.pixels == 0:
+        parser.error(f"--pixels {arguments.pixels}: expected a multiple of 32")
+    global PIXELS
+    PIXELS = arguments.pixels
 
     for make, (batch, slo_ms) in ZOO.items():
         name = make.__name__

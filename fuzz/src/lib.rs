@@ -14,6 +14,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::{grpc, http, inference};
 use downbeat_server::profile_store::{ProfileStore, StoredProfile};
 use downbeat_server::profiler::profile;
@@ -34,7 +35,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 12] = {
+pub const TARGETS: [Target; 14] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -50,7 +51,9 @@ pub const TARGETS: [Target; 12] = {
         calibration,
         world,
         workload,
-        profile_cache
+        profile_cache,
+        role_frames,
+        picture
     ]
 };
 
@@ -219,5 +222,26 @@ fn read_latencies(profile: &LatencyProfile) {
     for batch in [0, 1, most / 2, most, u32::MAX] {
         let _ = Time::ZERO + profile.latency(batch);
         let _ = profile.largest_within(profile.latency(batch));
+    }
+}
+
+/// What a frontend, a scheduler or a backend says to another, from its first byte.
+pub fn role_frames(data: &[u8]) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("there is a thread");
+    runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
+}
+
+/// A picture: its header, and, where that is small, its pixels.
+///
+/// # Panics
+/// If it is decoded to another size than its header says.
+pub fn picture(data: &[u8]) {
+    let Ok(header) = PictureHeader::read(data) else { return };
+    if header.pixels() > 1 << 20 {
+        return;
+    }
+    if let Ok(picture) = downbeat_preprocess::decode(data, header, 3) {
+        assert_eq!((picture.width, picture.height), (header.width, header.height));
+        assert_eq!(picture.samples.len() as u64, header.pixels() * 3);
     }
 }

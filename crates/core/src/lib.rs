@@ -10,6 +10,8 @@ pub mod device_profiles;
 pub mod ids;
 pub mod profile;
 pub mod quantile;
+pub mod roles;
+pub mod shape_guess;
 pub mod tensor;
 pub mod time;
 

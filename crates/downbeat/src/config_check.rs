@@ -11,7 +11,7 @@ use downbeat_server::options::{ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::LoadOverrides;
 
-use crate::resolve::resolve;
+use crate::resolve::{Process, resolve};
 use crate::serve_flags::ServeFlags;
 
 /// Look at configurations without serving them.
@@ -80,7 +80,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
 
 /// Of a server that loads a model when it is told to, and measures none and writes nothing.
 fn options(flags: &ServeFlags) -> anyhow::Result<ServerOptions> {
-    let mut options = resolve(flags, Path::new(""))?.options;
+    let mut options = resolve(flags, Process::Server, Path::new(""))?.options;
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     options.profiling.enabled = false;
     options.autoscale = None;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use downbeat_core::Duration;
+use downbeat_server::options::Step;
 use serde_json::Value;
 
 use crate::units;
@@ -167,6 +168,23 @@ pub fn number<T: TryFrom<u64> + Copy + Display + 'static>(within: RangeInclusive
         }
     };
     scalar("N", values, Value::is_number, parse, T::to_string)
+}
+
+/// Steps of preprocessing; paths are relative to the model's folder.
+pub fn steps() -> Form<Vec<Step>> {
+    let read = |given: &Given<'_>| match given.written {
+        Written::Value(value) => downbeat_preprocess::read_steps(value),
+        Written::Texts(_) => Err("steps are written in a file".to_owned()),
+    };
+    let write = |steps: &Vec<Step>| serde_json::to_string(steps).unwrap_or_default();
+    Form {
+        unit: "STEPS",
+        values: "list of steps".to_owned(),
+        choices: Vec::new(),
+        is_list: true,
+        read: Box::new(read),
+        write: Box::new(write),
+    }
 }
 
 /// A share of something; what it belongs to checks it.

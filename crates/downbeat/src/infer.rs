@@ -1,7 +1,7 @@
 //! `downbeat infer`: one request to a server, its answer for people.
 
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::picture::{Picture, PixelRange};
 
-/// Largest request body that is read from a file, bytes.
+/// Largest request body or picture that is read from a file, bytes.
 const MAX_REQUEST_BYTES: u64 = 1 << 30;
 /// Most elements of an output that are printed.
 const SHOWN_ELEMENTS: usize = 16;
@@ -26,9 +26,12 @@ const SHOWN_ELEMENTS: usize = 16;
 pub struct InferArgs {
     /// The model
     model: String,
-    /// A picture, for models with one input
-    #[arg(value_name = "FILE.png", required_unless_present = "request", conflicts_with = "request")]
+    /// A picture: a PNG, for models with one input, or whatever the server decodes for the model (JPEG, PNG)
+    #[arg(value_name = "PICTURE", required_unless_present_any = ["request", "text"], conflicts_with_all = ["request", "text"])]
     picture: Option<PathBuf>,
+    /// A text instead of a picture, for models whose texts the server tokenises
+    #[arg(long, value_name = "TEXT", conflicts_with = "request")]
+    text: Option<String>,
     /// The body of an inference request instead of a picture; - for standard input
     #[arg(long, value_name = "FILE")]
     request: Option<PathBuf>,
@@ -64,38 +67,95 @@ async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
         let mut client = Client::connect(&args.url, limit).await?;
         return client.infer_body(&format!("{path}/infer"), body, None).await;
     }
-    let Some(file) = &args.picture else { bail!("name a picture or a request (--request)") };
-    let picture = Picture::read(file)?;
+    let sent = match (&args.picture, &args.text) {
+        (Some(file), _) => Sent::Picture(file),
+        (None, Some(text)) => Sent::Text(text),
+        (None, None) => bail!("name a picture, a text (--text) or a request (--request)"),
+    };
     let mut client = Client::connect(&args.url, limit).await?;
     let metadata: ModelMetadataBody = client.get(&path).await?;
-    // A server without this extension has no labels and no scale; the request works without them.
+    // A server without this extension has no labels, no scale and no steps; the request works without them.
     let config: Value = client.get(&format!("{path}/config")).await.unwrap_or(Value::Null);
-    let request = request(args, &picture, &metadata, &config)?;
+    let request = request(args, &sent, &metadata, &config)?;
     client.infer(&request).await
 }
 
-fn read_body(file: &std::path::Path) -> anyhow::Result<Bytes> {
+fn read_body(file: &Path) -> anyhow::Result<Bytes> {
+    let body = read_file(file)?;
+    serde_json::from_slice::<serde::de::IgnoredAny>(&body)
+        .with_context(|| format!("{} is not JSON", file.display()))?;
+    Ok(body.into())
+}
+
+/// A whole file; - is standard input.
+fn read_file(file: &Path) -> anyhow::Result<Vec<u8>> {
     let shown = file.display();
-    let mut body = Vec::new();
-    let reader: Box<dyn Read> = if file == std::path::Path::new("-") {
+    let mut bytes = Vec::new();
+    let reader: Box<dyn Read> = if file == Path::new("-") {
         Box::new(std::io::stdin().lock())
     } else {
         Box::new(std::fs::File::open(file).with_context(|| format!("cannot read {shown}"))?)
     };
-    reader.take(MAX_REQUEST_BYTES + 1).read_to_end(&mut body).with_context(|| format!("cannot read {shown}"))?;
-    if body.len() as u64 > MAX_REQUEST_BYTES {
+    reader.take(MAX_REQUEST_BYTES + 1).read_to_end(&mut bytes).with_context(|| format!("cannot read {shown}"))?;
+    if bytes.len() as u64 > MAX_REQUEST_BYTES {
         bail!("{shown} is larger than {MAX_REQUEST_BYTES} bytes");
     }
-    serde_json::from_slice::<serde::de::IgnoredAny>(&body).with_context(|| format!("{shown} is not JSON"))?;
-    Ok(body.into())
+    Ok(bytes)
 }
 
+/// What is sent.
+enum Sent<'a> {
+    Picture(&'a Path),
+    Text(&'a str),
+}
+
+/// The request that a model takes what is sent in: as it is, where the server makes it into tensors by itself, or as the pixels of a PNG.
 fn request(
+    args: &InferArgs,
+    sent: &Sent<'_>,
+    metadata: &ModelMetadataBody,
+    config: &Value,
+) -> anyhow::Result<InferRequest> {
+    let parameter = |name: &str| config.pointer(&format!("/parameters/{name}/string_value")).and_then(Value::as_str);
+    let media = parameter("preprocess_media").unwrap_or_default();
+    let taken = |kind: &str| parameter("preprocess_input").filter(|_| media.contains(kind));
+    let input = match sent {
+        Sent::Text(text) => match taken("text/") {
+            Some(input) => one_element(input, text.as_bytes())?,
+            None => bail!(
+                "'{}' takes no texts: it has no steps for that (preprocess in the server's downbeat.toml)",
+                args.model
+            ),
+        },
+        Sent::Picture(file) => match taken("image/") {
+            Some(input) => one_element(input, &read_file(file)?)?,
+            None => pixels(args, &Picture::read(file)?, metadata, config)?,
+        },
+    };
+    Ok(InferRequest {
+        model_name: args.model.clone(),
+        model_version: args.model_version.clone(),
+        inputs: vec![input],
+        outputs: labelled(args, metadata, config),
+        ..InferRequest::default()
+    })
+}
+
+/// A tensor of datatype BYTES with one element.
+fn one_element(name: &str, element: &[u8]) -> anyhow::Result<InferTensor> {
+    let length = u32::try_from(element.len()).context("what is sent is longer than 4 GiB")?;
+    let data = [&length.to_le_bytes(), element].concat().into();
+    let (name, datatype, shape) = (name.to_owned(), DataType::Bytes, vec![1]);
+    Ok(InferTensor { name, datatype, shape, parameters: Default::default(), data })
+}
+
+/// A picture as the only input of a model.
+fn pixels(
     args: &InferArgs,
     picture: &Picture,
     metadata: &ModelMetadataBody,
     config: &Value,
-) -> anyhow::Result<InferRequest> {
+) -> anyhow::Result<InferTensor> {
     let [input] = metadata.inputs.as_slice() else {
         let names: Vec<&str> = metadata.inputs.iter().map(|i| i.name.as_str()).collect();
         bail!(
@@ -137,6 +197,11 @@ fn request(
             _ => return Err(error),
         },
     };
+    Ok(InferTensor { name: input.name.clone(), datatype, shape, parameters: Default::default(), data })
+}
+
+/// The outputs that have labels, with their likeliest classes.
+fn labelled(args: &InferArgs, metadata: &ModelMetadataBody, config: &Value) -> Vec<RequestedOutput> {
     let labelled = |output: &&TensorMetadataBody| {
         config.get("output").and_then(Value::as_array).is_some_and(|outputs| {
             outputs.iter().any(|o| {
@@ -145,7 +210,7 @@ fn request(
             })
         })
     };
-    let outputs = metadata
+    metadata
         .outputs
         .iter()
         .filter(labelled)
@@ -153,14 +218,7 @@ fn request(
             name: output.name.clone(),
             parameters: [("classification".to_owned(), Parameter::Int64(i64::from(args.top)))].into(),
         })
-        .collect();
-    Ok(InferRequest {
-        model_name: args.model.clone(),
-        model_version: args.model_version.clone(),
-        inputs: vec![InferTensor { name: input.name.clone(), datatype, shape, parameters: Default::default(), data }],
-        outputs,
-        ..InferRequest::default()
-    })
+        .collect()
 }
 
 /// Prints each output: classes where there are some, else its first elements.
@@ -294,6 +352,7 @@ mod tests {
         InferArgs {
             model: model.into(),
             picture: None,
+            text: None,
             request: None,
             url: String::new(),
             model_version: String::new(),
@@ -322,16 +381,42 @@ mod tests {
             "output": [{"name": "y", "label_filename": "labels.txt"}, {"name": "z"}],
             "parameters": {"pixel_scale": {"string_value": "0.5"}},
         });
-        let request_of = |metadata: &ModelMetadataBody, config: &Value| request(&args("m"), &picture, metadata, config);
-        let request = request_of(&metadata, &config).unwrap();
-        assert_eq!(request.inputs[0].shape, [1, 1, 2]);
-        assert_eq!(request.inputs[0].data.as_ref(), [0.0_f32.to_le_bytes(), 127.5_f32.to_le_bytes()].concat());
-        assert_eq!(request.outputs.len(), 1);
-        assert_eq!(request.outputs[0].parameters["classification"], Parameter::Int64(2));
+        let pixels_of = |metadata: &ModelMetadataBody, config: &Value| pixels(&args("m"), &picture, metadata, config);
+        let input = pixels_of(&metadata, &config).unwrap();
+        assert_eq!(input.shape, [1, 1, 2]);
+        assert_eq!(input.data.as_ref(), [0.0_f32.to_le_bytes(), 127.5_f32.to_le_bytes()].concat());
+        let outputs = labelled(&args("m"), &metadata, &config);
+        assert_eq!(outputs.len(), 1);
+        assert_eq!(outputs[0].parameters["classification"], Parameter::Int64(2));
         // A server that has no configuration to show: the batch dimension is recognised all the same.
-        assert_eq!(request_of(&metadata, &Value::Null).unwrap().inputs[0].shape, [1, 1, 2]);
+        assert_eq!(pixels_of(&metadata, &Value::Null).unwrap().shape, [1, 1, 2]);
         metadata.inputs.push(tensor("x2", &[1]));
-        let error = request_of(&metadata, &config).unwrap_err().to_string();
+        let error = pixels_of(&metadata, &config).unwrap_err().to_string();
         assert!(error.starts_with("'m' has 2 inputs (x, x2)"), "{error}");
+    }
+    #[test]
+    fn what_the_server_makes_into_tensors_is_sent_as_it_is() {
+        let metadata = ModelMetadataBody {
+            name: "m".into(),
+            versions: vec![],
+            platform: String::new(),
+            inputs: vec![],
+            outputs: vec![],
+        };
+        let takes = |media: &str| {
+            serde_json::json!({ "parameters": {
+                "preprocess_input": { "string_value": "in" }, "preprocess_media": { "string_value": media },
+            } })
+        };
+        let text = Sent::Text("so it is");
+        let request_of = |config: &Value| request(&args("m"), &text, &metadata, config);
+        let request = request_of(&takes("text/plain")).unwrap();
+        let InferTensor { name, datatype, shape, data, .. } = &request.inputs[0];
+        assert_eq!((name.as_str(), *datatype, shape.as_slice()), ("in", DataType::Bytes, &[1][..]));
+        assert_eq!(data.as_ref(), b"\x08\0\0\0so it is");
+        for config in [takes("image/jpeg, image/png"), Value::Null] {
+            let error = request_of(&config).unwrap_err().to_string();
+            assert!(error.starts_with("'m' takes no texts"), "{error}");
+        }
     }
 }

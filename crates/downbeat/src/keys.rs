@@ -1,9 +1,11 @@
 //! Every option of `downbeat serve`, each once: its key in `downbeat.toml`, its flag, how it is written, where it goes, and what it is for. The
 //! command line, the reader of files, `docs/configuration.md` and `examples/downbeat.toml` are made of this.
 
+use std::net::SocketAddr;
 use std::sync::LazyLock;
 
 use downbeat_core::Duration;
+use downbeat_core::device::overlap::GroupOrder;
 use downbeat_server::options::{
     BatchesBy, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS, MOST_DEVICES,
     MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
@@ -12,7 +14,7 @@ use downbeat_server::options::{
 use crate::draft::{ControlMode, Draft};
 use crate::forms::{
     address, bytes, bytes_or_zero, list, mebibytes, millis, name, number, parsed, path, port, seconds, seconds_from,
-    share, switch,
+    share, steps, switch,
 };
 use crate::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
 use crate::triton_flags::default_max_batch_size;
@@ -23,7 +25,7 @@ type Group = (&'static str, fn() -> Vec<Key<Draft>>);
 
 /// The options of the server. What stands later wins over what stands before, of one source.
 pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
-    let groups: [Group; 10] = [
+    let groups: [Group; 11] = [
         ("", repositories),
         ("Ports", ports),
         ("Engine", engine),
@@ -34,6 +36,7 @@ pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
         ("Connections", connections),
         ("Operation", operation),
         ("Autoscaling", autoscaling),
+        ("Cluster", cluster),
     ];
     groups.into_iter().flat_map(|(heading, keys)| keys().into_iter().map(move |key| Key { heading, ..key })).collect()
 });
@@ -88,6 +91,10 @@ fn ports() -> Vec<Key<Draft>> {
             "max-in-flight-bytes",
             "Most bytes that all requests in flight hold together, with their answers (see \"Memory of requests\")",
         ),
+        key("preprocess.threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.preprocess_threads)
+            .help("Threads that pictures and texts are made into tensors on; 0: one fewer than there are cores (see \"Preprocessing\")"),
+        key("preprocess.max_megapixels", number(1..=4096), |d| &mut d.options.max_megapixels)
+            .help("Most pixels of a picture, millions, by its header; larger ones are refused before any memory is taken for them"),
         key("shared_memory", switch(), |d| &mut d.options.shared_memory)
             .flag(
                 "shared-memory",
@@ -173,12 +180,14 @@ fn scheduling() -> Vec<Key<Draft>> {
         key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
             .flag("scheduler-shards", "Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core"),
         key("rehearsal_cpu", share(), |d| &mut d.options.rehearsal_cpu)
-            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, in which adaptive schedulers, and device policies under auto, are tried on the last seconds; 0: none, a rule decides"),
+            .flag("rehearsal-cpu", "Share of a core's time, at idle priority, in which adaptive schedulers, and device policies under auto, are tried on the last seconds, and what predicts operator groups is trained; 0: none, a rule decides"),
         key("device.policy", name("POLICY").of(device_policies().map(PolicyName::name)), |d| &mut d.options.device.policy)
             .flag("device-policy", device_policy_help())
             .of_models(),
         optional("device.predictor", path("FILE"), |d| &mut d.options.device.predictor, "requests run one at a time", "\"predictor.json\"")
             .help("What predicts groups of operators for the device policy overlap: a file that downbeat profile --co-run writes (see \"The policy overlap\")"),
+        key("device.order", name("ORDER").of(GroupOrder::ALL.map(GroupOrder::name)), |d| &mut d.options.device.order)
+            .help("Which request of the device policy overlap is next: headroom (the least time left, and operators of others beside it), or to compare with, one request at a time: fcfs, sjf (what takes the least), edf"),
         key("device.partitions", list(name("PARTITION")), |d| &mut d.options.device.partitions)
             .help("What a device is divided into: sets of cores, or on GPUs compute units (\"40\") or shares of them (\"25%\"), shares also with engine = \"emulated\"; a model runs on one, or on those that it names (see \"Partitions\")")
             .unless("one part", "[\"0-3\", \"4-7\"]")
@@ -365,6 +374,47 @@ fn autoscaling() -> Vec<Key<Draft>> {
     ]
 }
 
+fn cluster() -> Vec<Key<Draft>> {
+    vec![
+        key("cluster.schedulers", list(parsed("HOST:PORT", host_and_port, String::clone)), |d| &mut d.options.cluster.schedulers)
+            .flag("schedulers", "The schedulers of the cluster, in the order in which they lead, the same everywhere")
+            .unless("none: a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
+        key("cluster.rank", number(0..=63), |d| &mut d.options.cluster.rank)
+            .flag("rank", "A scheduler's own place among --schedulers, from 0"),
+        optional("cluster.listen", parsed("ADDRESS:PORT", socket_address, SocketAddr::to_string), |d| &mut d.options.cluster.listen,
+            "port 8003 of --host, or that of its place among --schedulers (scheduler); port 8004 (frontend)", "\"0.0.0.0:8004\"")
+            .flag("listen", "Where a scheduler or a frontend is connected to by the rest of the cluster"),
+        optional("cluster.advertise", parsed("HOST:PORT", host_and_port, String::clone), |d| &mut d.options.cluster.advertise,
+            "the address that it connects to schedulers from", "\"frontend-1:8004\"")
+            .flag("advertise", "Where backends reach a frontend, if that is another address than schedulers see"),
+        optional("cluster.name", name("NAME"), |d| &mut d.options.cluster.name, "its role and a number", "\"frontend-1\"")
+            .flag("node-name", "What the process is called in the others' logs and GET /v2/cluster"),
+        key("cluster.heartbeat_ms", millis(), |d| &mut d.options.cluster.heartbeat)
+            .flag("heartbeat-ms", "Longest silence between schedulers"),
+        key("cluster.takeover_after_ms", millis(), |d| &mut d.options.cluster.takeover_after)
+            .flag("takeover-after-ms", "Silence of the scheduler that leads after which the next one does; the end of its connection is silence at once"),
+        key("cluster.lost_after_ms", millis(), |d| &mut d.options.cluster.lost_after)
+            .flag("lost-after-ms", "Silence after which any other process is lost; the end of its connection is silence at once"),
+        key("cluster.fetch_within_ms", millis(), |d| &mut d.options.cluster.fetch_within)
+            .flag("fetch-within-ms", "How long the inputs of a batch may take to come to its backend; it runs without those that have not come"),
+        key("cluster.tries", number(0..=255), |d| &mut d.options.cluster.tries)
+            .flag("tries", "How often a request is tried again whose backend was lost; a model with the parameter run_once = true is not"),
+    ]
+}
+
+/// `HOST:PORT`, as it is written.
+fn host_and_port(text: &str) -> Result<String, String> {
+    let parts = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+    match parts.and_then(|(_, port)| port.parse::<u16>().ok()) {
+        Some(1..) => Ok(text.to_owned()),
+        _ => Err(format!("'{text}' is not HOST:PORT, such as scheduler-1:8003")),
+    }
+}
+
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("'{text}' is not ADDRESS:PORT, such as 0.0.0.0:8003"))
+}
+
 /// The options of one model: `[models.NAME]`.
 pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
     let (of_all, chosen) = ("as for all models", "what its config.pbtxt says, or as for all models");
@@ -381,6 +431,14 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
             .help("Threads inside one run; 0: as for all models"),
         of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
             .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
+        of_model(
+            "preprocess",
+            steps(),
+            |m| &mut m.preprocess,
+            "it takes tensors alone",
+            "[{ step = \"decode\" }, { step = \"resize\", size = [224, 224] }]",
+        )
+        .help("The steps from pictures or texts to its inputs (see \"Preprocessing\")"),
         of_model("gpu_memory_mb", mebibytes(), |m| &mut m.gpu_memory, "what is free, but for a reserve", "6000")
             .help("What it may take of the memory of each GPU, MiB (see \"NVIDIA GPUs\")"),
         of_model(

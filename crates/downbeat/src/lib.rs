@@ -21,6 +21,7 @@ mod pair_report;
 mod picture;
 mod plan_command;
 mod plan_report;
+mod plan_slots;
 mod profile_command;
 mod profile_groups;
 mod profile_pairs;
@@ -30,13 +31,16 @@ mod profiled_model;
 mod resolve;
 mod run_output;
 mod serve_flags;
+mod share_profile;
 mod share_report;
 mod simulate;
 mod simulate_auto;
 mod simulate_device;
+mod simulate_network;
 mod simulate_random;
 mod slice_command;
 mod slice_report;
+mod slot_report;
 mod timeline_command;
 mod triton_flags;
 mod units;
@@ -50,9 +54,10 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 use downbeat_bench::scheduler::SchedulerArgs;
 use downbeat_report::note;
-use downbeat_server::options::LogFormat;
+use downbeat_server::options::{LogFormat, ServerOptions};
 
 pub use log_command::write_log;
+use resolve::Process;
 pub use resolve::options_of_text;
 
 /// Serve deep-learning models under latency SLOs.
@@ -66,6 +71,18 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     Serve(Box<serve_flags::ServeFlags>),
+    /// Take requests of clients for the backends of a cluster
+    ///
+    /// Options come from where those of `downbeat serve` come from; a frontend has no models of its own.
+    Frontend(Box<serve_flags::ServeFlags>),
+    /// Decide for the frontends and backends of a cluster which batch runs where and when, or stand by
+    ///
+    /// Options come from where those of `downbeat serve` come from; a scheduler has no models of its own.
+    Scheduler(Box<serve_flags::ServeFlags>),
+    /// Run the models of a repository for the frontends of a cluster
+    ///
+    /// Options are those of `downbeat serve`, and come from where these do.
+    Backend(Box<serve_flags::ServeFlags>),
     Infer(infer::InferArgs),
     Profile(Box<profile_command::ProfileArgs>),
     Slice(slice_command::SliceArgs),
@@ -141,16 +158,26 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
+/// Runs a process that goes on until it is told to end.
+fn serve(
+    flags: &serve_flags::ServeFlags,
+    process: Process,
+    serve: fn(ServerOptions) -> anyhow::Result<()>,
+) -> Result<ExitCode, Failure> {
+    let usage = |error| Failure { error, code: USAGE };
+    let resolved = resolve::resolve(flags, process, std::path::Path::new("")).map_err(usage)?;
+    if let (Some(file), LogFormat::Text) = (&resolved.file, resolved.options.log.format) {
+        note(format_args!("options from {}", file.display()));
+    }
+    Ok(serve(resolved.options).map(|()| ExitCode::SUCCESS)?)
+}
+
 fn run(command: Command) -> Result<ExitCode, Failure> {
     match command {
-        Command::Serve(flags) => {
-            let usage = |error| Failure { error, code: USAGE };
-            let resolved = resolve::resolve(&flags, std::path::Path::new("")).map_err(usage)?;
-            if let (Some(file), LogFormat::Text) = (&resolved.file, resolved.options.log.format) {
-                note(format_args!("options from {}", file.display()));
-            }
-            Ok(downbeat_server::serve(resolved.options).map(|()| ExitCode::SUCCESS)?)
-        }
+        Command::Serve(flags) => serve(&flags, Process::Server, downbeat_server::serve),
+        Command::Frontend(flags) => serve(&flags, Process::Frontend, downbeat_server::serve_frontend),
+        Command::Scheduler(flags) => serve(&flags, Process::Scheduler, downbeat_server::serve_scheduler),
+        Command::Backend(flags) => serve(&flags, Process::Backend, downbeat_server::serve_backend),
         Command::Infer(args) => Ok(infer::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Slice(args) => Ok(slice_command::run(&args).map(|()| ExitCode::SUCCESS)?),

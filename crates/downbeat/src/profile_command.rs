@@ -2,17 +2,18 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_engine::{Cut, LoadError, Search};
+use downbeat_engine::{Cut, ExecutorProgram, Isolated, LoadError, Search};
 use downbeat_report::{Html, Json, note, out};
 use downbeat_server::batch_codec::PROFILED_LENGTH;
 use downbeat_server::clock::Clock;
 use downbeat_server::mix_profiler;
-use downbeat_server::options::EngineChoice;
-use downbeat_server::profile_store::{ProfileStore, StoredKnees, StoredOperators, StoredProfile};
+use downbeat_server::options::{EngineChoice, Isolation};
+use downbeat_server::profile_store::{ProfileStore, StoredOperators, StoredProfile, StoredShares};
 use downbeat_server::profiler::{self, Measurement};
 
 use crate::calibration_file;
@@ -161,7 +162,7 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     if args.shares.shares.is_some() || args.shares.segments.is_some() || args.save.is_some() {
         let mut out = args.json.text();
         let report = profile_shares::measure(&args.shares, &profiled, batch, args.length, args.budget, &mut out)?;
-        keep_knees(&ProfileStore::new(args.profile_cache.clone()), &profiled, &report);
+        keep_shares(&ProfileStore::new(args.profile_cache.clone()), &profiled, &report);
         args.json.write(&report)?;
         args.html.write(|| report.page())?;
         let save = |file: &PathBuf| calibration_file::save_shares(file, &profiled, args.length, &report);
@@ -173,13 +174,15 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Keeps the knees for the server, which divides devices by them.
-fn keep_knees(store: &ProfileStore, profiled: &ProfiledModel, report: &ShareReport) {
+/// Keeps what was measured on shares for the server, which divides devices by the knees, and for who plans how to divide them.
+fn keep_shares(store: &ProfileStore, profiled: &ProfiledModel, report: &ShareReport) {
     let info = profiled.engine.info();
-    let key = ProfileStore::file_key(&profiled.file).map(|file| ProfileStore::knees_key(&file, &info));
-    let (model, engine, knees) = (profiled.file.clone(), info.name.to_owned(), report.knees.clone());
-    if !knees.is_empty() {
-        store.keep(key.map_err(|error| error.to_string()), "its knees", &StoredKnees { model, engine, knees });
+    let key = ProfileStore::file_key(&profiled.file).map(|file| ProfileStore::shares_key(&file, &info));
+    let (model, engine) = (profiled.file.clone(), info.name.to_owned());
+    let ShareReport { knees, measurements, .. } = report.clone();
+    if report.has_shares() {
+        let shares = StoredShares { model, engine, knees, measurements };
+        store.keep(key.map_err(|error| error.to_string()), "what it takes on shares", &shares);
     }
 }
 
@@ -200,7 +203,13 @@ fn load(
     let wanted = ModelWanted { repository: &repository, name, version, largest_batch, cut, threads };
     ProfiledModel::load(wanted, |format| match beside {
         Some(beside) if beside.format == format => Ok(beside.engine.clone()),
-        _ => engine_for(format, args.engine, &Search::from_env()),
+        _ => {
+            let engine = engine_for(format, args.engine, &Search::from_env())?;
+            Ok(match args.groups.isolation {
+                Isolation::None => engine,
+                Isolation::Process => Arc::new(Isolated::new(engine, threads, ExecutorProgram::default())?),
+            })
+        }
     })
 }
 

@@ -10,12 +10,12 @@ use downbeat_core::{Duration, median};
 use downbeat_report::note;
 use downbeat_server::clock::Clock;
 use downbeat_server::group_profiler::GroupLanes;
+use downbeat_server::options::Isolation;
 use downbeat_server::profile_store::ProfileStore;
 use downbeat_server::profiler::{Threads, few_sizes};
 use downbeat_server::stored_predictor::{PredictedModel, StoredPredictor, Training};
-use downbeat_sim::device::{
-    ComparedPredictors, GroupSampler, OverlapSample, SampledModel, error_below, mean_error, says, train_mlp,
-};
+use downbeat_sim::device::{ComparedPredictors, GroupSampler, SampledModel};
+use downbeat_training::{GroupSample, error_below, mean_error, says, sets_of, train_mlp};
 
 use crate::group_report::{GroupReport, SetReport};
 use crate::group_samples::{GroupSamples, MeasuredGroup, SampledOn};
@@ -35,6 +35,9 @@ pub struct GroupFlags {
     /// Write the predictor
     #[arg(long, value_name = "FILE", requires = "co_run")]
     pub predictor: Option<PathBuf>,
+    /// What the models are kept apart from, as a server has it: none, or process (each runs in a process of its own)
+    #[arg(long, value_name = "ISOLATION", requires = "co_run", default_value = "none")]
+    pub isolation: Isolation,
     /// Most models that run at once [default: one a core, at least 2]
     #[arg(long, value_name = "N", requires = "co_run", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub at_once: Option<u8>,
@@ -125,7 +128,7 @@ pub fn measure(
     let mut groups = before.map_or_else(Vec::new, |before| before.groups);
     let sampled = models.iter().map(|model| sampled(model, batch, length)).collect::<anyhow::Result<Vec<_>>>()?;
     let all: Vec<usize> = (0..models.len()).collect();
-    let sets: Vec<_> = (1..=flags.at_once(models.len())).flat_map(|count| OverlapSample::sets(&all, count)).collect();
+    let sets: Vec<_> = (1..=flags.at_once(models.len())).flat_map(|count| sets_of(&all, count)).collect();
     let least = (FEWEST * sets.len()) as u64;
     let sampler = GroupSampler { models: sampled, sets, seed: SEED };
     let clock = Clock::start();
@@ -159,13 +162,13 @@ pub fn measure(
 
 /// Samples of a set of models.
 struct Split<'a> {
-    training: Vec<&'a OverlapSample>,
-    test: Vec<&'a OverlapSample>,
+    training: Vec<&'a GroupSample>,
+    test: Vec<&'a GroupSample>,
 }
 
 impl<'a> Split<'a> {
     /// Of each set every fifth is for the test.
-    fn new(samples: &'a [OverlapSample], sets: usize) -> Self {
+    fn new(samples: &'a [GroupSample], sets: usize) -> Self {
         let mut split = Split { training: Vec::new(), test: Vec::new() };
         let mut seen = vec![0; sets];
         for sample in samples {
@@ -183,7 +186,7 @@ fn epochs(samples: usize) -> u32 {
 }
 
 /// Groups as a predictor sees them, and the sets of models that they are of.
-fn seen(layout: &FeatureLayout, groups: &[MeasuredGroup]) -> anyhow::Result<(Vec<Vec<usize>>, Vec<OverlapSample>)> {
+fn seen(layout: &FeatureLayout, groups: &[MeasuredGroup]) -> anyhow::Result<(Vec<Vec<usize>>, Vec<GroupSample>)> {
     let set_of = |measured: &MeasuredGroup| {
         let mut set: Vec<usize> = measured.group.iter().map(|part| part.model.0 as usize).collect();
         set.sort_unstable();
@@ -202,7 +205,7 @@ fn seen(layout: &FeatureLayout, groups: &[MeasuredGroup]) -> anyhow::Result<(Vec
         ensure!(measured.takes_ns > 0, "group {} of the samples took no time", number + 1);
         let set = set_of(measured);
         let set = sets.iter().position(|known| *known == set).unwrap_or_default();
-        Ok(OverlapSample { features, takes_ms: measured.takes_ns as f64 / 1e6, set })
+        Ok(GroupSample { features, takes_ms: measured.takes_ns as f64 / 1e6, set })
     };
     let samples = groups.iter().enumerate().map(sample).collect::<anyhow::Result<_>>()?;
     Ok((sets, samples))
@@ -224,7 +227,7 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
     let all = ComparedPredictors::train(&training, epochs(training.len()), SEED)?;
     let mlp = &all.mlp;
     let (error, mean_error) = (error_below(mlp, &test), mean_error(test.iter().copied(), |x| says(mlp, x)));
-    let report = |models: Vec<String>, tested: &[&OverlapSample], unseen| {
+    let report = |models: Vec<String>, tested: &[&GroupSample], unseen| {
         let [mlp, linear, svm] = all.off(tested);
         let mean_ms = tested.iter().map(|sample| sample.takes_ms).sum::<f64>() / tested.len().max(1) as f64;
         SetReport { models, tested: tested.len(), mean_ms, mlp, linear, svm, unseen }
@@ -266,7 +269,7 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
 }
 
 /// How far their median is off for groups that are the same, on average, as a share of what they took; `None`: no group was drawn twice.
-fn repeated(samples: &[OverlapSample]) -> Option<f64> {
+fn repeated(samples: &[GroupSample]) -> Option<f64> {
     let mut same: BTreeMap<Vec<u32>, Vec<f64>> = BTreeMap::new();
     for sample in samples {
         let key = sample.features.iter().map(|feature| feature.to_bits()).collect();
@@ -281,8 +284,8 @@ fn repeated(samples: &[OverlapSample]) -> Option<f64> {
 }
 
 /// The error for groups of a pair of a perceptron that has seen none of them.
-fn unseen_error(training: &[&OverlapSample], pair: usize, tested: &[&OverlapSample]) -> anyhow::Result<f64> {
-    let others: Vec<&OverlapSample> = training.iter().copied().filter(|sample| sample.set != pair).collect();
-    let blind = train_mlp(&others, epochs(others.len()), SEED)?;
+fn unseen_error(training: &[&GroupSample], pair: usize, tested: &[&GroupSample]) -> anyhow::Result<f64> {
+    let others: Vec<&GroupSample> = training.iter().copied().filter(|sample| sample.set != pair).collect();
+    let blind = train_mlp(&others, epochs(others.len()), downbeat_sim::random(SEED, 0))?;
     Ok(mean_error(tested.iter().copied(), |features| says(&blind, features)))
 }

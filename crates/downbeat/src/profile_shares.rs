@@ -6,8 +6,9 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use downbeat_core::Duration;
 use downbeat_engine::cuda::{Device, Splitter, survey};
-use downbeat_engine::{CudaOptions, Engine, Search, Share};
+use downbeat_engine::{CudaOptions, Emulated, Engine, Search, Share};
 use downbeat_server::clock::Clock;
+use downbeat_server::options::EngineChoice;
 use downbeat_server::profiler::few_sizes;
 use downbeat_server::share_profiler::ShareMeasurement;
 
@@ -18,8 +19,8 @@ use crate::watched::watched;
 /// Flags of what is measured over shares and segments.
 #[derive(Args, Debug)]
 pub struct ShareFlags {
-    /// Measure latency over the share of the GPU's compute units too, and find the knee: on N shares of even steps
-    /// [default: on all that the GPU can be parted into]. Batch sizes: every second power of two, unless --batch says otherwise
+    /// Measure latency over the share of the device's compute units too, and find the knee: on N shares of even steps [default: on all that a GPU can be
+    /// parted into, every twentieth of an emulated device]. What is found is kept for servers and for `downbeat plan slots`. Batch sizes: every second power of two, unless --batch says otherwise
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["lane_mix", "emulated"])]
     pub shares: Option<u32>,
     /// Cut the model into N segments of about equal time, and measure each
@@ -27,15 +28,22 @@ pub struct ShareFlags {
     pub segments: Option<u16>,
 }
 
-/// The compute units of the first GPU that an engine uses.
+/// The steps in which emulated devices are measured, hundredths.
+const EMULATED_STEP: u32 = 5;
+
+/// The compute units of the first device that an engine uses.
 ///
 /// # Errors
 /// If the engine is for the CPU, or the GPU cannot be parted.
 pub fn device_units(engine: &dyn Engine) -> anyhow::Result<DeviceUnits> {
     let info = engine.info();
+    if info.name == EngineChoice::Emulated.name() {
+        let (units, grain) = (Emulated::UNITS, EMULATED_STEP);
+        return Ok(DeviceUnits { units, grain, largest_part: units - grain });
+    }
     if !matches!(info.name, "cuda" | "tensorrt") {
         bail!(
-            "the engine {} cannot part its device ({}): shares of compute units are for NVIDIA GPUs, with --engine cuda",
+            "the engine {} cannot part its device ({}): shares of compute units are for NVIDIA GPUs, with --engine cuda, and for emulated models",
             info.name,
             info.device
         );
@@ -53,22 +61,16 @@ pub fn device_units(engine: &dyn Engine) -> anyhow::Result<DeviceUnits> {
 }
 
 impl DeviceUnits {
-    /// The shares to measure, ascending, the whole device being the last: all, or `wanted` in even steps.
+    /// The shares to measure, ascending, the whole device being the last: all, or `wanted`, each of as many more units as the first has.
     pub fn shares(self, wanted: u32) -> Vec<(Option<u32>, Share)> {
-        let parts: Vec<u32> = (1..).map(|n| n * self.grain).take_while(|units| *units <= self.largest_part).collect();
-        let parts = match wanted {
-            0 => parts,
-            // The largest is the whole device.
-            wanted => {
-                let ideal = |n: u32| u64::from(self.units) * u64::from(n) / u64::from(wanted);
-                let near = |ideal: u64| parts.iter().copied().min_by_key(|units| u64::from(*units).abs_diff(ideal));
-                let mut chosen: Vec<u32> = (1..wanted).filter_map(|n| near(ideal(n))).collect();
-                chosen.dedup();
-                chosen
-            }
+        let grain = self.grain.max(1);
+        let (step, most) = match wanted {
+            0 => (grain, u32::MAX),
+            wanted => ((self.units / wanted / grain).max(1) * grain, wanted),
         };
+        let parts = (1..most).map_while(|n| n.checked_mul(step)).take_while(|units| *units <= self.largest_part);
         let whole = (Some(self.units), Share::Whole);
-        parts.into_iter().map(|units| (Some(units), Share::Units(units))).chain([whole]).collect()
+        parts.map(|units| (Some(units), Share::Units(units))).chain([whole]).collect()
     }
 }
 

@@ -25,11 +25,24 @@ pub struct Resolved {
     pub file: Option<PathBuf>,
 }
 
-/// Resolves the options of `downbeat serve`, started in `folder`.
+/// What the options are for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Process {
+    /// All roles in one.
+    Server,
+    /// Has the clients of a cluster.
+    Frontend,
+    /// Decides for a cluster.
+    Scheduler,
+    /// Has models and devices of a cluster.
+    Backend,
+}
+
+/// Resolves the options of a process, started in `folder`.
 ///
 /// # Errors
 /// If a file cannot be read or is wrong, or options contradict each other.
-pub fn resolve(flags: &ServeFlags, folder: &Path) -> anyhow::Result<Resolved> {
+pub fn resolve(flags: &ServeFlags, process: Process, folder: &Path) -> anyhow::Result<Resolved> {
     let mut given = Draft::default();
     flags.keys.apply(&mut given)?;
     let given = given.options.repositories;
@@ -50,9 +63,12 @@ pub fn resolve(flags: &ServeFlags, folder: &Path) -> anyhow::Result<Resolved> {
         }
     }
     flags.keys.apply(&mut draft)?;
-    let mut options = finish(draft)?;
+    let mut options = finish(draft, process)?;
     options.plan = flags.plan.as_ref().map(|file| plan_report::read_plan(&folder.join(file))).transpose()?;
     options.notices.extend(flags.others.notice(flags.keys.values("backend-config"), flags.strict_flags)?);
+    if process == Process::Server && !flags.keys.values("schedulers").is_empty() {
+        options.notices.push("--schedulers has no effect: downbeat serve has all roles in one process; use downbeat frontend and downbeat backend".to_owned());
+    }
     let is_polled = matches!(options.model_control, ModelControl::Poll { .. });
     if !is_polled && !flags.keys.values("repository-poll-secs").is_empty() {
         options.notices.push("--repository-poll-secs has no effect without --model-control-mode poll".to_owned());
@@ -89,17 +105,20 @@ pub fn repository_of(model: &str, given: Option<&Path>, folder: &Path) -> anyhow
 pub fn options_of_text(text: &str) -> anyhow::Result<ServerOptions> {
     let mut draft = Draft::default();
     options_file::apply_text(text, Path::new(""), &mut draft).map_err(anyhow::Error::msg)?;
-    finish(draft)
+    finish(draft, Process::Server)
 }
 
-fn finish(draft: Draft) -> anyhow::Result<ServerOptions> {
+fn finish(draft: Draft, process: Process) -> anyhow::Result<ServerOptions> {
     let options = draft.finish()?;
-    check(&options)?;
+    check(&options, process)?;
     Ok(options)
 }
 
-fn check(options: &ServerOptions) -> anyhow::Result<()> {
-    if options.repositories.is_empty() {
+fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
+    if options.cluster.schedulers.is_empty() && matches!(process, Process::Frontend | Process::Backend) {
+        bail!("no scheduler is named: give --schedulers HOST:PORT,... or `schedulers` in [cluster] of {FILE_NAME}");
+    }
+    if options.repositories.is_empty() && matches!(process, Process::Server | Process::Backend) {
         bail!(
             "no model repository is given: downbeat serve REPOSITORY (such as examples/models), or `repository` in {FILE_NAME}"
         );
@@ -110,7 +129,7 @@ fn check(options: &ServerOptions) -> anyhow::Result<()> {
             bail!("{other} and {name} both have port {}; give one of them another", port.unwrap_or_default());
         }
     }
-    if options.http_port.is_none() && options.grpc_port.is_none() {
+    if options.http_port.is_none() && options.grpc_port.is_none() && process != Process::Scheduler {
         bail!("both the HTTP and the gRPC port are off; nothing could be asked of the server");
     }
     let on_gpus = matches!(options.engine, EngineChoice::Auto | EngineChoice::Cuda | EngineChoice::Tensorrt);

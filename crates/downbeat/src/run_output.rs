@@ -54,7 +54,7 @@ impl Progress {
     ///
     /// # Errors
     /// If Ctrl-C cannot be watched.
-    fn new(quiet: bool) -> anyhow::Result<Progress> {
+    pub fn new(quiet: bool) -> anyhow::Result<Progress> {
         let hidden = quiet || !std::io::stderr().is_terminal();
         let bar = if hidden { ProgressBar::hidden() } else { ProgressBar::no_length() };
         let style = ProgressStyle::with_template("{bar:40} {pos}/{len} runs, {elapsed}, {eta} left")?;

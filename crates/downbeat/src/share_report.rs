@@ -70,7 +70,8 @@ impl ShareReport {
         self.measurements.iter().filter(move |m| Some(m.units) == most)
     }
 
-    fn has_shares(&self) -> bool {
+    /// Whether more than the whole device was measured.
+    pub fn has_shares(&self) -> bool {
         self.measurements.iter().any(|m| m.units != self.measurements[0].units)
     }
 

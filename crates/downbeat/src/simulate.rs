@@ -15,6 +15,7 @@ use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario,
 use crate::run_output::RunOutput;
 use crate::simulate_auto::{self, AutoArgs};
 use crate::simulate_device::{self, DeviceArgs, FigureArgs};
+use crate::simulate_network::{self, NetworkArgs};
 use crate::simulate_random::{self, RandomArgs};
 
 /// Run schedulers under virtual time: an experiment from a file, or a search of the highest load that a cluster holds.
@@ -28,6 +29,7 @@ use crate::simulate_random::{self, RandomArgs};
 ///   downbeat simulate device --model resnet152 --policy e-ebird --rate 150 --html timeline.html
 ///   downbeat simulate figure dvabatch-14
 ///   downbeat simulate world experiments/worlds/device_lost.toml
+///   downbeat simulate network --seeds 0..1000
 ///   downbeat simulate random --seed 1 --workloads 20
 ///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
 ///   downbeat simulate capacity --profiles experiments/profiles/profiles_a100.csv --devices 64 --policy all --seed 1 --seed 2 --json
@@ -64,6 +66,7 @@ enum SimulateCommand {
     Device(Box<DeviceArgs>),
     Figure(FigureArgs),
     World(WorldArgs),
+    Network(NetworkArgs),
     Random(RandomArgs),
     Auto(AutoArgs),
 }
@@ -209,6 +212,7 @@ pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
         (Some(SimulateCommand::Device(args)), _) => simulate_device::run(&args),
         (Some(SimulateCommand::Figure(args)), _) => simulate_device::figure(&args),
         (Some(SimulateCommand::World(args)), _) => world(&args),
+        (Some(SimulateCommand::Network(args)), _) => simulate_network::run(&args),
         (Some(SimulateCommand::Random(args)), _) => simulate_random::run(&args),
         (Some(SimulateCommand::Auto(args)), _) => simulate_auto::run(&args),
         (None, Some(file)) => {

@@ -54,7 +54,8 @@ impl<H: Handler> Cluster<H> {
         Some(now)
     }
 
-    pub(crate) fn moment(&self) -> Moment {
+    /// What the time is, and when the first device is expected to be free.
+    pub fn moment(&self) -> Moment {
         self.moment_at(self.handler.now())
     }
 

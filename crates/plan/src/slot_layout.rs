@@ -30,6 +30,8 @@ pub struct SlotProblem {
     pub steps: u32,
     /// The most slots of a device.
     pub most_slots: u32,
+    /// Whether all devices are to be cut alike, as a server's are.
+    pub alike: bool,
 }
 
 /// The slots of each device, in steps, the largest first. Devices with equal slots stand together.
@@ -61,6 +63,11 @@ impl SlotLayout {
     /// All devices whole.
     pub fn whole(problem: &SlotProblem) -> Self {
         SlotLayout(vec![vec![problem.steps]; problem.devices as usize])
+    }
+
+    /// Whether all devices are cut alike.
+    pub fn is_alike(&self) -> bool {
+        self.0.windows(2).all(|two| two[0] == two[1])
     }
 
     fn new(mut devices: Vec<Vec<u32>>) -> Self {
@@ -98,15 +105,18 @@ impl fmt::Display for SlotLayout {
 impl SlotProblem {
     /// The layout with which the devices hold the highest multiple of all rates, as [`Self::evaluate`] says: of all layouts if there are at most 2,000,
     /// else what [`Self::search`] finds. Of layouts that are within 0.1% the one that was
-    /// found first counts, and whole devices come first. `None` if no layout meets every SLO.
+    /// found first counts, and whole devices come first. Where devices are to be [`alike`](Self::alike), of those whose devices are. `None` if no layout meets every SLO.
     pub fn choose(&self) -> Option<SlotPlan> {
         let cuts = self.cuts();
-        if layouts(cuts.len() as u64, self.devices) > MOST_LAYOUTS {
+        if !self.alike && layouts(cuts.len() as u64, self.devices) > MOST_LAYOUTS {
             return self.search();
         }
         let mut known = BTreeMap::new();
         let mut all = Vec::new();
-        every_layout(&cuts, self.devices as usize, &mut Vec::new(), &mut all);
+        match self.alike {
+            true => all.extend(cuts.into_iter().map(|cut| vec![cut; self.devices as usize])),
+            false => every_layout(&cuts, self.devices as usize, &mut Vec::new(), &mut all),
+        }
         let mut best = (0.0, SlotLayout::whole(self));
         for layout in std::iter::once(best.1.clone()).chain(all.into_iter().map(SlotLayout::new)) {
             let factor = self.factor(&layout, &mut known);

@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use downbeat_core::Duration;
 use downbeat_core::cluster::TimeoutAction;
 use downbeat_protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model_queue_policy};
+use serde::{Deserialize, Serialize};
 
 /// How a model's requests are queued and batched; Triton's `dynamic_batching`, resolved.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Batching {
     /// Largest batch; 0: the model's tensors have no batch dimension.
     pub max_batch_size: u32,
@@ -32,7 +33,7 @@ pub struct Batching {
 }
 
 /// The queue of one priority.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Level {
     /// Most requests that wait; 0: the configuration sets no bound (the server's default holds).
     pub max_queue_size: u32,

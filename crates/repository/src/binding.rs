@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use downbeat_core::tensor::{DataType, TensorSpec};
+use serde::{Deserialize, Serialize};
 
 /// An input or output: what clients send or get, and what the engine gets or gives. The two differ in shape where the
 /// configuration has a `reshape`.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TensorBinding {
     /// Name and datatype; sizes as clients see them, the batch dimension included (-1).
     pub client: TensorSpec,

@@ -12,6 +12,7 @@
 //! | `scheduler` | its dispatch policy: `adaptive`, `consolidating`, `eager`, `deferred`, `timeout`, `latest` or `route` ([`policy::DispatchPolicy`]) |
 //! | `device_policy` | what makes its batches on a device: a name of the table of device policies ([`policy::PolicyName`]) |
 //! | `drop` | its drop policy: `adaptive`, `window`, `head` or `none` ([`policy::DropPolicy`]) |
+//! | `run_once` | `true`: in a cluster, a request that may have run on a backend that was lost does not run again |
 //! | `pixel_scale`, `pixel_offset` | for `downbeat infer`: an 8-bit sample `s` of a picture is sent as `s * scale + offset` |
 
 mod batching;

@@ -10,7 +10,8 @@ use crate::check::Report;
 use crate::finding::did_you_mean;
 
 /// Parameters with a meaning here.
-const PARAMETERS: [&str; 6] = ["slo_ms", "scheduler", "device_policy", "drop", "pixel_scale", "pixel_offset"];
+const PARAMETERS: [&str; 7] =
+    ["slo_ms", "scheduler", "device_policy", "drop", "run_once", "pixel_scale", "pixel_offset"];
 
 /// Parameters of Triton's onnxruntime backend. They tune that backend; nothing depends on them.
 const ONNXRUNTIME_PARAMETERS: [&str; 9] = [
@@ -65,6 +66,9 @@ impl Report<'_> {
             {
                 self.error(&format!("parameters[\"{key}\"]"), format!("is '{text}'; must be a number"));
             }
+        }
+        if let Some(text) = parameter(config, "run_once").filter(|text| !["true", "false"].contains(text)) {
+            self.error("parameters[\"run_once\"]", format!("is '{text}'; must be true or false"));
         }
     }
 

@@ -59,6 +59,28 @@ impl std::fmt::Debug for InputMemory {
     }
 }
 
+/// What of a [`BatchCodec`] may go to another process: all but where its batches are assembled.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub struct CodecParts {
+    inputs: Vec<TensorBinding>,
+    outputs: Vec<TensorBinding>,
+    /// For each input the sizes and elements of an item where a request leaves it out.
+    defaults: Vec<Option<(Vec<i64>, Vec<u8>)>>,
+    /// 0: the model has no batch dimension.
+    max_batch: u32,
+}
+
+impl From<CodecParts> for BatchCodec {
+    fn from(parts: CodecParts) -> Self {
+        let CodecParts { inputs, outputs, defaults, max_batch } = parts;
+        let mut codec = BatchCodec::new(inputs, outputs, max_batch);
+        for (default, left_out) in codec.defaults.iter_mut().zip(defaults) {
+            *default = left_out.map(|(shape, item)| LeftOut { shape: shape.into(), item: item.into() });
+        }
+        codec
+    }
+}
+
 /// A request that fits its model.
 #[derive(Debug, Default)]
 pub struct Admitted {
@@ -170,6 +192,25 @@ impl BatchCodec {
     pub fn filled_length(&self, length: u32) -> u32 {
         let filled = self.input_memory.0.as_ref().map(|model| model.filled_length(length as usize));
         filled.and_then(|filled| u32::try_from(filled).ok()).unwrap_or(length)
+    }
+
+    /// What checks requests elsewhere as this does here.
+    pub fn parts(&self) -> CodecParts {
+        let left_out = |default: &LeftOut| (default.shape.to_vec(), default.item.to_vec());
+        CodecParts {
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            defaults: self.defaults.iter().map(|default| default.as_ref().map(left_out)).collect(),
+            max_batch: if self.batched { self.max_batch } else { 0 },
+        }
+    }
+
+    /// The inputs of a request that fits, as clients would send them, in the engine's order.
+    pub fn client_inputs(&self, request: Admitted) -> Vec<OutputPart> {
+        let batch = self.batched.then_some(i64::from(request.rows));
+        let shapes = self.item_shapes(&request).map(|item| batch.into_iter().chain(item.iter().copied()).collect());
+        let shapes: Vec<Vec<i64>> = shapes.collect();
+        shapes.into_iter().zip(request.inputs).map(|(shape, data)| OutputPart { shape, data }).collect()
     }
 
     /// Inputs and outputs as clients see them; the batch dimension is -1.

@@ -1,4 +1,4 @@
-//! A request that waits for its answer, and the errors that it may be answered with.
+//! A request that waits for its answer.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use downbeat_core::{Duration, LatencyProfile, Time};
 use crate::batch_codec::Admitted;
 use crate::error::ServiceError;
 use crate::loaded_version::LoadedVersion;
+use crate::refusal::{self, FullBatch};
 use crate::reply::Reply;
 use crate::unanswered::Unanswered;
 
@@ -35,36 +36,8 @@ impl Call {
 
     /// Answers a request that was not admitted. `profile` is that of its batches.
     pub(crate) fn reject(self, reject: &Reject, profile: &LatencyProfile, now: Time) {
-        let model = &self.loaded.name;
-        let (reason, error) = match reject {
-            Reject::QueueFull { bound } => {
-                let message = format!(
-                    "Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later"
-                );
-                let batches = u64::from(bound.div_ceil(profile.max_batch()));
-                let retry_after = profile.latency(profile.max_batch()).saturating_mul(batches);
-                (Unanswered::QueueFull, ServiceError::QueueFull { message, retry_after })
-            }
-            Reject::WaitTooLong { wait, bound } => {
-                let message = format!(
-                    "the queue of model '{model}' is too long: this request would wait for {wait} or longer, and may wait for {bound} (max_queue_wait_s); try \
-                     again later"
-                );
-                let retry_after = wait.saturating_sub(*bound);
-                (Unanswered::QueueFull, ServiceError::QueueFull { message, retry_after })
-            }
-            Reject::DeadlineImpossible { needed, allowed } => {
-                let limit = if self.deadline_is_slo { "the model's slo_ms" } else { "the request's timeout" };
-                let message = format!(
-                    "model '{model}' needs {needed} for this request even on an idle device, but its deadline allows {allowed}; allow more time ({limit})"
-                );
-                (Unanswered::Impossible, ServiceError::DeadlineExceeded(message))
-            }
-            Reject::UnknownModel => {
-                (Unanswered::Unloaded, ServiceError::Unavailable(format!("model '{model}' is being unloaded")))
-            }
-            other => (Unanswered::Engine, ServiceError::InvalidArgument(format!("model '{model}': {other}"))),
-        };
+        let full = FullBatch { items: profile.max_batch(), takes: profile.latency(profile.max_batch()) };
+        let (reason, error) = refusal::rejected(&self.loaded.name, reject, self.deadline_is_slo, full);
         self.fail(reason, error, now);
     }
 
@@ -79,42 +52,13 @@ impl Call {
 
     /// Answers a request whose deadline is over before any device is expected to be done with it.
     pub(crate) fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
-        let model = &self.loaded.name;
-        let message = format!(
-            "model '{model}' could not finish this request in less than {needed}, as all devices are busy, and its deadline allows {allowed}"
-        );
-        self.fail(Unanswered::Impossible, ServiceError::DeadlineExceeded(message), now);
+        let error = refusal::busy_until(&self.loaded.name, needed, allowed);
+        self.fail(Unanswered::Impossible, error, now);
     }
 
     /// Answers a request that the scheduler dropped from its queue.
     pub(crate) fn drop_for(self, reason: DropReason, now: Time) {
-        let (model, waited) = (&self.loaded.name, now.since(self.arrival));
-        let late = |why: &str| {
-            ServiceError::DeadlineExceeded(format!("dropped after {waited} in the queue of model '{model}': {why}"))
-        };
-        let (reason, error) = match reason {
-            DropReason::QueueTimeout => {
-                let message = format!(
-                    "Request timeout expired: it waited {waited} in the queue of model '{model}', longer than its queue policy allows"
-                );
-                (Unanswered::QueueTimeout, ServiceError::DeadlineExceeded(message))
-            }
-            DropReason::WaitTooLong => {
-                let message = format!(
-                    "the request waited {waited} in the queue of model '{model}', as long as one without a deadline may (max_queue_wait_s); try again later"
-                );
-                // Nobody knows better: so long was the queue.
-                (Unanswered::QueueTimeout, ServiceError::QueueFull { message, retry_after: waited })
-            }
-            DropReason::ModelRemoved => {
-                (Unanswered::Unloaded, ServiceError::Unavailable(format!("model '{model}' was unloaded")))
-            }
-            DropReason::Sacrificed => {
-                let why = "under this load it would have missed its deadline or cost those behind it theirs";
-                (Unanswered::Sacrificed, late(why))
-            }
-            DropReason::Hopeless => (Unanswered::Hopeless, late("it could no longer finish by its deadline")),
-        };
+        let (reason, error) = refusal::dropped(&self.loaded.name, reason, now.since(self.arrival));
         self.fail(reason, error, now);
     }
 

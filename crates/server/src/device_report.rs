@@ -4,6 +4,8 @@ use downbeat_core::device::GroupStats;
 use downbeat_engine::Executor;
 use serde::{Deserialize, Serialize};
 
+use crate::group_predictor::{GroupPredictor, Judged};
+
 /// What `GET /v2/devices` answers.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct DevicesReport {
@@ -40,7 +42,7 @@ pub struct DeviceReport {
 /// What the groups of operators of a device came to.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct GroupsReport {
-    /// The mean absolute relative error of what predicts them, when it was tested; `None`: nothing does, and requests run one at a time.
+    /// The mean absolute relative error of what predicts them, when it was tested or trained again; `None`: nothing does, and requests run one at a time.
     pub mean_error: Option<f64>,
     /// The models, by when they came.
     pub models: Vec<GroupedModel>,
@@ -54,6 +56,37 @@ pub struct GroupsReport {
     pub expected: f64,
     /// What 95% of them did: what a group is taken to need.
     pub bound: f64,
+    /// What has come of training what predicts them with what was served, on all devices; `None`: it is not trained here.
+    pub retraining: Option<RetrainingReport>,
+}
+
+/// What has come of training a predictor with what was served.
+#[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
+pub struct RetrainingReport {
+    /// Trainings that came to an end.
+    pub trainings: u64,
+    /// Those after which the predictor was another.
+    pub adopted: u64,
+    /// Of the last, groups that it was judged by.
+    pub held_out: u64,
+    /// Mean absolute relative error on these of the predictor that was in use; `None`: there was no training yet.
+    pub before: Option<f64>,
+    /// And of what came of the training.
+    pub after: Option<f64>,
+}
+
+impl RetrainingReport {
+    /// One more training.
+    pub fn add(&mut self, judged: &Judged) {
+        let Judged { held_out, before, after, adopted, .. } = *judged;
+        *self = RetrainingReport {
+            trainings: self.trainings + 1,
+            adopted: self.adopted + u64::from(adopted),
+            held_out: held_out as u64,
+            before: Some(before),
+            after: Some(after),
+        };
+    }
 }
 
 /// A model whose operators run in groups.
@@ -69,9 +102,10 @@ pub struct GroupedModel {
 
 impl GroupsReport {
     /// Of models that are still to be named.
-    pub fn new(stats: GroupStats, mean_error: Option<f64>) -> Self {
+    pub fn new(stats: GroupStats, predictor: &GroupPredictor) -> Self {
         let GroupStats { groups, together, overtaken, expected, bound } = stats;
-        GroupsReport { mean_error, models: Vec::new(), groups, together, overtaken, expected, bound }
+        let (mean_error, retraining) = (predictor.mean_error(), predictor.retraining());
+        GroupsReport { mean_error, models: Vec::new(), groups, together, overtaken, expected, bound, retraining }
     }
 }
 

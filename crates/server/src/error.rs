@@ -62,6 +62,38 @@ impl ServiceError {
         self
     }
 
+    /// The kind of error as backends say it to frontends, from 0 in the order above.
+    pub fn code(&self) -> u16 {
+        match self {
+            ServiceError::InvalidArgument(_) => 0,
+            ServiceError::NotFound(_) => 1,
+            ServiceError::AlreadyExists(_) => 2,
+            ServiceError::TooLarge(_) => 3,
+            ServiceError::QueueFull { .. } => 4,
+            ServiceError::DeadlineExceeded(_) => 5,
+            ServiceError::Cancelled(_) => 6,
+            ServiceError::Unavailable(_) => 7,
+            ServiceError::Unimplemented(_) => 8,
+            ServiceError::Internal(_) => 9,
+        }
+    }
+
+    /// The error of this [`ServiceError::code`]; one of a code that is not known is internal.
+    pub fn of_code(code: u16, message: String) -> Self {
+        match code {
+            0 => ServiceError::InvalidArgument(message),
+            1 => ServiceError::NotFound(message),
+            2 => ServiceError::AlreadyExists(message),
+            3 => ServiceError::TooLarge(message),
+            4 => ServiceError::QueueFull { message, retry_after: Duration::ZERO },
+            5 => ServiceError::DeadlineExceeded(message),
+            6 => ServiceError::Cancelled(message),
+            7 => ServiceError::Unavailable(message),
+            8 => ServiceError::Unimplemented(message),
+            _ => ServiceError::Internal(message),
+        }
+    }
+
     /// The status of an HTTP answer with this error, and the code over gRPC.
     fn status(&self) -> (StatusCode, tonic::Code) {
         match self {

@@ -6,6 +6,7 @@
 mod answer;
 mod autoscale;
 mod body;
+mod cluster;
 mod encoding;
 mod health;
 mod infer;
@@ -116,9 +117,12 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         .with_state(state)
 }
 
-/// What probes ask: liveness and readiness.
+/// What probes ask: liveness and readiness; and who is there.
 pub(crate) fn health_routes<S: Service>() -> Router<HttpState<S>> {
-    Router::new().route("/v2/health/live", get(health::live::<S>)).route("/v2/health/ready", get(health::ready::<S>))
+    Router::new()
+        .route("/v2/health/live", get(health::live::<S>))
+        .route("/v2/health/ready", get(health::ready::<S>))
+        .route("/v2/cluster", get(cluster::status::<S>))
 }
 
 /// What a model answers under its path, and under the path of one of its versions.

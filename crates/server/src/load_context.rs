@@ -4,12 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use anyhow::Context;
 use downbeat_core::Duration;
 use downbeat_engine::MemoryBudget;
 use downbeat_repository::ModelDefinition;
 use parking_lot::Mutex;
 
 use crate::auto_profiler;
+use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::engines::Engines;
@@ -22,6 +24,8 @@ use crate::model_source::is_emulated;
 use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 use crate::placement::Placement;
+use crate::preprocess::Preprocess;
+use crate::preprocess_pool::PreprocessPool;
 use crate::profile_store::ProfileStore;
 
 /// Who is told how a load goes on.
@@ -76,6 +80,8 @@ pub struct LoadContext {
     pub turns: LoadTurns,
     /// The models that were measured on a machine with other things to do, by name.
     pub unsettled: Mutex<BTreeSet<String>>,
+    /// The threads that pictures and texts are made into tensors on, once a model takes some.
+    preprocess_pool: Mutex<Option<Arc<PreprocessPool>>>,
     /// What it takes to hand something over to another thread, once that is measured.
     launch: Mutex<Option<Duration>>,
 }
@@ -93,12 +99,13 @@ impl LoadContext {
     ) -> Self {
         LoadContext {
             store: ProfileStore::new(options.profiling.cache_dir.clone()),
-            predictor: Arc::new(GroupPredictor::open(options.device.predictor.as_deref())),
+            predictor: driver.predictor().clone(),
             clock: driver.clock(),
             memory: memory::run_budget(&options).map(MemoryBudget::new),
             turns: LoadTurns::new(LONGEST_TURN),
             gpu_turn: Mutex::default(),
             unsettled: Mutex::default(),
+            preprocess_pool: Mutex::default(),
             launch: Mutex::default(),
             options,
             engines,
@@ -143,6 +150,33 @@ impl LoadContext {
             levels.into_iter().try_fold(0u32, |sum, bound| (bound > 0).then(|| sum.saturating_add(bound)))
         });
         Some(bound.unwrap_or(self.options.max_queue_size)).filter(|bound| *bound > 0).unwrap_or(u32::MAX)
+    }
+
+    /// The steps from pictures or texts to a model's inputs, if it is to have some.
+    ///
+    /// # Errors
+    /// Which step is wrong, or why what they give does not fit the model.
+    pub fn preprocess(
+        &self,
+        definition: &ModelDefinition,
+        codec: &BatchCodec,
+    ) -> anyhow::Result<Option<Arc<Preprocess>>> {
+        let its = self.options.models.get(&definition.name).and_then(|model| model.preprocess.as_deref());
+        let Some(steps) = its else { return Ok(None) };
+        let pool = {
+            let mut pool = self.preprocess_pool.lock();
+            match &*pool {
+                Some(pool) => pool.clone(),
+                None => {
+                    let started = PreprocessPool::start(self.options.preprocess_threads);
+                    pool.insert(started.context("no thread for preprocessing")?).clone()
+                }
+            }
+        };
+        let most_pixels = u64::from(self.options.max_megapixels) * 1_000_000;
+        let read = Preprocess::new(steps, &definition.dir, codec, most_pixels, pool, self.clock);
+        read.map(|preprocess| Some(Arc::new(preprocess)))
+            .map_err(|reason| anyhow::anyhow!("[models.{}] preprocess: {reason}", definition.name))
     }
 
     /// What it takes to hand something over to another thread, measured once.

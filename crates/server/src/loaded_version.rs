@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use downbeat_core::{Duration, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_engine::Model;
+use downbeat_protocol::InferRequest;
 use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 use tempfile::TempDir;
@@ -21,6 +22,7 @@ use crate::metrics::ModelMetrics;
 use crate::model_health::ModelHealth;
 use crate::model_memory::HeldMemory;
 use crate::policy_report::PolicyReport;
+use crate::preprocess::Preprocess;
 use crate::queue::Queue;
 use crate::statistics::{Phases, Statistics};
 use crate::unanswered::Unanswered;
@@ -52,6 +54,8 @@ pub struct LoadedVersion {
     pub health: Arc<ModelHealth>,
     pub hosts: HostedVersion,
     policy: PolicyReport,
+    /// The steps from pictures or texts to its inputs, where it has some.
+    pub preprocess: Option<Arc<Preprocess>>,
     /// Where `auto` was asked for, and could look at it.
     pub auto: Option<Arc<AutoModel>>,
     /// What it holds of the CPU's memory, where it is on the CPU.
@@ -80,10 +84,27 @@ impl LoadedVersion {
             restarts_counted: AtomicU64::new(0),
             hosts,
             policy,
+            preprocess: None,
             auto: None,
             held: None,
             folder: None,
         }
+    }
+
+    /// Checks what can be told of a request's inputs without their data, which may be elsewhere still.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        match self.preprocess_of(request) {
+            Some(preprocess) => preprocess.check(request, &self.codec).map(drop),
+            None => self.codec.check_inputs(request),
+        }
+    }
+
+    /// The steps that a request has to go through, if it is not of tensors already.
+    pub fn preprocess_of(&self, request: &InferRequest) -> Option<&Arc<Preprocess>> {
+        self.preprocess.as_ref().filter(|preprocess| preprocess.is_for(request))
     }
 
     /// Which policy it has, and what became of it.

@@ -27,6 +27,7 @@ use crate::model_source::{ModelSource, is_emulated};
 use crate::placement::Placed;
 use crate::policy_choice::{AutoSubject, Chosen, Known, Profiled, Why};
 use crate::policy_report::PolicyReport;
+use crate::preprocess::Preprocess;
 use crate::profiler::Threads;
 use crate::queue::Queue;
 use crate::segment_profiler::SegmentSubject;
@@ -50,6 +51,8 @@ pub struct Loading<'a> {
     file: &'a Path,
     /// Of a model whose operators run in groups with those of others, once it is loaded.
     group: Option<GroupMember>,
+    /// What pictures or texts go through before they are requests of it.
+    preprocess: Option<Arc<Preprocess>>,
     progress: &'a dyn LoadProgress,
     begin: Time,
     on_gpus: bool,
@@ -140,6 +143,7 @@ impl<'a> Loading<'a> {
             number: file.version,
             file: file.path,
             group: None,
+            preprocess: None,
             progress: file.progress,
             warmed: Default::default(),
             _gpu_turn: gpu_turn,
@@ -165,6 +169,7 @@ impl<'a> Loading<'a> {
     pub fn run(mut self, why: Why) -> anyhow::Result<LoadOutcome> {
         let model = self.open()?;
         let (codec, padding) = self.codec(&*model)?;
+        self.preprocess = self.context.preprocess(&self.definition, &codec)?;
         let mut runnable = self.run_first(model, codec, padding)?;
         self.progress.step("measuring", 0.2);
         let profiled = self.profile(&why, &mut runnable)?;
@@ -408,11 +413,11 @@ impl<'a> Loading<'a> {
         profiles: Vec<LatencyProfile>,
         threads: usize,
     ) -> LoadOutcome {
-        let Loading { context, definition, version, placed, source, held, begin, routed, .. } = self;
+        let Loading { context, definition, version, placed, source, held, begin, routed, preprocess, .. } = self;
         let metrics = context.metrics.model(&definition.name, &version);
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
-        (loaded.held, loaded.folder, loaded.auto) = (held, source.folder, auto);
+        (loaded.held, loaded.folder, loaded.auto, loaded.preprocess) = (held, source.folder, auto, preprocess);
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);

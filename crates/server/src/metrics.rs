@@ -63,6 +63,8 @@ metric_table! {
         rehearsal_lost: IntCounter[], "downbeat_rehearsal_arrivals_lost_total",
             "Requests that the rehearsal did not see because more came than it takes: their window of time was left out";
         rehearsal_cpu: CounterVec[], "downbeat_rehearsal_cpu_seconds_total", "Time of a core that trying them took";
+        predictor_trainings: IntCounter[], "downbeat_predictor_trainings_total", "Times that what predicts groups of operators was trained with those that were served";
+        predictor_adoptions: IntCounter[], "downbeat_predictor_adoptions_total", "Times that what came of it was better on those that were held out, and taken";
         rehearsal_device_trials: IntCounter[], "downbeat_rehearsal_device_trials_total",
             "Times that policies of a model under auto were tried on the last seconds";
         rehearsal_device_changes: IntCounter[], "downbeat_rehearsal_device_changes_total", "Times that another was found better";
@@ -120,6 +122,10 @@ pub struct RehearsalMetrics {
     pub device_unfaithful: IntCounter,
     /// Requests in windows of time that were left out, because more came than a shard leaves for it.
     pub arrivals_lost: IntCounter,
+    /// Trainings of what predicts groups of operators that came to an end.
+    pub trainings: IntCounter,
+    /// Those whose outcome was better, and was adopted.
+    pub adoptions: IntCounter,
     /// Seconds of a core that it took.
     pub cpu_seconds: prometheus::Counter,
 }
@@ -136,6 +142,11 @@ impl Metrics {
         Ok(Metrics { table, lanes, shares, gpus: GpuMetrics::register(&registry)?, registry })
     }
 
+    /// Where others register theirs.
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
     /// Those of the rehearsal.
     pub fn rehearsal(&self) -> RehearsalMetrics {
         RehearsalMetrics {
@@ -145,6 +156,8 @@ impl Metrics {
             device_changes: self.table.rehearsal_device_changes.clone(),
             device_unfaithful: self.table.rehearsal_device_unfaithful.clone(),
             arrivals_lost: self.table.rehearsal_lost.clone(),
+            trainings: self.table.predictor_trainings.clone(),
+            adoptions: self.table.predictor_adoptions.clone(),
             cpu_seconds: self.table.rehearsal_cpu.with_label_values::<&str>(&[]),
         }
     }

@@ -1,6 +1,8 @@
 //! The metrics port: `GET /metrics` in Prometheus' text format, and the probes. It has connections of its own, so that
 //! whatever clients do on the other ports the server can be looked at.
 
+use std::sync::Arc;
+
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, Response, StatusCode, header};
@@ -12,13 +14,21 @@ use tower_service::Service as _;
 
 use crate::connections::{Connections, Stage, WatchedBody};
 use crate::http::{Answers, HttpState, health_routes, serve_answers};
-use crate::registry::Registry;
+use crate::service::Service;
 use crate::shared_memory::Client;
 
+/// Gives what is answered at `/metrics`.
+pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;
+
 /// Answers scrapes and probes until the process ends: the last moments of a drain should be seen, too.
-pub async fn serve(listener: TcpListener, connections: Connections, registry: Registry, state: HttpState<Registry>) {
+pub async fn serve<S: Service>(
+    listener: TcpListener,
+    connections: Connections,
+    metrics: MetricsText,
+    state: HttpState<S>,
+) {
     let scrape = move || {
-        let text = registry.metrics();
+        let text = metrics();
         async move {
             match text {
                 Ok(text) => {

@@ -13,7 +13,7 @@ use downbeat_repository::{ModelDefinition, ModelFormat};
 use tempfile::TempDir;
 
 use crate::load_turns::LoadTurn;
-use crate::profile_store::{ProfileStore, StoredKnees, StoredOperators};
+use crate::profile_store::{ProfileStore, StoredOperators, StoredShares};
 use crate::profiler::Threads;
 
 /// A model file and the engine that reads it.
@@ -100,8 +100,8 @@ impl<'a> ModelSource<'a> {
     /// Compute units beyond which a batch of up to so many items is hardly faster, if that is known, or stored of it.
     pub fn knee(&self, model: &dyn Model, max_batch: u32) -> Option<u32> {
         let stored = || {
-            let key = ProfileStore::knees_key(self.file().ok()?, &self.engine.info());
-            self.store.get::<StoredKnees>(&key)?.up_to(max_batch)
+            let key = ProfileStore::shares_key(self.file().ok()?, &self.engine.info());
+            self.store.get::<StoredShares>(&key)?.up_to(max_batch)
         };
         model.knee().or_else(stored)
     }

@@ -10,9 +10,13 @@ use downbeat_core::Duration;
 pub use downbeat_core::cluster::AutoscaleOptions;
 pub use downbeat_core::cluster::OrderPolicy;
 pub use downbeat_core::device::WrittenSettings;
+use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
+pub use downbeat_preprocess::Step;
 use downbeat_repository::named;
+
+use crate::cluster_options::ClusterOptions;
 pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
 /// What the server is called unless it is told otherwise.
@@ -42,6 +46,8 @@ macro_rules! with_defaults {
         }
     };
 }
+
+pub(crate) use with_defaults;
 
 with_defaults! {
     /// Everything the server can be told.
@@ -113,6 +119,10 @@ with_defaults! {
         /// Bytes that all requests in flight may hold, from their first byte to their answer's last; `None`: a quarter of
         /// the memory this process may have.
         pub max_in_flight_bytes: Option<usize> = None,
+        /// Threads that pictures and texts are made into tensors on; 0: one less than there are cores, at least one.
+        pub preprocess_threads: usize = 0,
+        /// The most pixels of a picture, millions: as it is, and at each step on.
+        pub max_megapixels: u32 = 64,
         /// Whether clients may register regions of this machine's shared memory.
         pub shared_memory: bool = false,
         /// What runs of models on the CPU may take together, bytes, as estimated before each; `None`: a quarter of the memory, at most half of what is free
@@ -153,6 +163,8 @@ with_defaults! {
         pub profiling: ProfilingOptions = ProfilingOptions::default(),
         /// When devices are advised to be added or given back; `None`: no advice.
         pub autoscale: Option<AutoscaleOptions> = Some(AutoscaleOptions::default()),
+        /// Of a process that is part of a cluster.
+        pub cluster: ClusterOptions = ClusterOptions::default(),
         /// Folder of the decision log: what the scheduler is told and decides, with the reasons; `None`: none.
         pub decision_log: Option<PathBuf> = None,
         /// What the server says about itself.
@@ -238,6 +250,8 @@ with_defaults! {
         pub groups: Vec<DeviceGroup> = Vec::new(),
         /// The file of what predicts groups of operators, for the policy overlap.
         pub predictor: Option<PathBuf> = None,
+        /// In which order requests of the policy overlap run.
+        pub order: GroupOrder = GroupOrder::Headroom,
         /// What each device is divided into, as its engine reads it: cores of the CPU, compute units of a GPU; empty: it is not.
         pub partitions: Vec<String> = Vec::new(),
         /// Who says on which of them a model runs.
@@ -281,6 +295,8 @@ pub struct ModelOptions {
     pub isolation: Option<Isolation>,
     /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
     pub gpu_memory: Option<u64>,
+    /// The steps from what its users have to its inputs; `None`: it takes tensors alone.
+    pub preprocess: Option<Vec<Step>>,
     /// The numbers of the partitions that it is on ([`DeviceOptions::partitions`]), at least one; several only where the scheduler makes its batches. `None`: the one with the fewest models.
     pub partitions: Option<Vec<u32>>,
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine_load::processor;
 use crate::profiler::{Measurement, Threads};
+use crate::share_profiler::ShareMeasurement;
 
 /// What was found out about a model file on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -40,19 +41,22 @@ pub struct StoredOperators {
     pub operators: OperatorProfile,
 }
 
-/// The knees of a model file on a GPU, as `downbeat profile --shares` found them.
+/// What `downbeat profile --shares` found out about a model file on shares of a device.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct StoredKnees {
+pub struct StoredShares {
     /// The model's file.
     pub model: PathBuf,
     /// What ran it.
     pub engine: String,
     /// By batch size, ascending: beyond how many compute units a batch is hardly faster.
     pub knees: Vec<(u32, u32)>,
+    /// By share, then by batch size, both ascending.
+    #[serde(default)]
+    pub measurements: Vec<ShareMeasurement>,
 }
 
-impl StoredKnees {
-    /// That of the largest batch up to `most`, or of the smallest.
+impl StoredShares {
+    /// The knee of the largest batch up to `most`, or of the smallest.
     pub fn up_to(&self, most: u32) -> Option<u32> {
         let fits = self.knees.iter().rfind(|(batch, _)| *batch <= most);
         fits.or(self.knees.first()).map(|(_, units)| *units)
@@ -98,8 +102,8 @@ impl ProfileStore {
         Ok(format!("{:08x}-{length}", hasher.finalize()))
     }
 
-    /// What the knees of a file are stored under, by what ran it.
-    pub fn knees_key(file: &str, engine: &EngineInfo) -> String {
+    /// What is measured of a file on shares is stored under, by what ran it.
+    pub fn shares_key(file: &str, engine: &EngineInfo) -> String {
         let key = format!("{file}-{}-{}-{}-knees", engine.name, engine.version, engine.device);
         key.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
     }
@@ -215,8 +219,12 @@ mod tests {
 
     #[test]
     fn the_knee_is_that_of_the_largest_batch_that_there_is() {
-        let of =
-            |knees: &[(u32, u32)]| StoredKnees { model: "m".into(), engine: "cuda".to_owned(), knees: knees.to_vec() };
+        let of = |knees: &[(u32, u32)]| StoredShares {
+            model: "m".into(),
+            engine: "cuda".to_owned(),
+            knees: knees.to_vec(),
+            measurements: Vec::new(),
+        };
         let knees = of(&[(1, 24), (4, 40), (16, 72)]);
         assert_eq!([0, 1, 15, 16, 64].map(|most| knees.up_to(most)), [24, 24, 40, 72, 72].map(Some));
         assert_eq!(of(&[]).up_to(1), None);

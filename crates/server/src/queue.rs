@@ -108,6 +108,11 @@ impl Queue {
         }
     }
 
+    /// What the scheduler was told of it.
+    pub fn settings(&self) -> &QueueOptions {
+        &self.options
+    }
+
     /// Whether requests that cannot make their deadline are given up.
     pub fn drops(&self) -> bool {
         self.options.drop != cluster::DropPolicy::None

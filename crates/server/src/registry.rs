@@ -30,6 +30,7 @@ use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
 use crate::options::ServerOptions;
 use crate::policy_report;
+use crate::roles::StatusBoard;
 use crate::service::LoadOverrides;
 use crate::serving::{ServedModel, Serving, unknown_model};
 use crate::shares::DeviceShares;
@@ -66,6 +67,8 @@ pub struct Registry {
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
     wanted: Arc<[String]>,
+    /// What it knows of the cluster whose requests it answers; none: those of its own clients.
+    cluster: Arc<std::sync::OnceLock<StatusBoard>>,
 }
 
 impl Registry {
@@ -85,6 +88,21 @@ impl Registry {
     /// Who answers inferences.
     pub fn serving(&self) -> &Arc<Serving> {
         &self.serving
+    }
+
+    /// From now on it answers no requests of its own clients: batches come from the scheduler of a cluster. Once.
+    pub fn join_cluster(&self, board: StatusBoard) {
+        assert!(self.cluster.set(board).is_ok(), "a backend is in one cluster");
+    }
+
+    /// Where others register their metrics.
+    pub fn metrics_registry(&self) -> &prometheus::Registry {
+        self.metrics.registry()
+    }
+
+    /// What each device is divided into; none: they are not.
+    pub fn parts(&self) -> &[downbeat_engine::Part] {
+        &self.loader.partitions().parts
     }
 
     /// Who watches what threads do in engines.

@@ -1,7 +1,9 @@
 //! The way of an answer from whoever has it to the request that waits for it.
 
 use std::cell::RefCell;
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::{mpsc, oneshot};
 
@@ -24,12 +26,22 @@ type Way = mpsc::UnboundedSender<Parcel>;
 
 /// Where the answer of a request goes. An event loop is woken once for all answers of a batch, not for each.
 pub struct Reply {
-    to: oneshot::Sender<Answer>,
+    to: To,
     way: Option<Way>,
 }
 
+enum To {
+    /// A request of this process waits for it.
+    Client(oneshot::Sender<Answer>),
+    /// It is kept, with the place of the request in its batch, until the batch is done.
+    Batch(Arc<Gathered>, usize),
+}
+
+/// The answers to the requests of a batch, each with its place in it, in the order in which they came.
+pub type Gathered = Mutex<Vec<(usize, Answer)>>;
+
 pub struct Delivery {
-    to: oneshot::Sender<Answer>,
+    to: To,
     answer: Answer,
 }
 
@@ -37,11 +49,19 @@ impl Reply {
     /// For a request of the calling thread, which waits for its answer there.
     pub fn channel() -> (Self, oneshot::Receiver<Answer>) {
         let (to, answer) = oneshot::channel();
-        (Reply { to, way: WAY.with_borrow(Clone::clone) }, answer)
+        (Reply { to: To::Client(to), way: WAY.with_borrow(Clone::clone) }, answer)
+    }
+
+    /// For the request at this place of a batch.
+    pub fn gathered(answers: Arc<Gathered>, place: usize) -> Self {
+        Reply { to: To::Batch(answers, place), way: None }
     }
 
     pub fn is_closed(&self) -> bool {
-        self.to.is_closed()
+        match &self.to {
+            To::Client(to) => to.is_closed(),
+            To::Batch(..) => false,
+        }
     }
 
     /// Answers the request. A client that has gone has nobody to tell.
@@ -87,8 +107,11 @@ pub fn together<T>(answer: impl FnOnce() -> T) -> T {
 impl Delivery {
     /// Hands the answer over.
     pub fn deliver(self) {
-        // A client that has gone has nobody to tell.
-        let _ = self.to.send(self.answer);
+        match self.to {
+            // A client that has gone has nobody to tell.
+            To::Client(to) => drop(to.send(self.answer)),
+            To::Batch(answers, place) => answers.lock().push((place, self.answer)),
+        }
     }
 }
 

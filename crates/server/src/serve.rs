@@ -1,39 +1,31 @@
-//! The server as a whole: ports, models, signals.
+//! The server as a whole: models, and how it begins and ends.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use downbeat_engine::scratch;
 use downbeat_repository::Fingerprint;
 use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
-use crate::grpc::GrpcOptions;
-use crate::http::{HttpOptions, HttpState};
+use crate::connections::Stage;
 use crate::load_context::LoadProgress;
+use crate::logging;
 use crate::machine_load::LoadWatch;
 use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
+use crate::ports::{Answering, Ports, Signals, leave};
 use crate::profiler::NOISE;
 use crate::registry::{Registry, shown};
+use crate::roles::BackendProcess;
 use crate::service::{LoadOverrides, Service};
-use crate::shared_memory::SharedMemory;
-use crate::{grpc, http, logging, metrics_port};
 
 /// How long loads have to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
 /// How often it is looked whether the server is live, where it ends otherwise.
 const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
-/// Most connections of the metrics port.
-const METRICS_CONNECTIONS: usize = 8;
-
 /// How long the disk has to take what is left of the decision log.
 const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 
@@ -42,6 +34,22 @@ const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 /// # Errors
 /// If the options cannot be followed (no such repository, a port in use, no such engine), before anything is served.
 pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
+    start(options, |options| run(options, false))
+}
+
+/// Runs the models of its repositories for a cluster whose schedulers the options name, and otherwise as [`serve`].
+///
+/// # Errors
+/// As [`serve`].
+pub fn serve_backend(options: ServerOptions) -> anyhow::Result<()> {
+    start(options, |options| run(options, true))
+}
+
+/// Does what every process does that is started: says what there is to say, and runs.
+pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
+    options: ServerOptions,
+    run: impl FnOnce(ServerOptions) -> R,
+) -> anyhow::Result<()> {
     logging::start(&options.log)?;
     for notice in &options.notices {
         tracing::warn!("{notice}");
@@ -53,15 +61,6 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
     outcome
 }
 
-/// A port that is open, and its address.
-type Port = Option<(TcpListener, SocketAddr)>;
-
-/// What tells the server to end.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
 /// Why the server ends.
 struct End {
     outcome: anyhow::Result<()>,
@@ -71,32 +70,32 @@ struct End {
 }
 
 /// Ends the process itself where something goes on that would have to be waited for.
-async fn run(options: ServerOptions) -> anyhow::Result<()> {
+async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     let options = Arc::new(options);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let connection_options = connection_options(&options, cores);
-    let connections = Connections::on(connection_options.clone(), FrontendThreads::start(cores)?);
     // The ports first: a port in use should be said at once, not after the models are loaded.
-    let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
-    let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port")?;
-    let grpc = bind(host(options.grpc_address), options.grpc_port, "gRPC", "--grpc-port")?;
-    let metrics = bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port")?;
-
+    let ports = Ports::open(&options)?;
     let registry = Registry::open(options.clone())?;
     if let Some(folder) = &options.decision_log {
         tracing::info!(folder = %folder.display(), "decision log: downbeat log show FILE, downbeat log replay FILE");
     }
+    let backend = in_cluster.then(|| BackendProcess::start(&registry, &options)).transpose()?;
+    let scraped = registry.clone();
+    let answering = Answering {
+        budget: registry.budget.clone(),
+        gpus: registry.gpus.iter().map(|gpu| gpu.ordinal).collect(),
+        metrics: Arc::new(move || scraped.metrics()),
+    };
     let (stage, stages) = watch::channel(Stage::Serving);
-    let own = ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options };
-    let metrics = metrics.map(|port| (port, Connections::new(own)));
-    let frontends = start_frontends(&options, &registry, [http, grpc], connections, metrics, &stages)?;
+    let frontends = ports.answer(&options, Arc::new(registry.clone()), answering, &stages)?;
     tokio::spawn(watch_load(registry.clone()));
     tokio::spawn(measure_again(registry.clone()));
     tokio::spawn(change_policies(registry.clone()));
     tokio::spawn(divide_devices(registry.clone()));
-    let mut signals =
-        Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+    let mut signals = Signals::new()?;
     let End { outcome, grace, is_live } = until_stopped(&options, &registry, &mut signals).await?;
+    if let Some(backend) = backend {
+        backend.drain(options.drain_timeout.into()).await;
+    }
     if stop(&options, &registry, &stage, frontends, &mut signals, grace).await && is_live {
         return outcome;
     }
@@ -106,42 +105,6 @@ async fn run(options: ServerOptions) -> anyhow::Result<()> {
     }
     scratch::close();
     downbeat_engine::process::end(u8::from(outcome.is_err()))
-}
-
-/// Starts what answers at the ports; gives the frontends, which end with `stages`.
-fn start_frontends(
-    options: &ServerOptions,
-    registry: &Registry,
-    [http, grpc]: [Port; 2],
-    connections: Connections,
-    metrics: Option<((TcpListener, SocketAddr), Connections)>,
-    stages: &watch::Receiver<Stage>,
-) -> anyhow::Result<Vec<JoinHandle<()>>> {
-    let service = Arc::new(registry.clone());
-    let memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
-    let memory = Arc::new(memory.with_gpus(registry.gpus.iter().map(|gpu| gpu.ordinal))?);
-    let mut frontends = Vec::new();
-    let http_options = HttpOptions { max_body_bytes: options.max_body_bytes, budget: registry.budget.clone() };
-    let state = HttpState::new(service.clone(), memory.clone(), http_options);
-    if let Some((listener, address)) = http {
-        tracing::info!(%address, "HTTP");
-        frontends.push(tokio::spawn(http::serve(listener, connections.clone(), state.clone(), stages.clone())));
-    }
-    if let Some((listener, address)) = grpc {
-        tracing::info!(%address, "gRPC");
-        let grpc_options = GrpcOptions {
-            max_message_bytes: options.max_grpc_message_bytes,
-            budget: registry.budget.clone(),
-            ..GrpcOptions::default()
-        };
-        frontends.push(tokio::spawn(grpc::serve(listener, connections, service, memory, grpc_options, stages.clone())));
-    }
-    if let Some(((listener, address), connections)) = metrics {
-        tracing::info!(%address, "metrics");
-        // Not among the frontends: the last moments of a drain should be seen, too.
-        tokio::spawn(metrics_port::serve(listener, connections, registry.clone(), state));
-    }
-    Ok(frontends)
 }
 
 /// Loads the models, and waits for a signal, or for what else ends the server.
@@ -191,37 +154,14 @@ async fn stop(
     options: &ServerOptions,
     registry: &Registry,
     stage: &watch::Sender<Stage>,
-    mut frontends: Vec<JoinHandle<()>>,
-    Signals { terminate, interrupt }: &mut Signals,
+    frontends: Vec<JoinHandle<()>>,
+    signals: &mut Signals,
     grace: Duration,
 ) -> bool {
-    let limit = tokio::time::Instant::now() + Duration::from(options.drain_timeout);
     tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
     registry.serving().start_draining();
     registry.watchdog().end_loads();
-    stage.send_replace(Stage::Leaving);
-    let mut interrupted = false;
-    tokio::select! {
-        () = tokio::time::sleep(grace) => {}
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => interrupted = true,
-    }
-    stage.send_replace(Stage::Draining);
-    let all = async {
-        for frontend in &mut frontends {
-            if let Err(error) = frontend.await {
-                tracing::error!(%error, "a frontend ended badly");
-            }
-        }
-    };
-    let finished = !interrupted
-        && tokio::select! {
-            () = all => true,
-            () = tokio::time::sleep_until(limit) => false,
-            _ = interrupt.recv() => false,
-        };
-    // Breaks off the connections that are left.
-    stage.send_replace(Stage::Stopped);
+    let finished = leave(stage, frontends, signals, grace, options.drain_timeout.into()).await;
     // A disk that does not answer is no reason to go on either.
     let log = registry.clone();
     let closed = tokio::task::spawn_blocking(move || log.close_decision_log());
@@ -255,46 +195,6 @@ async fn loads_end(registry: &Registry) -> bool {
         }
     };
     tokio::time::timeout(LOADS_END_WITHIN, ended).await.is_ok()
-}
-
-fn connection_options(options: &ServerOptions, event_loops: usize) -> ConnectionOptions {
-    let limit = |duration: downbeat_core::Duration| {
-        let duration = Duration::from(duration);
-        (!duration.is_zero()).then_some(duration)
-    };
-    let files = connections::raise_file_limit();
-    let suited = connections::default_max_connections(files, event_loops);
-    let max = match options.max_connections {
-        0 => suited,
-        asked => {
-            let room = connections::room_for_connections(files, event_loops);
-            if asked > room {
-                tracing::warn!(
-                    asked,
-                    room,
-                    "the limit of open files leaves less room for connections; raise it (ulimit -n)"
-                );
-            }
-            asked.min(room)
-        }
-    };
-    ConnectionOptions {
-        max,
-        idle_timeout: limit(options.idle_timeout),
-        transfer_timeout: limit(options.transfer_timeout),
-        min_rate: options.min_rate,
-        linger: Duration::from(options.shutdown_grace).min(ConnectionOptions::default().linger),
-    }
-}
-
-fn bind(host: IpAddr, port: Option<u16>, what: &str, flag: &str) -> anyhow::Result<Port> {
-    let Some(port) = port else { return Ok(None) };
-    let wanted = SocketAddr::new(host, port);
-    let listener = connections::bind(wanted).with_context(|| {
-        format!("cannot listen on {wanted} for {what}; is another server running? Choose another with {flag}")
-    })?;
-    let address = listener.local_addr()?;
-    Ok(Some((listener, address)))
 }
 
 /// Loads what is to be served, some models side by side, each with a progress bar on a terminal.

@@ -14,6 +14,7 @@ use crate::driver::SchedulerStatus;
 use crate::error::ServiceError;
 use crate::host::Timeline;
 use crate::policy_report::PolicyReport;
+use crate::roles::ClusterStatus;
 
 /// The server as its frontends see it. One implementation serves models; tests of the
 /// frontends have their own.
@@ -124,6 +125,11 @@ pub trait Service: Send + Sync + 'static {
 
     /// What the scheduler's queues do, and why; `None` if there is no scheduler.
     fn scheduler(&self) -> Option<SchedulerStatus> {
+        None
+    }
+
+    /// What it knows of its cluster; `None`: it is in none.
+    fn cluster(&self) -> Option<ClusterStatus> {
         None
     }
 

@@ -2,7 +2,7 @@
 
 use downbeat_core::{Duration, median, quantiles};
 use downbeat_engine::{Place, RunError, Share};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::sampler::{self, Subject, TimedRun, Watch};
 
@@ -10,7 +10,7 @@ use crate::sampler::{self, Subject, TimedRun, Watch};
 const RUNS: [usize; 2] = [3, 100];
 
 /// What batches of one size took on one share of a device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareMeasurement {
     /// Compute units; `None`: all, of a device that does not say how many it has.
     pub units: Option<u32>,

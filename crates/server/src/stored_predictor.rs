@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use downbeat_core::ModelId;
-use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, LearnedPredictor};
+use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, GroupPart, LearnedPredictor, Mlp};
 use downbeat_engine::Cut;
 use serde::{Deserialize, Serialize};
 
@@ -287,6 +287,27 @@ impl StoredPredictor {
         self.predictor.layout().at_once
     }
 
+    /// What it sees of a group whose models are numbered as in [`Self::models`]; `None`: it does not know all of it.
+    pub fn features(&self, group: &[GroupPart]) -> Option<Vec<f32>> {
+        let mut features = Vec::new();
+        self.predictor.layout().extend(&mut features, group).then_some(features)
+    }
+
+    /// What computes.
+    pub fn mlp(&self) -> &Mlp {
+        self.predictor.mlp()
+    }
+
+    /// The same with other weights, which were found to have these errors: below the first for 95% of the groups, and on average.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn retrained(&self, mlp: Mlp, (error, mean_error): (f64, f64)) -> Result<Self, String> {
+        let layout = self.predictor.layout().clone();
+        let predictor = LearnedPredictor::new(layout, mlp).map_err(|bad| bad.to_string())?;
+        StoredPredictor { predictor, error, mean_error, ..self.clone() }.checked()
+    }
+
     /// The predictor where models have these numbers. Of one that has none it says nothing.
     pub fn predictor(&self, number: impl Fn(&PredictedModel) -> Option<ModelId>) -> LearnedPredictor {
         let numbers: Vec<Option<ModelId>> = self.models.iter().map(number).collect();
@@ -302,7 +323,7 @@ mod tests {
 
     use downbeat_core::RequestId;
     use downbeat_core::device::SegmentRange;
-    use downbeat_core::device::overlap::{GroupPart, Layer, Mlp, Predictor};
+    use downbeat_core::device::overlap::{Layer, Predictor};
 
     fn model(name: &str, cuts: &[&str]) -> PredictedModel {
         let cuts: Vec<String> = cuts.iter().map(|cut| (*cut).to_owned()).collect();

@@ -25,13 +25,15 @@ pub enum Unanswered {
     Engine,
     /// Its run took too long and was ended, or is out of service as one could not be ended.
     RunEnded,
+    /// The process that ran it is lost, or nobody led who could have found one.
+    Lost,
 }
 
 impl Unanswered {
     /// For each, in the order of the enum: the `reason` of `downbeat_requests_not_answered_total`, Triton's of `nv_inference_request_failure`, and
     /// whether it means that the request was not served in time, which a bad rate counts. The others are the client's or the model's doing, which
     /// more devices would not mend.
-    const TABLE: [(Unanswered, &str, &str, bool); 10] = [
+    const TABLE: [(Unanswered, &str, &str, bool); 11] = [
         (Unanswered::QueueFull, "queue_full", "REJECTED", true),
         (Unanswered::Impossible, "deadline_impossible", "REJECTED", true),
         (Unanswered::Hopeless, "deadline_hopeless", "REJECTED", true),
@@ -42,6 +44,7 @@ impl Unanswered {
         (Unanswered::Unloaded, "unloaded", "OTHER", false),
         (Unanswered::Engine, "engine_error", "BACKEND", false),
         (Unanswered::RunEnded, "run_ended", "BACKEND", false),
+        (Unanswered::Lost, "lost", "BACKEND", false),
     ];
 
     pub const COUNT: usize = Unanswered::TABLE.len();

@@ -95,4 +95,6 @@ tests!(
     world,
     workload,
     profile_cache,
+    picture,
+    role_frames,
 );

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::launch::{Launch, Span};
 use super::overlap::{
-    GroupPart, LearnedPredictor, OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput, Predictor,
+    GroupOrder, GroupPart, LearnedPredictor, OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput,
+    Predictor,
 };
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::resident::ResidentKey;
@@ -21,11 +22,14 @@ pub struct GroupSettings {
     pub predictor: Option<LearnedPredictor>,
     /// The relative error that it was below for 95% of the samples that it was tested with.
     pub error: f64,
+    /// Which request is next, and whether others run beside it.
+    #[serde(default)]
+    pub order: GroupOrder,
 }
 
 impl Default for GroupSettings {
     fn default() -> Self {
-        GroupSettings { predictor: None, error: OverlapOptions::default().error }
+        GroupSettings { predictor: None, error: OverlapOptions::default().error, order: GroupOrder::Headroom }
     }
 }
 
@@ -39,12 +43,12 @@ pub enum GroupDecision {
 }
 
 /// What a group that is done took.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupEnd {
     /// The model of its most urgent request.
     pub model: ModelId,
-    /// How many requests ran side by side.
-    pub requests: u32,
+    /// Its operators, the most urgent request first.
+    pub parts: Vec<GroupPart>,
     /// What the predictor said.
     pub predicted: Option<Duration>,
     /// What that was taken for, by what groups before it took.
@@ -123,9 +127,10 @@ impl DeviceGroups {
     }
 
     /// Groups are made like this from now on.
-    pub fn set(&mut self, now: Time, GroupSettings { predictor, error }: GroupSettings) {
+    pub fn set(&mut self, now: Time, GroupSettings { predictor, error, order }: GroupSettings) {
         let at_once = predictor.as_ref().map_or(1, |predictor| predictor.layout().at_once);
         self.overlap.predictor_mut().learned = predictor;
+        self.overlap.handle_order(now, order);
         self.overlap.handle_predictor(now, at_once, error);
     }
 
@@ -185,7 +190,7 @@ impl DeviceGroups {
         self.overlap.handle_completion(now, group.id, span);
         let OperatorGroup { parts, predicted, expected, .. } = group;
         let model = parts.first()?.model;
-        Some(GroupEnd { model, requests: parts.len() as u32, predicted, expected, took: span.end.since(span.start) })
+        Some(GroupEnd { model, parts, predicted, expected, took: span.end.since(span.start) })
     }
 
     /// The next decision, and whose it is.

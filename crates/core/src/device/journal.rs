@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::groups::GroupSettings;
 use super::launch::{DeviceOutput, GrantedBatch, Launch, Span};
 use super::note::Note;
+use super::overlap::GroupOrder;
 use super::request::{DeviceReject, DeviceRequest};
 use super::scheduler::{BadLayout, BadMove, BadPolicy, DeviceScheduler, Layout};
 use super::table::ModelSpec;
@@ -321,7 +322,10 @@ fn told(f: &mut fmt::Formatter<'_>, input: &DeviceInput) -> fmt::Result {
         DeviceInput::Move(model, partition) => write!(f, "{model} is to move to {partition}"),
         DeviceInput::Switch(model) => write!(f, "{model} is to change over to its new lanes"),
         DeviceInput::Limit(model, rows) => write!(f, "batches of {model} have at most {rows} items"),
-        DeviceInput::Groups(GroupSettings { predictor, error }) => match predictor {
+        DeviceInput::Groups(GroupSettings { order, .. }) if *order != GroupOrder::Headroom => {
+            write!(f, "one request at a time, {order}")
+        }
+        DeviceInput::Groups(GroupSettings { predictor, error, .. }) => match predictor {
             Some(predictor) => write!(
                 f,
                 "a predictor of groups of up to {} of {} models, 95% of its errors below {:.1}%",
@@ -364,8 +368,8 @@ fn decision(f: &mut fmt::Formatter<'_>, output: &DeviceOutput) -> fmt::Result {
             Note::Exit { batch, rows, stage } => write!(f, "{rows} items leave {batch} after stage {stage}"),
             Note::Switch { load } => write!(f, "lanes for a load of {load} items from now on"),
             Note::RingFull { waiting } => write!(f, "the input ring is full, {waiting} requests wait for room"),
-            Note::Group { requests, predicted, took, .. } => {
-                write!(f, "a group of {requests} requests took {took}")?;
+            Note::Group { parts, predicted, took, .. } => {
+                write!(f, "a group of {} requests took {took}", parts.len())?;
                 predicted.map_or(Ok(()), |predicted| write!(f, ", predicted {predicted}"))
             }
             Note::PrepareFailed { partition, reason } => write!(f, "no lanes in {partition}: {reason}"),

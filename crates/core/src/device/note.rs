@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::overlap::GroupPart;
 use crate::ids::{BatchId, PartitionId};
 use crate::time::Duration;
 
@@ -58,8 +59,8 @@ pub enum Note {
     },
     /// A group of operators is done (Abacus §6.1); the model is that of its most urgent request.
     Group {
-        /// How many requests ran side by side.
-        requests: u32,
+        /// Its operators, the most urgent request first.
+        parts: Vec<GroupPart>,
         /// What the predictor said that it takes; `None`: it could not say.
         predicted: Option<Duration>,
         /// What that was taken for, by what groups before it took.

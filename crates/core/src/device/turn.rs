@@ -98,10 +98,9 @@ impl Turn<'_> {
 
     /// A launch of the group that runs is done.
     pub fn end_in_group(&mut self, span: Span) {
-        if let Some(GroupEnd { model, requests, predicted, expected, took }) =
-            self.device.groups.end_part(self.now, span)
+        if let Some(GroupEnd { model, parts, predicted, expected, took }) = self.device.groups.end_part(self.now, span)
         {
-            self.push(DeviceOutput::Note { model, note: Note::Group { requests, predicted, expected, took } });
+            self.push(DeviceOutput::Note { model, note: Note::Group { parts, predicted, expected, took } });
         }
     }
 

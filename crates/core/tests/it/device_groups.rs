@@ -39,7 +39,10 @@ impl Device {
             let model_of = DeviceModel::new(Overlapped::new(options), profile.clone());
             device.scheduler.handle_model(at(0), ModelId(model), Some(model_of)).unwrap();
         }
-        device.scheduler.handle_groups(at(0), GroupSettings { predictor: Some(predictor()), error: 0.0 });
+        device.scheduler.handle_groups(
+            at(0),
+            GroupSettings { predictor: Some(predictor()), error: 0.0, ..GroupSettings::default() },
+        );
         device
     }
 
@@ -70,9 +73,9 @@ impl Device {
                     }
                     DeviceOutput::Reply { request, .. } => format!("reply {}", request.0),
                     DeviceOutput::Drop { request, reason } => format!("drop {} {reason:?}", request.0),
-                    DeviceOutput::Note { note: Note::Group { requests, predicted, took, .. }, .. } => {
+                    DeviceOutput::Note { note: Note::Group { parts, predicted, took, .. }, .. } => {
                         let about = predicted.unwrap().as_millis_f64().round();
-                        format!("{requests} took {took}, predicted {about}")
+                        format!("{} took {took}, predicted {about}", parts.len())
                     }
                     DeviceOutput::Free { model, .. } => format!("free of {}", model.unwrap().0),
                     DeviceOutput::Note { note: Note::New { .. }, .. } => continue,

@@ -426,7 +426,10 @@ impl World {
             }
             Step::Predict(ms) => {
                 let predictor = ms.map(predictor);
-                self.tell(now, DeviceInput::Groups(GroupSettings { predictor, error: 0.1 }));
+                self.tell(
+                    now,
+                    DeviceInput::Groups(GroupSettings { predictor, error: 0.1, ..GroupSettings::default() }),
+                );
             }
             Step::Cancel(n) => {
                 let Some((request, known)) = self.requests.iter().nth(n % self.requests.len().max(1)) else { return };

@@ -102,6 +102,51 @@ fn range(first: u16, end: u16) -> SegmentRange {
     SegmentRange::new(first, end)
 }
 
+/// In which order three requests run behind one that takes until `free`, and who is given up: 20, 30 and 10 operators with deadlines at 80, 60 and 70 ms.
+fn in_order(order: GroupOrder, free: u64) -> (Vec<u64>, Vec<u64>) {
+    let mut overlap = overlap(RIGHT, &[5, 20, 30, 10]);
+    overlap.handle_request(at(0), &request(0, 0, 500)).unwrap();
+    let (mut running, _) = group(&mut overlap);
+    // Also of those that wait already.
+    overlap.handle_request(at(1), &request(1, 1, 80)).unwrap();
+    overlap.handle_order(at(1), order);
+    overlap.handle_request(at(1), &request(2, 2, 60)).unwrap();
+    overlap.handle_request(at(1), &request(3, 3, 70)).unwrap();
+    let (mut ran, mut dropped, mut start, mut now) = (Vec::new(), Vec::new(), 0, free);
+    loop {
+        complete(&mut overlap, &running, start, now);
+        start = now;
+        let mut next = None;
+        for output in outputs(&mut overlap) {
+            match output {
+                OverlapOutput::Run(group) => next = Some(group),
+                OverlapOutput::Drop { request, reason } => {
+                    assert_eq!(reason, DeviceDrop::Hopeless);
+                    dropped.push(request.0);
+                }
+                OverlapOutput::Reply { .. } => {}
+            }
+        }
+        let Some(group) = next else { return (ran, dropped) };
+        let [part] = group.parts[..] else { panic!("one at a time: {group:?}") };
+        assert_eq!(part.operators.first, 0, "and whole");
+        ran.push(part.request.0);
+        now += takes(&[part]).as_nanos() / 1_000_000;
+        running = group;
+    }
+}
+
+#[test]
+fn section_7_1_the_baselines_run_one_at_a_time_in_their_order_and_drop_what_is_late_in_its_turn() {
+    assert_eq!(in_order(GroupOrder::Fcfs, 5), (vec![1, 2, 3], vec![]), "as they came");
+    assert_eq!(in_order(GroupOrder::Sjf, 5), (vec![3, 1, 2], vec![]), "the shortest first");
+    assert_eq!(in_order(GroupOrder::Edf, 5), (vec![2, 3, 1], vec![]), "the earliest deadline first");
+    // At 45 ms all are in time; the second comes to its turn at 65 and is late, which nobody knew before.
+    assert_eq!(in_order(GroupOrder::Fcfs, 45), (vec![1, 3], vec![2]));
+    // What cannot make it runs as long as it is not late: until 75 ms, when the third is late.
+    assert_eq!(in_order(GroupOrder::Edf, 45), (vec![2, 1], vec![3]));
+}
+
 #[test]
 fn equation_2_the_least_headroom_goes_first_and_others_while_it_has_room() {
     let mut overlap = overlap(RIGHT, &[10, 20, 30]);

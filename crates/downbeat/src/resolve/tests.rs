@@ -20,7 +20,7 @@ fn merge(file: &str, arguments: &[&str]) -> anyhow::Result<ServerOptions> {
     let mut draft = Draft::default();
     options_file::apply_text(file, Path::new(""), &mut draft).map_err(anyhow::Error::msg)?;
     flags(arguments).keys.apply(&mut draft)?;
-    finish(draft)
+    finish(draft, Process::Server)
 }
 
 fn merged(file: &str, arguments: &[&str]) -> ServerOptions {
@@ -327,19 +327,21 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
         "--backend-config=tensorrt,x=1",
         "--grpc-use-ssl=false",
     ];
-    let resolved = resolve(&flags(&given), folder.path()).unwrap();
+    let resolved = resolve(&flags(&given), Process::Server, folder.path()).unwrap();
     assert_eq!(
         resolved.options.notices,
         [
             "passed over, as nothing here corresponds to them: --http-thread-count, --trace-config, --backend-config=tensorrt,x=1 (--strict-flags refuses them)"
         ]
     );
-    let refused = |more: &str| resolve(&flags(&[&given[..], &[more]].concat()), folder.path()).unwrap_err().to_string();
+    let refused = |more: &str| {
+        resolve(&flags(&[&given[..], &[more]].concat()), Process::Server, folder.path()).unwrap_err().to_string()
+    };
     assert!(refused("--strict-flags").starts_with("flags of Triton without a counterpart here: --http-thread-count, "));
     for closes in ["--grpc-use-ssl=true", "--http-restricted-api=inference:key=secret"] {
         assert!(refused(closes).contains("would leave open what it is to close"), "{closes}");
     }
-    let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), folder.path()).unwrap();
+    let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), Process::Server, folder.path()).unwrap();
     assert_eq!(poll.options.notices, ["--repository-poll-secs has no effect without --model-control-mode poll"]);
 }
 
@@ -373,7 +375,7 @@ fn a_file_that_lies_with_the_models_says_only_how_they_are_served() {
     std::fs::create_dir_all(models.join("m")).unwrap();
     let resolved = |text: &str, arguments: &[&str], started_in: &Path| {
         std::fs::write(models.join("downbeat.toml"), text).unwrap();
-        resolve(&flags(arguments), started_in).map_err(|error| format!("{error:#}"))
+        resolve(&flags(arguments), Process::Server, started_in).map_err(|error| format!("{error:#}"))
     };
     let allowed =
         "slo_ms = 5\nscheduler = 'eager'\nmax_queue_size = 3\n[device]\npolicy = 'exclusive'\n[models.m]\nslo_ms = 1";
@@ -419,18 +421,18 @@ fn the_file_is_found_and_its_paths_are_relative_to_it() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(folder.path().join("models")).unwrap();
     std::fs::write(folder.path().join("models/downbeat.toml"), "slo_ms = 7").unwrap();
-    let resolved = resolve(&flags(&["models"]), folder.path()).unwrap();
+    let resolved = resolve(&flags(&["models"]), Process::Server, folder.path()).unwrap();
     assert_eq!(resolved.options.default_slo, Some(Duration::from_millis(7)));
     assert_eq!(resolved.file, Some(folder.path().join("models/downbeat.toml")));
 
     std::fs::write(folder.path().join("downbeat.toml"), "http_port = 2\nrepository = 'models'").unwrap();
-    let resolved = resolve(&flags(&[]), folder.path()).unwrap();
+    let resolved = resolve(&flags(&[]), Process::Server, folder.path()).unwrap();
     assert_eq!(resolved.options.http_port, Some(2));
     assert_eq!(resolved.options.repositories, [folder.path().join("models")]);
 
     std::fs::write(folder.path().join("other.toml"), "http_port = 3").unwrap();
-    let resolved = resolve(&flags(&["models", "--config", "other.toml"]), folder.path()).unwrap();
+    let resolved = resolve(&flags(&["models", "--config", "other.toml"]), Process::Server, folder.path()).unwrap();
     assert_eq!(resolved.options.http_port, Some(3));
-    let error = resolve(&flags(&["models", "--config", "missing.toml"]), folder.path()).unwrap_err();
+    let error = resolve(&flags(&["models", "--config", "missing.toml"]), Process::Server, folder.path()).unwrap_err();
     assert!(format!("{error:#}").contains("missing.toml: No such file"), "{error:#}");
 }

@@ -25,6 +25,12 @@ fn children(pid: u32) -> Vec<u32> {
     children.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
 }
 
+/// The one process that a process has started: on a busy machine one may just be started again.
+fn only_child(pid: u32) -> u32 {
+    until("one model is in a process of its own", || children(pid).len() == 1);
+    children(pid)[0]
+}
+
 fn signal(name: &str, pid: u32) {
     assert!(std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
@@ -65,7 +71,7 @@ fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back
     let (status, expected) = infer("beside");
     assert_eq!(status, 200, "{expected}");
     let outputs = |body: &str| serde_json::from_str::<serde_json::Value>(body).unwrap()["outputs"].clone();
-    let [first] = children(server.pid())[..] else { panic!("one model is in a process of its own") };
+    let first = only_child(server.pid());
     assert_eq!(executor(&server, "digits"), serde_json::json!({"pid": first, "restarts": 0}));
     assert!(executor(&server, "beside").is_null());
     let (done, others) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -119,11 +125,11 @@ fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back
 #[test]
 fn a_process_that_does_not_answer_is_ended_and_started_again() {
     let (folder, config) = repository();
-    let limits = ["--config", &config, "--run-timeout", "0.5", "--run-timeout-factor", "1"];
+    let limits = ["--config", &config, "--run-timeout", "2", "--run-timeout-factor", "1"];
     let server = Server::start(folder.path(), &limits, "\"message\":\"ready\",\"models\":2");
     let request = std::fs::read_to_string(REQUEST).unwrap();
     let infer = |model: &str| server.http("POST", &format!("/v2/models/{model}/infer"), &request);
-    let [first] = children(server.pid())[..] else { panic!("one model is in a process of its own") };
+    let first = only_child(server.pid());
     signal("-STOP", first);
     let (status, body) = infer("digits");
     assert_eq!(status, 503, "{body}");
@@ -133,15 +139,101 @@ fn a_process_that_does_not_answer_is_ended_and_started_again() {
     assert_eq!(server.http("GET", "/v2/models/digits/ready", "").0, 200);
 }
 
+/// Both models in processes of their own, whose operators run in groups by a predictor that was sampled so, and the flags for that.
+fn side_by_side() -> (tempfile::TempDir, String) {
+    let (folder, config) = repository();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let predictor = file("predictor.json");
+    let models = [
+        "profile",
+        "digits",
+        "--co-run",
+        "beside",
+        "--isolation",
+        "process",
+        "--repository",
+        folder.path().to_str().unwrap(),
+    ];
+    let sampled = ["--engine", "rten", "--segments", "2", "--batch", "1", "--budget", "0.1", "--predictor", &predictor];
+    let output = crate::command_line::run(&[&models[..], &sampled].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", crate::command_line::stderr(&output));
+    let text = format!(
+        "drop = \"none\"\nisolation = \"process\"\n[device]\npolicy = \"overlap\"\npredictor = {predictor:?}\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    (folder, config)
+}
+
+/// One of two models that run side by side gets this signal under load: it answers 503 and comes back, the other answers all along, if late where it waits at the barrier of their group, and groups go on.
+fn costs_its_model_only(name: &str, more: &[&str], said: &str) {
+    let (folder, config) = side_by_side();
+    let flags = [&["--config", &config], more].concat();
+    let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":2");
+    let request = std::fs::read_to_string(REQUEST).unwrap();
+    let address = server.address();
+    let infer = |model: &str| http(address, "POST", &format!("/v2/models/{model}/infer"), &request);
+    let groups = || {
+        let (_, body) = server.http("GET", "/v2/devices", "");
+        serde_json::from_str::<serde_json::Value>(&body).unwrap()["devices"][0]["groups"].clone()
+    };
+    let alone: Vec<_> = groups()["models"].as_array().unwrap().iter().map(|model| model["alone"].clone()).collect();
+    assert!(alone.iter().all(serde_json::Value::is_null), "the predictor fits: {alone:?}");
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            let mut count = 0;
+            while !done.load(Ordering::SeqCst) {
+                let (status, body) = infer("beside");
+                assert_eq!(status, 200, "{body}");
+                count += 1;
+            }
+            count
+        });
+        let load = scope.spawn(|| {
+            let mut statuses = Vec::new();
+            while !done.load(Ordering::SeqCst) {
+                let (status, body) = infer("digits");
+                assert!(status == 200 || status == 503 && body.contains(said), "{status} {body}");
+                if statuses.last() != Some(&status) {
+                    statuses.push(status);
+                }
+            }
+            statuses
+        });
+        until("groups run", || groups()["groups"].as_u64().unwrap() > 20);
+        let pid = executor(&server, "digits")["pid"].as_u64().unwrap() as u32;
+        signal(name, pid);
+        until("it has ended", || !is_running(pid));
+        until("it answers again", || infer("digits").0 == 200);
+        let before = groups()["groups"].as_u64().unwrap();
+        until("groups go on", || groups()["groups"].as_u64().unwrap() > before + 20);
+        done.store(true, Ordering::SeqCst);
+        assert!(beside.join().unwrap() > 0);
+        assert_eq!(load.join().unwrap(), [200, 503, 200]);
+    });
+    assert_eq!(executor(&server, "digits")["restarts"], 1);
+    assert_eq!(executor(&server, "beside")["restarts"], 0);
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
+fn of_models_side_by_side_one_whose_process_is_killed_costs_its_requests_only() {
+    costs_its_model_only("-KILL", &[], "executor process has ended (signal 9 (SIGKILL))");
+}
+
+#[test]
+fn of_models_side_by_side_one_whose_process_never_answers_costs_its_requests_only() {
+    costs_its_model_only("-STOP", &["--run-timeout", "0.5", "--run-timeout-factor", "1"], "digits");
+}
+
 #[test]
 fn a_server_that_is_killed_leaves_no_process() {
     let (folder, config) = repository();
     let server = Server::start(folder.path(), &["--config", &config], "\"message\":\"ready\",\"models\":2");
-    let executors = children(server.pid());
-    assert_eq!(executors.len(), 1);
+    let executor = only_child(server.pid());
     // By SIGKILL.
     drop(server);
-    until("no process is left", || !is_running(executors[0]));
+    until("no process is left", || !is_running(executor));
 }
 
 #[test]

@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
+mod cluster;
 mod command_line;
 mod config_check;
 mod engine_install;
 mod isolation;
 mod log_command;
 mod plan;
+mod plan_slots;
 mod profile;
 mod serve;
 mod simulate;

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use downbeat_server::profile_store::{ProfileStore, StoredShares};
 use downbeat_server::stored_predictor::StoredPredictor;
 
 use crate::command_line::{downbeat, run, stderr, stdout};
@@ -176,6 +177,35 @@ fn shares_of_a_gpu_are_measured_up_to_the_whole() {
     let shares = (1..).map(|n| n * grain).take_while(|units| *units <= largest).chain([20]);
     assert_eq!(units, shares.flat_map(|units| [units, units]).collect::<Vec<_>>());
     assert!(fs::read_to_string(page).unwrap().contains("Latency by share of the device"));
+}
+
+#[test]
+fn shares_of_an_emulated_device_are_hundredths_and_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, kept) = (folder.path().join("models/m/1"), folder.path().join("kept"));
+    fs::create_dir_all(&model).unwrap();
+    let tensor = "name = \"x\"\ndatatype = \"FP32\"\ndims = [-1, 1]\n";
+    let profile = "alpha_ms = 0.1\nbeta_ms = 0.1\nmax_batch = 4\nknee = 0.5\n";
+    let text = format!("{profile}[[inputs]]\n{tensor}[[outputs]]\n{tensor}");
+    fs::write(model.join("model.emulated.toml"), text).unwrap();
+    let repository = folder.path().join("models");
+    let arguments = ["m", "--budget", "0", "--batch", "1,4", "--repository", repository.to_str().unwrap()];
+    let of = |more: &[&str]| {
+        let kept = ["--profile-cache", kept.to_str().unwrap(), "--json"];
+        let output = run(&[&["profile"][..], &arguments, more, &kept].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let mut units: Vec<u64> =
+            report["measurements"].as_array().unwrap().iter().map(|m| m["units"].as_u64().unwrap()).collect();
+        units.dedup();
+        units
+    };
+    assert_eq!(of(&["--shares", "3"]), [30, 60, 100]);
+    assert_eq!(of(&["--segments", "2"]), [100]);
+    let store = ProfileStore::new(Some(kept.clone()));
+    let stored: Vec<StoredShares> = store.list().unwrap();
+    assert_eq!(stored.len(), 1);
+    assert_eq!(stored[0].measurements.len(), 6, "batches of 1 and 4 on three shares: what was cut does not count");
 }
 
 #[test]

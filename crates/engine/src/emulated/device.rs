@@ -13,7 +13,7 @@ use crate::division::{Division, DivisionError, Part, percent};
 use crate::traits::{Place, Share};
 
 /// What a device is divided into where partitions are shares of it.
-const HUNDREDTHS: usize = 100;
+const HUNDREDTHS: usize = super::Emulated::UNITS as usize;
 
 /// The devices of an engine.
 #[derive(Debug, Default)]
@@ -60,14 +60,17 @@ impl Devices {
     /// All units of a device, and those of a share. What says nothing of an emulated device is all of it.
     fn units(&self, share: Share) -> (Vec<usize>, Vec<usize>) {
         let parts = lock(&self.parts);
-        let all: Vec<usize> = match parts.is_empty() {
-            true => Topology::here().usable().iter().collect(),
-            false => (0..HUNDREDTHS).collect(),
+        let in_hundredths = !parts.is_empty() || matches!(share, Share::Units(_) | Share::AllBut(_));
+        let all: Vec<usize> = match in_hundredths {
+            true => (0..HUNDREDTHS).collect(),
+            false => Topology::here().usable().iter().collect(),
         };
         let portion = match share {
             Share::Cores(cores) => Some(cores.iter().collect()),
             Share::Part(part) => parts.get(part as usize).map(|range| range.clone().collect()),
-            Share::Whole | Share::Units(_) | Share::AllBut(_) => None,
+            Share::Units(units) => Some(all.iter().copied().take(units as usize).collect()),
+            Share::AllBut(units) => Some(all.iter().copied().skip(units as usize).collect()),
+            Share::Whole => None,
         };
         let portion = portion.unwrap_or_else(|| all.clone());
         (all, portion)

@@ -61,6 +61,9 @@ pub struct Emulated {
 }
 
 impl Emulated {
+    /// Compute units of a device that is divided into shares: hundredths.
+    pub const UNITS: u32 = 100;
+
     /// The engine; each model's latencies are in its file.
     pub fn new() -> Self {
         Emulated::default()

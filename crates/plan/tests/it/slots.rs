@@ -14,7 +14,7 @@ fn model(rate: f64, slo_ms: f64, (fixed, each, knee): (f64, f64, u32), steps: u3
 }
 
 fn problem(models: Vec<SlotModel>, devices: u32, steps: u32) -> SlotProblem {
-    SlotProblem { models, devices, steps, most_slots: steps }
+    SlotProblem { models, devices, steps, most_slots: steps, alike: false }
 }
 
 #[test]
@@ -38,6 +38,16 @@ fn a_model_that_needs_a_whole_device_leaves_the_others_to_be_cut() {
     assert!(plan.layout.0.contains(&vec![1, 1, 1, 1]), "{}", plan.layout);
     // The first meets its SLO on the whole one alone.
     assert!(plan.dearness[0][0].is_infinite() && plan.dearness[0][3] == 1.0, "{:?}", plan.dearness);
+}
+
+#[test]
+fn a_server_s_devices_are_cut_alike() {
+    let models = vec![model(1.0, 10.0, (7.0, 0.1, 4), 4), model(20.0, 20.0, (2.0, 1.0, 1), 4)];
+    let free = problem(models, 3, 4);
+    let alike = SlotProblem { alike: true, ..free.clone() };
+    let (free, alike) = (free.choose().unwrap(), alike.choose().unwrap());
+    assert!(!free.layout.is_alike() && alike.layout.is_alike(), "{} {}", free.layout, alike.layout);
+    assert!(alike.factor < free.factor, "one model needs whole devices, so that all are");
 }
 
 #[test]

@@ -20,14 +20,16 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::cluster::{ModelOptions, Order};
 use downbeat_core::device::PartitionId;
-use downbeat_core::{DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
-use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, QueueHandle, Setup};
+use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId};
+use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Moment, QueueHandle, Setup};
 use downbeat_engine::Part;
 use parking_lot::Mutex;
 
 use crate::auto_model::DeviceSet;
 use crate::clock::Clock;
 use crate::decision_log::DecisionLog;
+use crate::group_predictor::GroupPredictor;
+use crate::group_retrainer::GroupRetrainer;
 use crate::host::DeviceHost;
 use crate::loaded_version::LoadedVersion;
 use crate::metrics::Metrics;
@@ -35,7 +37,7 @@ use crate::options::ServerOptions;
 use crate::placement::Placed;
 use crate::queue::Queue;
 use crate::watchdog::Watchdog;
-pub use device_pool::DevicePool;
+pub use device_pool::{DevicePool, HearsOfSlots, SlotDone};
 pub use device_rehearser::DeviceEvents;
 use device_rehearser::DeviceRehearser;
 pub use queued_call::QueuedCall;
@@ -47,7 +49,7 @@ use waiting_table::{Event, WaitingTable};
 /// How much before its last moment a deferred batch starts: for an alarm that comes late, executions that take longer than
 /// their profile, and the way of the answer, on a machine that has other things to do. It costs no capacity: while the devices are
 /// busy a batch may still start until the last moment.
-const WAKE_MARGIN: Duration = Duration::from_millis(5);
+pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
 /// How long the end waits for threads, which a run that does not end may hold up.
 const PATIENCE: Duration = Duration::from_millis(1_000);
@@ -58,6 +60,7 @@ pub struct Driver {
     next_request: AtomicU64,
     next_model: AtomicU32,
     threads: Mutex<Vec<std::thread::JoinHandle<()>>>,
+    predictor: Arc<GroupPredictor>,
     log: Option<Arc<DecisionLog>>,
 }
 
@@ -65,7 +68,7 @@ impl Driver {
     /// Starts the devices, which are divided into `parts`, with a slot for each of `kinds`, the kinds of each device's partitions, and the alarm. The models' queues are parted into as many shards
     /// as the options say (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
     ///
-    /// What adaptive models do is rehearsed in [`ServerOptions::rehearsal_cpu`] of a core's time.
+    /// What adaptive models do is rehearsed, and what predicts groups of operators is trained with those that were served, in [`ServerOptions::rehearsal_cpu`] of a core's time.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -100,7 +103,8 @@ impl Driver {
             cluster.set_order(options.order.first());
         }
         let (next_request, next_model, threads) = Default::default();
-        let driver = Driver { cluster, next_request, next_model, threads, log };
+        let predictor = Arc::new(GroupPredictor::open(&options.device, rehearsal_cpu > 0.0));
+        let driver = Driver { cluster, next_request, next_model, threads, predictor, log };
         driver.hosts().iter().for_each(|host| host.belongs_to(&driver.cluster));
         let partitions = |(device, kinds): (usize, &Vec<DeviceKind>)| {
             let slot = move |(partition, kind)| (device, PartitionId(partition as u32), kind);
@@ -113,7 +117,8 @@ impl Driver {
         if rehearsal_cpu > 0.0 {
             let (cluster, metrics) = (driver.cluster.clone(), metrics.rehearsal());
             let kinds = planned_devices(kinds);
-            let work = move || rehearser.work(&cluster, &kinds, &metrics);
+            let retrainer = GroupRetrainer::new(driver.predictor.clone());
+            let work = move || rehearser.work(&cluster, &kinds, retrainer, &metrics);
             let thread = std::thread::Builder::new().name("rehearsal".to_owned()).spawn(work)?;
             driver.threads.lock().push(thread);
         }
@@ -171,6 +176,11 @@ impl Driver {
         self.rehearser().status(&self.cluster)
     }
 
+    /// What predicts groups of operators.
+    pub fn predictor(&self) -> &Arc<GroupPredictor> {
+        &self.predictor
+    }
+
     /// The rehearsal of device policies.
     pub fn policies(&self) -> &DeviceRehearser {
         &self.rehearser().devices
@@ -194,6 +204,37 @@ impl Driver {
         self.policies().serves(model, versions.filter_map(its).collect(), slots);
     }
 
+    /// From now on slots are granted by [`Driver::grant`], and `hears` is told when they are done. Nothing may be submitted then.
+    pub fn is_granted_from_afar(&self, hears: HearsOfSlots) {
+        let was_free = self.cluster.handler().granted_from_afar.set(hears).is_ok();
+        assert!(was_free, "a device has one scheduler");
+    }
+
+    /// Gives a slot a batch that a scheduler elsewhere has made. The slot has none, and [`runs`](Self::runs) its model.
+    pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>) {
+        let (host, lane) = self.cluster.handler().slot(slot);
+        host.grant(lane, batch, jobs, self.clock().now());
+    }
+
+    /// By slot: the device and the partition that it is on.
+    pub fn slots(&self) -> Vec<(usize, usize)> {
+        let slots = self.cluster.handler().slots.read();
+        slots.iter().map(|(host, lane)| (host.device, host.slot_partition(*lane).0 as usize)).collect()
+    }
+
+    /// Whether a slot is there and in service, and runs a version.
+    pub fn runs(&self, slot: DeviceId, loaded: &LoadedVersion) -> bool {
+        let pool = self.cluster.handler();
+        let slot = pool.slots.read().get(slot.0 as usize).cloned();
+        let Some((host, lane)) = slot.filter(|(host, _)| pool.is_in_service(host.device)) else { return false };
+        let partition = host.slot_partition(lane);
+        let is_placed = |(_, queue): &(_, Arc<Queue>)| {
+            queue.placed.devices.contains(&host.device) && queue.placed.partitions.contains(&partition)
+        };
+        loaded.hosts.on_device(host.device).is_some_and(|model| model.lost().is_none())
+            && loaded.queues().first().is_some_and(is_placed)
+    }
+
     pub fn hosts(&self) -> &[Arc<DeviceHost>] {
         &self.cluster.handler().hosts
     }
@@ -213,6 +254,11 @@ impl Driver {
     /// The clock that the scheduler's time comes from.
     pub fn clock(&self) -> Clock {
         self.cluster.handler().clock
+    }
+
+    /// What the time is, and when a device is expected to be free.
+    pub fn moment(&self) -> Moment {
+        self.cluster.moment()
     }
 
     /// Makes a queue in the scheduler for requests of a model, for batches on the devices of `placed` that take what `profiles` say, by site.

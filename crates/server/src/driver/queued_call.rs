@@ -17,6 +17,8 @@ pub struct QueuedCall {
     pub queue_expiry: Time,
     /// Index of its priority level, 0 the most urgent.
     pub level: u32,
+    /// Whether its items are counted into the queue already ([`LoadedVersion::begin_waiting`](crate::loaded_version::LoadedVersion::begin_waiting)).
+    pub has_place: bool,
 }
 
 impl QueuedCall {

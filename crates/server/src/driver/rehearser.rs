@@ -1,4 +1,4 @@
-//! The rehearsal of the scheduler, on a thread of its own.
+//! The rehearsal of the scheduler, on a thread of its own, which also trains what predicts groups of operators.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use super::device_pool::DevicePool;
 use super::device_rehearser::{DeviceRehearser, DeviceTrials};
 use super::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::clock::Clock;
+use crate::group_retrainer::GroupRetrainer;
 use crate::metrics::RehearsalMetrics;
 
 /// How often it looks for work, and takes what came.
@@ -190,7 +191,13 @@ impl Rehearser {
     }
 
     /// The life of the thread: on devices of these kinds.
-    pub fn work(&self, cluster: &Cluster<DevicePool>, devices: &[u32], metrics: &RehearsalMetrics) {
+    pub fn work(
+        &self,
+        cluster: &Cluster<DevicePool>,
+        devices: &[u32],
+        mut retrainer: GroupRetrainer,
+        metrics: &RehearsalMetrics,
+    ) {
         // Without the right to it, at normal priority.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
         let mut rehearsal = Rehearsal::new(false, 1);
@@ -216,8 +223,16 @@ impl Rehearser {
                     self.say(cluster, decision);
                 }
                 let on_devices = self.devices.step(&mut trials, EVENTS, metrics);
+                let on_groups = retrainer.step();
+                if let Some(Some(judged)) = on_groups {
+                    metrics.trainings.inc();
+                    metrics.adoptions.inc_by(u64::from(judged.adopted));
+                    if judged.adopted {
+                        cluster.handler().hosts.iter().for_each(|host| host.tell_groups());
+                    }
+                }
                 account.spend();
-                if used < EVENTS && on_devices < EVENTS {
+                if used < EVENTS && on_devices < EVENTS && on_groups.is_none() {
                     break;
                 }
             }

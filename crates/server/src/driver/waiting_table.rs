@@ -132,12 +132,15 @@ impl WaitingTable {
             let needed = queued.queue.least(request.size);
             if start + needed > request.deadline {
                 let (needed, allowed) = (start.since(now) + needed, request.deadline.since(now));
+                if queued.has_place {
+                    queued.call.loaded.end_waiting(request.size);
+                }
                 queued.call.reject_busy(needed, allowed, now);
                 return false;
             }
         }
         // The version's own bound, whatever the number of shapes and levels its requests are spread over.
-        if !queued.call.loaded.begin_waiting(request.size) {
+        if !queued.has_place && !queued.call.loaded.begin_waiting(request.size) {
             queued.reject(&Reject::QueueFull { bound }, now);
             return false;
         }

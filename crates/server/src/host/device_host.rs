@@ -24,7 +24,7 @@ use crate::call::Call;
 use crate::clock::Clock;
 use crate::decision_log::LogFile;
 use crate::device_report::GroupsReport;
-use crate::driver::{DevicePool, QueuedCall};
+use crate::driver::{DevicePool, QueuedCall, SlotDone};
 use crate::metrics::DeviceMetrics;
 use crate::reply;
 use crate::watchdog::Watchdog;
@@ -173,6 +173,18 @@ impl DeviceHost {
     /// Which part of the device a partition is.
     pub(super) fn share(&self, partition: PartitionId) -> Share {
         self.shares.get(partition.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// What predicts groups of operators is another.
+    pub fn tell_groups(&self) {
+        let mut actions = Actions::default();
+        {
+            let mut inner = self.inner.lock();
+            let now = self.clock.now();
+            inner.tell_groups(now);
+            self.settle(&mut inner, now, &mut actions);
+        }
+        self.carry_out(actions, None);
     }
 
     /// Lets a model go; its threads end once their present launches are over.
@@ -335,7 +347,13 @@ impl DeviceHost {
             rehearser.profiled(queue.place, profiles.clone());
             cluster.set_profile(queue.place, profiles);
         }
-        cluster.complete(grant.slot, grant.batch);
+        match cluster.handler().granted_from_afar.get() {
+            None => cluster.complete(grant.slot, grant.batch),
+            Some(hears) => {
+                let ran = ran.map(|(_, rows, end)| (rows, end.since(grant.dispatched)));
+                hears(SlotDone { batch: grant.batch, ran });
+            }
+        }
     }
 
     /// Takes the device's slots out of the scheduler's service, unless they are the last: those go on, to answer with errors what is queued.
@@ -463,6 +481,13 @@ impl DeviceHost {
     /// How many of the scheduler's slots there are in a partition.
     pub(crate) fn slots(&self, partition: PartitionId) -> u32 {
         self.inner.lock().scheduler().shared_lanes(partition).len() as u32
+    }
+
+    /// The partition of one of the scheduler's slots.
+    pub(crate) fn slot_partition(&self, slot: usize) -> PartitionId {
+        let inner = self.inner.lock();
+        let lane = inner.slots.get(slot).and_then(|(_, lane)| inner.scheduler().lane(*lane));
+        lane.map_or(PartitionId::default(), |lane| lane.partition)
     }
 
     /// Items of a model that wait for a launch.

@@ -140,12 +140,20 @@ impl DeviceState {
             self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
         let mut report: Option<GroupsReport> = None;
         for (model, group) in members {
-            let mean_error = group.predictor.mean_error();
-            let report = report.get_or_insert_with(|| GroupsReport::new(self.scheduler().groups(), mean_error));
+            let report = report.get_or_insert_with(|| GroupsReport::new(self.scheduler().groups(), &group.predictor));
             let (model, version) = (model.name.clone(), model.version.clone());
             report.models.push(GroupedModel { model, version, alone: group.misfit.clone() });
         }
         report
+    }
+
+    /// Tells what predicts groups what one took, if all of its models are those that it knows.
+    fn hear_of_group(&self, model: &HostedModel, note: &Note) {
+        let (Note::Group { parts, predicted: Some(_), took, .. }, Some(group)) = (note, &model.group) else { return };
+        group.predictor.serves(parts, *took, |model| {
+            let model = &self.models.get(&model)?.model;
+            model.group.as_ref().filter(|group| group.misfit.is_none()).map(|_| &*model.name)
+        });
     }
 
     pub fn scheduler(&self) -> &DeviceScheduler {
@@ -260,6 +268,7 @@ impl DeviceState {
                 DeviceOutput::Note { model, note } => {
                     if let Some(Resident { model, .. }) = self.models.get(&model) {
                         model.metrics.record_note(&note);
+                        self.hear_of_group(model, &note);
                         if let Note::PrepareFailed { partition, reason } = &note {
                             let name = &model.name;
                             tracing::warn!(model = %name, device, %partition, %reason, "lanes cannot be made; the model goes on with those it has");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::Time;
+use downbeat_core::{Duration, Time};
 use serde::{Deserialize, Serialize};
 
 use super::device_host::DeviceHost;
@@ -71,6 +71,11 @@ impl HostedVersion {
             [only] => only,
             _ => soonest().unwrap_or(&self.devices[0]),
         }
+    }
+
+    /// How long it will probably be until one of them is done with all that it has.
+    pub fn free_in(&self) -> Duration {
+        self.devices.iter().map(|(host, model)| host.free_in(model)).min().unwrap_or(Duration::ZERO)
     }
 
     /// The devices, with the version on each.

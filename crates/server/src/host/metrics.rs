@@ -128,12 +128,12 @@ impl LaneMetrics {
             Note::Switch { .. } => return self.record_switch(),
             Note::RingFull { .. } => return self.ring_overflowed.inc(),
             Note::PrepareFailed { .. } => 5,
-            Note::Group { requests, predicted, took, .. } => return self.record_group(*requests, *predicted, *took),
+            Note::Group { parts, predicted, took, .. } => return self.record_group(parts.len(), *predicted, *took),
         };
         self.events[event].inc();
     }
 
-    fn record_group(&self, requests: u32, predicted: Option<Duration>, took: Duration) {
+    fn record_group(&self, requests: usize, predicted: Option<Duration>, took: Duration) {
         let of_size = usize::from(requests > 1);
         self.groups[of_size].inc();
         // Only those that were predicted can be compared.

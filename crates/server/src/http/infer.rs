@@ -16,6 +16,7 @@ use super::{HttpState, body, encoding};
 use crate::error::ServiceError;
 use crate::extension;
 use crate::offload;
+use crate::preprocess;
 use crate::service::Service;
 use crate::shared_memory::Client;
 
@@ -48,12 +49,14 @@ where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error + 'static,
 {
+    let picture = picture_type(headers);
     let header_length = match check_head(state.service(), &path, headers) {
         Ok(header_length) => header_length,
         Err(error) => return Err(body::unread(error, headers, &body, state.options().max_body_bytes)),
     };
     let WholeBody { bytes, mut held } = WholeBody::of(state, headers, body).await?;
     let ((request, forms), mut held) = match header_length {
+        None if let Some(media) = picture => (picture_request(state.service(), path, bytes, media)?, held),
         Some(0) => (raw_request(state.service(), path, bytes)?, held),
         _ => {
             let json = header_length.unwrap_or(bytes.len()).min(bytes.len());
@@ -97,6 +100,44 @@ where
         }
     }
     Ok(answer)
+}
+
+/// The media type of a body that is a picture and nothing else.
+fn picture_type(headers: &HeaderMap) -> Option<&str> {
+    let media = headers.get(CONTENT_TYPE)?.to_str().ok()?;
+    let media = media.split(';').next().unwrap_or_default().trim();
+    media.starts_with("image/").then_some(media)
+}
+
+/// A body that is a picture, for a model that takes pictures. Its answer is JSON alone.
+fn picture_request<S: Service>(
+    service: &S,
+    path: ModelPath,
+    body: Bytes,
+    media: &str,
+) -> Result<(InferRequest, OutputForms), HttpError> {
+    let config = service.model_config(&path.model, &path.version)?;
+    let Some(input) = preprocess::input_for(&config, media) else {
+        let reason = format!("model '{}' takes no {media}: it has no steps for that (preprocess)", path.model);
+        return Err(ServiceError::InvalidArgument(reason).into());
+    };
+    let input = one_element(input, vec![1], &body)?;
+    let (model_name, model_version) = (path.model, path.version);
+    Ok((
+        InferRequest { model_name, model_version, inputs: vec![input], ..InferRequest::default() },
+        OutputForms::all(false),
+    ))
+}
+
+/// A tensor of datatype BYTES with one element.
+fn one_element(name: &str, shape: Vec<i64>, element: &[u8]) -> Result<InferTensor, ServiceError> {
+    let length = u32::try_from(element.len())
+        .map_err(|_| ServiceError::InvalidArgument(format!("raw input '{name}': the element is longer than 4 GiB")))?;
+    let mut data = Vec::with_capacity(4 + element.len());
+    data.extend_from_slice(&length.to_le_bytes());
+    data.extend_from_slice(element);
+    let (name, data) = (name.to_owned(), Bytes::from(data));
+    Ok(InferTensor { name, datatype: DataType::Bytes, shape, parameters: Default::default(), data })
 }
 
 /// What can be told without the body: whether there is such a model, and what the headers say. The length of the JSON.
@@ -171,12 +212,8 @@ fn raw_request<S: Service>(
                     input.name, input.dims
                 )));
             }
-            let length = u32::try_from(body.len())
-                .map_err(|_| invalid(format!("raw input '{}': the element is longer than 4 GiB", input.name)))?;
-            let mut data = Vec::with_capacity(4 + body.len());
-            data.extend_from_slice(&length.to_le_bytes());
-            data.extend_from_slice(&body);
-            (vec![1; input.dims.len()], Bytes::from(data))
+            let InferTensor { shape, data, .. } = one_element(&input.name, vec![1; input.dims.len()], &body)?;
+            (shape, data)
         }
     };
     debug_assert!(input.datatype == DataType::Bytes || !shape.contains(&-1));

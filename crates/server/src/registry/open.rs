@@ -110,6 +110,7 @@ impl Registry {
             loads,
             started: Arc::default(),
             wanted: wanted.into(),
+            cluster: Arc::default(),
         })
     }
 }

@@ -16,6 +16,7 @@ use crate::error::ServiceError;
 use crate::host::{REMEMBERED, Timeline};
 use crate::options::ModelControl;
 use crate::policy_report::PolicyReport;
+use crate::roles::{ClusterStatus, StatusBoard};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{ServedModel, statistics, unknown_model};
 
@@ -131,13 +132,16 @@ impl Service for Registry {
 
     fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
         let served = self.served(&request.model_name)?;
-        self.serving.check(&served, &request.model_version)?.codec.check_inputs(request)
+        self.serving.check(&served, &request.model_version)?.check_inputs(request)
     }
 
     fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
         let served = self.served(name)?;
-        served.version(version)?;
-        Ok(served.definition.config.clone())
+        let mut config = served.definition.config.clone();
+        if let Some(preprocess) = &served.version(version)?.preprocess {
+            preprocess.describe(&mut config);
+        }
+        Ok(config)
     }
 
     fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
@@ -210,7 +214,15 @@ impl Service for Registry {
         finish(async move { this.move_model(&name, partition).await }).await
     }
 
+    fn cluster(&self) -> Option<ClusterStatus> {
+        self.cluster.get().map(StatusBoard::status)
+    }
+
     async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
+        if self.cluster.get().is_some() {
+            let reason = "a backend answers requests of its cluster's frontends only: ask one of those";
+            return Err(ServiceError::Unimplemented(reason.to_owned()));
+        }
         match self.serving.enter(&request.model_name) {
             Some(served) => self.serving.infer(&served, request).await,
             None => Err(self.why_not_served(&request.model_name)),

@@ -59,28 +59,35 @@ impl ServedModel {
     /// The version a client named, or the newest if it named none.
     ///
     /// # Errors
-    /// `NotFound`, naming the versions there are; `InvalidArgument` if it is no number.
+    /// As [`version_of`].
     pub fn version(&self, version: &str) -> Result<&Arc<LoadedVersion>, ServiceError> {
-        let name = &self.definition.name;
-        let found = if version.is_empty() {
-            self.versions.values().next_back()
-        } else {
-            let number: u64 = version.parse().map_err(|_| {
-                ServiceError::InvalidArgument(format!(
-                    "'{}' is no version of model '{name}': versions are positive numbers",
-                    version.chars().take(64).collect::<String>()
-                ))
-            })?;
-            self.versions.get(&number)
-        };
-        found.ok_or_else(|| {
-            let ready: Vec<String> = self.versions.keys().map(u64::to_string).collect();
-            ServiceError::NotFound(format!(
-                "Request for unknown model: '{name}' version {version} is not found; ready: {}",
-                if ready.is_empty() { "none".to_owned() } else { ready.join(", ") }
-            ))
-        })
+        version_of(&self.definition.name, &self.versions, version)
     }
+}
+
+/// The version of a model that a client named, or the newest if it named none.
+///
+/// # Errors
+/// `NotFound`, naming the versions there are; `InvalidArgument` if it is no number.
+pub fn version_of<'a, T>(name: &str, versions: &'a BTreeMap<u64, T>, version: &str) -> Result<&'a T, ServiceError> {
+    let found = if version.is_empty() {
+        versions.values().next_back()
+    } else {
+        let number: u64 = version.parse().map_err(|_| {
+            ServiceError::InvalidArgument(format!(
+                "'{}' is no version of model '{name}': versions are positive numbers",
+                version.chars().take(64).collect::<String>()
+            ))
+        })?;
+        versions.get(&number)
+    };
+    found.ok_or_else(|| {
+        let ready: Vec<String> = versions.keys().map(u64::to_string).collect();
+        ServiceError::NotFound(format!(
+            "Request for unknown model: '{name}' version {version} is not found; ready: {}",
+            if ready.is_empty() { "none".to_owned() } else { ready.join(", ") }
+        ))
+    })
 }
 
 /// A model that cannot leave while this request is in flight.
@@ -99,14 +106,5 @@ impl Drop for InFlight {
         if self.0.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.0.idle.notify_waiters();
         }
-    }
-}
-
-/// The bytes that a request's inputs take of its model's share, until it is answered.
-pub(super) struct InputBytes<'a>(pub(super) &'a ServedModel, pub(super) u64);
-
-impl Drop for InputBytes<'_> {
-    fn drop(&mut self) {
-        self.0.input_bytes.fetch_sub(self.1, Ordering::Relaxed);
     }
 }

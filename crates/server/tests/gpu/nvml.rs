@@ -31,7 +31,9 @@ fn metrics_of(registry: &Registry) -> (SocketAddr, JoinHandle<()>) {
     let address = listener.local_addr().unwrap();
     let state = HttpState::new(Arc::new(registry.clone()), Arc::default(), HttpOptions::default());
     let connections = Connections::new(ConnectionOptions::default());
-    (address, tokio::spawn(metrics_port::serve(listener, connections, registry.clone(), state)))
+    let scraped = registry.clone();
+    let metrics = std::sync::Arc::new(move || scraped.metrics());
+    (address, tokio::spawn(metrics_port::serve(listener, connections, metrics, state)))
 }
 
 /// A metric of the GPU with this number.

@@ -19,6 +19,7 @@ mod overlap;
 mod padding;
 mod partitions;
 mod placement;
+mod preprocess;
 mod serving;
 mod shared_memory;
 mod shares;

@@ -1,9 +1,12 @@
 //! Models whose operators run in groups (the device policy overlap): side by side with a predictor that fits, one at a time with any other.
 
+use std::future::Future;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
 
 use downbeat_core::device::journal::{self, DeviceEvent};
-use downbeat_core::device::overlap::{Layer, LearnedPredictor, Mlp};
+use downbeat_core::device::overlap::{GroupOrder, Layer, LearnedPredictor, Mlp};
 use downbeat_core::device::{DeviceOutput, Note};
 use downbeat_engine::Engine;
 use downbeat_server::device_report::GroupsReport;
@@ -15,7 +18,7 @@ use downbeat_server::service::Service;
 use downbeat_server::stored_predictor::{PredictedModel, StoredPredictor, Training};
 
 use crate::lanes::drained;
-use crate::serving::{Models, metric, ms, request};
+use crate::serving::{Models, metric, ms, request, send, with_timeout};
 
 const OPERATORS: u16 = 4;
 
@@ -28,6 +31,11 @@ fn models() -> Models {
 
 /// A predictor which says that all groups of these models take 6 ms.
 fn training(models: &Models, names: &[&str]) -> (Training, LearnedPredictor) {
+    training_of(models, names, 6.0)
+}
+
+/// A predictor which says that all groups of these models take so long.
+fn training_of(models: &Models, names: &[&str], takes_ms: f32) -> (Training, LearnedPredictor) {
     let known = |name: &&str| PredictedModel {
         name: (*name).to_owned(),
         version: 1,
@@ -39,7 +47,7 @@ fn training(models: &Models, names: &[&str]) -> (Training, LearnedPredictor) {
     };
     let known: Vec<PredictedModel> = names.iter().map(known).collect();
     let layout = StoredPredictor::layout(&known, 2);
-    let layer = Layer { weights: vec![0.0; layout.len()], biases: vec![6.0_f32.ln()] };
+    let layer = Layer { weights: vec![0.0; layout.len()], biases: vec![takes_ms.ln()] };
     let mlp = Mlp::new(vec![0.0; layout.len()], vec![1.0; layout.len()], vec![layer]).unwrap();
     let device = ProfileStore::place_key(&downbeat_engine::Emulated::new().info(), Threads::Chosen(1), None);
     let (error, mean_error, samples, tested) = (0.2, 0.05, 80, 20);
@@ -165,4 +173,89 @@ async fn a_model_that_the_predictor_does_not_know_runs_alone_and_the_others_toge
     let report = groups(&registry);
     let alone: Vec<(&str, bool)> = report.models.iter().map(|m| (&*m.model, m.alone.is_some())).collect();
     assert_eq!((alone, report.together > 0), (vec![("a", false), ("b", false), ("c", true)], true));
+}
+
+#[tokio::test]
+async fn eight_models_under_a_predictor_of_pairs_run_in_pairs() {
+    let (models, names) = (Models::new(), ["a", "b", "c", "d", "e", "f", "g", "h"]);
+    names.iter().for_each(|name| models.add(name, 1, (1.0, 5.0), 4, ""));
+    let predictor = save(&models, training(&models, &names));
+    let registry = serve(&models, Some(predictor), |_| {}).await;
+    let client = |name: &'static str| {
+        let registry = registry.clone();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                registry.infer(request(name, 1, 4)).await.unwrap();
+            }
+        })
+    };
+    for client in names.map(client) {
+        client.await.unwrap();
+    }
+    drained(&registry).await;
+    let report = groups(&registry);
+    assert!(report.models.len() == 8 && report.models.iter().all(|model| model.alone.is_none()), "{report:?}");
+    // Operators of 80 requests in groups of two at most.
+    assert!(report.together > 0 && report.groups >= 40, "{report:?}");
+}
+
+/// Which of three models is answered when, of requests that came as they are named while another ran.
+async fn order_of(order: GroupOrder) -> Vec<&'static str> {
+    let models = Models::new();
+    for (name, takes_ms) in [("first", 300.0), ("long", 40.0), ("short", 5.0), ("urgent", 20.0)] {
+        models.add(name, 1, (0.0, takes_ms), 4, "");
+    }
+    let registry = serve(&models, None, |options| options.device.order = order).await;
+    let first = send(&registry, request("first", 1, 4)).await;
+    let answered = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for (name, within) in [("long", 20_000), ("urgent", 10_000), ("short", 30_000)] {
+        let (registry, answered) = (registry.clone(), answered.clone());
+        let mut answer = Box::pin(async move {
+            registry.infer(with_timeout(request(name, 1, 4), ms(within))).await.unwrap();
+            answered.lock().unwrap().push(name);
+        });
+        // It waits when the next comes.
+        let polled = std::future::poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
+        assert!(polled.is_pending());
+        waiting.push(tokio::spawn(answer));
+    }
+    first.await.unwrap().unwrap();
+    for waiting in waiting {
+        waiting.await.unwrap();
+    }
+    assert_eq!(groups(&registry).together, 0);
+    std::mem::take(&mut *answered.lock().unwrap())
+}
+
+#[tokio::test]
+async fn section_7_1_the_baselines_are_served_by_the_same_policy_one_at_a_time_in_their_order() {
+    assert_eq!(order_of(GroupOrder::Fcfs).await, ["long", "urgent", "short"]);
+    assert_eq!(order_of(GroupOrder::Sjf).await, ["short", "urgent", "long"]);
+    assert_eq!(order_of(GroupOrder::Edf).await, ["urgent", "long", "short"]);
+}
+
+#[tokio::test]
+async fn a_predictor_that_is_wrong_is_trained_with_what_was_served_and_its_file_stays() {
+    let models = models();
+    let path = save(&models, training_of(&models, &["a", "b"], 60.0));
+    let before = std::fs::read(&path).unwrap();
+    let registry = serve(&models, Some(path.clone()), |options| options.rehearsal_cpu = 0.9).await;
+    let mut rounds = 0;
+    while groups(&registry).retraining.unwrap().adopted == 0 {
+        clients(&registry).await;
+        rounds += 1;
+        assert!(rounds < 60, "{:?}", groups(&registry));
+    }
+    let report = groups(&registry);
+    let retraining = report.retraining.unwrap();
+    assert!(retraining.held_out >= 48 && retraining.before.unwrap() > retraining.after.unwrap(), "{report:?}");
+    assert!(report.mean_error.unwrap() < 5.0, "60 ms in place of 6 are off by 9: {report:?}");
+    assert!(metric(&registry, "downbeat_predictor_adoptions_total", "") >= 1.0);
+    assert_eq!(std::fs::read(path).unwrap(), before);
+    // What runs goes on.
+    clients(&registry).await;
+    let without = serve(&models, None, |options| options.rehearsal_cpu = 0.9).await;
+    clients(&without).await;
+    assert_eq!(groups(&without).retraining, None);
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::device::overlap::{OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput};
+use downbeat_core::device::overlap::{GroupOrder, OperatorGroup, Overlap, OverlapModel, OverlapOptions, OverlapOutput};
 use downbeat_core::device::{DeviceRequest, LaneId, SegmentRange, Span};
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use rand_distr::Normal;
@@ -11,7 +11,7 @@ use rand_pcg::Pcg64;
 use super::contended::{Completed, ContendedDevice};
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
-use super::overlap_predictor::RunPredictor;
+use super::overlap_predictor::{PredictedBy, RunPredictor};
 use super::overlap_report::OverlapReport;
 use super::overlap_run::{OverlapRun, OverlapServing};
 use crate::arrivals::random;
@@ -34,8 +34,8 @@ pub(super) struct Query {
 
 enum Server {
     Groups(Box<Overlap<RunPredictor>>),
-    /// One at a time, or one of each model.
-    Queues {
+    /// One of each model, as they came.
+    Free {
         waiting: Vec<(u64, Query)>,
         running: Vec<u64>,
     },
@@ -62,10 +62,20 @@ pub(super) fn whole(model: &EmulatedModel, rows: u32, length: u32, units: u32) -
 impl<'a> Play<'a> {
     /// The device of this number in a run.
     pub(super) fn new(run: &'a OverlapRun, models: Vec<EmulatedModel>, device: u64) -> Result<Self, DeviceFailure> {
-        let server = match &run.serving {
-            OverlapServing::Abacus { at_once, worth, by } => {
+        let oracle = PredictedBy::Oracle { bias: 1.0 };
+        let groups = match &run.serving {
+            OverlapServing::Abacus { at_once, worth, by } => Some((GroupOrder::Headroom, *at_once, *worth, by)),
+            OverlapServing::Fcfs => Some((GroupOrder::Fcfs, 1, 0.0, &oracle)),
+            OverlapServing::Sjf => Some((GroupOrder::Sjf, 1, 0.0, &oracle)),
+            OverlapServing::Edf => Some((GroupOrder::Edf, 1, 0.0, &oracle)),
+            OverlapServing::Free => None,
+        };
+        let server = match groups {
+            Some((order, at_once, worth, by)) => {
                 let (predictor, error) = by.predictor(&run.models, &models, run.platform.noise)?;
-                let options = OverlapOptions { at_once: *at_once, worth: *worth, error, ..OverlapOptions::default() };
+                let queue_bound =
+                    if order == GroupOrder::Headroom { OverlapOptions::default().queue_bound } else { u32::MAX };
+                let options = OverlapOptions { order, at_once, worth, error, queue_bound, ..OverlapOptions::default() };
                 let mut overlap = Overlap::new(options, predictor);
                 for (model, emulated) in (0..).zip(&models) {
                     let comes = OverlapModel { operators: emulated.segment_count(), drop: true };
@@ -73,7 +83,7 @@ impl<'a> Play<'a> {
                 }
                 Server::Groups(Box::new(overlap))
             }
-            _ => Server::Queues { waiting: Vec::new(), running: Vec::new() },
+            None => Server::Free { waiting: Vec::new(), running: Vec::new() },
         };
         Ok(Play {
             run,
@@ -117,7 +127,7 @@ impl<'a> Play<'a> {
     pub(super) fn arrive(&mut self, now: Time, id: u64, query: Query) {
         self.queries.insert(id, query);
         match &mut self.server {
-            Server::Queues { waiting, .. } => waiting.push((id, query)),
+            Server::Free { waiting, .. } => waiting.push((id, query)),
             Server::Groups(overlap) => {
                 let Query { deadline, rows: size, length, model, .. } = query;
                 let model = ModelId(model as u32);
@@ -131,7 +141,7 @@ impl<'a> Play<'a> {
 
     fn complete(&mut self, now: Time, lane: LaneId, token: u64) {
         match &mut self.server {
-            Server::Queues { running, .. } => {
+            Server::Free { running, .. } => {
                 running.retain(|id| *id != token);
                 self.answer(now, token);
             }
@@ -173,12 +183,15 @@ impl<'a> Play<'a> {
                     }
                     output
                 }
-                Server::Queues { .. } => return self.begin(now),
+                Server::Free { .. } => return self.begin(now),
             };
             match output {
                 Some(OverlapOutput::Run(group)) => {
                     // Where the device waited for the decision.
-                    let waits = MULTI_WAY_PASS.saturating_mul(u64::from(group.waited_for));
+                    let waits = match self.run.serving {
+                        OverlapServing::Sjf => PASS,
+                        _ => MULTI_WAY_PASS.saturating_mul(u64::from(group.waited_for)),
+                    };
                     for part in &group.parts {
                         let model = part.model.0 as usize;
                         self.launch(now, model, part.operators, (part.rows, part.length), (waits, part.request.0));
@@ -193,26 +206,13 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// What the baselines run next: one query, or one of each model that has none running.
+    /// Begins the first query of each model that has none running.
     fn begin(&mut self, now: Time) {
-        let serving = &self.run.serving;
-        let waits = if *serving == OverlapServing::Sjf { PASS } else { Duration::ZERO };
         loop {
-            let Server::Queues { waiting, running } = &mut self.server else { return };
+            let Server::Free { waiting, running } = &mut self.server else { return };
             let is_running =
                 |model: usize| running.iter().any(|id| self.queries.get(id).is_some_and(|q| q.model == model));
-            let may_begin = |query: &Query| match serving {
-                OverlapServing::Free => !is_running(query.model),
-                _ => running.is_empty(),
-            };
-            let order = |(id, query): &(u64, Query)| match serving {
-                OverlapServing::Sjf => (query.alone.as_nanos(), *id),
-                OverlapServing::Edf => (query.deadline.as_nanos(), *id),
-                _ => (0, *id),
-            };
-            let first =
-                waiting.iter().enumerate().filter(|(_, (_, query))| may_begin(query)).min_by_key(|(_, one)| order(one));
-            let Some((index, _)) = first else { return };
+            let Some(index) = waiting.iter().position(|(_, query)| !is_running(query.model)) else { return };
             let (id, query) = waiting.remove(index);
             if now >= query.deadline {
                 self.drop_query(id);
@@ -220,7 +220,7 @@ impl<'a> Play<'a> {
             }
             running.push(id);
             let all = SegmentRange::new(0, self.models[query.model].segment_count());
-            self.launch(now, query.model, all, (query.rows, query.length), (waits, id));
+            self.launch(now, query.model, all, (query.rows, query.length), (Duration::ZERO, id));
         }
     }
 

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use downbeat_core::device::overlap::{BadMlp, FeatureModel, GroupPart, LearnedPredictor, Mlp, Predictor};
 use downbeat_core::{Duration, ModelId};
+use downbeat_training::{error_below, mean_error, says, sets_of, train_mlp};
 
 use super::abacus_cuts::ABACUS_MODELS;
 use super::architecture::Architecture;
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
 use super::oracle::Oracle;
-use super::overlap_compared::{error_below, says};
-use super::overlap_samples::OverlapSample;
-use super::overlap_training::{mean_error, train_mlp};
+use super::overlap_compared::TRAINING;
+use super::overlap_samples::{abacus_layout, draw_samples};
 use super::platform::Platform;
+use crate::arrivals::random;
 
 /// How often the samples are gone through.
 pub(super) const EPOCHS: u32 = 60;
@@ -65,12 +66,12 @@ impl TrainedPredictor {
         each: usize,
         (seed, threads): (u64, usize),
     ) -> Result<Self, DeviceFailure> {
-        let sets: Vec<Vec<usize>> = (1..=at_once).flat_map(|count| OverlapSample::sets(models, count)).collect();
-        let draw = |each: usize, seed| OverlapSample::draw(platform, &sets, each, (seed, threads));
+        let sets: Vec<Vec<usize>> = (1..=at_once).flat_map(|count| sets_of(models, count)).collect();
+        let draw = |each: usize, seed| draw_samples(platform, &sets, each, (seed, threads));
         let training = draw(each, seed.wrapping_add(1))?;
         let test = draw(each.div_ceil(TESTED), seed.wrapping_add(2))?;
         let bad = |bad: BadMlp| DeviceFailure(bad.to_string());
-        let mlp = train_mlp(&training.iter().collect::<Vec<_>>(), EPOCHS, seed).map_err(bad)?;
+        let mlp = train_mlp(&training.iter().collect::<Vec<_>>(), EPOCHS, random(seed, TRAINING)).map_err(bad)?;
         let error = error_below(&mlp, &test.iter().collect::<Vec<_>>());
         let mean_error = mean_error(&test, |features| says(&mlp, features));
         Ok(TrainedPredictor { mlp, models: models.to_vec(), at_once, samples: training.len(), mean_error, error })
@@ -81,7 +82,7 @@ impl TrainedPredictor {
     /// # Errors
     /// Never, if it was trained.
     pub fn of(&self, models: &[Architecture]) -> Result<LearnedPredictor, BadMlp> {
-        let mut layout = OverlapSample::layout(self.at_once);
+        let mut layout = abacus_layout(self.at_once);
         for (number, FeatureModel { model, .. }) in layout.models.iter_mut().enumerate() {
             let is_it = |other: &Architecture| self.models.contains(&number) && *other == ABACUS_MODELS[number];
             // Of a model that does not run there is no group.

@@ -1,7 +1,6 @@
 //! Support vector regression: what a perceptron is compared with (Abacus §5.5).
 
-use super::overlap_samples::OverlapSample;
-use super::overlap_training::spread;
+use downbeat_training::{GroupSample, spread};
 
 /// The most that one sample weighs, milliseconds of error that cost nothing, and how often the samples are gone through at most.
 const MOST: f64 = 100.0;
@@ -22,7 +21,7 @@ pub struct SupportVectors {
 
 impl SupportVectors {
     /// Finds the weights by coordinate descent on the dual problem, with the constant in the kernel. Time and memory grow with the square of the number of samples.
-    pub fn train(samples: &[&OverlapSample]) -> Self {
+    pub fn train(samples: &[&GroupSample]) -> Self {
         let inputs = samples.first().map_or(0, |sample| sample.features.len());
         let (means, scales) = spread(samples, inputs);
         let mut found = SupportVectors { means, scales, rows: Vec::new(), weights: Vec::new() };

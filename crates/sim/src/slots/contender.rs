@@ -7,7 +7,7 @@ use downbeat_core::cluster::{DropPolicy, ModelOptions};
 use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, ProfileError};
 use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
 
-use super::mix::{LENGTH, MeasuredMix, SlotMix};
+use super::mix::{LENGTH, MeasuredMix, Networks};
 use super::{gpu_lets, gslice};
 use crate::arrivals::{Arrivals, BadArrivals};
 use crate::capacity::Search;
@@ -56,7 +56,24 @@ pub struct Found {
     pub layout: SlotLayout,
     /// Requests a second that it should hold, of all models together, if requests came evenly; `None` of who does not say.
     pub predicted: Option<f64>,
+    /// By model, by steps of a slot less one: whether it runs on such slots, where it meets its SLO there.
+    pub runs: Vec<Vec<bool>>,
     /// Requests a second at which at most 1% of each model's requests are dropped or late; 0: no load is held.
+    pub capacity: f64,
+    /// What it was chosen from; nothing where there is no choice.
+    pub tried: Vec<Tried>,
+}
+
+/// A way to place the models in a trial.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Tried {
+    /// How devices are cut.
+    pub layout: SlotLayout,
+    /// As [`Found::predicted`].
+    pub predicted: Option<f64>,
+    /// Whether models are kept from slots that cost them too much.
+    pub kept_off: bool,
+    /// As [`Found::capacity`], in the trial.
     pub capacity: f64,
 }
 
@@ -79,23 +96,20 @@ impl Contender {
     ///
     /// # Errors
     /// If an arrival process is none, or no profile can be made.
-    pub fn find(
-        &self,
-        mix: &SlotMix,
-        measured: &MeasuredMix,
-        requests: f64,
-        seed: u64,
-    ) -> Result<Option<Found>, BadMix> {
+    pub fn find(&self, measured: &MeasuredMix, requests: f64, seed: u64) -> Result<Option<Found>, BadMix> {
         let held = |placing: &Placing, requests: f64, precision: f64, seed: u64| -> Result<f64, BadMix> {
-            let simulation = simulation(mix, measured, placing, seed)?;
+            let simulation = simulation(measured, placing, seed)?;
             let (requests_per_model, high, low) = (requests, 1.0, 0.6);
             let search = Search { precision, requests_per_model, high, low, ..Search::default() };
             Ok(search.capacity(&simulation)?.map_or(0.0, |capacity| capacity.rate))
         };
         let mut placings = self.placings(measured)?;
-        let mut best = (0, 0.0);
+        let (mut best, mut tried) = ((0, 0.0), Vec::new());
         for (index, placing) in placings.iter().enumerate().filter(|_| placings.len() > 1) {
             let capacity = held(placing, requests / 2.0, 0.03, seed ^ TRIAL)?;
+            let Placing { layout, predicted, runs, .. } = placing;
+            let (layout, kept_off) = (layout.clone(), runs.iter().flatten().any(|runs| !runs));
+            tried.push(Tried { layout, predicted: *predicted, kept_off, capacity });
             if capacity > best.1 {
                 best = (index, capacity);
             }
@@ -105,7 +119,8 @@ impl Contender {
         }
         let placing = placings.swap_remove(best.0);
         let capacity = held(&placing, requests, 0.01, seed)?;
-        Ok(Some(Found { layout: placing.layout, predicted: placing.predicted, capacity }))
+        let Placing { layout, predicted, runs, .. } = placing;
+        Ok(Some(Found { layout, predicted, runs, capacity, tried }))
     }
 
     /// The ways to place the models that it has to choose from; none if it finds no way.
@@ -123,6 +138,7 @@ impl Contender {
                     layouts.push((plan.layout.clone(), None));
                     layouts.push((plan.layout, Some(plan.dearness.iter().map(cheap).collect())));
                 }
+                layouts.retain(|(layout, _)| !problem.alike || layout.is_alike());
                 layouts.into_iter().map(|(layout, runs)| placed_by(problem, layout, runs, policy)).collect()
             }
             Contender::ByKnees => {
@@ -257,16 +273,15 @@ fn slots(layout: &[Vec<u32>]) -> Vec<(usize, usize)> {
     (0..most).flat_map(of).collect()
 }
 
-/// The mix at its own rates as it was placed.
-fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u64) -> Result<Simulation, BadMix> {
+/// The mix, as it was placed, at the rates that it is predicted to hold.
+fn simulation(measured: &MeasuredMix, placing: &Placing, seed: u64) -> Result<Simulation, BadMix> {
     let Placing { problem, layout, predicted, runs, system, policy, is_together } = placing;
     let slots = slots(&layout.0);
     let steps = |(device, at): &(usize, usize)| layout.0[*device][*at];
     let kind = |steps: u32| DeviceKind(steps - 1);
-    let total: f64 = mix.models.iter().map(|model| model.rate).sum();
     // Who predicts nothing is searched from what whole devices should hold.
     let whole = || Some(problem.evaluate(&SlotLayout::whole(problem))?.factor);
-    let factor = predicted.map(|rate| rate / total).or_else(whole).unwrap_or(1.0);
+    let factor = predicted.map(|rate| rate / total(problem)).or_else(whole).unwrap_or(1.0);
     let mut loads = Vec::new();
     for (SlotModel { rate, slo, profiles }, runs) in problem.models.iter().zip(runs) {
         let known =
@@ -281,25 +296,23 @@ fn simulation(mix: &SlotMix, measured: &MeasuredMix, placing: &Placing, seed: u6
         options.profiles = DeviceProfiles::by_kind(known).unwrap_or_else(|_| longest.clone().into());
         loads.push(Load { options, slo: *slo, arrivals: Arrivals::Poisson, rate: rate * factor, pace: Pace::steady() });
     }
-    // Batches side by side have lanes of their own on all units.
-    let place = |slot: &(usize, usize)| SharedPlace {
-        device: slot.0 as u32,
-        partition: if *is_together { 0 } else { slot.1 as u32 },
-        units: mix.units(if *is_together { mix.steps } else { steps(slot) }),
-        lane: slot.1 as u32,
-    };
-    let shared = SharedDevices {
-        limits: mix.platform.limits(),
-        places: slots.iter().map(place).collect(),
-        models: measured.models.clone(),
-        length: LENGTH,
-    };
+    let shared = measured.networks.as_ref().map(|Networks { platform, models, .. }| {
+        // Batches side by side have lanes of their own on all units.
+        let place = |slot: &(usize, usize)| SharedPlace {
+            device: slot.0 as u32,
+            partition: if *is_together { 0 } else { slot.1 as u32 },
+            units: if *is_together { platform.units } else { platform.units * steps(slot) / measured.problem.steps },
+            lane: slot.1 as u32,
+        };
+        let places = slots.iter().map(place).collect();
+        Arc::new(SharedDevices { limits: platform.limits(), places, models: models.clone(), length: LENGTH })
+    });
     Ok(Simulation {
         system: system.clone(),
         loads,
         devices: slots.len() as u32,
         kinds: slots.iter().map(|slot| kind(steps(slot))).collect(),
-        shared: Some(Arc::new(shared)),
+        shared,
         warm_up: Duration::from_millis(500),
         span: Duration::from_millis(1_000),
         seed,

@@ -56,17 +56,26 @@ pub(super) const LENGTH: u32 = 64;
 /// The largest batch.
 const MOST_ITEMS: u32 = 64;
 /// Slots of a device, at most: each is a lane whose kernels one host issues.
-const MOST_SLOTS: u32 = 6;
+pub const MOST_SLOTS: u32 = 6;
 /// How long models are measured beside others.
 const MEASURED: Duration = Duration::from_millis(500);
 
 /// A mix as it was measured.
 #[derive(Clone, Debug)]
 pub struct MeasuredMix {
-    /// By model.
-    pub models: Vec<EmulatedModel>,
     /// What is to be planned with.
     pub problem: SlotProblem,
+    /// What runs; `None`: what the profiles are of is no emulated network, and batches take what these say, whatever runs beside them.
+    pub networks: Option<Networks>,
+}
+
+/// Networks on emulated devices.
+#[derive(Clone, Debug)]
+pub struct Networks {
+    /// The devices.
+    pub platform: Platform,
+    /// By model.
+    pub models: Vec<EmulatedModel>,
     /// By model, by the model beside it: what batches take in the mean on a whole device beside half of the largest batch of the other.
     pub beside: Vec<Vec<LatencyProfile>>,
 }
@@ -124,8 +133,8 @@ impl SlotMix {
         let (devices, steps) = (self.devices, self.steps);
         let largest: Vec<u32> = measured.iter().map(|model| model.profiles[steps as usize - 1].max_batch()).collect();
         let beside = (0..models.len()).map(|index| self.beside(&models, index, &largest)).collect::<Result<_, _>>()?;
-        let problem = SlotProblem { models: measured, devices, steps, most_slots: MOST_SLOTS };
-        Ok(MeasuredMix { models, problem, beside })
+        let problem = SlotProblem { models: measured, devices, steps, most_slots: MOST_SLOTS, alike: false };
+        Ok(MeasuredMix { problem, networks: Some(Networks { platform: self.platform, models, beside }) })
     }
 
     /// What batches of a model take in the mean on a whole device beside half of the largest batch of each model.
@@ -170,17 +179,18 @@ impl SlotMix {
 
 impl MeasuredMix {
     /// The same models on devices of two steps, each of which runs one batch at a time (a slot of two steps) or two side by side on all units (two of one step). There some of the models
-    /// run, and a batch is planned with what it takes beside the one of them that it takes longest beside, or alone.
+    /// run, and a batch is planned with what it takes beside the one of them that it takes longest beside, or (where that is not `predicted`, or not known) alone.
     ///
     /// # Errors
     /// If a latency is zero, as no network's is.
     pub fn side_by_side(&self, paired: &[usize], predicted: bool) -> Result<SlotProblem, ProfileError> {
         let model = |(index, model): (usize, &SlotModel)| {
             let alone = model.profiles.last().ok_or(ProfileError::Empty)?;
-            let longest = |batch| paired.iter().map(|other| self.beside[index][*other].latency(batch)).max();
-            let two = match (paired.contains(&index), predicted) {
-                (true, false) => alone.clone(),
-                (true, true) => {
+            let networks = self.networks.as_ref().filter(|_| predicted);
+            let two = match (paired.contains(&index), networks) {
+                (true, None) => alone.clone(),
+                (true, Some(Networks { beside, .. })) => {
+                    let longest = |batch| paired.iter().map(|other| beside[index][*other].latency(batch)).max();
                     LatencyProfile::from_table((1..=alone.max_batch()).filter_map(longest).collect::<Vec<_>>())?
                 }
                 // It has no time there.
@@ -189,7 +199,7 @@ impl MeasuredMix {
             Ok(SlotModel { profiles: vec![two, alone.clone()], ..model.clone() })
         };
         let models = self.problem.models.iter().enumerate().map(model).collect::<Result<_, ProfileError>>()?;
-        Ok(SlotProblem { models, devices: self.problem.devices, steps: 2, most_slots: 2 })
+        Ok(SlotProblem { models, devices: self.problem.devices, steps: 2, most_slots: 2, alike: false })
     }
 
     /// The knee of a model, in steps: of the throughput of the largest batch that its SLO allows twice over on the whole device.

@@ -9,5 +9,5 @@ mod gpu_lets;
 mod gslice;
 mod mix;
 
-pub use contender::{BadMix, Contender, Found, Plan};
-pub use mix::{MeasuredMix, MixModel, SlotMix};
+pub use contender::{BadMix, Contender, Found, Plan, Tried};
+pub use mix::{MOST_SLOTS, MeasuredMix, MixModel, Networks, SlotMix};

@@ -4,7 +4,6 @@
 //! `[[device.groups]]` of the server.
 
 mod model;
-mod numbers;
 
 use std::path::{Path, PathBuf};
 
@@ -14,8 +13,8 @@ use downbeat_core::{DeviceKind, Duration, Time};
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::numbers::{Number, Share, millis, some_millis, spoken};
 use model::ModelText;
-use numbers::{Number, Share, millis, some_millis, spoken};
 
 use super::mailboxes::Order;
 use super::run::{Fault, Serving};

@@ -4,6 +4,8 @@ use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::{GroupPart, Predictor};
 use downbeat_core::{Duration, ModelId, RequestId};
 use downbeat_sim::device::*;
+use downbeat_sim::random;
+use downbeat_training::{GroupSample, mean_error, sets_of, train_mlp};
 
 const ABACUS: OverlapServing = OverlapServing::Abacus { at_once: 4, worth: 0.0, by: PredictedBy::Oracle { bias: 1.0 } };
 
@@ -137,7 +139,7 @@ fn what_cannot_run_says_why() {
 }
 
 fn sets(count: usize) -> Vec<Vec<usize>> {
-    OverlapSample::sets(&[0, 1, 2, 3, 4, 5, 6], count)
+    sets_of(&[0, 1, 2, 3, 4, 5, 6], count)
 }
 
 #[test]
@@ -145,10 +147,10 @@ fn section_5_4_samples_are_groups_as_the_controller_makes_them() {
     for (at_once, count) in [(1, 7), (2, 21), (3, 35), (4, 35)] {
         let sets = sets(at_once);
         assert_eq!(sets.len(), count, "sets of {at_once}");
-        let samples = OverlapSample::draw(Platform::A100_CUDNN, &sets, 3, (5, 2)).unwrap();
+        let samples = draw_samples(Platform::A100_CUDNN, &sets, 3, (5, 2)).unwrap();
         assert_eq!(samples.len(), count * 3);
-        let (layout, mut new) = (OverlapSample::layout(at_once), 0);
-        for OverlapSample { features, takes_ms, set } in &samples {
+        let (layout, mut new) = (abacus_layout(at_once), 0);
+        for GroupSample { features, takes_ms, set } in &samples {
             let bits: Vec<usize> = (0..7).filter(|model| features[*model] == 1.0).collect();
             assert_eq!(bits, sets[*set]);
             let is_done = |(slot, model): (usize, &usize)| {
@@ -165,26 +167,26 @@ fn section_5_4_samples_are_groups_as_the_controller_makes_them() {
             (0.4..0.75).contains(&share),
             "half of them begin with their first operator, and others by chance: {share}"
         );
-        assert_eq!(samples, OverlapSample::draw(Platform::A100_CUDNN, &sets, 3, (5, 1)).unwrap(), "by the seed alone");
+        assert_eq!(samples, draw_samples(Platform::A100_CUDNN, &sets, 3, (5, 1)).unwrap(), "by the seed alone");
     }
-    assert!(OverlapSample::draw(Platform::A100_CUDNN, &[vec![0, 7]], 1, (1, 1)).is_err(), "none of theirs");
+    assert!(draw_samples(Platform::A100_CUDNN, &[vec![0, 7]], 1, (1, 1)).is_err(), "none of theirs");
 }
 
 #[test]
 fn figure_10_a_perceptron_predicts_what_a_line_cannot() {
-    let samples = OverlapSample::draw(Platform::A100_CUDNN, &sets(2), 60, (1, 1)).unwrap();
+    let samples = draw_samples(Platform::A100_CUDNN, &sets(2), 60, (1, 1)).unwrap();
     let (test, training): (Vec<_>, Vec<_>) = samples.iter().enumerate().partition(|(index, _)| index % 5 == 0);
     let [test, training] = [test, training].map(|some| some.into_iter().map(|(_, one)| one).collect::<Vec<_>>());
-    let (mlp, line) = (train_mlp(&training, 30, 1).unwrap(), train_linear(&training));
+    let (mlp, line) = (train_mlp(&training, 30, random(1, 0)).unwrap(), train_linear(&training));
     let off = mean_error(test.iter().copied(), |x| f64::from(mlp.infer(x)[0]));
     let off_line = mean_error(test.iter().copied(), |x| predict_linear(&line, x));
     assert!(off < 0.25 && off_line > 0.25 && off < 0.5 * off_line, "perceptron {off:.3}, line {off_line:.3}");
-    assert_eq!(mlp, train_mlp(&training, 30, 1).unwrap(), "by the seed alone");
+    assert_eq!(mlp, train_mlp(&training, 30, random(1, 0)).unwrap(), "by the seed alone");
 }
 
 #[test]
 fn support_vectors_follow_what_is_no_line_within_what_costs_nothing() {
-    let sample = |x: f32| OverlapSample { features: vec![x], takes_ms: 20.0 + f64::from((3.0 * x).sin()), set: 0 };
+    let sample = |x: f32| GroupSample { features: vec![x], takes_ms: 20.0 + f64::from((3.0 * x).sin()), set: 0 };
     let samples: Vec<_> = (0..60).map(|index| sample(index as f32 / 15.0)).collect();
     let vectors = SupportVectors::train(&samples.iter().collect::<Vec<_>>());
     for at in [0.31, 1.57, 2.22, 3.4] {
@@ -214,8 +216,7 @@ fn a_trained_predictor_says_how_far_it_is_off_and_serves_a_run() {
 
 #[test]
 fn a_line_is_found_where_there_is_one() {
-    let sample =
-        |x: f32, y: f32| OverlapSample { features: vec![x, y], takes_ms: f64::from(9.0 + 2.0 * x - y), set: 0 };
+    let sample = |x: f32, y: f32| GroupSample { features: vec![x, y], takes_ms: f64::from(9.0 + 2.0 * x - y), set: 0 };
     let samples: Vec<_> = (0..40).map(|index| sample((index % 7) as f32, (index % 5) as f32)).collect();
     let line = train_linear(&samples.iter().collect::<Vec<_>>());
     assert!(mean_error(&samples, |x| predict_linear(&line, x)) < 1e-3, "{line:?}");
@@ -223,9 +224,9 @@ fn a_line_is_found_where_there_is_one() {
 
 #[test]
 fn a_training_on_nothing_or_on_what_is_no_number_says_so() {
-    assert!(train_mlp(&[], 1, 1).is_err());
-    let bad = OverlapSample { features: vec![1.0, f32::NAN], takes_ms: 3.0, set: 0 };
-    let message = train_mlp(&[&bad], 1, 1).unwrap_err().to_string();
+    assert!(train_mlp(&[], 1, random(1, 0)).is_err());
+    let bad = GroupSample { features: vec![1.0, f32::NAN], takes_ms: 3.0, set: 0 };
+    let message = train_mlp(&[&bad], 1, random(1, 0)).unwrap_err().to_string();
     assert!(message.ends_with("train it again"), "{message}");
     let platform = Platform::V100_TENSORRT;
     assert!(TrainedPredictor::train(platform, (&[0, 1], 2), 1, (1, 1)).is_err(), "none of Abacus' devices");

@@ -113,6 +113,14 @@ fn dvabatch_figure_15_bertbase_of_like_lengths_holds_more() {
 }
 
 #[test]
+fn what_another_figure_shows_is_found_by_its_own_name() {
+    let options = FigureOptions { requests: 10, ..FigureOptions::default() };
+    let title = |name: &str| Figure::make(name, &options).unwrap().title;
+    assert_eq!(title("gslice-table-5"), title("device-model"));
+    assert_eq!(title("gslice-table-4"), "GSLICE figure 11, table 4: beside one batch at a time");
+}
+
+#[test]
 fn a_figure_that_is_none_is_told_what_there_is() {
     let error = Figure::make("figure-99", &FigureOptions::default()).unwrap_err();
     let text = error.to_string();

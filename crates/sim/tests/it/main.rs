@@ -17,6 +17,8 @@ mod device_measured;
 mod device_runs;
 mod experiments;
 mod measuring;
+mod network;
+mod network_judge;
 mod pace;
 mod random;
 mod runs;

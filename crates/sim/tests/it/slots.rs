@@ -110,12 +110,12 @@ fn two_batches_at_a_time_hold_more_where_one_leaves_units_idle_if_they_are_plann
     let mut mix = mix(1, &[(Architecture::ResNet50, 8.0, 1.0), (Architecture::BertBase, 10.0, 1.0)]);
     (mix.platform, mix.steps) = (Platform::A100_CUDNN, 9);
     let measured = mix.measure().unwrap();
-    for (model, beside) in measured.problem.models.iter().zip(&measured.beside) {
+    for (model, beside) in measured.problem.models.iter().zip(&measured.networks.as_ref().unwrap().beside) {
         let alone = model.profiles.last().unwrap();
         let longer = |beside: &LatencyProfile| (1..=alone.max_batch()).all(|b| beside.latency(b) > alone.latency(b));
         assert!(beside.iter().all(longer), "beside either of them");
     }
-    let held = |contender: Contender| contender.find(&mix, &measured, 40.0, 1).unwrap().unwrap().capacity;
+    let held = |contender: Contender| contender.find(&measured, 40.0, 1).unwrap().unwrap().capacity;
     let together = |plan| held(Contender::Together("deferred".parse().unwrap(), plan));
     let (one, as_if_alone, two) =
         (held(Contender::Whole("deferred".parse().unwrap())), together(Plan::Alone), together(Plan::Predicted));
@@ -136,7 +136,7 @@ fn a_model_without_room_beside_others_runs_by_itself_on_devices_of_its_own() {
     let without: Vec<usize> = (0..4).filter(|model| fits(&all, *model) == [false, true]).collect();
     assert!(!without.is_empty() && without.len() < 4, "{without:?} have no room beside any other, but alone");
     assert!((0..4).all(|model| fits(&problem(&[0]), model) == [model == 0, true]), "who is not paired runs alone only");
-    let held = |contender: Contender| contender.find(&mix, &measured, 40.0, 1).unwrap().unwrap();
+    let held = |contender: Contender| contender.find(&measured, 40.0, 1).unwrap().unwrap();
     let together = |plan| held(Contender::Together("deferred".parse().unwrap(), plan));
     let one = held(Contender::Whole("deferred".parse().unwrap())).capacity;
     let tried = together(Plan::Tried);

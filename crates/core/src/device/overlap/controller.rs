@@ -6,9 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::group::{GroupId, GroupPart, OperatorGroup};
 use super::margin::Margins;
+use super::order::GroupOrder;
 use super::predictor::Predictor;
 use super::search::{Found, GroupSearch};
-use crate::device::launch::{SegmentRange, Span};
+use super::waiting::{OverlapModel, Waiting};
+use crate::device::launch::Span;
 use crate::device::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use crate::ids::{ModelId, RequestId};
 use crate::time::{Duration, Time};
@@ -31,23 +33,16 @@ pub struct OverlapOptions {
     /// How much time requests have to save by running side by side, as a share of what they take then, to be in a group; 0: they may lose some, too, as in Abacus. 10% is ours: on the emulated A100 groups
     /// that save less cost more than they bring (`docs/results/abacus.md`).
     pub worth: f64,
+    /// Which request is next, and whether others run beside it.
+    pub order: GroupOrder,
     /// The most items that wait.
     pub queue_bound: u32,
 }
 
 impl Default for OverlapOptions {
     fn default() -> Self {
-        OverlapOptions { ways: 4, error: 0.15, at_once: 4, worth: 0.1, queue_bound: 4_096 }
+        OverlapOptions { ways: 4, error: 0.15, at_once: 4, worth: 0.1, order: GroupOrder::Headroom, queue_bound: 4_096 }
     }
-}
-
-/// A model whose requests come.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct OverlapModel {
-    /// How many operators it has.
-    pub operators: u16,
-    /// Give up requests that can no longer be answered by their deadline. Otherwise one that is late runs in its turn, and whatever is worth it beside it.
-    pub drop: bool,
 }
 
 /// What is decided.
@@ -105,7 +100,7 @@ pub struct Overlap<P> {
     predictor: P,
     margins: Margins,
     models: BTreeMap<ModelId, OverlapModel>,
-    /// By deadline, then as they came.
+    /// In their order, then as they came.
     waiting: BTreeMap<Key, Waiting>,
     /// Their items.
     items: u64,
@@ -124,16 +119,7 @@ pub struct Overlap<P> {
     stats: OverlapStats,
 }
 
-type Key = (Time, u64);
-
-#[derive(Clone, Copy, Debug)]
-struct Waiting {
-    request: DeviceRequest,
-    /// The operator that it is at, as it will be when what runs is done.
-    next: u16,
-    /// How many its model had when it came, and whether it may be given up.
-    model: OverlapModel,
-}
+type Key = (u64, u64);
 
 #[derive(Debug)]
 struct Running {
@@ -203,6 +189,32 @@ impl<P: Predictor> Overlap<P> {
         self.decide(now);
     }
 
+    /// Requests run in another order from now on.
+    pub fn handle_order(&mut self, now: Time, order: GroupOrder) {
+        if order == self.options.order {
+            return;
+        }
+        self.options.order = order;
+        for ((_, arrival), waiting) in std::mem::take(&mut self.waiting) {
+            let key = (self.rank(&waiting), arrival);
+            self.keys.insert(waiting.request.id, key);
+            self.waiting.insert(key, waiting);
+        }
+        self.decide(now);
+    }
+
+    /// The less, the sooner it runs.
+    fn rank(&self, waiting: &Waiting) -> u64 {
+        match self.options.order {
+            GroupOrder::Headroom | GroupOrder::Edf => waiting.request.deadline.as_nanos(),
+            GroupOrder::Fcfs => 0,
+            GroupOrder::Sjf => {
+                let takes = self.predictor.predict(&[&[waiting.left()]]).pop().flatten();
+                takes.map_or(0, Duration::as_nanos)
+            }
+        }
+    }
+
     /// A model comes, or changes for what comes from now on; `None`: it goes, and its requests with it, but for those whose last operators run.
     pub fn handle_model(&mut self, now: Time, model: ModelId, comes: Option<OverlapModel>) {
         if let Some(comes) = comes.filter(|model| model.operators > 0) {
@@ -232,12 +244,13 @@ impl<P: Predictor> Overlap<P> {
         if self.items + u64::from(request.size) > u64::from(bound) {
             return Err(DeviceReject::QueueFull { bound });
         }
-        let key = (request.deadline, self.arrivals);
+        let waiting = Waiting { request: *request, next: 0, model };
+        let key = (self.rank(&waiting), self.arrivals);
         self.arrivals += 1;
         self.keys.insert(request.id, key);
         self.items += u64::from(request.size);
         *self.queued.entry(request.model).or_default() += 1;
-        self.waiting.insert(key, Waiting { request: *request, next: 0, model });
+        self.waiting.insert(key, waiting);
         // Behind one of its model it changes nothing.
         let is_behind = |planned: &Planned| {
             let of_model = planned.parts.iter().find(|part| part.model == request.model);
@@ -299,7 +312,12 @@ impl<P: Predictor> Overlap<P> {
         let start = self.running.as_ref().map_or(now, |running| self.ends(now, running));
         let before = self.stats.passes;
         self.undecided = None;
-        self.planned = self.plan(start);
+        self.planned = match self.options.order {
+            GroupOrder::Headroom => self.plan(start),
+            // Who is late is seen when the device is free.
+            _ if self.running.is_some() => None,
+            _ => self.first_in_time(now),
+        };
         if self.running.is_none()
             && let Some(planned) = self.planned.take()
         {
@@ -319,12 +337,26 @@ impl<P: Predictor> Overlap<P> {
         planned.is_late || now < planned.deadline && (planned.is_trial || now + needs <= planned.deadline)
     }
 
+    /// The first in its turn that is not late, alone; gives up those before it.
+    fn first_in_time(&mut self, now: Time) -> Option<Planned> {
+        loop {
+            let (key, first) = self.waiting.first_key_value()?;
+            let (key, deadline, is_late) = (*key, first.request.deadline, now >= first.request.deadline);
+            if !is_late || !first.model.drop {
+                let parts = vec![first.left()];
+                return Some(Planned { parts, predicted: None, deadline, is_trial: false, is_late });
+            }
+            self.give_up(key, DeviceDrop::Hopeless);
+        }
+    }
+
     /// The group that begins at `start`; gives up who cannot make it.
     fn plan(&mut self, start: Time) -> Option<Planned> {
         loop {
             let (key, candidates) = self.candidates()?;
-            let may_drop = self.waiting.get(&key).is_some_and(|first| first.model.drop);
-            let mut headroom = key.0.since(start);
+            let (deadline, may_drop) =
+                self.waiting.get(&key).map(|first| (first.request.deadline, first.model.drop))?;
+            let mut headroom = deadline.since(start);
             if headroom == Duration::ZERO && may_drop {
                 self.give_up(key, DeviceDrop::Hopeless);
                 continue;
@@ -365,13 +397,7 @@ impl<P: Predictor> Overlap<P> {
             if !is_trial {
                 self.leave_out(&mut found);
             }
-            return Some(Planned {
-                parts: found.parts,
-                predicted: found.predicted,
-                deadline: key.0,
-                is_trial,
-                is_late,
-            });
+            return Some(Planned { parts: found.parts, predicted: found.predicted, deadline, is_trial, is_late });
         }
     }
 
@@ -395,13 +421,11 @@ impl<P: Predictor> Overlap<P> {
         let first = *self.waiting.keys().next()?;
         let most = self.options.at_once.clamp(1, self.queued.len().max(1));
         let mut parts: Vec<GroupPart> = Vec::with_capacity(most);
-        for Waiting { request, next, model } in self.waiting.values() {
-            if parts.iter().any(|part| part.model == request.model) {
+        for waiting in self.waiting.values() {
+            if parts.iter().any(|part| part.model == waiting.request.model) {
                 continue;
             }
-            let operators = SegmentRange::new(*next, model.operators);
-            let DeviceRequest { id, model, size, length, .. } = *request;
-            parts.push(GroupPart { request: id, model, operators, rows: size, length });
+            parts.push(waiting.left());
             if parts.len() == most {
                 break;
             }
@@ -449,6 +473,6 @@ impl<P: Predictor> Overlap<P> {
         let group = OperatorGroup { id, parts, predicted, expected, deadline, waited_for, is_trial };
         self.outputs.push_back(OverlapOutput::Run(group.clone()));
         self.running = Some(Running { group, since: now, ending });
-        self.undecided = (!self.waiting.is_empty()).then_some(now);
+        self.undecided = (!self.waiting.is_empty() && self.options.order == GroupOrder::Headroom).then_some(now);
     }
 }

@@ -49,6 +49,11 @@ impl LearnedPredictor {
         &self.layout
     }
 
+    /// What computes.
+    pub fn mlp(&self) -> &Mlp {
+        &self.mlp
+    }
+
     /// The same, where its models have other numbers.
     #[must_use]
     pub fn renumbered(mut self, number: impl Fn(ModelId) -> ModelId) -> Self {

@@ -103,6 +103,11 @@ impl Mlp {
         Ok(Mlp { means, scales, layers })
     }
 
+    /// What is taken off each input, what it is then divided by, and the layers.
+    pub fn parts(&self) -> (&[f32], &[f32], &[Layer]) {
+        (&self.means, &self.scales, &self.layers)
+    }
+
     /// How many numbers an input is.
     pub fn inputs(&self) -> usize {
         self.means.len()

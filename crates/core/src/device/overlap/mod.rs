@@ -13,6 +13,7 @@
 //! | [`multi_way`] | the largest that fits, several tries in one pass of the predictor | §6.3 |
 //! | [`GroupSearch`] | all operators of the most urgent request, then of others while it keeps its deadline | §6.2, figure 12 |
 //! | [`ErrorMargin`] | what predictions are multiplied by, from what groups took | ours |
+//! | [`GroupOrder`] | the baselines: one request at a time, first come, shortest or earliest deadline first | §7.1 |
 //! | [`Overlap`] | headroom, drops, the next group while one runs | §6.2, §6.3, equations 2 and 3 |
 
 mod controller;
@@ -22,15 +23,19 @@ mod learned;
 mod margin;
 mod mlp;
 mod multi_way;
+mod order;
 mod predictor;
 mod search;
+mod waiting;
 
-pub use controller::{Overlap, OverlapModel, OverlapOptions, OverlapOutput, OverlapStats};
+pub use controller::{Overlap, OverlapOptions, OverlapOutput, OverlapStats};
 pub use features::{FeatureLayout, FeatureModel};
 pub use group::{GroupId, GroupPart, OperatorGroup};
 pub use learned::LearnedPredictor;
 pub use margin::{ErrorMargin, Margins};
 pub use mlp::{BadMlp, Layer, Mlp};
 pub use multi_way::multi_way;
+pub use order::{GroupOrder, UnknownGroupOrder};
 pub use predictor::{Predictor, Unpredicted};
 pub use search::{Found, GroupSearch};
+pub use waiting::OverlapModel;

@@ -67,10 +67,10 @@ fn lanes_are_read_from_a_file_beside_the_options() {
     let (options, lanes) = (folder.path().join("downbeat.toml"), folder.path().join("lanes.toml"));
     std::fs::write(&options, "repository = 'm'\n[[device.groups]]\nmodels = ['a']\nmixes = 'lanes.toml'").unwrap();
     std::fs::write(&lanes, "[mixes]\n4 = '4'\n16 = '4,4,8'").unwrap();
-    let resolved = resolve(&flags(&[]), folder.path()).unwrap();
+    let resolved = resolve(&flags(&[]), Process::Server, folder.path()).unwrap();
     assert_eq!(resolved.options.device.groups[0].settings["mixes"], json!({ "4": "4", "16": "4,4,8" }));
     std::fs::write(&lanes, "[mixes]\n4 = '5'").unwrap();
-    let error = resolve(&flags(&[]), folder.path()).unwrap_err();
+    let error = resolve(&flags(&[]), Process::Server, folder.path()).unwrap_err();
     assert!(format!("{error:#}").contains("lanes.toml: a lane's batch size is a power of two"), "{error:#}");
 }
 

@@ -3,6 +3,7 @@
 use downbeat_core::device::overlap::{GroupPart, GroupSearch, Predictor};
 use downbeat_core::device::{LaneId, SegmentRange};
 use downbeat_core::{Duration, Time, quantiles};
+use downbeat_training::sets_of;
 use rand::RngExt;
 use rand_distr::Normal;
 
@@ -11,9 +12,7 @@ use super::{DeviceFailure, Figure, FigureOptions, each, head, mean};
 use crate::arrivals::{Arrivals, random};
 use crate::device::oracle::play_group;
 use crate::device::overlap_samples::{abacus_models, emulated_group};
-use crate::device::{
-    ABACUS_MODELS, Architecture, Completed, ContendedDevice, EmulatedModel, OverlapInputs, OverlapSample,
-};
+use crate::device::{ABACUS_MODELS, Architecture, Completed, ContendedDevice, EmulatedModel, OverlapInputs};
 
 /// Queries a second of the model beside ResNet152 in figure 3: half of the pairs' 100 (§7.3).
 const BESIDE: f64 = 50.0;
@@ -104,7 +103,7 @@ pub(super) fn figure_7(options: &FigureOptions) -> Result<Figure, DeviceFailure>
     let (all, groups) = ((0..ABACUS_MODELS.len()).collect::<Vec<_>>(), (options.requests as usize / 600).max(2));
     let mut table = vec![head("models | groups | mean ms | 90% | deviation, mean ms | 90% | of the mean, %")];
     for (name, count) in [("pairs", 2), ("triples", 3), ("fours", 4)] {
-        let sets: Vec<(u64, Vec<usize>)> = (0..).zip(OverlapSample::sets(&all, count)).collect();
+        let sets: Vec<(u64, Vec<usize>)> = (0..).zip(sets_of(&all, count)).collect();
         let of_set = |(index, set): &(u64, Vec<usize>)| runs_of(set, groups, options.seed.wrapping_add(*index));
         let of_all = each(&sets, options, of_set)?.concat();
         let (means, deviations): (Vec<f64>, Vec<f64>) = of_all.iter().copied().unzip();

@@ -1,12 +1,13 @@
 //! Abacus' figure 10: how far predictors are off.
 
 use downbeat_report::{Cloud, predictions};
+use downbeat_training::{GroupSample, mean_error, says, sets_of};
 
 use super::abacus::{PLATFORM, samples_each};
 use super::{DeviceFailure, Figure, FigureOptions, each, head, mean};
-use crate::device::overlap_compared::{VECTORS, says, vectors};
+use crate::device::overlap_compared::{VECTORS, vectors};
 use crate::device::overlap_predictor::EPOCHS;
-use crate::device::{ABACUS_MODELS, ComparedPredictors, OverlapSample, mean_error, predict_linear, train_linear};
+use crate::device::{ABACUS_MODELS, ComparedPredictors, draw_samples, predict_linear, train_linear};
 
 /// Every so many samples are for the test: 20% (§5.5).
 const TESTED: usize = 5;
@@ -22,31 +23,31 @@ fn percent(share: f64) -> String {
 /// Groups of all sets of so many models.
 struct Groups {
     sets: Vec<Vec<usize>>,
-    samples: Vec<OverlapSample>,
+    samples: Vec<GroupSample>,
 }
 
 impl Groups {
     fn draw(count: usize, options: &FigureOptions) -> Result<Groups, DeviceFailure> {
         let all: Vec<usize> = (0..ABACUS_MODELS.len()).collect();
-        let sets = OverlapSample::sets(&all, count);
-        let samples = OverlapSample::draw(PLATFORM, &sets, samples_each(options), (options.seed, options.threads))?;
+        let sets = sets_of(&all, count);
+        let samples = draw_samples(PLATFORM, &sets, samples_each(options), (options.seed, options.threads))?;
         Ok(Groups { sets, samples })
     }
 
     /// Those for the test, or all others.
-    fn of(&self, is_tested: bool) -> Vec<&OverlapSample> {
+    fn of(&self, is_tested: bool) -> Vec<&GroupSample> {
         let chosen = self.samples.iter().enumerate().filter(|(index, _)| index.is_multiple_of(TESTED) == is_tested);
         chosen.map(|(_, sample)| sample).collect()
     }
 }
 
 /// What a set is called, its groups, and what they take on average.
-fn begin(name: String, test: &[&OverlapSample]) -> Vec<String> {
+fn begin(name: String, test: &[&GroupSample]) -> Vec<String> {
     vec![name, test.len().to_string(), format!("{:.1}", mean(test.iter().map(|sample| sample.takes_ms)))]
 }
 
 /// What some groups of a test took and what the perceptron predicted, evenly taken, milliseconds.
-fn points(trained: &ComparedPredictors, test: &[&OverlapSample]) -> Vec<(f64, f64)> {
+fn points(trained: &ComparedPredictors, test: &[&GroupSample]) -> Vec<(f64, f64)> {
     let step = test.len().div_ceil(DRAWN).max(1);
     test.iter().step_by(step).map(|sample| (sample.takes_ms, says(&trained.mlp, &sample.features))).collect()
 }
@@ -54,10 +55,10 @@ fn points(trained: &ComparedPredictors, test: &[&OverlapSample]) -> Vec<(f64, f6
 pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let [pairs, triples, fours] = [Groups::draw(2, options)?, Groups::draw(3, options)?, Groups::draw(4, options)?];
     let (training, test) = (pairs.of(false), pairs.of(true));
-    let is_seen = |sample: &&&OverlapSample| !UNSEEN.iter().any(|pair| pairs.sets[sample.set] == pair);
-    let seen: Vec<&OverlapSample> = training.iter().filter(is_seen).copied().collect();
+    let is_seen = |sample: &&&GroupSample| !UNSEEN.iter().any(|pair| pairs.sets[sample.set] == pair);
+    let seen: Vec<&GroupSample> = training.iter().filter(is_seen).copied().collect();
     let jobs = [training, seen, triples.of(false), fours.of(false)];
-    let train = |samples: &Vec<&OverlapSample>| {
+    let train = |samples: &Vec<&GroupSample>| {
         ComparedPredictors::train(samples, EPOCHS, options.seed).map_err(|bad| DeviceFailure(bad.to_string()))
     };
     let trained = each(&jobs, options, train)?;
@@ -65,9 +66,9 @@ pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure
         return Err(DeviceFailure("a training is missing".to_owned()));
     };
     let own = |set: usize| {
-        let of_set = |all: &[&'_ OverlapSample]| all.iter().copied().filter(|s| s.set == set).cloned().collect();
+        let of_set = |all: &[&'_ GroupSample]| all.iter().copied().filter(|s| s.set == set).cloned().collect();
         let (training, tested): (Vec<_>, Vec<_>) = (of_set(training), of_set(&test));
-        let own: Vec<&OverlapSample> = training.iter().collect();
+        let own: Vec<&GroupSample> = training.iter().collect();
         let (line, vectors) = (train_linear(&own), vectors(&own));
         let off = [mean_error(&tested, |x| predict_linear(&line, x)), mean_error(&tested, |x| vectors.predict(x))];
         (tested, off)
@@ -78,7 +79,7 @@ pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure
     let (mut of_pairs, mut left_out) = (Vec::new(), Vec::new());
     for (set, pair) in pairs.sets.iter().enumerate() {
         let (tested, off_own) = own(set);
-        let tested: Vec<&OverlapSample> = tested.iter().collect();
+        let tested: Vec<&GroupSample> = tested.iter().collect();
         let name = pair.iter().map(|model| ABACUS_MODELS[*model].name()).collect::<Vec<_>>().join(", ");
         let mut cells = begin(name, &tested);
         cells.extend(all.off(&tested).into_iter().chain(off_own).map(percent));

@@ -115,17 +115,32 @@ const NAMES: [(&str, &str, Maker); 45] = [
     ("together-random", "The same on random mixes", slots::together_random),
 ];
 
+/// Figures and tables of the papers that others show, too: name, and which.
+const SHOWN_BY: [(&str, &str); 10] = [
+    ("e2bird-12", "e2bird-table-4"),
+    ("dvabatch-16", "dvabatch-14"),
+    ("gslice-9", "gslice-8"),
+    ("gslice-12c", "gslice-14"),
+    ("gslice-table-1", "device-model"),
+    ("gslice-table-2", "gslice-8"),
+    ("gslice-table-3", "gslice-10"),
+    ("gslice-table-4", "gslice-11"),
+    ("gslice-table-5", "device-model"),
+    ("abacus-15", "abacus-14"),
+];
+
 impl Figure {
     /// Names of all, with what they show.
     pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
         NAMES.into_iter().map(|(name, shows, _)| (name, shows))
     }
 
-    /// The figure of that name.
+    /// The figure of that name, or the one that shows what is called so in its paper.
     ///
     /// # Errors
     /// If there is none, or a model of it holds no load.
     pub fn make(name: &str, options: &FigureOptions) -> Result<Figure, DeviceFailure> {
+        let name = SHOWN_BY.into_iter().find(|(other, _)| *other == name).map_or(name, |(_, shown_by)| shown_by);
         let (_, title, make) = named("figure", NAMES, |(name, _, _)| name, name)?;
         Ok(Figure { title: title.to_owned(), ..make(options)? })
     }

@@ -40,11 +40,11 @@ fn found(
     options: &FigureOptions,
 ) -> Result<Vec<Vec<Option<Found>>>, DeviceFailure> {
     let measured = each(mixes, options, |mix| mix.measure().map_err(failure))?;
-    let pairs = mixes.iter().zip(&measured);
-    let jobs: Vec<_> = pairs.flat_map(|pair| contenders.iter().map(move |contender| (pair, contender))).collect();
+    let of = |measured| contenders.iter().map(move |contender| (measured, contender));
+    let jobs: Vec<_> = measured.iter().flat_map(of).collect();
     let requests = options.requests as f64 * REQUESTS;
-    let all = each(&jobs, options, |((mix, measured), contender)| {
-        contender.find(mix, measured, requests, options.seed).map_err(failure)
+    let all = each(&jobs, options, |(measured, contender)| {
+        contender.find(measured, requests, options.seed).map_err(failure)
     })?;
     Ok(all.chunks(contenders.len()).map(<[_]>::to_vec).collect())
 }

@@ -9,9 +9,9 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::super::run::Serving;
-use super::numbers::{Number, some_millis, yes};
 use super::{MOST_STAGES, Misplaced, UNITS, find};
 use crate::device::{Calibration, EmulatedModel};
+use crate::numbers::{Number, some_millis, yes};
 use crate::policy::Policy;
 use crate::system::System;
 

@@ -1,4 +1,4 @@
-//! Values of a world's file within their bounds.
+//! Values of the files of worlds and networks within their bounds.
 
 use downbeat_core::Duration;
 use serde::de::Error as _;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 
 /// A number from `LEAST` to `MOST`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Number<const LEAST: u32, const MOST: u32, const DEFAULT: u32 = LEAST>(pub u32);
+pub(crate) struct Number<const LEAST: u32, const MOST: u32, const DEFAULT: u32 = LEAST>(pub u32);
 
 impl<const LEAST: u32, const MOST: u32, const DEFAULT: u32> Default for Number<LEAST, MOST, DEFAULT> {
     fn default() -> Self {
@@ -24,7 +24,7 @@ impl<'de, const LEAST: u32, const MOST: u32, const DEFAULT: u32> Deserialize<'de
 
 /// From 0 to 1.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Share(pub f64);
+pub(crate) struct Share(pub f64);
 
 impl<'de> Deserialize<'de> for Share {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -39,7 +39,7 @@ impl<'de> Deserialize<'de> for Share {
 /// The longest time: a day.
 const MOST_MS: f64 = 86_400_000.0;
 
-pub(super) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+pub(crate) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let ms = f64::deserialize(deserializer)?;
     match (0.0..=MOST_MS).contains(&ms) {
         true => Ok(Duration::from_millis_f64(ms)),
@@ -47,11 +47,11 @@ pub(super) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Durat
     }
 }
 
-pub(super) fn some_millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+pub(crate) fn some_millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     millis(deserializer).map(Some)
 }
 
-pub(super) fn spoken<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub(crate) fn spoken<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: std::str::FromStr<Err: std::fmt::Display>,
@@ -59,6 +59,6 @@ where
     String::deserialize(deserializer)?.parse().map(Some).map_err(D::Error::custom)
 }
 
-pub(super) fn yes() -> bool {
+pub(crate) fn yes() -> bool {
     true
 }

@@ -1,0 +1,27 @@
+# Downbeat in a container, for compose.yaml and deploy/kubernetes: no root, and nothing written but /tmp and /profiles.
+FROM rust:1.95-slim-trixie AS build
+WORKDIR /src
+COPY . .
+RUN cargo build --release --locked -p downbeat
+
+# Libraries of an engine: none, cpu (onnxruntime) or cuda (onnxruntime, CUDA and cuDNN; more than 1 GB).
+FROM debian:trixie-slim AS engine
+ARG ENGINE=none
+ENV XDG_CACHE_HOME=/opt/engine
+COPY --from=build /src/target/release/downbeat /usr/local/bin/downbeat
+RUN mkdir /opt/engine && case "$ENGINE" in \
+      none) exit 0 ;; \
+      cpu) flags="" ;; \
+      cuda) flags="--cuda --cuda-libraries always" ;; \
+      *) echo "ENGINE is $ENGINE; it may be none, cpu or cuda" >&2; exit 1 ;; \
+    esac && apt-get update && apt-get install -y --no-install-recommends python3-pip && downbeat engine install $flags
+
+FROM debian:trixie-slim
+COPY --from=engine /opt/engine /opt/engine
+COPY --from=build /src/target/release/downbeat /usr/local/bin/downbeat
+RUN useradd --uid 10001 --no-create-home downbeat && install -d -o downbeat /profiles
+# Where engines are looked for; profiles have a folder of their own.
+ENV XDG_CACHE_HOME=/opt/engine DOWNBEAT_PROFILE_CACHE=/profiles
+USER 10001:10001
+EXPOSE 8000 8001 8002 8003 8004
+ENTRYPOINT ["downbeat"]

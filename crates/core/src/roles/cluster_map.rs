@@ -1,0 +1,472 @@
+//! What a scheduler that leads knows of backends: their slots, what these run, and the batches on them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::epoch::Epoch;
+use super::message::{BatchKey, Delays, Hello, NodeId, Offer, OfferedModel, Running};
+use super::served_models::{ModelKey, NOBODY, ServedModels};
+use crate::cluster::Scheduler;
+use crate::ids::{BatchId, DeviceId, DeviceKind, RequestId};
+use crate::time::Time;
+
+/// A slot of a backend. It is a device of the scheduler while nothing runs there that the scheduler does not know of.
+#[derive(Debug, Default)]
+struct SlotState {
+    kind: Option<DeviceKind>,
+    device: Option<DeviceId>,
+    /// What it has that is not the device's: batches of other epochs, and those of a device that it was before.
+    foreign: BTreeSet<BatchKey>,
+}
+
+/// A backend whose link is up.
+#[derive(Debug)]
+pub(super) struct Backend {
+    name: String,
+    /// Who came first.
+    joined: u64,
+    offer: Option<Offer>,
+    /// What it had under way is known.
+    is_known: bool,
+    is_leaving: bool,
+    slots: Vec<SlotState>,
+    /// Models of its offer that are not used.
+    refused: BTreeSet<ModelKey>,
+    /// What it has measured.
+    pub delays: Option<Delays>,
+    /// Places of the queues that it has been told of.
+    pub told: BTreeSet<u32>,
+    /// Places of the frontends that it has been told of.
+    pub met: BTreeSet<u32>,
+}
+
+/// A batch that was sent.
+#[derive(Debug)]
+pub(super) struct InFlight {
+    /// To whom.
+    pub backend: NodeId,
+    slot: u32,
+    device: DeviceId,
+    /// Of whom.
+    pub members: Vec<RequestId>,
+}
+
+/// Hardware, and the models that run on it: slots that are equal in both are one kind.
+#[derive(PartialEq, Eq, Debug)]
+struct KindKey {
+    hardware: String,
+    models: BTreeSet<ModelKey>,
+}
+
+#[derive(Debug)]
+struct Kind {
+    key: KindKey,
+    slots: u32,
+}
+
+/// What a scheduler that leads knows of backends.
+#[derive(Debug)]
+pub(super) struct ClusterMap {
+    epoch: Epoch,
+    backends: BTreeMap<NodeId, Backend>,
+    joined: u64,
+    kinds: Vec<Option<Kind>>,
+    devices: BTreeMap<DeviceId, (NodeId, u32)>,
+    batches: BTreeMap<BatchId, InFlight>,
+    notes: Vec<String>,
+}
+
+impl ClusterMap {
+    /// Without backends, in this epoch.
+    pub fn new(epoch: Epoch) -> Self {
+        ClusterMap {
+            epoch,
+            backends: BTreeMap::new(),
+            joined: 0,
+            kinds: Vec::new(),
+            devices: BTreeMap::new(),
+            batches: BTreeMap::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// A backend's link is up.
+    pub fn handle_up(&mut self, hello: &Hello) {
+        self.joined += 1;
+        let backend = Backend {
+            name: hello.name.clone(),
+            joined: self.joined,
+            offer: None,
+            is_known: false,
+            is_leaving: false,
+            slots: Vec::new(),
+            refused: BTreeSet::new(),
+            delays: None,
+            told: BTreeSet::new(),
+            met: BTreeSet::new(),
+        };
+        self.backends.insert(hello.node, backend);
+    }
+
+    /// A backend's link is lost: the members of its batches.
+    pub fn handle_lost(
+        &mut self,
+        now: Time,
+        scheduler: &mut Scheduler,
+        models: &mut ServedModels,
+        node: NodeId,
+    ) -> Vec<Vec<RequestId>> {
+        if !self.backends.contains_key(&node) {
+            return Vec::new();
+        }
+        self.retire(now, scheduler, node);
+        let lost: Vec<BatchId> =
+            self.batches.iter().filter(|(_, batch)| batch.backend == node).map(|(id, _)| *id).collect();
+        let members = lost.into_iter().filter_map(|id| Some(self.batches.remove(&id)?.members)).collect();
+        if let Some(backend) = self.backends.remove(&node) {
+            let mut keys = backend.offer.iter().flat_map(keys_of).collect();
+            for kind in backend.slots.iter().filter_map(|slot| slot.kind) {
+                self.leave_kind(kind, &mut keys);
+            }
+            // Its models stay known: it may come back, or another with them.
+            self.settle(now, scheduler, models, &keys);
+        }
+        members
+    }
+
+    /// A backend takes no more batches.
+    pub fn handle_leave(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
+        if let Some(backend) = self.backends.get_mut(&node) {
+            backend.is_leaving = true;
+            self.retire(now, scheduler, node);
+        }
+    }
+
+    /// Its devices leave; what runs there goes on.
+    fn retire(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
+        let slots = self.backends.get(&node).map_or(0, |backend| backend.slots.len());
+        for slot in 0..slots {
+            self.remove_device(now, scheduler, node, slot);
+        }
+    }
+
+    fn remove_device(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, slot: usize) {
+        let Some(state) = self.backends.get_mut(&node).and_then(|backend| backend.slots.get_mut(slot)) else { return };
+        let Some(device) = state.device.take() else { return };
+        scheduler.remove_device(now, device);
+        self.devices.remove(&device);
+    }
+
+    /// A backend says what it has, and has had.
+    pub fn handle_under_way(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, running: &[Running]) {
+        let ours: BTreeSet<BatchId> =
+            self.batches.iter().filter(|(_, batch)| batch.backend == node).map(|(id, _)| *id).collect();
+        let Some(backend) = self.backends.get_mut(&node) else { return };
+        backend.is_known = true;
+        for Running { batch, slot, .. } in running {
+            let slot = *slot as usize;
+            if slot >= MOST_SLOTS || (batch.epoch == self.epoch && ours.contains(&batch.batch)) {
+                continue;
+            }
+            if backend.slots.len() <= slot {
+                backend.slots.resize_with(slot + 1, SlotState::default);
+            }
+            backend.slots[slot].foreign.insert(*batch);
+        }
+        self.add_devices(now, scheduler, node);
+    }
+
+    /// A backend says what it offers. Whether frontends are to hear of models.
+    pub fn handle_offer(
+        &mut self,
+        now: Time,
+        scheduler: &mut Scheduler,
+        models: &mut ServedModels,
+        node: NodeId,
+        mut offer: Offer,
+    ) -> bool {
+        let Some(backend) = self.backends.get_mut(&node) else { return false };
+        if offer.slots.len() > MOST_SLOTS {
+            offer.slots.truncate(MOST_SLOTS);
+            self.notes
+                .push(format!("backend {} has more than {MOST_SLOTS} slots; the others are not used", backend.name));
+        }
+        let had: BTreeSet<ModelKey> = backend.offer.iter().flat_map(keys_of).collect();
+        let has: BTreeSet<ModelKey> = keys_of(&offer).collect();
+        backend.slots.resize_with(backend.slots.len().max(offer.slots.len()), SlotState::default);
+        backend.offer = Some(offer);
+        let mut changed = false;
+        for key in had.difference(&has) {
+            if !self.backends.values().any(|backend| backend.offers(key).next().is_some()) {
+                changed |= models.remove(now, scheduler, key);
+            }
+        }
+        changed | self.settle(now, scheduler, models, &had.union(&has).cloned().collect())
+    }
+
+    /// Has the scheduler plan with what is offered now of these models. Whether frontends are to hear of it.
+    fn settle(
+        &mut self,
+        now: Time,
+        scheduler: &mut Scheduler,
+        models: &mut ServedModels,
+        keys: &BTreeSet<ModelKey>,
+    ) -> bool {
+        let mut order: Vec<(u64, NodeId)> =
+            self.backends.iter().map(|(node, backend)| (backend.joined, *node)).collect();
+        order.sort_unstable();
+        let order: Vec<NodeId> = order.into_iter().map(|(_, node)| node).collect();
+        for key in keys {
+            self.accept(models, &order, key);
+        }
+        let mut keys = keys.clone();
+        for node in &order {
+            self.place_kinds(now, scheduler, *node, &mut keys);
+        }
+        let mut changed = false;
+        for key in &keys {
+            let offers: Vec<_> = order
+                .iter()
+                .filter_map(|node| self.backends.get(node))
+                .filter(|backend| !backend.refused.contains(key))
+                .flat_map(|backend| backend.offers(key).map(|offer| (offer, self.kinds_of(backend, key))))
+                .collect();
+            changed |= models.set(now, scheduler, key, &offers);
+        }
+        for node in order {
+            self.add_devices(now, scheduler, node);
+        }
+        changed
+    }
+
+    /// Whose offer of a model is used: those with the fingerprint that is in use or, if nobody has that any more, with that of who came first.
+    fn accept(&mut self, models: &ServedModels, order: &[NodeId], key: &ModelKey) {
+        let offered = |node: &NodeId| Some(self.backends.get(node)?.offers(key).next()?.fingerprint.clone());
+        let all: Vec<(NodeId, String)> = order.iter().filter_map(|node| Some((*node, offered(node)?))).collect();
+        let used = models.fingerprint(key).filter(|used| all.iter().any(|(_, print)| print == used));
+        let Some(used) = used.or(all.first().map(|(_, print)| print.as_str())).map(str::to_owned) else { return };
+        for (node, print) in &all {
+            let Some(backend) = self.backends.get_mut(node) else { continue };
+            if *print == used {
+                backend.refused.remove(key);
+            } else if backend.refused.insert(key.clone()) {
+                self.notes.push(format!(
+                    "model '{}' version {} of backend {} is not used: its files or configuration differ from those of \
+                     the backends before it; it is used once these are gone",
+                    key.0, key.1, backend.name
+                ));
+            }
+        }
+    }
+
+    /// Says anew of which kinds a backend's slots are.
+    fn place_kinds(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, keys: &mut BTreeSet<ModelKey>) {
+        let Some(backend) = self.backends.get(&node) else { return };
+        let wanted = backend.wanted_kinds();
+        for (slot, wanted) in wanted.into_iter().enumerate() {
+            let state = self.backends.get(&node).and_then(|backend| backend.slots.get(slot));
+            let known = state.and_then(|state| state.kind);
+            let is_same = match (&wanted, known.and_then(|kind| self.kinds.get(kind.0 as usize)?.as_ref())) {
+                (Some(wanted), Some(kind)) => kind.key == *wanted,
+                (None, None) => true,
+                _ => false,
+            };
+            if is_same {
+                continue;
+            }
+            self.retire_slot(now, scheduler, node, slot);
+            if let Some(kind) = known {
+                self.leave_kind(kind, keys);
+            }
+            let kind = wanted.and_then(|wanted| self.join_kind(wanted, keys));
+            if let Some(state) = self.backends.get_mut(&node).and_then(|backend| backend.slots.get_mut(slot)) {
+                state.kind = kind;
+            }
+        }
+    }
+
+    /// A slot becomes another device, once what runs there is done.
+    fn retire_slot(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, slot: usize) {
+        let device = self.backends.get(&node).and_then(|backend| backend.slots.get(slot)?.device);
+        self.remove_device(now, scheduler, node, slot);
+        let Some(device) = device else { return };
+        let running = self.batches.iter().filter(|(_, batch)| batch.device == device);
+        let running: Vec<BatchKey> = running.map(|(id, _)| BatchKey { epoch: self.epoch, batch: *id }).collect();
+        if let Some(state) = self.backends.get_mut(&node).and_then(|backend| backend.slots.get_mut(slot)) {
+            state.foreign.extend(running);
+        }
+    }
+
+    /// By slot: its kind, if a model runs there.
+    fn kinds_of(&self, backend: &Backend, key: &ModelKey) -> Vec<Option<DeviceKind>> {
+        let runs = |kind: &DeviceKind| {
+            let kind = self.kinds.get(kind.0 as usize).and_then(Option::as_ref);
+            kind.is_some_and(|kind| kind.key.models.contains(key))
+        };
+        backend.slots.iter().map(|slot| slot.kind.filter(runs)).collect()
+    }
+
+    /// A slot is no longer of a kind. If that was the last one, the number may become another kind's: its models are added to those that are settled.
+    fn leave_kind(&mut self, kind: DeviceKind, keys: &mut BTreeSet<ModelKey>) {
+        let Some(place) = self.kinds.get_mut(kind.0 as usize) else { return };
+        let Some(known) = place else { return };
+        known.slots = known.slots.saturating_sub(1);
+        if known.slots == 0 {
+            keys.extend(std::mem::take(&mut known.key.models));
+            *place = None;
+        }
+    }
+
+    fn join_kind(&mut self, key: KindKey, keys: &mut BTreeSet<ModelKey>) -> Option<DeviceKind> {
+        let known = self.kinds.iter().position(|kind| kind.as_ref().is_some_and(|kind| kind.key == key));
+        let vacant = || self.kinds.iter().position(Option::is_none);
+        let place = known.or_else(vacant).unwrap_or(self.kinds.len());
+        if place >= NOBODY.0 as usize {
+            self.notes.push(format!(
+                "a slot of '{}' is not used: there are {} combinations of hardware and models already, the most that are \
+                 told apart; have backends of one hardware serve the same models",
+                key.hardware, NOBODY.0
+            ));
+            return None;
+        }
+        keys.extend(key.models.iter().cloned());
+        match self.kinds.get_mut(place) {
+            Some(Some(kind)) => kind.slots += 1,
+            Some(vacant) => *vacant = Some(Kind { key, slots: 1 }),
+            None => self.kinds.push(Some(Kind { key, slots: 1 })),
+        }
+        Some(DeviceKind(place as u32))
+    }
+
+    /// Adds the slots of a backend that are devices from now on.
+    fn add_devices(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
+        let Some(backend) = self.backends.get_mut(&node) else { return };
+        if !backend.is_known || backend.is_leaving {
+            return;
+        }
+        for (slot, state) in (0..).zip(&mut backend.slots) {
+            if let (Some(kind), None, true) = (state.kind, state.device, state.foreign.is_empty()) {
+                let device = scheduler.add_device(now, kind);
+                state.device = Some(device);
+                self.devices.insert(device, (node, slot));
+            }
+        }
+    }
+
+    /// A batch is sent to a device: to whom, and on which slot. `None`: the device has left.
+    pub fn handle_dispatch(
+        &mut self,
+        batch: BatchId,
+        device: DeviceId,
+        members: Vec<RequestId>,
+    ) -> Result<(NodeId, u32), Vec<RequestId>> {
+        let Some((backend, slot)) = self.devices.get(&device).copied() else { return Err(members) };
+        self.batches.insert(batch, InFlight { backend, slot, device, members });
+        Ok((backend, slot))
+    }
+
+    /// The members of a batch that was sent.
+    pub fn members(&self, batch: BatchId) -> &[RequestId] {
+        self.batches.get(&batch).map_or(&[], |batch| &batch.members)
+    }
+
+    /// A backend is done with a batch. Its members, if it is of this lead.
+    pub fn handle_completed(
+        &mut self,
+        now: Time,
+        scheduler: &mut Scheduler,
+        node: NodeId,
+        key: BatchKey,
+    ) -> Option<Vec<RequestId>> {
+        let batch =
+            match key.epoch == self.epoch && self.batches.get(&key.batch).is_some_and(|batch| batch.backend == node) {
+                true => self.batches.remove(&key.batch),
+                false => None,
+            };
+        let backend = self.backends.get_mut(&node)?;
+        for state in &mut backend.slots {
+            state.foreign.remove(&key);
+        }
+        if let Some(batch) = &batch {
+            let state = backend.slots.get(batch.slot as usize);
+            if state.is_some_and(|state| state.device == Some(batch.device)) {
+                scheduler.handle_completion(now, batch.device, key.batch);
+            }
+        }
+        self.add_devices(now, scheduler, node);
+        batch.map(|batch| batch.members)
+    }
+
+    /// A backend whose link is up.
+    pub fn backend_mut(&mut self, node: NodeId) -> Option<&mut Backend> {
+        self.backends.get_mut(&node)
+    }
+
+    /// Whether a backend has been told of the frontend at this place.
+    pub fn has_met(&self, node: NodeId, frontend: u32) -> bool {
+        self.backends.get(&node).is_some_and(|backend| backend.met.contains(&frontend))
+    }
+
+    /// All whose links are up.
+    pub fn backends(&self) -> impl Iterator<Item = (NodeId, &Backend)> {
+        self.backends.iter().map(|(node, backend)| (*node, backend))
+    }
+
+    /// Whether all whose links are up have said what they offer, and there is one.
+    pub fn is_complete(&self) -> bool {
+        !self.backends.is_empty() && self.backends.values().all(|backend| backend.offer.is_some())
+    }
+
+    /// Whoever has the place of a queue or of a frontend from now on is nobody that backends were told of.
+    pub fn forget(&mut self, queue: Option<u32>, frontend: Option<u32>) {
+        for backend in self.backends.values_mut() {
+            queue.map(|place| backend.told.remove(&place));
+            frontend.map(|place| backend.met.remove(&place));
+        }
+    }
+
+    /// What people should know.
+    pub fn poll_note(&mut self) -> Option<String> {
+        self.notes.pop()
+    }
+}
+
+/// Slots of a backend at most.
+const MOST_SLOTS: usize = 4096;
+
+fn keys_of(offer: &Offer) -> impl Iterator<Item = ModelKey> + '_ {
+    offer.models.iter().map(|model| (model.model.clone(), model.version))
+}
+
+impl Backend {
+    fn offers<'a>(&'a self, key: &'a ModelKey) -> impl Iterator<Item = &'a OfferedModel> + 'a {
+        let models = self.offer.iter().flat_map(|offer| &offer.models);
+        models.filter(|model| model.model == key.0 && model.version == key.1)
+    }
+
+    /// What each slot is: its hardware, and the models that it runs; `None`: none. A model that may run so many times at once runs on so many slots.
+    fn wanted_kinds(&self) -> Vec<Option<KindKey>> {
+        let Some(offer) = &self.offer else { return Vec::new() };
+        let mut models = vec![BTreeSet::new(); offer.slots.len()];
+        for model in &offer.models {
+            let number =
+                offer.models.iter().take_while(|m| m.model != model.model || m.version != model.version).count();
+            let key = (model.model.clone(), model.version);
+            let slots = model.profiles.len();
+            if self.refused.contains(&key) || slots == 0 {
+                continue;
+            }
+            // Models that may not run everywhere are spread over the slots.
+            let at_once = (model.at_once.max(1) as usize).min(slots);
+            let first = if at_once < slots { number * at_once } else { 0 };
+            for (slot, _) in model.profiles.iter().cycle().skip(first % slots).take(at_once) {
+                if let Some(models) = models.get_mut(*slot as usize) {
+                    models.insert(key.clone());
+                }
+            }
+        }
+        let kind = |(slot, models): (&super::message::Slot, BTreeSet<ModelKey>)| {
+            (!models.is_empty()).then(|| KindKey { hardware: slot.hardware.clone(), models })
+        };
+        offer.slots.iter().zip(models).map(kind).collect()
+    }
+}

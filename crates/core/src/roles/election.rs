@@ -1,0 +1,439 @@
+//! Who leads: what one scheduler knows of the others, and when it takes over.
+//!
+//! All have the same list. The one that leads is heard by the others each heartbeat; when it is silent for `takeover_after`, the live spare of the lowest rank
+//! takes the next epoch. A spare waits one `takeover_after` more for each live one before it, so that they do not all take over at once; should two do so all the
+//! same, because they cannot hear each other, their epochs differ in rank, and everybody obeys the lower one.
+//!
+//! Whoever was itself stopped for a while cannot say that the others were silent: it begins to listen anew. Leads that change one after another, as when two
+//! schedulers cannot hear each other and a third hears both, make everyone more patient, up to a second.
+
+use std::collections::VecDeque;
+
+use super::epoch::Epoch;
+use crate::time::{Duration, Time};
+
+/// Leads that may change within [`CALM`] before patience grows.
+const TOLERATED_CHANGES: u32 = 3;
+
+/// After so long without a change of lead patience is what it was.
+const CALM: Duration = Duration::from_millis(2_000);
+
+/// The most that a takeover waits because of earlier ones.
+const MOST_PATIENCE: Duration = Duration::from_millis(1_000);
+
+/// How long a store that had no epoch is left alone, in `takeover_after`.
+const ASK_AGAIN: u64 = 10;
+
+/// What one scheduler knows of who leads.
+#[derive(Debug)]
+pub(super) struct Election {
+    rank: u32,
+    takeover_after: Duration,
+    /// How long a leader that is only heard of may take to get here.
+    first_wait: Duration,
+    epochs_are_allotted: bool,
+    /// The highest epoch that it has heard of.
+    heard: Epoch,
+    state: State,
+    /// When the leader was heard last: of `heard`, or since when there is none.
+    leader_heard: Time,
+    /// The node that leads as `heard` is here and says so.
+    leader_is_up: bool,
+    /// By rank: when another was heard last; `None`: it is not there.
+    others: Vec<Option<Time>>,
+    /// When it was called last, and when it came back from having stood still so long that others may have given it up.
+    awake: Time,
+    back: Option<Time>,
+    /// It was late to notice that the leader is silent, and listens once more.
+    listens_again: bool,
+    /// Changes of the lead without a calm between them, and the last.
+    changes: u32,
+    changed_at: Time,
+    events: VecDeque<ElectionEvent>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Spare,
+    /// It has asked the store for an epoch, or will again then.
+    Asking {
+        again: Option<Time>,
+    },
+    Leads(Epoch),
+}
+
+/// What an election comes to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ElectionEvent {
+    /// This one leads.
+    Leads(Epoch),
+    /// Another one does, or did.
+    StandsBy(Epoch),
+    /// The store is to be asked for an epoch above this.
+    WantEpoch(u64),
+}
+
+impl Election {
+    /// Of the scheduler of this rank among `schedulers`. A leader is waited for until `first_wait`, and a time for each rank before this one.
+    pub fn new(
+        (rank, schedulers): (u32, u32),
+        takeover_after: Duration,
+        epochs_are_allotted: bool,
+        first_wait: Duration,
+        now: Time,
+    ) -> Self {
+        let first_wait = if schedulers > 1 { first_wait } else { Duration::ZERO };
+        let turn = if schedulers > 1 { takeover_after.saturating_mul(rank.into()) } else { Duration::ZERO };
+        Election {
+            rank,
+            takeover_after,
+            first_wait,
+            epochs_are_allotted,
+            heard: Epoch::NONE,
+            state: State::Spare,
+            leader_heard: now + first_wait + turn,
+            leader_is_up: false,
+            others: vec![None; schedulers.max(rank.saturating_add(1)).min(MOST_SCHEDULERS) as usize],
+            awake: now,
+            back: None,
+            listens_again: false,
+            changes: 0,
+            changed_at: now,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// It is called, whatever for; to be said before what follows from it.
+    pub fn handle_awake(&mut self, now: Time) {
+        if now.since(self.awake).saturating_mul(2) > self.first_wait {
+            self.back = Some(now);
+        }
+        self.awake = now;
+    }
+
+    /// The epoch in which it leads.
+    pub fn leads(&self) -> Option<Epoch> {
+        match self.state {
+            State::Leads(epoch) => Some(epoch),
+            _ => None,
+        }
+    }
+
+    /// What it tells the others: the highest epoch that it has heard of, and whether it is its own.
+    pub fn standing(&self) -> (Epoch, bool) {
+        (self.heard, self.leads().is_some())
+    }
+
+    /// Another scheduler was heard, whatever it said.
+    pub fn handle_heard(&mut self, now: Time, rank: u32) {
+        if let Some(Some(at)) = self.others.get_mut(rank as usize) {
+            *at = now;
+        }
+        if self.leader_is_up && rank == self.heard.rank {
+            self.leader_was_heard(now);
+        }
+    }
+
+    /// Another scheduler is there.
+    pub fn handle_up(&mut self, now: Time, rank: u32) {
+        if let Some(other) = self.others.get_mut(rank as usize) {
+            *other = Some(now);
+        }
+        if rank == self.heard.rank {
+            // It may be another process of that rank: it says where it stands.
+            self.leader_is_up = false;
+        }
+    }
+
+    /// Another scheduler is not there any more.
+    pub fn handle_lost(&mut self, now: Time, rank: u32) {
+        if let Some(other) = self.others.get_mut(rank as usize) {
+            *other = None;
+        }
+        if rank == self.heard.rank && std::mem::take(&mut self.leader_is_up) {
+            if self.back.is_some_and(|back| now < back + self.first_wait) {
+                // It is this one that was silent, and the leader that has given it up.
+                self.leader_heard = now + self.first_wait;
+                return;
+            }
+            // That is as good as silence.
+            let silent_since = Time::from_nanos(now.as_nanos().saturating_sub(self.takeover_after.as_nanos()));
+            self.leader_heard = self.leader_heard.min(silent_since);
+        }
+    }
+
+    /// Somebody has heard of an epoch; `scheduler`: the rank of the scheduler that says so, and whether it leads in it.
+    pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) {
+        let leads = epoch.number > 0 && scheduler == Some((epoch.rank, true));
+        if epoch > self.heard {
+            self.heard = epoch;
+            self.leader_is_up = leads;
+            self.leader_was_heard(if leads { now } else { now + self.first_wait });
+            self.count_change(now);
+            self.state = State::Spare;
+            self.events.push_back(ElectionEvent::StandsBy(epoch));
+        } else if epoch == self.heard && leads {
+            self.leader_is_up = true;
+            self.leader_was_heard(now);
+        } else if scheduler.is_some_and(|(rank, _)| rank == self.heard.rank) {
+            // Who led as `heard` says that it no longer does: it is another process now.
+            self.leader_is_up = false;
+        }
+    }
+
+    /// The store's answer.
+    pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
+        if self.state != (State::Asking { again: None }) {
+            return;
+        }
+        match number {
+            Some(number) if number > self.heard.number => self.lead(now, number),
+            _ => self.state = State::Asking { again: Some(now + self.takeover_after.saturating_mul(ASK_AGAIN)) },
+        }
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let Some(due) = self.poll_timeout().filter(|due| *due <= now) else { return };
+        if now.since(due).saturating_mul(2) > self.takeover_after && !self.listens_again {
+            // It was itself stopped, or too slow: what others said meanwhile may be still to be read.
+            self.listens_again = true;
+            self.leader_heard = now;
+            return;
+        }
+        if self.epochs_are_allotted {
+            self.state = State::Asking { again: None };
+            self.events.push_back(ElectionEvent::WantEpoch(self.heard.number));
+        } else {
+            self.lead(now, self.heard.number.saturating_add(1));
+        }
+    }
+
+    /// What came of it.
+    pub fn poll_event(&mut self) -> Option<ElectionEvent> {
+        self.events.pop_front()
+    }
+
+    /// When it takes over, or asks to, if nobody is heard before.
+    pub fn poll_timeout(&self) -> Option<Time> {
+        match self.state {
+            State::Leads(_) | State::Asking { again: None } => None,
+            State::Asking { again } => again,
+            State::Spare => {
+                let turns = 1 + self.live_before();
+                Some(self.leader_heard + self.takeover_after.saturating_mul(turns) + self.patience())
+            }
+        }
+    }
+
+    /// Spares of lower rank that have been heard since the leader was.
+    fn live_before(&self) -> u64 {
+        let live = |(rank, heard): (u32, &Option<Time>)| {
+            rank != self.heard.rank && heard.is_some_and(|heard| heard >= self.leader_heard)
+        };
+        (0..self.rank).zip(&self.others).filter(|other| live(*other)).count() as u64
+    }
+
+    /// What a takeover waits for because leads have changed too often.
+    fn patience(&self) -> Duration {
+        match self.changes.saturating_sub(TOLERATED_CHANGES) {
+            0 => Duration::ZERO,
+            more => self.takeover_after.saturating_mul(1 << more.min(20)).min(MOST_PATIENCE),
+        }
+    }
+
+    fn count_change(&mut self, now: Time) {
+        self.changes = if now.since(self.changed_at) > CALM { 1 } else { self.changes.saturating_add(1) };
+        self.changed_at = now;
+    }
+
+    fn lead(&mut self, now: Time, number: u64) {
+        let epoch = Epoch { number, rank: self.rank };
+        if epoch <= self.heard {
+            // The last number there is: nobody can follow it.
+            self.leader_heard = now;
+            return;
+        }
+        self.heard = epoch;
+        self.leader_is_up = false;
+        self.count_change(now);
+        self.state = State::Leads(epoch);
+        self.events.push_back(ElectionEvent::Leads(epoch));
+    }
+
+    fn leader_was_heard(&mut self, now: Time) {
+        self.leader_heard = now;
+        self.listens_again = false;
+        if let State::Asking { .. } = self.state {
+            self.state = State::Spare;
+        }
+    }
+}
+
+/// More schedulers than anybody has.
+pub(super) const MOST_SCHEDULERS: u32 = 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TAKEOVER: Duration = Duration::from_millis(3);
+    const FIRST_WAIT: Duration = Duration::from_millis(50);
+
+    fn ms(ms: u64) -> Time {
+        Time::ZERO + Duration::from_millis(ms)
+    }
+
+    fn epoch(number: u64, rank: u32) -> Epoch {
+        Epoch { number, rank }
+    }
+
+    /// A spare of this rank among three that hears the leader of `1/0`, and all others, at 100 ms.
+    fn spare(rank: u32, epochs_are_allotted: bool) -> Election {
+        let mut election = Election::new((rank, 3), TAKEOVER, epochs_are_allotted, FIRST_WAIT, Time::ZERO);
+        for other in (0..3).filter(|other| *other != rank) {
+            election.handle_up(ms(100), other);
+        }
+        election.handle_standing(ms(100), epoch(1, 0), Some((0, true)));
+        assert_eq!(election.poll_event(), Some(ElectionEvent::StandsBy(epoch(1, 0))));
+        election
+    }
+
+    /// Lets time pass in steps of a millisecond in which these ranks are heard, until something comes of it.
+    fn pass(election: &mut Election, from: u64, heard: &[u32]) -> (u64, Option<ElectionEvent>) {
+        for at in from + 1..from + 200 {
+            heard.iter().for_each(|rank| election.handle_heard(ms(at), *rank));
+            election.handle_timeout(ms(at));
+            if let Some(event) = election.poll_event() {
+                return (at, Some(event));
+            }
+        }
+        (from + 200, None)
+    }
+
+    #[test]
+    fn at_the_start_a_leader_is_waited_for_in_the_order_of_ranks() {
+        for rank in 0..3 {
+            let mut election = Election::new((rank, 3), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+            let due = 50 + 3 + 3 * u64::from(rank);
+            assert_eq!(pass(&mut election, 0, &[]), (due, Some(ElectionEvent::Leads(epoch(1, rank)))));
+        }
+        let mut alone = Election::new((0, 1), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+        assert_eq!(pass(&mut alone, 0, &[]).0, 3);
+    }
+
+    #[test]
+    fn a_leader_that_is_heard_is_left_alone() {
+        assert_eq!(pass(&mut spare(1, false), 100, &[0, 2]).1, None);
+    }
+
+    #[test]
+    fn of_a_silent_leader_the_first_live_spare_takes_over_after_three_heartbeats_and_the_next_three_later() {
+        assert_eq!(pass(&mut spare(1, false), 100, &[2]), (103, Some(ElectionEvent::Leads(epoch(2, 1)))));
+        assert_eq!(pass(&mut spare(2, false), 100, &[1]), (106, Some(ElectionEvent::Leads(epoch(2, 2)))));
+        let mut alone = spare(2, false);
+        alone.handle_lost(ms(100), 1);
+        assert_eq!(
+            pass(&mut alone, 100, &[]),
+            (103, Some(ElectionEvent::Leads(epoch(2, 2)))),
+            "the other spare is dead"
+        );
+    }
+
+    #[test]
+    fn the_end_of_the_leaders_connection_is_as_good_as_silence() {
+        let mut first = spare(1, false);
+        first.handle_lost(ms(101), 0);
+        first.handle_timeout(ms(101));
+        assert_eq!(first.poll_event(), Some(ElectionEvent::Leads(epoch(2, 1))));
+    }
+
+    #[test]
+    fn who_was_stopped_itself_listens_once_more() {
+        let mut election = spare(1, false);
+        election.handle_timeout(ms(1_000));
+        assert_eq!(election.poll_event(), None, "what the leader said meanwhile may be still to be read");
+        assert_eq!(pass(&mut election, 1_000, &[]), (1_003, Some(ElectionEvent::Leads(epoch(2, 1)))));
+    }
+
+    /// Whoever leads has given it up because it was silent: that its connection has ended says nothing about the leader.
+    #[test]
+    fn who_was_stopped_itself_does_not_take_the_end_of_a_connection_for_the_leaders_silence() {
+        let mut election = spare(1, false);
+        election.handle_awake(ms(100));
+        election.handle_awake(ms(1_000));
+        election.handle_lost(ms(1_000), 0);
+        let (at, event) = pass(&mut election, 1_000, &[]);
+        assert_eq!((at, event), (1_053, Some(ElectionEvent::Leads(epoch(2, 1)))));
+    }
+
+    #[test]
+    fn a_leader_steps_down_for_a_higher_epoch_and_for_a_lower_rank() {
+        let mut leader = spare(1, false);
+        pass(&mut leader, 100, &[]);
+        leader.handle_standing(ms(104), epoch(2, 2), Some((2, true)));
+        assert_eq!(
+            (leader.poll_event(), leader.leads()),
+            (None, Some(epoch(2, 1))),
+            "a higher rank of the same number"
+        );
+        leader.handle_standing(ms(104), epoch(2, 0), Some((0, true)));
+        assert_eq!((leader.poll_event(), leader.leads()), (Some(ElectionEvent::StandsBy(epoch(2, 0))), None));
+    }
+
+    /// The process of the leader's rank is another one, which knows nothing.
+    #[test]
+    fn a_leader_that_was_started_anew_leads_no_more() {
+        let mut election = spare(1, false);
+        election.handle_up(ms(101), 0);
+        election.handle_standing(ms(101), Epoch::NONE, Some((0, false)));
+        assert_eq!(pass(&mut election, 101, &[0]), (103, Some(ElectionEvent::Leads(epoch(2, 1)))));
+    }
+
+    #[test]
+    fn a_leader_that_others_have_heard_of_has_time_to_get_here() {
+        let mut election = Election::new((0, 2), TAKEOVER, false, FIRST_WAIT, Time::ZERO);
+        election.handle_standing(ms(10), epoch(7, 1), None);
+        assert_eq!(election.poll_event(), Some(ElectionEvent::StandsBy(epoch(7, 1))));
+        assert_eq!(pass(&mut election, 10, &[]), (63, Some(ElectionEvent::Leads(epoch(8, 0)))));
+    }
+
+    #[test]
+    fn with_a_store_nobody_leads_before_it_has_said_so() {
+        let mut election = spare(1, true);
+        assert_eq!(pass(&mut election, 100, &[]), (103, Some(ElectionEvent::WantEpoch(1))));
+        election.handle_epoch(ms(104), None);
+        assert_eq!(pass(&mut election, 104, &[]), (134, Some(ElectionEvent::WantEpoch(1))), "it is asked again, later");
+        // The leader is heard again: an answer comes too late.
+        election.handle_heard(ms(135), 0);
+        election.handle_epoch(ms(136), Some(2));
+        assert_eq!((election.poll_event(), election.leads()), (None, None));
+        assert_eq!(pass(&mut election, 136, &[]).1, Some(ElectionEvent::WantEpoch(1)));
+        election.handle_epoch(ms(150), Some(5));
+        assert_eq!(election.poll_event(), Some(ElectionEvent::Leads(epoch(5, 1))));
+    }
+
+    /// Two that cannot hear each other, and a third that hears both: without patience the lead would change every three milliseconds.
+    #[test]
+    fn leads_that_change_all_the_time_change_more_and_more_slowly() {
+        let (mut election, mut at, mut leads) = (spare(1, false), 100, 0);
+        while at < 2_100 {
+            let (next, event) = pass(&mut election, at, &[]);
+            at = next;
+            if let Some(ElectionEvent::Leads(mine)) = event {
+                leads += 1;
+                election.handle_standing(ms(at), epoch(mine.number + 1, 0), Some((0, true)));
+                assert!(matches!(election.poll_event(), Some(ElectionEvent::StandsBy(_))));
+            }
+        }
+        assert!((3..12).contains(&leads), "{leads}");
+    }
+
+    #[test]
+    fn nobody_leads_above_the_last_number() {
+        let mut election = spare(1, false);
+        election.handle_standing(ms(100), epoch(u64::MAX, 0), None);
+        election.poll_event();
+        assert_eq!(pass(&mut election, 200, &[]).1, None);
+    }
+}

@@ -1,0 +1,411 @@
+//! A frontend: has its clients' requests until they are answered, and says who runs them.
+
+use std::collections::VecDeque;
+
+use super::epoch::Epoch;
+use super::following::{Claimed, Following};
+use super::link::{Frame, LinkTiming};
+use super::links::{LinkEvent, Links};
+use super::message::{BatchKey, Hello, Message, NodeId, Outcome, Refusal, Role, ServedModel};
+use super::open_requests::{NewRequest, OpenRequests, Place};
+use crate::time::{Duration, Time};
+
+/// Requests that one message has at most.
+const A_MESSAGE: usize = 512;
+/// How often a request may come back that nobody has run.
+const MOST_RETURNS: u8 = 16;
+
+/// What becomes of a request: said once of each.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RequestEnd<P> {
+    /// It was run.
+    Ran(Outcome<P>),
+    /// It was given up, or not taken in.
+    Refused(Refusal),
+    /// Its deadline is over, and nobody has run it: there was nobody who leads, or its backend was lost.
+    TooLate,
+    /// Whoever ran it is lost, and it must not be run twice, or was tried too often.
+    Lost,
+}
+
+/// What a frontend does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FrontendOutput<P> {
+    /// Send this frame.
+    Send(NodeId, Frame<P>),
+    /// Answer a request.
+    End {
+        /// Which.
+        number: u64,
+        /// With what.
+        end: RequestEnd<P>,
+    },
+    /// These models may be asked for from now on, and no others.
+    Models(Vec<ServedModel>),
+    /// Somebody else leads.
+    Leader {
+        /// Who.
+        scheduler: NodeId,
+        /// As what.
+        epoch: Epoch,
+        /// Requests that were handed in to it.
+        handed_in: u64,
+    },
+    /// The link to this peer is given up: close what carried it.
+    Lost(NodeId),
+}
+
+/// How a frontend behaves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FrontendOptions {
+    /// Longest silence on a link.
+    pub heartbeat: Duration,
+    /// Silence after which a peer is lost.
+    pub lost_after: Duration,
+    /// How often a request is handed in again because its backend was lost.
+    pub tries: u8,
+}
+
+/// Why a request is not where it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Back {
+    /// Nobody has run it.
+    NotRun,
+    /// Whoever had it is lost, and may have run it.
+    PerhapsRun,
+}
+
+/// A frontend.
+///
+/// It is the arbiter: a request is here, with whoever leads, or with the batch that has claimed it, and only the frontend says which. So it does not matter what schedulers and backends
+/// believe while one of them is lost: a request is claimed by one batch at a time, and ends once.
+///
+/// After any of the `handle_*` take all outputs; what comes between two rounds of that shares messages and frames. At [`FrontendNode::poll_timeout`] call [`FrontendNode::handle_timeout`], after all frames
+/// that have come. Time never goes back.
+///
+/// Bounds: whoever calls [`FrontendNode::handle_request`] bounds requests and their bytes; everything here is in proportion to those that are open, and links have bounds of their own.
+#[derive(Debug)]
+pub struct FrontendNode<P> {
+    options: FrontendOptions,
+    links: Links<P>,
+    following: Following,
+    requests: OpenRequests<P>,
+    /// To be handed in to the leader.
+    to_hand_in: Vec<u64>,
+    /// To be taken back from the leader.
+    to_cancel: Vec<u64>,
+    /// Name, version, [`ServedModel::may_repeat`].
+    models: Vec<(String, u64, bool)>,
+    outputs: VecDeque<FrontendOutput<P>>,
+}
+
+impl<P: Clone> FrontendNode<P> {
+    /// Without peers and requests.
+    pub fn new(node: NodeId, options: FrontendOptions, _now: Time) -> Self {
+        FrontendNode {
+            options,
+            links: Links::new(node),
+            following: Following::new(),
+            requests: OpenRequests::new(),
+            to_hand_in: Vec::new(),
+            to_cancel: Vec::new(),
+            models: Vec::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Requests that have not ended.
+    pub fn open(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// The scheduler that it follows, if that one is there.
+    pub fn leader(&self) -> Option<NodeId> {
+        self.following.leader()
+    }
+
+    /// The highest epoch that it has followed.
+    pub fn epoch(&self) -> Epoch {
+        self.following.epoch()
+    }
+
+    /// What messages take, for metrics.
+    pub fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
+    /// A wire to somebody is there, in place of any other. Other frontends are sent away.
+    pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        if peer.role == Role::Frontend {
+            self.outputs.push_back(FrontendOutput::Lost(peer.node));
+            return;
+        }
+        let FrontendOptions { heartbeat, lost_after, .. } = self.options;
+        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after });
+        self.settle(now);
+    }
+
+    /// The last wire to somebody has ended.
+    pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.links.handle_disconnected(peer);
+        self.settle(now);
+    }
+
+    /// A frame has come.
+    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.links.handle_frame(now, frame);
+        self.settle(now);
+    }
+
+    /// A client asks; gives the number that [`FrontendOutput::End`] will name.
+    pub fn handle_request(&mut self, now: Time, request: NewRequest<P>) -> u64 {
+        let number = self.requests.add(request);
+        self.wait(now, number);
+        number
+    }
+
+    /// A client has gone: nothing more is said of its request.
+    pub fn handle_cancel(&mut self, _now: Time, number: u64) {
+        self.remove(number);
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.links.handle_timeout(now);
+        self.settle(now);
+        while let Some(numbers) = self.requests.expired(now) {
+            for number in numbers {
+                self.expire(now, number);
+            }
+        }
+    }
+
+    /// What it does next.
+    pub fn poll_output(&mut self, now: Time) -> Option<FrontendOutput<P>> {
+        if self.outputs.is_empty() && !(self.to_hand_in.is_empty() && self.to_cancel.is_empty()) {
+            self.tell_leader(now);
+            self.settle(now);
+        }
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        self.links.poll_frame(now).map(|(peer, frame)| FrontendOutput::Send(peer, frame))
+    }
+
+    /// When to call [`FrontendNode::handle_timeout`], and why.
+    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        let expiry = self.requests.next_expiry().map(|at| (at, "a deadline"));
+        [self.links.poll_timeout(), expiry].into_iter().flatten().min()
+    }
+
+    fn settle(&mut self, now: Time) {
+        while let Some(event) = self.links.poll_event() {
+            match event {
+                LinkEvent::Up(_) => self.tell_epoch(now),
+                LinkEvent::Message(from, message) => self.handle_message(now, from, message),
+                LinkEvent::Lost { peer, close } => {
+                    if close {
+                        self.outputs.push_back(FrontendOutput::Lost(peer));
+                    }
+                    self.handle_lost(now, peer);
+                }
+            }
+        }
+    }
+
+    fn handle_message(&mut self, now: Time, from: NodeId, message: Message<P>) {
+        let Some(role) = self.links.hello(from).map(|hello| hello.role) else { return };
+        let is_leader = self.following.leader() == Some(from);
+        match (role, message) {
+            (Role::Scheduler { .. }, Message::Leads(epoch)) => self.handle_leads(now, from, epoch),
+            (Role::Scheduler { .. }, Message::Refused(refused)) if is_leader => {
+                for (number, refusal) in refused {
+                    self.handle_refused(now, number, refusal);
+                }
+            }
+            (Role::Scheduler { .. }, Message::Models(models)) if is_leader => {
+                let known = |model: &ServedModel| (model.model.clone(), model.version, model.may_repeat);
+                self.models = models.iter().map(known).collect();
+                self.outputs.push_back(FrontendOutput::Models(models));
+            }
+            (Role::Backend, Message::Claim { batch, numbers }) => self.handle_claim(now, from, batch, numbers),
+            (Role::Backend, Message::Release { batch, numbers }) => {
+                for number in numbers {
+                    let place = self.requests.get(number).map(|open| open.place);
+                    if place == Some(Place::Claimed(from, batch)) {
+                        self.take_back(now, number, Back::NotRun);
+                    }
+                }
+            }
+            (Role::Backend, Message::Answers(answers)) => {
+                for (number, outcome) in answers {
+                    self.end(number, RequestEnd::Ran(outcome));
+                }
+            }
+            // Of a scheduler that does not lead, or nothing that a frontend is told.
+            _ => {}
+        }
+    }
+
+    /// While whoever led last is not there: a scheduler that never heard of its epoch has to take a greater one.
+    fn tell_epoch(&mut self, now: Time) {
+        let epoch = self.following.epoch();
+        if self.following.leader().is_some() || epoch == Epoch::NONE {
+            return;
+        }
+        let schedulers = self.links.peers().filter(|peer| matches!(peer.role, Role::Scheduler { .. }));
+        for scheduler in schedulers.map(|peer| peer.node).collect::<Vec<_>>() {
+            self.links.say(now, scheduler, Message::Standing { epoch, leads: false });
+        }
+    }
+
+    fn handle_leads(&mut self, now: Time, from: NodeId, epoch: Epoch) {
+        match self.following.handle_leads(from, epoch) {
+            Claimed::Known => {}
+            Claimed::Outdone(epoch) => self.links.say(now, from, Message::Standing { epoch, leads: false }),
+            Claimed::Followed => {
+                self.to_cancel.clear();
+                self.to_hand_in = self.requests.withdraw();
+                let handed_in = self.to_hand_in.len() as u64;
+                self.outputs.push_back(FrontendOutput::Leader { scheduler: from, epoch, handed_in });
+            }
+        }
+    }
+
+    fn handle_refused(&mut self, now: Time, number: u64, refusal: Refusal) {
+        let place = self.requests.get(number).map(|open| open.place);
+        match refusal {
+            _ if place != Some(Place::HandedIn) => {}
+            Refusal::Lost => self.take_back(now, number, Back::NotRun),
+            Refusal::Rejected(_) | Refusal::Dropped(_) => {
+                // The scheduler has it no more, so that there is nothing to be cancelled.
+                if let Some(open) = self.requests.get_mut(number) {
+                    open.place = Place::Here;
+                }
+                self.end(number, RequestEnd::Refused(refusal));
+            }
+        }
+    }
+
+    fn handle_claim(&mut self, now: Time, from: NodeId, batch: BatchKey, numbers: Vec<u64>) {
+        let (mut granted, mut gone) = (Vec::new(), Vec::new());
+        for number in numbers {
+            match self.requests.get_mut(number).map(|open| (open.place, open)) {
+                // Asked twice at once: it is answered once.
+                Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
+                Some((Place::Here | Place::HandedIn, open)) if batch.epoch >= self.following.epoch() => {
+                    open.place = Place::Claimed(from, batch);
+                    granted.push((number, open.left(now), open.payload.clone()));
+                }
+                _ => gone.push(number),
+            }
+        }
+        if !(granted.is_empty() && gone.is_empty()) {
+            self.links.say(now, from, Message::Inputs { batch, granted, gone });
+        }
+    }
+
+    fn handle_lost(&mut self, now: Time, peer: NodeId) {
+        if self.following.handle_lost(peer) {
+            self.tell_epoch(now);
+            self.to_hand_in.clear();
+            self.to_cancel.clear();
+            for number in self.requests.withdraw() {
+                self.wait(now, number);
+            }
+        }
+        for number in self.requests.claimed_by(peer) {
+            self.take_back(now, number, Back::PerhapsRun);
+        }
+    }
+
+    /// Whoever had a request has it no more: it waits again, or has had its chances.
+    fn take_back(&mut self, now: Time, number: u64, back: Back) {
+        let Some(open) = self.requests.get(number) else { return };
+        let key = self.requests.queue(open);
+        let may_repeat = |(model, version, may_repeat): &(String, u64, bool)| {
+            *may_repeat && key.is_some_and(|key| key.model == *model && key.version == *version)
+        };
+        let has_chances = match back {
+            Back::NotRun => open.returned < MOST_RETURNS,
+            Back::PerhapsRun => open.tried < self.options.tries && self.models.iter().any(may_repeat),
+        };
+        let Some(open) = self.requests.get_mut(number) else { return };
+        open.place = Place::Here;
+        match back {
+            Back::NotRun => open.returned = open.returned.saturating_add(1),
+            Back::PerhapsRun => open.tried = open.tried.saturating_add(1),
+        }
+        if open.deadline <= now {
+            self.end(number, RequestEnd::TooLate);
+        } else if has_chances {
+            self.wait(now, number);
+        } else {
+            self.end(number, RequestEnd::Lost);
+        }
+    }
+
+    /// A request is here, and is to be handed in.
+    fn wait(&mut self, now: Time, number: u64) {
+        let Some(deadline) = self.requests.get(number).map(|open| open.deadline) else { return };
+        if self.following.leader().is_some() {
+            self.to_hand_in.push(number);
+        } else if deadline <= now {
+            self.end(number, RequestEnd::TooLate);
+            return;
+        }
+        self.requests.watch(deadline, number);
+    }
+
+    /// A request's deadline has passed, or its grace.
+    fn expire(&mut self, now: Time, number: u64) {
+        // Whatever the leader says, or its loss, is here by then.
+        let grace = if self.following.leader().is_some() { self.options.lost_after } else { Duration::ZERO };
+        let Some(open) = self.requests.get(number) else { return };
+        let last = open.deadline + grace;
+        if matches!(open.place, Place::Claimed(..)) {
+            // Whoever runs it answers, or is lost.
+        } else if last <= now {
+            self.end(number, RequestEnd::TooLate);
+        } else {
+            self.requests.watch(last, number);
+        }
+    }
+
+    fn end(&mut self, number: u64, end: RequestEnd<P>) {
+        if self.remove(number) {
+            self.outputs.push_back(FrontendOutput::End { number, end });
+        }
+    }
+
+    /// Forgets a request, and has the leader forget it; whether it was open.
+    fn remove(&mut self, number: u64) -> bool {
+        let Some(open) = self.requests.remove(number) else { return false };
+        if open.place == Place::HandedIn {
+            self.to_cancel.push(number);
+        }
+        true
+    }
+
+    /// Tells the leader of what is new.
+    fn tell_leader(&mut self, now: Time) {
+        let (new, gone) = (std::mem::take(&mut self.to_hand_in), std::mem::take(&mut self.to_cancel));
+        let Some(leader) = self.following.leader() else { return };
+        for numbers in gone.chunks(A_MESSAGE) {
+            self.links.say(now, leader, Message::Cancel(numbers.to_vec()));
+        }
+        for numbers in new.chunks(A_MESSAGE) {
+            let mut handed_in = Vec::with_capacity(numbers.len());
+            for number in numbers {
+                let Some((request, key)) = self.requests.hand_in(now, *number) else { continue };
+                handed_in.push(request);
+                if let Some(key) = key {
+                    self.links.say(now, leader, Message::Queue { alias: request.queue, key });
+                }
+            }
+            if !handed_in.is_empty() {
+                self.links.say(now, leader, Message::Requests(handed_in));
+            }
+        }
+    }
+}

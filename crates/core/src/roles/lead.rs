@@ -1,0 +1,392 @@
+//! What a scheduler does while it leads: it has the queues of all models, and the slots of all backends.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::cluster_map::ClusterMap;
+use super::epoch::Epoch;
+use super::links::Links;
+use super::message::{
+    BatchKey, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
+};
+use super::served_models::{NoQueue, ServedModels};
+use super::waiting::{Admitted, MOST_REQUESTS, Place, Waiting};
+use crate::cluster::{DropReason, NetworkBudget, Output, Reject, Request, Scheduler};
+use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
+use crate::time::{Duration, Time};
+
+/// How often the budgets of messages are measured anew.
+const MEASURE_EVERY: Duration = Duration::from_millis(100);
+/// How much worse than the median backend one may be measured: another is slow for a while, and costs itself only.
+const WORST_TO_MEDIAN: u64 = 4;
+
+/// A request that waits for somebody to offer its model.
+#[derive(Debug)]
+struct Parked {
+    frontend: u32,
+    queue: QueueAlias,
+    request: Request,
+}
+
+/// What a scheduler does while it leads.
+#[derive(Debug)]
+pub(super) struct Lead {
+    epoch: Epoch,
+    scheduler: Scheduler,
+    map: ClusterMap,
+    models: ServedModels,
+    waiting: Waiting,
+    parked: BTreeMap<RequestId, Parked>,
+    /// Until then backends may still be on their way here, and models that nobody offers are waited for.
+    settles_at: Time,
+    /// Frontends have been told of models.
+    is_settled: bool,
+    models_changed: bool,
+    network: NetworkBudget,
+    measures_at: Time,
+}
+
+/// The instant at which what is left now is over.
+fn end_of(now: Time, left: Duration) -> Time {
+    if left == Duration::MAX { Time::MAX } else { now + left }
+}
+
+impl Lead {
+    /// Begins to lead; who is connected is to be told to it, with [`Lead::handle_up`].
+    pub fn new(epoch: Epoch, wake_margin: Duration, settles_at: Time, now: Time) -> Self {
+        let mut scheduler = Scheduler::new();
+        scheduler.set_wake_margin(now, wake_margin);
+        Lead {
+            epoch,
+            scheduler,
+            map: ClusterMap::new(epoch),
+            models: ServedModels::default(),
+            waiting: Waiting::default(),
+            parked: BTreeMap::new(),
+            settles_at,
+            is_settled: false,
+            models_changed: false,
+            network: NetworkBudget::default(),
+            measures_at: now + MEASURE_EVERY,
+        }
+    }
+
+    /// The scheduler that decides.
+    pub fn scheduler(&self) -> &Scheduler {
+        &self.scheduler
+    }
+
+    /// Requests that wait or are in batches.
+    pub fn requests(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// A frontend or a backend is there.
+    pub fn handle_up<P: Clone>(&mut self, now: Time, links: &mut Links<P>, hello: &Hello) {
+        match hello.role {
+            Role::Frontend => {
+                let place = self.waiting.handle_frontend(hello.node, hello.address.clone());
+                self.map.forget(None, Some(place));
+            }
+            Role::Backend => self.map.handle_up(hello),
+            Role::Scheduler { .. } => return,
+        }
+        links.say(now, hello.node, Message::Leads(self.epoch));
+        if hello.role == Role::Frontend && self.is_settled {
+            links.say(now, hello.node, Message::Models(self.models.list()));
+        }
+    }
+
+    /// A frontend or a backend is lost.
+    pub fn handle_lost(&mut self, now: Time, node: NodeId) {
+        for (id, place) in self.waiting.handle_frontend_lost(node) {
+            self.withdraw(now, id, place);
+        }
+        let batches = self.map.handle_lost(now, &mut self.scheduler, &mut self.models, node);
+        for members in batches {
+            for id in &members {
+                self.waiting.end(*id, Some(Refusal::Lost));
+            }
+            self.scheduler.recycle(members);
+        }
+        self.settle(now);
+    }
+
+    /// Takes a request that waits out, without a word.
+    fn withdraw(&mut self, now: Time, id: RequestId, place: Place) {
+        let is_out = match place {
+            Place::Parked => self.parked.remove(&id).is_some(),
+            Place::Queued(model, ticket) => self.scheduler.handle_cancel(now, model, ticket),
+            Place::Dispatched => false,
+        };
+        if is_out {
+            self.waiting.end(id, None);
+        }
+    }
+
+    /// Somebody says something.
+    pub fn handle_message<P>(&mut self, now: Time, role: Role, from: NodeId, message: Message<P>) {
+        match (role, message) {
+            (Role::Frontend, Message::Queue { alias, key }) => {
+                if let Some(frontend) = self.waiting.place_of(from) {
+                    self.waiting.set_alias(frontend, alias, Arc::new(key));
+                }
+            }
+            (Role::Frontend, Message::Requests(requests)) => self.handle_requests(now, from, &requests),
+            (Role::Frontend, Message::Cancel(numbers)) => {
+                let Some(frontend) = self.waiting.place_of(from) else { return };
+                for number in numbers {
+                    if let Some((id, place)) = self.waiting.find(frontend, number) {
+                        self.withdraw(now, id, place);
+                    }
+                }
+            }
+            (Role::Backend, Message::UnderWay(running)) => {
+                self.map.handle_under_way(now, &mut self.scheduler, from, &running);
+            }
+            (Role::Backend, Message::Offer(offer)) => self.handle_offer(now, from, offer),
+            (Role::Backend, Message::Delays(delays)) => {
+                if let Some(backend) = self.map.backend_mut(from) {
+                    backend.delays = Some(delays);
+                }
+            }
+            (Role::Backend, Message::Completed { batch, missed, .. }) => {
+                self.handle_completed(now, from, batch, &missed)
+            }
+            (Role::Backend, Message::Leave) => self.map.handle_leave(now, &mut self.scheduler, from),
+            // Not for a scheduler, or not from there: a peer of another mind.
+            _ => {}
+        }
+    }
+
+    fn handle_requests(&mut self, now: Time, from: NodeId, requests: &[HandedIn]) {
+        let Some(frontend) = self.waiting.place_of(from) else { return };
+        for handed in requests {
+            let id = match self.waiting.admit(frontend, handed.number) {
+                Admitted::New(id) => id,
+                Admitted::Known => continue,
+                Admitted::Full => {
+                    let full = Refusal::Rejected(Reject::QueueFull { bound: MOST_REQUESTS });
+                    self.waiting.refuse(frontend, handed.number, full);
+                    continue;
+                }
+            };
+            let request = Request {
+                id,
+                model: ModelId(u32::MAX),
+                deadline: end_of(now, handed.left),
+                queue_expiry: end_of(now, handed.queue_left),
+                level: handed.level,
+                size: handed.size,
+            };
+            self.enter(now, Parked { frontend, queue: handed.queue, request });
+        }
+    }
+
+    /// Brings a request into its queue, or says why not.
+    fn enter(&mut self, now: Time, mut parked: Parked) {
+        let id = parked.request.id;
+        let model = self.queue_of(now, parked.frontend, parked.queue).and_then(|queue| {
+            let left =
+                if parked.request.deadline == Time::MAX { Duration::MAX } else { parked.request.deadline.since(now) };
+            self.models.model_of(now, &mut self.scheduler, queue, left)
+        });
+        let reject = match model {
+            Ok(model) => {
+                parked.request.model = model;
+                match self.scheduler.handle_request(now, parked.request) {
+                    Ok(ticket) => return self.waiting.set_place(id, Place::Queued(model, ticket)),
+                    Err(reject) => reject,
+                }
+            }
+            Err(NoQueue::Unknown) if now < self.settles_at => {
+                self.parked.insert(id, parked);
+                return;
+            }
+            Err(NoQueue::Unknown) => Reject::UnknownModel,
+            Err(NoQueue::Full) => Reject::QueueFull { bound: 0 },
+        };
+        self.waiting.end(id, Some(Refusal::Rejected(reject)));
+    }
+
+    /// The place of what a frontend calls so.
+    fn queue_of(&mut self, now: Time, frontend: u32, alias: QueueAlias) -> Result<u32, NoQueue> {
+        let (key, place) = self.waiting.named(frontend, alias).ok_or(NoQueue::Unknown)?;
+        if let Some(place) = place {
+            return Ok(place);
+        }
+        let key = key.clone();
+        let (place, forgotten) = self.models.place(now, &mut self.scheduler, &key).ok_or(NoQueue::Full)?;
+        if let Some(forgotten) = forgotten {
+            self.waiting.forget_queue(forgotten);
+            self.map.forget(Some(forgotten), None);
+        }
+        self.waiting.set_queue(frontend, alias, place);
+        Ok(place)
+    }
+
+    fn handle_offer(&mut self, now: Time, from: NodeId, offer: Offer) {
+        let changed = self.map.handle_offer(now, &mut self.scheduler, &mut self.models, from, offer);
+        self.models_changed |= changed;
+        if changed && !self.parked.is_empty() {
+            for (_, parked) in std::mem::take(&mut self.parked) {
+                self.enter(now, parked);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Frontends are told of models once all backends have said what they offer.
+    fn settle(&mut self, now: Time) {
+        if !self.is_settled && (self.map.is_complete() || now >= self.settles_at) {
+            self.is_settled = true;
+            self.models_changed = true;
+        }
+        if now >= self.settles_at && !self.parked.is_empty() {
+            for (_, parked) in std::mem::take(&mut self.parked) {
+                self.enter(now, parked);
+            }
+        }
+    }
+
+    fn handle_completed(&mut self, now: Time, from: NodeId, batch: BatchKey, missed: &[RequestKey]) {
+        let Some(members) = self.map.handle_completed(now, &mut self.scheduler, from, batch) else { return };
+        for id in &members {
+            let is_missed = !missed.is_empty() && self.waiting.key(*id).is_some_and(|key| missed.contains(&key));
+            self.waiting.end(*id, is_missed.then_some(Refusal::Lost));
+        }
+        self.scheduler.recycle(members);
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout<P: Clone>(&mut self, now: Time, links: &Links<P>) {
+        self.scheduler.handle_timeout(now);
+        self.settle(now);
+        if now >= self.measures_at {
+            self.measures_at = now + MEASURE_EVERY;
+            self.measure(now, links);
+        }
+    }
+
+    /// Plans with what messages take now (Symphony appendix D): with what the worst backend has measured, unless that is far from the others.
+    fn measure<P: Clone>(&mut self, now: Time, links: &Links<P>) {
+        let item_kib = self.models.item_bytes().div_ceil(1024);
+        let known = self.map.backends().filter_map(|(node, backend)| Some((node, backend.delays?)));
+        let all: Vec<[Duration; 3]> = known
+            .map(|(node, delays)| {
+                let control = links.one_way(node).unwrap_or_default() + delays.fetch;
+                [control, Duration::from_nanos(delays.fetch_per_kib).saturating_mul(item_kib), delays.control]
+            })
+            .collect();
+        let worst = |what: usize| {
+            let mut values: Vec<Duration> = all.iter().filter_map(|all| all.get(what).copied()).collect();
+            values.sort_unstable();
+            let median = values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or_default();
+            values.last().copied().unwrap_or_default().min(median.saturating_mul(WORST_TO_MEDIAN))
+        };
+        let network = NetworkBudget { control: worst(0), data: worst(1), reply: worst(2) };
+        let is_near = |a: Duration, b: Duration| a.max(b).saturating_sub(a.min(b)).saturating_mul(8) <= a.max(b);
+        let NetworkBudget { control, data, reply } = self.network;
+        if !is_near(control, network.control) || !is_near(data, network.data) || !is_near(reply, network.reply) {
+            self.network = network;
+            self.scheduler.set_network(now, network);
+        }
+    }
+
+    /// Says what was decided.
+    pub fn flush<P: Clone>(&mut self, now: Time, links: &mut Links<P>) {
+        while let Some(output) = self.scheduler.poll_output() {
+            match output {
+                Output::Dispatch { batch, device, model, members, size, start, expected, .. } => {
+                    let times = (start.since(now), expected);
+                    self.dispatch(now, links, (batch, device, model), members, size, times);
+                }
+                Output::Drop { request, model, reason, .. } => {
+                    let key = self.models.queue_of(model).map(|(_, key)| (key.model.clone(), key.version));
+                    let is_known = || key.as_ref().is_some_and(|key| self.models.fingerprint(key).is_some());
+                    // The queue begins anew with other settings: what waited there is handed in again.
+                    let refusal = match reason {
+                        DropReason::ModelRemoved if is_known() => Refusal::Lost,
+                        reason => Refusal::Dropped(reason),
+                    };
+                    self.waiting.end(request, Some(refusal));
+                }
+            }
+        }
+        while let Some((frontend, refused)) = self.waiting.poll_refused() {
+            links.say(now, frontend, Message::Refused(refused));
+        }
+        if self.is_settled && std::mem::take(&mut self.models_changed) {
+            let frontends = links.peers().filter(|peer| peer.role == Role::Frontend).map(|peer| peer.node);
+            for frontend in frontends.collect::<Vec<_>>() {
+                links.say(now, frontend, Message::Models(self.models.list()));
+            }
+        }
+    }
+
+    fn dispatch<P: Clone>(
+        &mut self,
+        now: Time,
+        links: &mut Links<P>,
+        (batch, device, model): (BatchId, DeviceId, ModelId),
+        members: Vec<RequestId>,
+        size: u32,
+        (starts_in, expected): (Duration, Duration),
+    ) {
+        let keys: Vec<RequestKey> = members.iter().filter_map(|id| self.waiting.key(*id)).collect();
+        for id in &members {
+            self.waiting.set_place(*id, Place::Dispatched);
+        }
+        let (node, slot) = match self.map.handle_dispatch(batch, device, members) {
+            Ok(to) => to,
+            Err(members) => {
+                for id in &members {
+                    self.waiting.end(*id, Some(Refusal::Lost));
+                }
+                return self.scheduler.recycle(members);
+            }
+        };
+        self.meet(now, links, node, batch);
+        let Some((place, key)) = self.models.queue_of(model) else { return };
+        let queue = QueueAlias(place);
+        if self.map.backend_mut(node).is_some_and(|backend| backend.told.insert(place)) {
+            links.say(now, node, Message::Queue { alias: queue, key: QueueKey::clone(key) });
+        }
+        let batch = BatchKey { epoch: self.epoch, batch };
+        links.say(now, node, Message::Plan(Plan { batch, slot, queue, members: keys, size, starts_in, expected }));
+    }
+
+    /// Tells a backend of the frontends of a batch that it has not heard of.
+    fn meet<P: Clone>(&mut self, now: Time, links: &mut Links<P>, node: NodeId, batch: BatchId) {
+        let mut last = u32::MAX;
+        let mut strangers: Vec<u32> = Vec::new();
+        for id in self.map.members(batch) {
+            let Some((place, _)) = self.waiting.owner(*id) else { continue };
+            if place != std::mem::replace(&mut last, place) && !self.map.has_met(node, place) {
+                strangers.push(place);
+            }
+        }
+        for place in strangers {
+            let Some(backend) = self.map.backend_mut(node) else { return };
+            if backend.met.insert(place)
+                && let Some(frontend) = self.waiting.frontend(place)
+            {
+                let meet = Message::Meet { frontend: frontend.node, address: frontend.address.clone() };
+                links.say(now, node, meet);
+            }
+        }
+    }
+
+    /// Something that people should know.
+    pub fn poll_note(&mut self) -> Option<String> {
+        self.map.poll_note()
+    }
+
+    /// When to call [`Lead::handle_timeout`], and why.
+    pub fn poll_timeout(&self) -> (Time, &'static str) {
+        let due = self.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
+        let settles = if self.is_settled && self.parked.is_empty() { Time::MAX } else { self.settles_at };
+        let others = [(settles, "models that nobody offers"), (self.measures_at, "what messages take")];
+        others.into_iter().fold((due, "a batch or a deadline"), |least, due| if due.0 < least.0 { due } else { least })
+    }
+}

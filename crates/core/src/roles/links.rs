@@ -1,0 +1,221 @@
+//! All links of one node.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::link::{Frame, Heard, Link, LinkTiming};
+use super::message::{Hello, Message, NodeId, PROTOCOL};
+use crate::time::{Duration, Time};
+
+/// Links that a node has at most; whoever comes then is sent away.
+const MOST_LINKS: usize = 4096;
+
+/// What has happened on links: for each peer one `Up`, then messages, then one `Lost`, and so on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkEvent<P> {
+    /// Both sides know each other. Nothing that was said on an earlier link comes on this one.
+    Up(Hello),
+    /// The next message of a peer that is up. What its way took is taken off the budgets in it.
+    Message(NodeId, Message<P>),
+    /// What was said to this peer may not have come, and nothing more of it will. Also of one that never was up.
+    Lost {
+        /// Who.
+        peer: NodeId,
+        /// Whether what carried it is to be closed: not if that has ended, or if the peer has begun anew.
+        close: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Peer<P> {
+    hello: Hello,
+    link: Link<P>,
+    /// It is among those that may have something to send.
+    is_listed: bool,
+}
+
+/// All links of one node.
+///
+/// Call the `handle_*`, then take all events, say what follows, and take all frames; at [`Links::poll_timeout`] call [`Links::handle_timeout`]. Frames are made when they are taken, so
+/// that what is said in between shares them. Frames that have come are to be handled before timeouts that are due as well, or peers are taken for silent that were not.
+///
+/// Bounds: 4096 links; for each, [`MOST_UNACKED`](super::MOST_UNACKED) messages. A peer that has not acknowledged that many is lost.
+#[derive(Debug)]
+pub struct Links<P> {
+    node: NodeId,
+    /// Of the last link.
+    session: u64,
+    peers: BTreeMap<NodeId, Peer<P>>,
+    /// Those that may have something to send.
+    ready: VecDeque<NodeId>,
+    events: VecDeque<LinkEvent<P>>,
+    /// Nothing is due before.
+    alarm: (Time, &'static str),
+}
+
+impl<P: Clone> Links<P> {
+    /// Without peers.
+    pub fn new(node: NodeId) -> Self {
+        let (peers, ready, events) = (BTreeMap::new(), VecDeque::new(), VecDeque::new());
+        Links { node, session: 0, peers, ready, events, alarm: (Time::MAX, "nothing") }
+    }
+
+    /// A wire to somebody is there. If there is a link, it goes on over this one.
+    pub fn handle_connected(&mut self, now: Time, hello: &Hello, timing: LinkTiming) {
+        let peer = hello.node;
+        if let Some(known) = self.peers.get_mut(&peer)
+            && known.hello.role == hello.role
+        {
+            known.hello = hello.clone();
+            known.link.hurry();
+            self.attend(peer);
+            return;
+        }
+        let is_welcome = hello.protocol == PROTOCOL && peer != self.node && self.peers.len() < MOST_LINKS;
+        if !is_welcome || self.peers.contains_key(&peer) {
+            self.events.push_back(LinkEvent::Lost { peer, close: true });
+            self.peers.remove(&peer);
+            return;
+        }
+        self.session += 1;
+        let link = Link::new(self.session, 0, timing, now);
+        self.peers.insert(peer, Peer { hello: hello.clone(), link, is_listed: false });
+        self.attend(peer);
+    }
+
+    /// The last wire to somebody has ended.
+    pub fn handle_disconnected(&mut self, peer: NodeId) {
+        self.remove(peer, false);
+    }
+
+    /// Gives a peer up.
+    pub fn lose(&mut self, peer: NodeId) {
+        self.remove(peer, true);
+    }
+
+    fn remove(&mut self, peer: NodeId, close: bool) {
+        if self.peers.remove(&peer).is_some() {
+            self.events.push_back(LinkEvent::Lost { peer, close });
+        }
+    }
+
+    /// A frame has come. One of somebody who has not been introduced is ignored.
+    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        let from = frame.from;
+        let Some(peer) = self.peers.get_mut(&from) else { return };
+        match peer.link.handle_frame(now, frame) {
+            Heard::Nothing => {}
+            Heard::Anew(theirs) => {
+                self.session += 1;
+                peer.link = Link::new(self.session, theirs, peer.link.timing(), now);
+                self.events.push_back(LinkEvent::Lost { peer: from, close: false });
+            }
+            Heard::Came { is_first, messages } => {
+                if is_first {
+                    self.events.push_back(LinkEvent::Up(peer.hello.clone()));
+                }
+                self.events.extend(messages.into_iter().map(|message| LinkEvent::Message(from, message)));
+            }
+        }
+        self.attend(from);
+    }
+
+    /// Says something to a peer; nothing if it is not up.
+    pub fn say(&mut self, now: Time, peer: NodeId, message: Message<P>) {
+        let Some(known) = self.peers.get_mut(&peer).filter(|known| known.link.is_up()) else { return };
+        if known.link.say(now, message) {
+            self.attend(peer);
+        } else {
+            self.remove(peer, true);
+        }
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        if now < self.alarm.0 {
+            return;
+        }
+        let late = now.since(self.alarm.0);
+        for peer in self.peers.values_mut() {
+            peer.link.forgive(now, late);
+        }
+        let is_lost = |(_, peer): &(&NodeId, &Peer<P>)| peer.link.lost_at() <= now;
+        let lost: Vec<NodeId> = self.peers.iter().filter(is_lost).map(|(peer, _)| *peer).collect();
+        for peer in lost {
+            self.remove(peer, true);
+        }
+        self.alarm = (Time::MAX, "nothing");
+        for (node, peer) in &mut self.peers {
+            peer.link.handle_timeout(now);
+            if peer.link.has_frame() && !peer.is_listed {
+                peer.is_listed = true;
+                self.ready.push_back(*node);
+            }
+            self.alarm = self.alarm.min(peer.link.due());
+        }
+    }
+
+    /// Has a peer that something has happened to looked at when frames are taken, and when its next is due.
+    fn attend(&mut self, node: NodeId) {
+        let Some(peer) = self.peers.get_mut(&node) else { return };
+        if peer.link.has_frame() && !peer.is_listed {
+            peer.is_listed = true;
+            self.ready.push_back(node);
+        }
+        self.alarm = self.alarm.min(peer.link.due());
+    }
+
+    /// What has happened.
+    pub fn poll_event(&mut self) -> Option<LinkEvent<P>> {
+        self.events.pop_front()
+    }
+
+    /// The next frame to be sent, and to whom.
+    pub fn poll_frame(&mut self, now: Time) -> Option<(NodeId, Frame<P>)> {
+        while let Some(node) = self.ready.front().copied() {
+            if let Some(peer) = self.peers.get_mut(&node) {
+                if let Some(frame) = peer.link.frame(self.node, now) {
+                    self.alarm = self.alarm.min(peer.link.due());
+                    return Some((node, frame));
+                }
+                peer.is_listed = false;
+            }
+            self.ready.pop_front();
+        }
+        None
+    }
+
+    /// When to call [`Links::handle_timeout`], and why. It may be too early, as what has been sent since then need not be said again.
+    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        (self.alarm.0 < Time::MAX).then_some(self.alarm)
+    }
+
+    /// Whether a peer is up.
+    pub fn is_up(&self, peer: NodeId) -> bool {
+        self.peers.get(&peer).is_some_and(|known| known.link.is_up())
+    }
+
+    /// Who a peer is, up or not.
+    pub fn hello(&self, peer: NodeId) -> Option<&Hello> {
+        Some(&self.peers.get(&peer)?.hello)
+    }
+
+    /// The time that a message without tensors took from a peer, a high percentile; `None` before there was one.
+    pub fn one_way(&self, peer: NodeId) -> Option<Duration> {
+        self.peers.get(&peer)?.link.one_way()
+    }
+
+    /// The time to a peer and back, a high percentile; `None` before there was one.
+    pub fn round_trip(&self, peer: NodeId) -> Option<Duration> {
+        self.peers.get(&peer)?.link.round_trip()
+    }
+
+    /// Whether everything that was said to peers has come.
+    pub fn is_acknowledged(&self) -> bool {
+        self.peers.values().all(|peer| peer.link.is_acknowledged())
+    }
+
+    /// Those that are up, in the order of their ids.
+    pub fn peers(&self) -> impl Iterator<Item = &Hello> {
+        self.peers.values().filter(|peer| peer.link.is_up()).map(|peer| &peer.hello)
+    }
+}

@@ -1,0 +1,64 @@
+//! Frontends, schedulers and backends apart: what each says to the others, and what it does when one of them is late, silent or gone.
+//!
+//! Symphony §4.3 parts the metadata of requests, which go through the scheduler, from their tensors, which do not. Here each role is a state machine without a
+//! clock and without a wire: time and frames come in, frames and decisions go out. A process brings sockets and memory; the simulator brings a network that loses,
+//! doubles, reorders and cuts.
+//!
+//!     client --request--> FrontendNode --Requests--> SchedulerNode --Plan--> BackendNode
+//!                              ^                          |                      |
+//!                              |                    other SchedulerNodes         |
+//!                              +---- Claim, Inputs, Answers ---------------------+
+//!
+//! **Who knows what.** A [`FrontendNode`] has every request of its clients, with its tensors, until it is answered: it is the one that says who may run a request,
+//! and whose answer counts. A [`SchedulerNode`] has metadata only, and may be lost with all of it: whoever leads next is handed what nobody has claimed. A
+//! [`BackendNode`] has the batches under way.
+//!
+//! **Time** does not travel. What travels is what is left of a budget, and nobody adds to it on the way; instants are each node's own.
+//!
+//! **Links.** Between two nodes there is a link ([`Links`]), which brings messages in order and once, or says that the other is lost. So no machine behind it sees a message
+//! that is doubled or out of order, and each has to cope with a peer that is gone, and with one that comes anew.
+//!
+//! **Epochs.** Who leads has an [`Epoch`]. Backends and frontends follow the highest that they have heard of, and do nothing that a lower one asks for.
+//!
+//! | file | what |
+//! |---|---|
+//! | `message.rs` | what is said |
+//! | `link.rs`, `links.rs` | in order and once between two nodes; all links of one node |
+//! | `delay.rs` | what messages take, measured (Symphony appendix D) |
+//! | `epoch.rs`, `election.rs` | who leads |
+//! | `frontend_node.rs`, `scheduler_node.rs`, `backend_node.rs` | the roles |
+
+mod backend_node;
+mod cluster_map;
+mod delay;
+mod election;
+mod epoch;
+mod expiries;
+mod following;
+mod frontend_node;
+mod gathering;
+mod lead;
+mod link;
+mod links;
+mod message;
+mod numbered;
+mod open_requests;
+mod queue_names;
+mod scheduler_node;
+mod served_models;
+mod under_way;
+mod waiting;
+
+pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
+pub use delay::{DelayEstimate, FetchEstimate, Least};
+pub use epoch::Epoch;
+pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, RequestEnd};
+pub use gathering::Member;
+pub use link::{Frame, LinkTiming, MOST_UNACKED};
+pub use links::{LinkEvent, Links};
+pub use message::{
+    BatchKey, Delays, HandedIn, Hello, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan, QueueAlias,
+    QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
+};
+pub use open_requests::NewRequest;
+pub use scheduler_node::{SchedulerNode, SchedulerOptions, SchedulerOutput};

@@ -1,0 +1,278 @@
+//! A scheduler: leads, with the queues of all models and the slots of all backends, or stands by.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::election::{Election, ElectionEvent};
+use super::epoch::Epoch;
+use super::lead::Lead;
+use super::link::{Frame, LinkTiming};
+use super::links::{LinkEvent, Links};
+use super::message::{Hello, Message, NodeId, Role};
+use crate::cluster::Scheduler;
+use crate::time::{Duration, Time};
+
+/// How a scheduler behaves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SchedulerOptions {
+    /// Its place in the list of schedulers, from 0.
+    pub rank: u32,
+    /// How many are in the list.
+    pub schedulers: u32,
+    /// Longest silence between schedulers.
+    pub heartbeat: Duration,
+    /// Silence after which the next one takes over.
+    pub takeover_after: Duration,
+    /// Longest silence to frontends and backends.
+    pub peer_heartbeat: Duration,
+    /// Silence after which one of these is lost.
+    pub lost_after: Duration,
+    /// How much before its last moment a deferred batch starts.
+    pub wake_margin: Duration,
+    /// Whether epochs are allotted by a store that all schedulers ask ([`SchedulerNode::handle_epoch`]); otherwise each takes the next one by itself.
+    pub epochs_are_allotted: bool,
+}
+
+/// What a scheduler does.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SchedulerOutput<P> {
+    /// Send this frame.
+    Send(NodeId, Frame<P>),
+    /// Ask the store for an epoch above this number; to be answered by [`SchedulerNode::handle_epoch`].
+    WantEpoch(u64),
+    /// It leads from now on.
+    Leads(Epoch),
+    /// It stands by from now on; the epoch is that of whoever leads.
+    StandsBy(Epoch),
+    /// The link to this peer is given up: close what carried it.
+    Lost(NodeId),
+    /// Something that people should know, said once.
+    Note(String),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct SchedulerNode<P> {
+    options: SchedulerOptions,
+    links: Links<P>,
+    /// Those whose links are up.
+    roles: BTreeMap<NodeId, Role>,
+    election: Election,
+    /// What it has while it leads.
+    lead: Option<Lead>,
+    /// What the other schedulers were told last.
+    standing: (Epoch, bool),
+    outputs: VecDeque<SchedulerOutput<P>>,
+}
+
+impl<P: Clone> SchedulerNode<P> {
+    /// Without peers.
+    pub fn new(node: NodeId, options: SchedulerOptions, now: Time) -> Self {
+        let place = (options.rank, options.schedulers);
+        let election =
+            Election::new(place, options.takeover_after, options.epochs_are_allotted, options.lost_after, now);
+        SchedulerNode {
+            links: Links::new(node),
+            roles: BTreeMap::new(),
+            standing: election.standing(),
+            election,
+            lead: None,
+            outputs: VecDeque::new(),
+            options,
+        }
+    }
+
+    /// The epoch in which it leads; `None`: it stands by.
+    pub fn leads(&self) -> Option<Epoch> {
+        self.election.leads()
+    }
+
+    /// The highest epoch that it has heard of.
+    pub fn heard(&self) -> Epoch {
+        self.election.standing().0
+    }
+
+    /// What decides while it leads.
+    pub fn scheduler(&self) -> Option<&Scheduler> {
+        self.lead.as_ref().map(Lead::scheduler)
+    }
+
+    /// Requests that it has, waiting and in batches: none while it stands by.
+    pub fn requests(&self) -> usize {
+        self.lead.as_ref().map_or(0, Lead::requests)
+    }
+
+    /// What messages take, for metrics.
+    pub fn links(&self) -> &Links<P> {
+        &self.links
+    }
+
+    /// A wire to somebody is there.
+    pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.election.handle_awake(now);
+        let heartbeat = match peer.role {
+            Role::Scheduler { .. } => self.options.heartbeat,
+            Role::Frontend | Role::Backend => self.options.peer_heartbeat,
+        };
+        self.links.handle_connected(now, peer, LinkTiming { heartbeat, lost_after: self.options.lost_after });
+        self.attend(now);
+    }
+
+    /// The wire to somebody has ended.
+    pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.election.handle_awake(now);
+        self.links.handle_disconnected(peer);
+        self.attend(now);
+    }
+
+    /// A frame has come.
+    pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
+        self.election.handle_awake(now);
+        if let Some(Role::Scheduler { rank }) = self.roles.get(&frame.from) {
+            self.election.handle_heard(now, *rank);
+        }
+        self.links.handle_frame(now, frame);
+        self.attend(now);
+    }
+
+    /// The store's answer to [`SchedulerOutput::WantEpoch`]: the number allotted, or `None` if it has none now.
+    pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
+        self.election.handle_epoch(now, number);
+        self.attend(now);
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        self.election.handle_awake(now);
+        self.links.handle_timeout(now);
+        self.attend(now);
+        self.election.handle_timeout(now);
+        if let Some(lead) = &mut self.lead {
+            lead.handle_timeout(now, &self.links);
+        }
+        self.attend(now);
+    }
+
+    /// Takes what links and the election have come to.
+    fn attend(&mut self, now: Time) {
+        while let Some(event) = self.links.poll_event() {
+            match event {
+                LinkEvent::Up(hello) => self.handle_up(now, &hello),
+                LinkEvent::Message(from, message) => self.handle_message(now, from, message),
+                LinkEvent::Lost { peer, close } => self.handle_lost(now, peer, close),
+            }
+        }
+        while let Some(event) = self.election.poll_event() {
+            match event {
+                ElectionEvent::Leads(epoch) => self.begin(now, epoch),
+                ElectionEvent::StandsBy(epoch) => {
+                    self.lead = None;
+                    self.outputs.push_back(SchedulerOutput::StandsBy(epoch));
+                }
+                ElectionEvent::WantEpoch(above) => self.outputs.push_back(SchedulerOutput::WantEpoch(above)),
+            }
+        }
+        let standing = self.election.standing();
+        if std::mem::replace(&mut self.standing, standing) != standing {
+            let schedulers: Vec<NodeId> = self.schedulers().collect();
+            for node in schedulers {
+                self.tell_standing(now, node);
+            }
+        }
+    }
+
+    fn schedulers(&self) -> impl Iterator<Item = NodeId> + '_ {
+        self.roles.iter().filter(|(_, role)| matches!(role, Role::Scheduler { .. })).map(|(node, _)| *node)
+    }
+
+    fn tell_standing(&mut self, now: Time, node: NodeId) {
+        let (epoch, leads) = self.standing;
+        self.links.say(now, node, Message::Standing { epoch, leads });
+    }
+
+    fn handle_up(&mut self, now: Time, hello: &Hello) {
+        self.roles.insert(hello.node, hello.role);
+        match hello.role {
+            Role::Scheduler { rank } => {
+                self.election.handle_up(now, rank);
+                self.tell_standing(now, hello.node);
+            }
+            Role::Frontend | Role::Backend => {
+                if let Some(lead) = &mut self.lead {
+                    lead.handle_up(now, &mut self.links, hello);
+                }
+            }
+        }
+    }
+
+    fn handle_lost(&mut self, now: Time, peer: NodeId, close: bool) {
+        if close {
+            self.outputs.push_back(SchedulerOutput::Lost(peer));
+        }
+        match self.roles.remove(&peer) {
+            Some(Role::Scheduler { rank }) => {
+                let of_rank = Role::Scheduler { rank };
+                // Another process of that rank may be here already.
+                if self.roles.values().all(|role| *role != of_rank) {
+                    self.election.handle_lost(now, rank);
+                }
+            }
+            Some(Role::Frontend | Role::Backend) => {
+                if let Some(lead) = &mut self.lead {
+                    lead.handle_lost(now, peer);
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn handle_message(&mut self, now: Time, from: NodeId, message: Message<P>) {
+        let Some(role) = self.roles.get(&from).copied() else { return };
+        match message {
+            Message::Standing { epoch, leads } => {
+                let leader = match role {
+                    Role::Scheduler { rank } => Some((rank, leads)),
+                    Role::Frontend | Role::Backend => None,
+                };
+                self.election.handle_standing(now, epoch, leader);
+            }
+            message => {
+                if let Some(lead) = &mut self.lead {
+                    lead.handle_message(now, role, from, message);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, now: Time, epoch: Epoch) {
+        let mut lead = Lead::new(epoch, self.options.wake_margin, now + self.options.lost_after, now);
+        let peers: Vec<Hello> = self.links.peers().cloned().collect();
+        for hello in &peers {
+            lead.handle_up(now, &mut self.links, hello);
+        }
+        self.lead = Some(lead);
+        self.outputs.push_back(SchedulerOutput::Leads(epoch));
+    }
+
+    /// What it does next.
+    pub fn poll_output(&mut self, now: Time) -> Option<SchedulerOutput<P>> {
+        if let Some(lead) = &mut self.lead {
+            lead.flush(now, &mut self.links);
+            while let Some(note) = lead.poll_note() {
+                self.outputs.push_back(SchedulerOutput::Note(note));
+            }
+        }
+        // A peer that was too slow for what it was to be told.
+        self.attend(now);
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        self.links.poll_frame(now).map(|(to, frame)| SchedulerOutput::Send(to, frame))
+    }
+
+    /// When to call [`SchedulerNode::handle_timeout`], and why.
+    pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
+        let election = self.election.poll_timeout().map(|at| (at, "a silent leader"));
+        let lead = self.lead.as_ref().map(Lead::poll_timeout).filter(|(at, _)| *at < Time::MAX);
+        [self.links.poll_timeout(), election, lead].into_iter().flatten().min()
+    }
+}

@@ -1,0 +1,332 @@
+//! The models that a scheduler that leads can have run, and the queues of each.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::message::{OfferedModel, QueueKey, ServedModel};
+use crate::cluster::{ModelOptions, Scheduler};
+use crate::device_profiles::DeviceProfiles;
+use crate::ids::{DeviceKind, ModelId};
+use crate::profile::LatencyProfile;
+use crate::shape_guess::{guessed_profile, nearest_shape};
+use crate::time::{Duration, Time};
+
+/// Queues of one model at most: beyond it one that was not used for [`FORGOTTEN_AFTER`] has to make room.
+const MOST_SHAPES: u32 = 1024;
+/// Queues of all models at most.
+const MOST_QUEUES: usize = 1 << 14;
+/// A queue that was not used for so long may be forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
+
+/// The kind of what nobody has: models that no device runs have their last profile for it, so that what waits for them is still judged.
+pub(super) const NOBODY: DeviceKind = DeviceKind::LARGEST;
+
+/// Name and version.
+pub(super) type ModelKey = (String, u64);
+
+/// A shape, and its profile on each kind that has one.
+type ShapeProfiles = (Vec<i64>, Vec<(DeviceKind, LatencyProfile)>);
+
+/// A model that is offered, and on which kinds of devices.
+#[derive(Debug)]
+struct Served {
+    /// As whoever came first offers it, without profiles.
+    offered: OfferedModel,
+    /// By shape: its profile on each kind.
+    shapes: Vec<ShapeProfiles>,
+    queues: u32,
+}
+
+#[derive(Debug)]
+struct Queue {
+    key: Arc<QueueKey>,
+    /// In the scheduler; `None`: not offered, or not asked for yet.
+    model: Option<ModelId>,
+    /// The budget of the first request, for guesses.
+    slo: Option<Duration>,
+    used: Time,
+}
+
+/// Why a request has no queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum NoQueue {
+    /// Nobody offers its model.
+    Unknown,
+    /// There are too many queues.
+    Full,
+}
+
+/// The models that are offered, and their queues. A queue's place is another's once it is forgotten.
+#[derive(Debug, Default)]
+pub(super) struct ServedModels {
+    models: BTreeMap<ModelKey, Served>,
+    queues: Vec<Option<Queue>>,
+    by_key: BTreeMap<Arc<QueueKey>, u32>,
+    /// By [`ModelId`]: the place of its queue.
+    by_model: Vec<u32>,
+}
+
+impl ServedModels {
+    /// As frontends are to hear of them.
+    pub fn list(&self) -> Vec<ServedModel> {
+        let model = |(key, served): (&ModelKey, &Served)| ServedModel {
+            model: key.0.clone(),
+            version: key.1,
+            definition: served.offered.definition.clone(),
+            may_repeat: served.offered.may_repeat,
+        };
+        self.models.iter().map(model).collect()
+    }
+
+    /// Of the model as it is used; `None`: it is not.
+    pub fn fingerprint(&self, key: &ModelKey) -> Option<&str> {
+        Some(&self.models.get(key)?.offered.fingerprint)
+    }
+
+    /// The most bytes that an item's inputs have.
+    pub fn item_bytes(&self) -> u64 {
+        self.models.values().map(|served| served.offered.item_bytes).max().unwrap_or(0)
+    }
+
+    /// The place of a queue, which has one from now on, and that of one that was forgotten for it. `None`: there are too many.
+    pub fn place(&mut self, now: Time, scheduler: &mut Scheduler, key: &Arc<QueueKey>) -> Option<(u32, Option<u32>)> {
+        if let Some(place) = self.by_key.get(key) {
+            return Some((*place, None));
+        }
+        let forgotten = if self.queues.len() < MOST_QUEUES { None } else { self.forget(now, scheduler, None) };
+        let place = match forgotten {
+            Some(place) => place,
+            None if self.queues.len() < MOST_QUEUES => {
+                self.queues.push(None);
+                self.queues.len() as u32 - 1
+            }
+            None => return None,
+        };
+        if let Some(room) = self.queues.get_mut(place as usize) {
+            *room = Some(Queue { key: key.clone(), model: None, slo: None, used: now });
+        }
+        self.by_key.insert(key.clone(), place);
+        Some((place, forgotten))
+    }
+
+    /// Makes room: forgets a queue that nobody uses, of a model if one is named. Its place.
+    fn forget(&mut self, now: Time, scheduler: &mut Scheduler, of: Option<(&str, u64)>) -> Option<u32> {
+        let is_unused = |queue: &Queue| {
+            now.since(queue.used) >= FORGOTTEN_AFTER
+                && of.is_none_or(|of| (queue.key.model.as_str(), queue.key.version) == of && queue.model.is_some())
+                && queue.model.is_none_or(|model| scheduler.queued(model) == 0)
+        };
+        let unused = (0u32..).zip(&self.queues).filter_map(|(place, queue)| Some((queue.as_ref()?, place)));
+        let (_, place) =
+            unused.filter(|(queue, _)| is_unused(queue)).map(|(queue, place)| (queue.used, place)).min()?;
+        self.close(now, scheduler, place);
+        if of.is_none()
+            && let Some(queue) = self.queues.get_mut(place as usize).and_then(Option::take)
+        {
+            self.by_key.remove(&queue.key);
+        }
+        Some(place)
+    }
+
+    /// Takes a queue out of the scheduler.
+    fn close(&mut self, now: Time, scheduler: &mut Scheduler, place: u32) {
+        let Some(Some(queue)) = self.queues.get_mut(place as usize) else { return };
+        let Some(model) = queue.model.take() else { return };
+        scheduler.remove_model(now, model);
+        if let Some(served) = self.models.get_mut(&(queue.key.model.clone(), queue.key.version)) {
+            served.queues = served.queues.saturating_sub(1);
+        }
+    }
+
+    /// The scheduler's model of the queue at a place, for a request with so much time left.
+    ///
+    /// # Errors
+    /// If nobody offers its model, or there are too many queues of it.
+    pub fn model_of(
+        &mut self,
+        now: Time,
+        scheduler: &mut Scheduler,
+        place: u32,
+        left: Duration,
+    ) -> Result<ModelId, NoQueue> {
+        let Some(Some(queue)) = self.queues.get_mut(place as usize) else { return Err(NoQueue::Unknown) };
+        queue.used = now;
+        match queue.model {
+            Some(model) => Ok(model),
+            None => self.open(now, scheduler, place, left),
+        }
+    }
+
+    #[cold]
+    fn open(&mut self, now: Time, scheduler: &mut Scheduler, place: u32, left: Duration) -> Result<ModelId, NoQueue> {
+        let Some(Some(queue)) = self.queues.get_mut(place as usize) else { return Err(NoQueue::Unknown) };
+        let key = queue.key.clone();
+        queue.slo.get_or_insert(left);
+        let slo = queue.slo.filter(|slo| *slo < Duration::MAX && *slo > Duration::ZERO);
+        let served = self.models.get(&(key.model.clone(), key.version)).ok_or(NoQueue::Unknown)?;
+        if served.queues >= MOST_SHAPES && self.forget(now, scheduler, Some((&key.model, key.version))).is_none() {
+            return Err(NoQueue::Full);
+        }
+        let served = self.models.get_mut(&(key.model.clone(), key.version)).ok_or(NoQueue::Unknown)?;
+        let profiles = served.profiles(&key.shape, slo).ok_or(NoQueue::Unknown)?;
+        served.queues += 1;
+        let offered = &served.offered;
+        let options = ModelOptions {
+            profiles,
+            max_batch: offered.max_batch,
+            drop: offered.drop,
+            dispatch: offered.dispatch.clone(),
+            max_in_flight: u32::MAX,
+            shares_limit: None,
+            max_wait: offered.max_wait,
+            levels: offered.levels.clone(),
+        };
+        let model = scheduler.add_model(now, options);
+        if let Some(Some(queue)) = self.queues.get_mut(place as usize) {
+            queue.model = Some(model);
+        }
+        self.by_model.resize(self.by_model.len().max(model.0 as usize + 1), u32::MAX);
+        self.by_model[model.0 as usize] = place;
+        Ok(model)
+    }
+
+    /// The queue that a model of the scheduler is, and its place.
+    pub fn queue_of(&self, model: ModelId) -> Option<(u32, &Arc<QueueKey>)> {
+        let place = *self.by_model.get(model.0 as usize)?;
+        Some((place, &self.queues.get(place as usize)?.as_ref()?.key))
+    }
+
+    /// Nobody serves this model any more. Its queued requests are dropped.
+    pub fn remove(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) -> bool {
+        let is_known = self.models.contains_key(key);
+        self.close_all(now, scheduler, key);
+        self.models.remove(key);
+        is_known
+    }
+
+    fn close_all(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
+        let places: Vec<u32> = self.places_of(key).collect();
+        for place in places {
+            self.close(now, scheduler, place);
+        }
+    }
+
+    fn places_of<'a>(&'a self, key: &'a ModelKey) -> impl Iterator<Item = u32> + 'a {
+        let of = move |queue: &Queue| queue.key.model == key.0 && queue.key.version == key.1;
+        (0..).zip(&self.queues).filter(move |(_, queue)| queue.as_ref().is_some_and(of)).map(|(place, _)| place)
+    }
+
+    /// Sets how a model is offered: by those who have it as the first of them has, each with the kinds of its slots (`None`: it is not to be run on that one). Whether frontends are to be told.
+    pub fn set(
+        &mut self,
+        now: Time,
+        scheduler: &mut Scheduler,
+        key: &ModelKey,
+        offers: &[(&OfferedModel, Vec<Option<DeviceKind>>)],
+    ) -> bool {
+        let Some((first, _)) = offers.first() else {
+            self.set_idle(now, scheduler, key);
+            return false;
+        };
+        let offered = OfferedModel { profiles: Vec::new(), shape: Vec::new(), ..(*first).clone() };
+        let mut shapes = merged(offers);
+        for (shape, kinds) in &mut shapes {
+            let any = || {
+                offers.iter().filter(|(offer, _)| offer.shape == *shape).find_map(|(offer, _)| offer.profiles.first())
+            };
+            if kinds.is_empty()
+                && let Some((_, profile)) = any()
+            {
+                kinds.push((NOBODY, profile.clone()));
+            }
+        }
+        let known = self.models.get_mut(key);
+        let is_new = known.as_ref().is_none_or(|known| known.offered.definition != offered.definition)
+            || known.as_ref().is_some_and(|known| known.offered.may_repeat != offered.may_repeat);
+        match known {
+            Some(known) if known.offered == offered => {
+                if known.shapes == shapes {
+                    return false;
+                }
+                known.shapes = shapes;
+                self.refresh(now, scheduler, key);
+            }
+            known => {
+                // Other settings: its queues begin anew, and what waits in them is handed in again.
+                let queues = known.map_or(0, |known| known.queues);
+                self.models.insert(key.clone(), Served { offered, shapes, queues });
+                self.close_all(now, scheduler, key);
+            }
+        }
+        is_new
+    }
+
+    /// Nobody who is here has this model: what waits for it goes on to wait.
+    fn set_idle(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
+        let Some(served) = self.models.get_mut(key) else { return };
+        for (_, kinds) in &mut served.shapes {
+            kinds.truncate(1);
+            if let Some((kind, _)) = kinds.first_mut() {
+                *kind = NOBODY;
+            }
+        }
+        self.refresh(now, scheduler, key);
+    }
+
+    /// Tells the scheduler the profiles of a model's queues anew.
+    fn refresh(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
+        let Some(served) = self.models.get(key) else { return };
+        for place in self.places_of(key) {
+            let Some(Some(Queue { key, model: Some(model), slo, .. })) = self.queues.get(place as usize) else {
+                continue;
+            };
+            if let Some(profiles) = served.profiles(&key.shape, slo.filter(|slo| *slo < Duration::MAX)) {
+                scheduler.set_profile(now, *model, profiles);
+            }
+        }
+    }
+}
+
+impl Served {
+    /// Of a shape: as offered, or guessed from the most similar one that is. `None`: no device runs it.
+    fn profiles(&self, shape: &[i64], slo: Option<Duration>) -> Option<DeviceProfiles> {
+        let known = self.shapes.iter().filter(|(_, kinds)| !kinds.is_empty());
+        let exact = known.clone().find(|(known, _)| known == shape);
+        let (kinds, scale) = match exact {
+            Some((_, kinds)) => (kinds, None),
+            None => {
+                let (kinds, scale) = nearest_shape(known.map(|(shape, kinds)| (shape.as_slice(), kinds)), shape)?;
+                (kinds, Some(scale))
+            }
+        };
+        let profile = |profile: &LatencyProfile| match scale {
+            None => profile.clone(),
+            Some(scale) => guessed_profile(profile, scale, slo),
+        };
+        DeviceProfiles::by_kind(kinds.iter().map(|(kind, known)| (*kind, profile(known)))).ok()
+    }
+}
+
+/// By shape, then by kind: the slower where two slots of a kind differ.
+fn merged(offers: &[(&OfferedModel, Vec<Option<DeviceKind>>)]) -> Vec<ShapeProfiles> {
+    let mut shapes: BTreeMap<&[i64], BTreeMap<DeviceKind, LatencyProfile>> = BTreeMap::new();
+    for (offer, kinds) in offers {
+        let of_shape = shapes.entry(&offer.shape).or_default();
+        for (slot, profile) in &offer.profiles {
+            let Some(Some(kind)) = kinds.get(*slot as usize) else { continue };
+            match of_shape.get_mut(kind) {
+                None => drop(of_shape.insert(*kind, profile.clone())),
+                Some(known) if known == profile => {}
+                Some(known) => *known = slower(known, profile),
+            }
+        }
+    }
+    shapes.into_iter().map(|(shape, kinds)| (shape.to_vec(), kinds.into_iter().collect())).collect()
+}
+
+fn slower(a: &LatencyProfile, b: &LatencyProfile) -> LatencyProfile {
+    let sizes = a.max_batch().max(b.max_batch());
+    let table = (1..=sizes).map(|size| a.latency(size).max(b.latency(size))).collect();
+    // Positive and not falling, as both are.
+    LatencyProfile::from_table(table).unwrap_or_else(|_| a.clone())
+}

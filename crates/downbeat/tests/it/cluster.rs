@@ -1,0 +1,308 @@
+//! Frontends, schedulers and backends as processes: what clients see while these come and go.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use crate::command_line::downbeat;
+use crate::serve::{REQUEST, Server, digits, http};
+
+/// Longer than anything takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// However slow the machine is.
+const SLO: [&str; 2] = ["--slo-ms", "digits=60000"];
+/// How long a peer that is refused may wait for its connection to be closed.
+const CLOSES_WITHIN: Duration = Duration::from_secs(20);
+
+/// A process of a cluster. Killed when the test is over.
+struct Member {
+    child: Child,
+    http: SocketAddr,
+    log: mpsc::Receiver<String>,
+    said: String,
+    _cache: tempfile::TempDir,
+}
+
+impl Member {
+    fn start(role: &str, flags: &[&str]) -> Member {
+        let cache = tempfile::tempdir().unwrap();
+        let mut command = downbeat(&[role]);
+        command.args(["--host", "127.0.0.1", "--http-port", "0", "--metrics-port", "0", "--grpc-port", "off"]);
+        command.args(["--log-format", "json"]).args(flags);
+        command.env("DOWNBEAT_SHUTDOWN_GRACE", "0").env("XDG_CACHE_HOME", cache.path());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let (sender, log) = mpsc::channel();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
+        let mut member = Member { child, http: ([127, 0, 0, 1], 0).into(), log, said: String::new(), _cache: cache };
+        member.http = member.address_of("HTTP");
+        member
+    }
+
+    fn address_of(&mut self, what: &str) -> SocketAddr {
+        let line = self.wait_for(&format!("\"message\":\"{what}\""));
+        let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+        line["fields"]["address"].as_str().unwrap().parse().unwrap()
+    }
+
+    fn wait_for(&mut self, text: &str) -> String {
+        loop {
+            let Ok(line) = self.log.recv_timeout(PATIENCE) else { panic!("never said {text}: {}", self.said) };
+            self.said += &line;
+            self.said += "\n";
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(std::process::Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        http(self.http, "GET", path, "")
+    }
+
+    fn cluster(&self) -> serde_json::Value {
+        let (status, body) = self.get("/v2/cluster");
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).unwrap()
+    }
+
+    fn peers(&self, role: &str) -> usize {
+        let cluster = self.cluster();
+        cluster["peers"].as_array().unwrap().iter().filter(|peer| peer["role"] == role).count()
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until something is so.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let tries = PATIENCE.as_millis() / 10;
+    for _ in 0..tries {
+        if is_so() {
+            return;
+        }
+        std::thread::park_timeout(Duration::from_millis(10));
+    }
+    panic!("never came to be: {what}");
+}
+
+/// Two schedulers, two backends with the model `digits`, and a frontend that serves it.
+struct Cluster {
+    schedulers: Vec<Member>,
+    backends: Vec<Member>,
+    frontend: Member,
+    list: String,
+    _repository: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn start() -> Cluster {
+        let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<String> = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
+        drop(free);
+        let list = addresses.join(",");
+        let scheduler = |rank: usize| {
+            Member::start(
+                "scheduler",
+                &["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]],
+            )
+        };
+        let repository = digits();
+        let models = repository.path().to_str().unwrap();
+        let backend = |_| {
+            let flags = ["--schedulers", &list, "--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1], models];
+            Member::start("backend", &flags)
+        };
+        let frontend = || Member::start("frontend", &["--schedulers", &list, "--listen", "127.0.0.1:0"]);
+        let cluster = Cluster {
+            schedulers: (0..2).map(scheduler).collect(),
+            backends: (0..2).map(backend).collect(),
+            frontend: frontend(),
+            list,
+            _repository: repository,
+        };
+        until("ready", || cluster.frontend.get("/v2/health/ready").0 == 200);
+        for backend in &cluster.backends {
+            until("a backend is ready", || backend.get("/v2/health/ready").0 == 200);
+        }
+        cluster
+    }
+
+    fn infer(&self) -> (u16, String) {
+        http(self.frontend.http, "POST", "/v2/models/digits/infer", &std::fs::read_to_string(REQUEST).unwrap())
+    }
+
+    /// What `happens` under load; gives the statuses of all requests that were sent from before it to after it.
+    fn under_load(&self, happens: impl FnOnce()) -> Vec<u16> {
+        let (over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let more = |count: usize| {
+            let from = answered.load(Ordering::Relaxed);
+            until("requests are answered", || answered.load(Ordering::Relaxed) >= from + count);
+        };
+        let (frontend, body) = (self.frontend.http, std::fs::read_to_string(REQUEST).unwrap());
+        std::thread::scope(|scope| {
+            let client = || {
+                let mut statuses = Vec::new();
+                while !over.load(Ordering::Relaxed) {
+                    statuses.push(http(frontend, "POST", "/v2/models/digits/infer", &body).0);
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+                statuses
+            };
+            let clients: Vec<_> = (0..4).map(|_| scope.spawn(client)).collect();
+            more(50);
+            happens();
+            more(50);
+            over.store(true, Ordering::Relaxed);
+            clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+        })
+    }
+}
+
+#[test]
+fn a_frontend_answers_as_one_server_does() {
+    let cluster = Cluster::start();
+    let server = Server::start(cluster._repository.path(), &SLO, "ready");
+    let body = std::fs::read_to_string(REQUEST).unwrap();
+    let asked = |path: &str, body: &str| {
+        let method = if body.is_empty() { "GET" } else { "POST" };
+        (http(cluster.frontend.http, method, path, body), http(server.address(), method, path, body))
+    };
+    for (path, body) in [
+        ("/v2/models/digits/infer", body.as_str()),
+        ("/v2/models/digits", ""),
+        ("/v2/models/digits/config", ""),
+        ("/v2/models/digits/ready", ""),
+        ("/v2/models/nothing/infer", body.as_str()),
+        ("/v2/models/digits/versions/7/infer", body.as_str()),
+        ("/v2/models/digits/infer", r#"{"inputs": []}"#),
+        ("/v2/models/digits/infer", "nothing"),
+    ] {
+        let (apart, whole) = asked(path, body);
+        assert_eq!(apart, whole, "{path}");
+    }
+    let (status, said) = http(cluster.frontend.http, "POST", "/v2/repository/models/digits/unload", "{}");
+    assert_eq!(status, 501, "{said}");
+    assert!(said.contains("ask the backend"), "{said}");
+    let (status, said) = http(cluster.backends[0].http, "POST", "/v2/models/digits/infer", &body);
+    assert_eq!(status, 501, "{said}");
+    assert_eq!((cluster.frontend.peers("backend"), cluster.frontend.peers("scheduler")), (1, 2), "only one was needed");
+    assert_eq!(cluster.schedulers[0].peers("backend"), 2);
+    let leads = || cluster.schedulers.iter().filter(|scheduler| scheduler.cluster()["leads"] == true).count();
+    until("one leads", || leads() == 1);
+}
+
+#[test]
+fn a_scheduler_that_is_killed_costs_no_request() {
+    let mut cluster = Cluster::start();
+    let first = cluster.schedulers.remove(0);
+    let statuses = cluster.under_load(|| {
+        first.signal("-KILL");
+        until("the other leads", || cluster.schedulers[0].cluster()["leads"] == true);
+    });
+    assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
+    assert_eq!(cluster.frontend.cluster()["leader"], 1);
+    // One that starts again does not take the lead back.
+    let own = cluster.list.split(',').next().unwrap();
+    let again = Member::start("scheduler", &["--schedulers", &cluster.list, "--rank", "0", "--listen", own]);
+    until("it stands by", || again.peers("backend") == 2 && again.peers("scheduler") == 1);
+    assert_eq!((again.cluster()["leads"].clone(), cluster.infer().0), (false.into(), 200));
+}
+
+#[test]
+fn a_scheduler_that_is_paused_costs_no_request_and_leads_no_more() {
+    let cluster = Cluster::start();
+    let statuses = cluster.under_load(|| {
+        cluster.schedulers[0].signal("-STOP");
+        until("the other leads", || cluster.schedulers[1].cluster()["leads"] == true);
+        std::thread::park_timeout(Duration::from_millis(500));
+        cluster.schedulers[0].signal("-CONT");
+        until("it stands by", || cluster.schedulers[0].cluster()["leads"] == false);
+    });
+    assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
+    assert_eq!(cluster.frontend.cluster()["leader"], 1);
+}
+
+#[test]
+fn a_backend_that_is_killed_costs_no_request_that_may_run_again() {
+    let mut cluster = Cluster::start();
+    let statuses = cluster.under_load(|| cluster.backends[0].signal("-KILL"));
+    assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
+    until("it is missed", || cluster.schedulers[0].peers("backend") == 1);
+    // The last one drains: what it has is answered, and then nobody runs the model.
+    let mut last = cluster.backends.remove(1);
+    last.signal("-TERM");
+    assert!(last.child.wait().unwrap().success());
+    until("nothing is served", || cluster.frontend.get("/v2/health/ready").0 == 503);
+    assert_eq!(cluster.infer().0, 503);
+}
+
+#[test]
+fn strange_peers_are_refused_and_cost_nobody_anything() {
+    let mut cluster = Cluster::start();
+    let scheduler: SocketAddr = cluster.list.split(',').next().unwrap().parse().unwrap();
+    let backends = cluster.schedulers[0].cluster()["peers"].clone();
+    let hello = |protocol: u16, body: &[u8]| {
+        let mut bytes = b"downbeat".to_vec();
+        bytes.extend_from_slice(&protocol.to_le_bytes());
+        bytes.extend_from_slice(&(body.len() as u16).to_le_bytes());
+        bytes.extend_from_slice(body);
+        bytes
+    };
+    // Postcard: protocol 1, node 7, a backend, "x", no address; then a head of 4 GiB.
+    let backend = [hello(1, &[1, 7, 2, 1, b'x', 0]), u32::MAX.to_le_bytes().to_vec()].concat();
+    let taken = hello(1, &[&[1][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
+    let strange: [(&str, Vec<u8>); 5] = [
+        ("garbage", vec![b'x'; 4096]),
+        ("another version", hello(9, &[0; 40])),
+        ("a hello of nothing", hello(1, &[0xff; 40])),
+        ("a frame of 4 GiB", backend),
+        ("a peer that is there", taken),
+    ];
+    for (what, bytes) in strange {
+        let mut stream = TcpStream::connect(scheduler).unwrap();
+        stream.set_read_timeout(Some(CLOSES_WITHIN)).unwrap();
+        stream.write_all(&bytes).unwrap();
+        let mut said = Vec::new();
+        // Closed with what was sent unread, it is reset.
+        let ended = stream.read_to_end(&mut said);
+        assert!(!matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock), "{what}: {ended:?}");
+        assert_eq!(cluster.infer().0, 200, "{what}");
+    }
+    let first = &mut cluster.schedulers[0];
+    for said in ["does not speak", "version 9", "cannot be understood", "4294967295 bytes", "connected already"] {
+        first.wait_for(said);
+    }
+    assert_eq!(first.peers("backend"), 2);
+}
+
+/// The number of the first backend among peers.
+fn node(peers: &serde_json::Value) -> u64 {
+    let mut peers = peers.as_array().unwrap().iter();
+    let backend = peers.find(|peer| peer["role"] == "backend").unwrap();
+    u64::from_str_radix(backend["node"].as_str().unwrap(), 16).unwrap()
+}
+
+/// As postcard writes numbers.
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number >= 0x80 {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}

@@ -1,0 +1,119 @@
+//! The pixels of a JPEG or PNG.
+
+use std::io::Cursor;
+
+use zune_core::bytestream::ZCursor;
+use zune_core::colorspace::ColorSpace;
+use zune_core::options::DecoderOptions;
+use zune_jpeg::JpegDecoder;
+
+use crate::picture_header::{PictureFormat, PictureHeader};
+
+/// Scans of a progressive JPEG; encoders write about ten, and each costs as much as the picture is large.
+const MOST_SCANS: usize = 64;
+
+/// A decoded picture: 8 bits a sample, rows from the top, the samples of a pixel together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Picture {
+    /// Pixels in a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Samples of a pixel: 1 (gray) or 3 (red, green, blue).
+    pub channels: usize,
+    /// `height * width * channels` of them.
+    pub samples: Vec<u8>,
+}
+
+/// Decodes a picture whose header was read of the same bytes and is held to no more than may be held in memory. Its samples are
+/// `channels`, 1 or 3, a pixel.
+///
+/// # Errors
+/// In words, if it is damaged or of a kind that is not read.
+pub fn decode(bytes: &[u8], header: PictureHeader, channels: usize) -> Result<Picture, String> {
+    let decoded = match header.format {
+        PictureFormat::Png => png(bytes, header)?,
+        PictureFormat::Jpeg | PictureFormat::ProgressiveJpeg => jpeg(bytes, header)?,
+    };
+    Ok(decoded.with_channels(channels))
+}
+
+fn png(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
+    let wrong = |error: png::DecodingError| format!("it is a damaged PNG: {error}");
+    let mut decoder = png::Decoder::new(Cursor::new(bytes));
+    decoder.set_transformations(png::Transformations::normalize_to_color8());
+    let mut reader = decoder.read_info().map_err(wrong)?;
+    check_size(header, reader.info().width, reader.info().height)?;
+    let size = reader.output_buffer_size().ok_or("it is a PNG larger than memory")?;
+    let mut samples = zeros(size)?;
+    let frame = reader.next_frame(&mut samples).map_err(wrong)?;
+    samples.truncate(frame.buffer_size());
+    let found = frame.color_type.samples();
+    // Gray with alpha, or colours with alpha.
+    let channels = if found < 3 { 1 } else { 3 };
+    if found != channels {
+        drop_alpha(&mut samples, found);
+    }
+    Ok(Picture { width: header.width, height: header.height, channels, samples })
+}
+
+/// Leaves out the last of every `found` samples, in place.
+fn drop_alpha(samples: &mut Vec<u8>, found: usize) {
+    let mut index = 0;
+    samples.retain(|_| {
+        index += 1;
+        index % found != 0
+    });
+}
+
+fn jpeg(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
+    let wrong = |error: zune_jpeg::errors::DecodeErrors| format!("it is a damaged JPEG: {error}");
+    let options = DecoderOptions::default()
+        .set_strict_mode(true)
+        .set_max_width(header.width as usize)
+        .set_max_height(header.height as usize)
+        .jpeg_set_max_scans(MOST_SCANS)
+        .jpeg_set_out_colorspace(ColorSpace::RGB);
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
+    decoder.decode_headers().map_err(wrong)?;
+    let (width, height) = decoder.dimensions().ok_or("it is a JPEG without a frame header")?;
+    check_size(header, width as u32, height as u32)?;
+    let mut samples = zeros(decoder.output_buffer_size().ok_or("it is a JPEG larger than memory")?)?;
+    decoder.decode_into(&mut samples).map_err(wrong)?;
+    Ok(Picture { width: header.width, height: header.height, channels: 3, samples })
+}
+
+/// What was allowed for is the size that the header was read to have.
+fn check_size(header: PictureHeader, width: u32, height: u32) -> Result<(), String> {
+    if (width, height) == (header.width, header.height) {
+        return Ok(());
+    }
+    Err(format!(
+        "it says in one place that it is {} x {} pixels large, in another {width} x {height}",
+        header.width, header.height
+    ))
+}
+
+pub(crate) fn zeros(bytes: usize) -> Result<Vec<u8>, String> {
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes of samples"))?;
+    zeros.resize(bytes, 0);
+    Ok(zeros)
+}
+
+impl Picture {
+    /// The same with so many samples a pixel, 1 or 3.
+    fn with_channels(self, channels: usize) -> Picture {
+        let samples = match (self.channels, channels) {
+            (3, 1) => self.samples.as_chunks::<3>().0.iter().map(brightness).collect(),
+            (1, 3) => self.samples.iter().flat_map(|sample| [*sample; 3]).collect(),
+            _ => return self,
+        };
+        Picture { channels, samples, ..self }
+    }
+}
+
+/// As Pillow works out its `L`.
+fn brightness(&[r, g, b]: &[u8; 3]) -> u8 {
+    ((u32::from(r) * 19595 + u32::from(g) * 38470 + u32::from(b) * 7471 + 0x8000) >> 16) as u8
+}

@@ -1,0 +1,281 @@
+//! From a picture to one item of a model's input: resized, cropped, normalised, laid out.
+
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::infer::push_number;
+use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+
+use crate::decode::{Picture, decode, zeros};
+use crate::picture_header::PictureHeader;
+use crate::pipeline::Work;
+use crate::step::{Color, Filter, Order, Size, Step};
+
+/// The steps of a model that takes pictures, checked.
+#[derive(Debug)]
+pub(crate) struct PictureSteps {
+    color: Color,
+    resizes: Vec<Reshape>,
+    order: Order,
+    /// For each channel what each sample becomes, in the input's binary form.
+    tables: Vec<Vec<u8>>,
+    /// Bytes of an element.
+    element: usize,
+    most_pixels: u64,
+}
+
+/// A change of a picture's size.
+#[derive(Clone, Copy, Debug)]
+enum Reshape {
+    Resize(Size, Filter),
+    /// Height and width.
+    Crop([u32; 2]),
+}
+
+impl PictureSteps {
+    /// The steps after `decode`, which are on the way to an input of this datatype.
+    pub fn new(color: Color, steps: &[Step], datatype: DataType, most_pixels: u64) -> Result<Self, String> {
+        let channels = if color == Color::Gray { 1 } else { 3 };
+        let (mut resizes, mut normalize, mut order) = (Vec::new(), None, None);
+        for (index, step) in steps.iter().enumerate() {
+            // The first is `decode`.
+            let here = |reason: &str| format!("step {}, '{}': {reason}", index + 2, step.name());
+            match step {
+                Step::Resize { .. } | Step::Crop { .. } | Step::Normalize { .. } if order.is_some() => {
+                    return Err(here("it comes after 'layout', which is the last"));
+                }
+                Step::Resize { .. } | Step::Crop { .. } if normalize.is_some() => {
+                    return Err(here("it comes after 'normalize'; pictures are resized and cropped before that"));
+                }
+                Step::Resize { size, filter } => {
+                    check_size(*size).map_err(|reason| here(&reason))?;
+                    resizes.push(Reshape::Resize(*size, *filter));
+                }
+                Step::Crop { size } => {
+                    check_size(*size).map_err(|reason| here(&reason))?;
+                    resizes.push(Reshape::Crop(match size {
+                        Size::One(side) => [*side; 2],
+                        Size::Both(both) => *both,
+                    }));
+                }
+                Step::Normalize { .. } if normalize.is_some() => return Err(here("it is there twice")),
+                Step::Normalize { scale, mean, std } => {
+                    normalize = Some((*scale, mean.clone(), std.clone()));
+                }
+                Step::Layout { .. } if order.is_some() => return Err(here("it is there twice")),
+                Step::Layout { order: Order::Hw } if channels > 1 => {
+                    return Err(here("the order hw has no channels; have the picture decoded in gray"));
+                }
+                Step::Layout { order: chosen } => order = Some(*chosen),
+                Step::Decode { .. } => return Err(here("it is the first step, once")),
+                _ => return Err(here("it is for texts, and the first step is 'decode'")),
+            }
+        }
+        let tables = tables(channels, normalize, datatype)?;
+        let element = datatype.size().unwrap_or(1);
+        Ok(PictureSteps { color, resizes, order: order.unwrap_or(Order::Hwc), tables, element, most_pixels })
+    }
+
+    /// The sizes of an item that do not depend on the picture; -1: it does.
+    pub fn item_dims(&self) -> Vec<i64> {
+        let size = self.resizes.iter().fold([-1, -1], |_, reshape| match reshape {
+            Reshape::Resize(Size::One(_), _) => [-1, -1],
+            Reshape::Resize(Size::Both(size), _) | Reshape::Crop(size) => size.map(i64::from),
+        });
+        self.ordered(size)
+    }
+
+    fn ordered(&self, [height, width]: [i64; 2]) -> Vec<i64> {
+        let channels = self.tables.len() as i64;
+        match self.order {
+            Order::Chw => vec![channels, height, width],
+            Order::Hwc => vec![height, width, channels],
+            Order::Hw => vec![height, width],
+        }
+    }
+
+    /// What a picture will take, by its header.
+    ///
+    /// # Errors
+    /// In words, if it has none, or is too large.
+    pub fn look(&self, bytes: &[u8]) -> Result<Work, String> {
+        let header = PictureHeader::read(bytes)?;
+        let check = |[height, width]: [u64; 2], what: &str| {
+            let pixels = height.saturating_mul(width);
+            if pixels <= self.most_pixels {
+                return Ok(pixels);
+            }
+            Err(format!(
+                "{what} {width} x {height} pixels large, {pixels} in all, and at most {} are taken (preprocess.max_megapixels)",
+                self.most_pixels
+            ))
+        };
+        let mut size = [u64::from(header.height), u64::from(header.width)];
+        let decoded = check(size, "it is")?;
+        let mut peak = decoded.saturating_mul(header.bytes_per_pixel());
+        let mut all = decoded;
+        for reshape in &self.resizes {
+            size = reshape.size_after(size)?;
+            let pixels = check(size, "resized it would be")?;
+            peak = peak.saturating_add(pixels.saturating_mul(3));
+            all = all.saturating_add(pixels);
+        }
+        let [height, width] = size;
+        let item = height.saturating_mul(width).saturating_mul((self.tables.len() * self.element) as u64);
+        Ok(Work { units: all, peak, item })
+    }
+
+    /// Makes an item of a picture that was looked at: appends its elements to `data`, and gives its shape.
+    ///
+    /// # Errors
+    /// In words, if it cannot be decoded.
+    pub fn run(&self, bytes: &[u8], data: &mut Vec<u8>) -> Result<Vec<i64>, String> {
+        let header = PictureHeader::read(bytes)?;
+        let mut picture = decode(bytes, header, self.tables.len())?;
+        for reshape in &self.resizes {
+            picture = reshape.apply(picture)?;
+        }
+        match self.element {
+            1 => self.write::<1>(&picture, data),
+            2 => self.write::<2>(&picture, data),
+            4 => self.write::<4>(&picture, data),
+            _ => self.write::<8>(&picture, data),
+        }
+        Ok(self.ordered([picture.height, picture.width].map(i64::from)))
+    }
+
+    fn write<const ELEMENT: usize>(&self, picture: &Picture, data: &mut Vec<u8>) {
+        let tables: Vec<&[[u8; ELEMENT]]> = self.tables.iter().map(|table| table.as_chunks().0).collect();
+        let element =
+            |table: &[[u8; ELEMENT]], sample: u8| table.get(usize::from(sample)).copied().unwrap_or([0; ELEMENT]);
+        let swap = self.color == Color::Bgr;
+        match tables.as_slice() {
+            [gray] => data.extend(picture.samples.iter().flat_map(|sample| element(gray, *sample))),
+            _ if self.order == Order::Chw => {
+                for (channel, table) in tables.iter().enumerate() {
+                    let source = if swap { tables.len() - 1 - channel } else { channel };
+                    let samples = picture.samples.iter().skip(source).step_by(tables.len());
+                    data.extend(samples.flat_map(|sample| element(table, *sample)));
+                }
+            }
+            _ => {
+                for pixel in picture.samples.chunks_exact(tables.len()) {
+                    for (channel, table) in tables.iter().enumerate() {
+                        let source = if swap { tables.len() - 1 - channel } else { channel };
+                        data.extend(element(table, pixel.get(source).copied().unwrap_or(0)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Reshape {
+    /// Height and width after it.
+    fn size_after(self, [height, width]: [u64; 2]) -> Result<[u64; 2], String> {
+        match self {
+            // As torchvision: the longer side is cut to whole pixels.
+            Reshape::Resize(Size::One(short), _) if height <= width => {
+                Ok([u64::from(short), u64::from(short).saturating_mul(width) / height.max(1)])
+            }
+            Reshape::Resize(Size::One(short), _) => {
+                Ok([u64::from(short).saturating_mul(height) / width.max(1), u64::from(short)])
+            }
+            Reshape::Resize(Size::Both(size), _) => Ok(size.map(u64::from)),
+            Reshape::Crop([high, wide]) => {
+                if height < u64::from(high) || width < u64::from(wide) {
+                    return Err(format!(
+                        "it is {width} x {height} pixels large where it is cropped to {wide} x {high}: have it resized before"
+                    ));
+                }
+                Ok([high, wide].map(u64::from))
+            }
+        }
+    }
+
+    fn apply(self, picture: Picture) -> Result<Picture, String> {
+        let before = [u64::from(picture.height), u64::from(picture.width)];
+        let after = self.size_after(before)?;
+        let [height, width] = after.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
+        match self {
+            Reshape::Resize(..) if after == before => Ok(picture),
+            Reshape::Resize(_, filter) => resize(&picture, height, width, filter),
+            Reshape::Crop(_) => Ok(crop(&picture, height, width)),
+        }
+    }
+}
+
+fn resize(picture: &Picture, height: u32, width: u32, filter: Filter) -> Result<Picture, String> {
+    let Picture { channels, ref samples, .. } = *picture;
+    let wrong = |error: &dyn std::fmt::Display| format!("it cannot be resized: {error}");
+    let pixel = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
+    let filter = match filter {
+        Filter::Box => FilterType::Box,
+        Filter::Bilinear => FilterType::Bilinear,
+        Filter::Bicubic => FilterType::CatmullRom,
+        Filter::Lanczos => FilterType::Lanczos3,
+    };
+    let bytes = (width as usize).saturating_mul(height as usize).saturating_mul(channels);
+    let from = ImageRef::new(picture.width, picture.height, samples, pixel).map_err(|error| wrong(&error))?;
+    let mut to = Image::from_vec_u8(width, height, zeros(bytes)?, pixel).map_err(|error| wrong(&error))?;
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
+    Resizer::new().resize(&from, &mut to, &options).map_err(|error| wrong(&error))?;
+    Ok(Picture { width, height, channels, samples: to.into_vec() })
+}
+
+/// Cuts out the middle; where that is between two pixels, as torchvision, which rounds halves to even.
+fn crop(picture: &Picture, height: u32, width: u32) -> Picture {
+    let begin = |all: u32, kept: u32| (f64::from(all.saturating_sub(kept)) / 2.0).round_ties_even() as usize;
+    let (top, left) = (begin(picture.height, height), begin(picture.width, width));
+    let (row, kept) = (picture.width as usize * picture.channels, width as usize * picture.channels);
+    let rows = picture.samples.chunks_exact(row.max(1)).skip(top).take(height as usize);
+    let samples = rows.flat_map(|row| row.iter().skip(left * picture.channels).take(kept).copied()).collect();
+    Picture { width, height, channels: picture.channels, samples }
+}
+
+fn check_size(size: Size) -> Result<(), String> {
+    let sides = match size {
+        Size::One(side) => [side; 2],
+        Size::Both(both) => both,
+    };
+    match sides.iter().all(|side| (1..=u32::from(u16::MAX)).contains(side)) {
+        true => Ok(()),
+        false => Err(format!("a side of its size is not 1 to {}", u16::MAX)),
+    }
+}
+
+/// What each sample of each channel becomes: `(sample * scale - mean) / std`, or itself.
+fn tables(
+    channels: usize,
+    normalize: Option<(f64, Vec<f64>, Vec<f64>)>,
+    datatype: DataType,
+) -> Result<Vec<Vec<u8>>, String> {
+    let has_fractions = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
+    let (scale, mean, std) = match normalize {
+        Some(_) if !has_fractions => {
+            return Err(format!(
+                "'normalize' gives fractions, and the model's input is {datatype}; leave the step out"
+            ));
+        }
+        Some(normalize) => normalize,
+        None if matches!(datatype, DataType::Bytes | DataType::Bool | DataType::Int8) => {
+            return Err(format!("samples are 0 to 255, and the model's input is {datatype}"));
+        }
+        None => (1.0, Vec::new(), Vec::new()),
+    };
+    let of_channel = |values: &[f64], channel: usize, what: &str, without: f64| match values {
+        [] => Ok(without),
+        [one] => Ok(*one),
+        many if many.len() == channels => Ok(many.get(channel).copied().unwrap_or(without)),
+        many => Err(format!("'normalize' has {} values of {what} for {channels} channels", many.len())),
+    };
+    let table = |channel| {
+        let (mean, std) = (of_channel(&mean, channel, "mean", 0.0)?, of_channel(&std, channel, "std", 1.0)?);
+        if !(scale.is_finite() && mean.is_finite() && std.is_finite() && std != 0.0) {
+            return Err("'normalize' has a std of 0, or what is no number".to_owned());
+        }
+        let mut table = Vec::new();
+        (0..=u8::MAX).for_each(|sample| push_number(&mut table, datatype, (f64::from(sample) * scale - mean) / std));
+        Ok(table)
+    };
+    (0..channels).map(table).collect()
+}

@@ -1,0 +1,225 @@
+//! From a text to one item of a model's inputs: tokenised, padded, masked.
+
+use std::path::Path;
+
+use downbeat_core::tensor::DataType;
+use downbeat_protocol::infer::push_number;
+use tokenizers::{Tokenizer, TruncationParams};
+
+use crate::pipeline::Work;
+use crate::step::Step;
+
+/// Largest text, bytes: some tenths of a second of a tokenizer's time.
+pub const MAX_TEXT_BYTES: usize = 256 << 10;
+/// Largest `tokenizer.json`, bytes; those of large vocabularies have some tens of MiB.
+const MAX_FILE_BYTES: u64 = 128 << 20;
+/// The most tokens that may be asked for.
+const MOST_TOKENS: u32 = 1 << 20;
+/// What a tokenizer holds for a byte of text at its peak: the byte as it was and normalised, with where it came from, and tokens as text.
+const PEAK_PER_BYTE: u64 = 128;
+/// What texts are padded with where the file has no padding of its own.
+const PADDING: [&str; 3] = ["[PAD]", "<pad>", "<|endoftext|>"];
+
+/// The steps of a model that takes texts, checked.
+#[derive(Debug)]
+pub(crate) struct TextSteps {
+    tokenizer: Tokenizer,
+    special_tokens: bool,
+    max_length: usize,
+    padding: Padding,
+    pad_id: u32,
+    /// What each input that is filled holds, in their order.
+    pub columns: Vec<Column>,
+}
+
+/// To what texts of a request are filled up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Padding {
+    /// They have to be equally long.
+    None,
+    /// The longest.
+    Longest,
+    /// So many tokens.
+    To(usize),
+}
+
+/// What an input holds of each token.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Column {
+    Ids(String),
+    Mask(String),
+    Types(String),
+}
+
+impl Column {
+    /// The model's input.
+    pub fn fills(&self) -> &str {
+        let (Column::Ids(name) | Column::Mask(name) | Column::Types(name)) = self;
+        name
+    }
+}
+
+/// A text as tokens.
+pub(crate) struct Tokens {
+    ids: Vec<u32>,
+    types: Vec<u32>,
+}
+
+impl TextSteps {
+    /// These steps, the first of which is `tokenize`, of a model in `folder`.
+    pub fn new(steps: &[Step], folder: &Path) -> Result<Self, String> {
+        let Some((Step::Tokenize { file, max_length, truncate, special_tokens, fills, .. }, others)) =
+            steps.split_first()
+        else {
+            return Err("the first step is no 'tokenize'".to_owned());
+        };
+        if !(1..=MOST_TOKENS).contains(max_length) {
+            return Err(format!(
+                "step 1, 'tokenize': max_length is {max_length}, and 1 to {MOST_TOKENS} can be asked for"
+            ));
+        }
+        let mut tokenizer =
+            read_tokenizer(&folder.join(file)).map_err(|reason| format!("step 1, 'tokenize': {reason}"))?;
+        let from_file = tokenizer.get_padding().map(|padding| padding.pad_id);
+        let pad_id = from_file.or_else(|| PADDING.iter().find_map(|token| tokenizer.token_to_id(token))).unwrap_or(0);
+        let (max_length, added) = (*max_length as usize, added_tokens(&tokenizer, *special_tokens));
+        if max_length <= added {
+            return Err(format!(
+                "step 1, 'tokenize': max_length is {max_length}, and {added} tokens are added to each text; have it longer"
+            ));
+        }
+        let cut = truncate.then(|| TruncationParams { max_length, ..TruncationParams::default() });
+        tokenizer.with_padding(None);
+        tokenizer.with_truncation(cut).map_err(|error| format!("step 1, 'tokenize': {error}"))?;
+        let (mut padding, mut columns) = (Padding::None, vec![Column::Ids(fills.clone())]);
+        for (index, step) in others.iter().enumerate() {
+            let here = |reason: String| format!("step {}, '{}': {reason}", index + 2, step.name());
+            match step {
+                Step::Pad { .. } if padding != Padding::None => return Err(here("it is there twice".to_owned())),
+                Step::Pad { .. } if columns.len() > 1 => {
+                    return Err(here("it comes before 'mask' and 'types'".to_owned()));
+                }
+                Step::Pad { length: None } => padding = Padding::Longest,
+                Step::Pad { length: Some(length) } if (*length as usize) < max_length => {
+                    return Err(here(format!("to {length} tokens, and texts may have {max_length} (max_length)")));
+                }
+                Step::Pad { length: Some(length) } if *length > MOST_TOKENS => {
+                    return Err(here(format!("to {length} tokens, and at most {MOST_TOKENS} can be asked for")));
+                }
+                Step::Pad { length: Some(length) } => padding = Padding::To(*length as usize),
+                Step::Mask { fills } => columns.push(Column::Mask(fills.clone())),
+                Step::Types { fills } => columns.push(Column::Types(fills.clone())),
+                Step::Tokenize { .. } => return Err(here("it is the first step, once".to_owned())),
+                _ => return Err(here("it is for pictures, and the first step is 'tokenize'".to_owned())),
+            }
+        }
+        Ok(TextSteps { tokenizer, special_tokens: *special_tokens, max_length, padding, pad_id, columns })
+    }
+
+    /// How many tokens each text becomes, where that is always the same.
+    pub fn length(&self) -> Option<usize> {
+        match self.padding {
+            Padding::To(length) => Some(length),
+            _ => None,
+        }
+    }
+
+    /// Whether an input of this datatype can hold the ids.
+    pub fn check_datatype(&self, datatype: DataType) -> Result<(), String> {
+        let most = match datatype {
+            DataType::Int64 | DataType::Uint64 | DataType::Uint32 => u32::MAX,
+            DataType::Int32 => i32::MAX as u32,
+            DataType::Uint16 => u32::from(u16::MAX),
+            DataType::Int16 => i16::MAX as u32,
+            _ => return Err(format!("is {datatype}, and tokens are whole numbers: INT64 or INT32")),
+        };
+        let vocabulary = self.tokenizer.get_vocab_size(true);
+        match vocabulary <= most as usize {
+            true => Ok(()),
+            false => Err(format!("is {datatype}, too small for the ids of a vocabulary of {vocabulary} tokens")),
+        }
+    }
+
+    /// What a text will take.
+    ///
+    /// # Errors
+    /// In words, if it is no UTF-8 or too long.
+    pub fn look(&self, bytes: &[u8]) -> Result<Work, String> {
+        if bytes.len() > MAX_TEXT_BYTES {
+            return Err(format!("it is {} bytes long, and at most {MAX_TEXT_BYTES} are taken", bytes.len()));
+        }
+        let length = self.length().unwrap_or(self.max_length) as u64;
+        let units = bytes.len() as u64;
+        Ok(Work { units: units + length, peak: units * PEAK_PER_BYTE, item: length * 8 * self.columns.len() as u64 })
+    }
+
+    /// Tokenises a text.
+    ///
+    /// # Errors
+    /// In words, if it is no UTF-8, or has too many tokens.
+    pub fn run(&self, bytes: &[u8]) -> Result<Tokens, String> {
+        let text = str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}"))?;
+        let encoded = self.tokenizer.encode(text, self.special_tokens);
+        let encoded = encoded.map_err(|error| format!("it cannot be tokenised: {error}"))?;
+        let (ids, types) = (encoded.get_ids().to_vec(), encoded.get_type_ids().to_vec());
+        if ids.len() > self.max_length {
+            return Err(format!(
+                "it has {} tokens, and the model takes at most {} (truncate = true would cut it)",
+                ids.len(),
+                self.max_length
+            ));
+        }
+        Ok(Tokens { ids, types })
+    }
+
+    /// To how many tokens the texts of a request are filled up.
+    ///
+    /// # Errors
+    /// In words, if nothing fills them up and they differ.
+    pub fn filled(&self, texts: &[Tokens]) -> Result<usize, String> {
+        let lengths = || texts.iter().map(|text| text.ids.len());
+        let longest = lengths().max().unwrap_or(0);
+        match self.padding {
+            Padding::To(length) => Ok(length.max(longest)),
+            Padding::Longest => Ok(longest),
+            Padding::None if lengths().all(|length| length == longest) => Ok(longest),
+            Padding::None => Err(format!(
+                "texts of one request have {} to {longest} tokens: send them one by one, or give the model a step 'pad'",
+                lengths().min().unwrap_or(0)
+            )),
+        }
+    }
+
+    /// Appends what an input holds of a text.
+    pub fn write(&self, column: &Column, datatype: DataType, text: &Tokens, filled: usize, data: &mut Vec<u8>) {
+        let mut push = |value: u32| push_number(data, datatype, f64::from(value));
+        let padding = filled.saturating_sub(text.ids.len());
+        match column {
+            Column::Ids(_) => {
+                text.ids.iter().copied().chain(std::iter::repeat_n(self.pad_id, padding)).for_each(&mut push)
+            }
+            Column::Mask(_) => {
+                text.ids.iter().map(|_| 1).chain(std::iter::repeat_n(0, padding)).for_each(&mut push);
+            }
+            Column::Types(_) => text.types.iter().copied().chain(std::iter::repeat_n(0, padding)).for_each(&mut push),
+        }
+    }
+}
+
+/// How many tokens are added to each text.
+fn added_tokens(tokenizer: &Tokenizer, special_tokens: bool) -> usize {
+    use tokenizers::PostProcessor;
+    let processor = tokenizer.get_post_processor().filter(|_| special_tokens);
+    processor.map_or(0, |processor| processor.added_tokens(false))
+}
+
+fn read_tokenizer(path: &Path) -> Result<Tokenizer, String> {
+    let shown = path.display();
+    let cannot = |error: std::io::Error| format!("cannot read {shown}: {error}");
+    let metadata = std::fs::metadata(path).map_err(cannot)?;
+    if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
+        return Err(format!("{shown} is not a file of at most {MAX_FILE_BYTES} bytes"));
+    }
+    let bytes = std::fs::read(path).map_err(cannot)?;
+    Tokenizer::from_bytes(bytes).map_err(|error| format!("{shown} is no tokenizer.json that can be read: {error}"))
+}

@@ -1,0 +1,61 @@
+//! Texts.
+
+use serde_json::json;
+
+use super::*;
+
+fn inputs(dims: &[i64]) -> [TensorSpec; 2] {
+    [spec("input_ids", DataType::Int64, dims), spec("attention_mask", DataType::Int64, dims)]
+}
+
+fn steps(truncate: bool, pad: Value) -> Value {
+    let tokenize = json!({ "step": "tokenize", "file": "tokenizer.json", "max_length": 6, "truncate": truncate });
+    json!([tokenize, pad, { "step": "mask" }])
+}
+
+#[test]
+fn texts_are_tokenised_filled_up_to_the_longest_and_masked() {
+    let pipeline = pipeline(&steps(false, json!({ "step": "pad" })), &inputs(&[-1, -1])).unwrap();
+    let made = run(&pipeline, &[b"This is good", b"sad"]).unwrap();
+    assert_eq!((made[0].name.as_str(), made[0].shape.as_slice()), ("input_ids", &[2, 5][..]));
+    // [CLS] this is good [SEP], and [CLS] sad [SEP] [PAD] [PAD].
+    assert_eq!(integers(&made[0]), [2, 17, 14, 4, 3, 2, 11, 3, 0, 0]);
+    assert_eq!(integers(&made[1]), [1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
+}
+
+#[test]
+fn padding_to_a_length_makes_every_text_so_long() {
+    let pipeline = pipeline(&steps(false, json!({ "step": "pad", "length": 8 })), &inputs(&[-1, 8])).unwrap();
+    let made = run(&pipeline, &[b"sad"]).unwrap();
+    assert_eq!(integers(&made[0]), [2, 11, 3, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn what_is_too_long_is_cut_or_refused_as_the_steps_say() {
+    let text: &[u8] = b"this is so very very good";
+    let cut = pipeline(&steps(true, json!({ "step": "pad" })), &inputs(&[-1, -1])).unwrap();
+    // The token at the end stays.
+    assert_eq!(integers(&run(&cut, &[text]).unwrap()[0]), [2, 17, 14, 19, 20, 3]);
+    let refused = pipeline(&steps(false, json!({ "step": "pad" })), &inputs(&[-1, -1])).unwrap();
+    let said = run(&refused, &[b"good", text]).unwrap_err().to_string();
+    assert!(said.starts_with("item 1 of input 'text': it has 8 tokens, and the model takes at most 6"), "{said}");
+    let long = vec![b'a'; downbeat_preprocess::MAX_TEXT_BYTES + 1];
+    assert!(run(&cut, &[&long]).unwrap_err().to_string().contains("at most 262144"));
+}
+
+#[test]
+fn what_is_not_utf_8_says_so_and_an_empty_text_is_one() {
+    let pipeline = pipeline(&steps(false, json!({ "step": "pad" })), &inputs(&[-1, -1])).unwrap();
+    let said = run(&pipeline, &[b"\xff\xfe"]).unwrap_err().to_string();
+    assert!(said.contains("it is not UTF-8"), "{said}");
+    assert_eq!(integers(&run(&pipeline, &[b""]).unwrap()[0]), [2, 3]);
+}
+
+#[test]
+fn without_padding_texts_of_a_request_are_equally_long() {
+    let tokenize = json!([{ "step": "tokenize", "file": "tokenizer.json", "max_length": 6 }]);
+    let pipeline = pipeline(&tokenize, &inputs(&[-1, -1])).unwrap();
+    assert_eq!(run(&pipeline, &[b"good", b"bad"]).unwrap().len(), 1, "the mask is sent by the client");
+    let said = run(&pipeline, &[b"good", b"so good"]).unwrap_err().to_string();
+    assert!(said.contains("3 to 4 tokens") && said.contains("'pad'"), "{said}");
+}

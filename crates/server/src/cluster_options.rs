@@ -1,0 +1,39 @@
+//! What a process that is part of a cluster was asked for.
+
+use std::net::SocketAddr;
+
+use downbeat_core::Duration;
+
+use crate::options::with_defaults;
+
+/// Port of schedulers, where nobody says another.
+pub const SCHEDULER_PORT: u16 = 8003;
+/// Port at which frontends are connected to by backends, where nobody says another.
+pub const FRONTEND_PORT: u16 = 8004;
+
+with_defaults! {
+    /// What a frontend, a scheduler or a backend was asked for.
+    #[derive(Clone, PartialEq, Eq, Debug)]
+    pub struct ClusterOptions {
+        /// Where the schedulers are, `HOST:PORT`, in the order that all processes have: the first that is there leads.
+        pub schedulers: Vec<String> = Vec::new(),
+        /// A scheduler's own place among them, from 0.
+        pub rank: u32 = 0,
+        /// Where a scheduler or a frontend is connected to; `None`: at its port of [`ServerOptions::host`](crate::options::ServerOptions::host).
+        pub listen: Option<SocketAddr> = None,
+        /// Where others reach that, `HOST:PORT`; `None`: at the address that its connections to them come from.
+        pub advertise: Option<String> = None,
+        /// What the process is called in logs and `GET /v2/cluster`; `None`: its role and number.
+        pub name: Option<String> = None,
+        /// Longest silence between schedulers.
+        pub heartbeat: Duration = Duration::from_millis(1),
+        /// Silence of the scheduler that leads after which the next one does.
+        pub takeover_after: Duration = Duration::from_millis(10),
+        /// Silence after which any other process is lost.
+        pub lost_after: Duration = Duration::from_millis(1_000),
+        /// How long inputs of a batch may take to come to its backend.
+        pub fetch_within: Duration = Duration::from_millis(100),
+        /// How often a request is tried again whose backend was lost.
+        pub tries: u8 = 2,
+    }
+}

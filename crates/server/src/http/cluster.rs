@@ -1,0 +1,15 @@
+//! What a process knows of the cluster that it is in.
+
+use axum::extract::State;
+use axum::http::StatusCode;
+
+use super::HttpState;
+use super::answer::{HandlerResult, HttpError, ok};
+use crate::service::Service;
+
+pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
+    match state.service().cluster() {
+        Some(status) => ok(&status),
+        None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server is no part of a cluster".to_owned())),
+    }
+}

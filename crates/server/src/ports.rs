@@ -1,0 +1,213 @@
+//! The ports of a process: what answers there, and how it leaves them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::budget::ByteBudget;
+use crate::connections::{self, ConnectionOptions, Connections, FrontendThreads, Stage};
+use crate::grpc::GrpcOptions;
+use crate::http::{HttpOptions, HttpState};
+use crate::metrics_port::{self, MetricsText};
+use crate::options::ServerOptions;
+use crate::service::Service;
+use crate::shared_memory::SharedMemory;
+use crate::{grpc, http};
+
+/// Most connections of the metrics port.
+const METRICS_CONNECTIONS: usize = 8;
+
+/// A port that is open, and its address.
+type Port = Option<(TcpListener, SocketAddr)>;
+
+/// The ports of a process, open.
+pub struct Ports {
+    http: Port,
+    grpc: Port,
+    metrics: Port,
+    /// Of HTTP and gRPC.
+    connections: Connections,
+    /// Of the metrics port.
+    own: Connections,
+}
+
+/// What answers need beside the service.
+pub struct Answering {
+    /// What requests may hold of the memory.
+    pub budget: Arc<ByteBudget>,
+    /// The GPUs whose memory clients may share, by number.
+    pub gpus: Vec<u32>,
+    /// What is answered at `/metrics`.
+    pub metrics: MetricsText,
+}
+
+impl Ports {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// If one is in use.
+    pub fn open(options: &ServerOptions) -> anyhow::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let connection_options = connection_options(options, cores);
+        let connections = Connections::on(connection_options.clone(), FrontendThreads::start(cores)?);
+        let host = |address: Option<IpAddr>| address.unwrap_or(options.host);
+        let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port")?;
+        let grpc = bind(host(options.grpc_address), options.grpc_port, "gRPC", "--grpc-port")?;
+        let metrics = bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port")?;
+        let own = Connections::new(ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options });
+        Ok(Ports { http, grpc, metrics, connections, own })
+    }
+
+    /// Answers at them with this service; gives the frontends, which end with `stages`.
+    ///
+    /// # Errors
+    /// If the memory of GPUs cannot be shared.
+    pub fn answer<S: Service>(
+        self,
+        options: &ServerOptions,
+        service: Arc<S>,
+        Answering { budget, gpus, metrics }: Answering,
+        stages: &watch::Receiver<Stage>,
+    ) -> anyhow::Result<Vec<JoinHandle<()>>> {
+        let memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
+        let memory = Arc::new(memory.with_gpus(gpus)?);
+        let mut frontends = Vec::new();
+        let http_options = HttpOptions { max_body_bytes: options.max_body_bytes, budget: budget.clone() };
+        let state = HttpState::new(service.clone(), memory.clone(), http_options);
+        let connections = self.connections;
+        if let Some((listener, address)) = self.http {
+            tracing::info!(%address, "HTTP");
+            frontends.push(tokio::spawn(http::serve(listener, connections.clone(), state.clone(), stages.clone())));
+        }
+        if let Some((listener, address)) = self.grpc {
+            tracing::info!(%address, "gRPC");
+            let max_message_bytes = options.max_grpc_message_bytes;
+            let grpc_options = GrpcOptions { max_message_bytes, budget, ..GrpcOptions::default() };
+            frontends.push(tokio::spawn(grpc::serve(
+                listener,
+                connections,
+                service,
+                memory,
+                grpc_options,
+                stages.clone(),
+            )));
+        }
+        if let Some((listener, address)) = self.metrics {
+            tracing::info!(%address, "metrics");
+            // Not among the frontends: the last moments of a drain should be seen, too.
+            tokio::spawn(metrics_port::serve(listener, self.own, metrics, state));
+        }
+        Ok(frontends)
+    }
+
+    /// Answers at the ports of HTTP and metrics with what probes and people ask, and at the port of gRPC nothing.
+    pub fn answer_probes<S: Service>(self, service: Arc<S>, metrics: MetricsText) {
+        let memory = Arc::new(SharedMemory::disabled());
+        let state = HttpState::new(service, memory, HttpOptions::default());
+        for (port, what) in [(self.http, "HTTP"), (self.metrics, "metrics")] {
+            if let Some((listener, address)) = port {
+                tracing::info!(%address, "{what}");
+                tokio::spawn(metrics_port::serve(listener, self.own.clone(), metrics.clone(), state.clone()));
+            }
+        }
+    }
+}
+
+/// What tells a process to end.
+pub struct Signals {
+    /// SIGTERM.
+    pub terminate: Signal,
+    /// SIGINT.
+    pub interrupt: Signal,
+}
+
+impl Signals {
+    /// From now on they end the process in good order.
+    ///
+    /// # Errors
+    /// Of the operating system.
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+}
+
+/// Has frontends go on accepting for `grace`, then finish what they have, `limit` in all; says whether they have.
+pub async fn leave(
+    stage: &watch::Sender<Stage>,
+    mut frontends: Vec<JoinHandle<()>>,
+    Signals { terminate, interrupt }: &mut Signals,
+    grace: Duration,
+    limit: Duration,
+) -> bool {
+    let limit = tokio::time::Instant::now() + limit;
+    stage.send_replace(Stage::Leaving);
+    let mut interrupted = false;
+    tokio::select! {
+        () = tokio::time::sleep(grace) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => interrupted = true,
+    }
+    stage.send_replace(Stage::Draining);
+    let all = async {
+        for frontend in &mut frontends {
+            if let Err(error) = frontend.await {
+                tracing::error!(%error, "a frontend ended badly");
+            }
+        }
+    };
+    let finished = !interrupted
+        && tokio::select! {
+            () = all => true,
+            () = tokio::time::sleep_until(limit) => false,
+            _ = interrupt.recv() => false,
+        };
+    // Breaks off the connections that are left.
+    stage.send_replace(Stage::Stopped);
+    finished
+}
+
+fn connection_options(options: &ServerOptions, event_loops: usize) -> ConnectionOptions {
+    let limit = |duration: downbeat_core::Duration| {
+        let duration = Duration::from(duration);
+        (!duration.is_zero()).then_some(duration)
+    };
+    let files = connections::raise_file_limit();
+    let suited = connections::default_max_connections(files, event_loops);
+    let max = match options.max_connections {
+        0 => suited,
+        asked => {
+            let room = connections::room_for_connections(files, event_loops);
+            if asked > room {
+                tracing::warn!(
+                    asked,
+                    room,
+                    "the limit of open files leaves less room for connections; raise it (ulimit -n)"
+                );
+            }
+            asked.min(room)
+        }
+    };
+    ConnectionOptions {
+        max,
+        idle_timeout: limit(options.idle_timeout),
+        transfer_timeout: limit(options.transfer_timeout),
+        min_rate: options.min_rate,
+        linger: Duration::from(options.shutdown_grace).min(ConnectionOptions::default().linger),
+    }
+}
+
+fn bind(host: IpAddr, port: Option<u16>, what: &str, flag: &str) -> anyhow::Result<Port> {
+    let Some(port) = port else { return Ok(None) };
+    let wanted = SocketAddr::new(host, port);
+    let listener = connections::bind(wanted).with_context(|| {
+        format!("cannot listen on {wanted} for {what}; is another server running? Choose another with {flag}")
+    })?;
+    let address = listener.local_addr()?;
+    Ok(Some((listener, address)))
+}

@@ -1,0 +1,219 @@
+//! A model's steps from pictures or texts to its inputs, in service.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use bytes::Bytes;
+use downbeat_core::tensor::DataType;
+use downbeat_core::{Duration, Time};
+use downbeat_preprocess::{Pipeline, PreprocessError, Step, Work};
+use downbeat_protocol::inference::{ModelConfig, ModelParameter};
+use downbeat_protocol::{InferRequest, InferTensor};
+use tokio::sync::oneshot;
+
+use crate::batch_codec::BatchCodec;
+use crate::clock::Clock;
+use crate::error::ServiceError;
+use crate::preprocess_pool::PreprocessPool;
+
+/// The parameters of a model's configuration that say what it takes besides tensors: the input, of datatype BYTES and shape [n] or [n, 1].
+pub const INPUT_PARAMETER: &str = "preprocess_input";
+/// The media types of its items.
+pub const MEDIA_PARAMETER: &str = "preprocess_media";
+/// The inputs that are filled from it, divided by commas.
+pub const FILLS_PARAMETER: &str = "preprocess_fills";
+
+/// What a new measurement of the pace counts for: one of so many.
+const LEARNS: f64 = 8.0;
+
+/// A model's steps from pictures or texts to its inputs, with the threads that take them and how long they took so far.
+#[derive(Debug)]
+pub struct Preprocess {
+    pipeline: Pipeline,
+    pool: Arc<PreprocessPool>,
+    clock: Clock,
+    /// Nanoseconds for a unit of work, as an `f64`; 0: not known yet.
+    pace: AtomicU64,
+}
+
+/// What came of the items of a request.
+pub enum Made {
+    /// The inputs that are filled from them.
+    Tensors(Vec<InferTensor>),
+    /// Nothing, and why.
+    Failed(PreprocessError),
+    /// Nothing was done: it was too late when it was its turn.
+    Late,
+}
+
+impl Preprocess {
+    /// The steps of a model in `folder` whose requests are like `codec`'s; no picture has more than `most_pixels`.
+    ///
+    /// # Errors
+    /// In words, which step is wrong, or why what they give does not fit the model.
+    pub fn new(
+        steps: &[Step],
+        folder: &Path,
+        codec: &BatchCodec,
+        most_pixels: u64,
+        pool: Arc<PreprocessPool>,
+        clock: Clock,
+    ) -> Result<Self, String> {
+        let pipeline = Pipeline::new(steps, folder, &codec.signature().inputs, codec.batched, most_pixels)?;
+        Ok(Preprocess { pipeline, pool, clock, pace: AtomicU64::new(0) })
+    }
+
+    /// Whether a request has the input that its steps begin with.
+    pub fn is_for(&self, request: &InferRequest) -> bool {
+        request.inputs.iter().any(|input| self.is_input(input))
+    }
+
+    fn is_input(&self, input: &InferTensor) -> bool {
+        // A tensor of the model itself may be called so; then the datatype tells them apart.
+        input.datatype == DataType::Bytes && input.name == self.pipeline.input()
+    }
+
+    /// Says in a model's configuration what it takes besides tensors.
+    pub fn describe(&self, config: &mut ModelConfig) {
+        let fills = self.pipeline.fills().collect::<Vec<_>>().join(",");
+        let said = [
+            (INPUT_PARAMETER, self.pipeline.input().to_owned()),
+            (MEDIA_PARAMETER, self.pipeline.media().types().to_owned()),
+            (FILLS_PARAMETER, fills),
+        ];
+        let parameters = said.map(|(name, string_value)| (name.to_owned(), ModelParameter { string_value }));
+        config.parameters.extend(parameters);
+    }
+
+    /// Checks what can be told of a request without its data, which may be elsewhere still; it [is for](Preprocess::is_for) these steps. Gives
+    /// the items that it says it has.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    pub fn check(&self, request: &InferRequest, codec: &BatchCodec) -> Result<u32, ServiceError> {
+        let (model, name) = (&request.model_name, self.pipeline.input());
+        let wrong = |what: String| Err(ServiceError::InvalidArgument(what));
+        let Some(input) = request.inputs.iter().find(|input| self.is_input(input)) else {
+            return wrong(format!("model '{model}': there is no input '{name}' of datatype BYTES"));
+        };
+        let (items @ 1.., [] | [1]) = input.shape.split_first().map_or((0, &[][..]), |(items, rest)| (*items, rest))
+        else {
+            return wrong(format!(
+                "unexpected shape for input '{name}' for model '{model}'. Expected [n] or [n,1], n at least 1, got {:?}",
+                input.shape
+            ));
+        };
+        let most = codec.max_batch;
+        let Some(items) = u32::try_from(items).ok().filter(|items| *items <= most) else {
+            return wrong(format!(
+                "inference request batch-size must be <= {most} for '{model}': the request has {items}; send several requests"
+            ));
+        };
+        let is_other = |input: &&InferTensor| !self.is_input(input);
+        if let Some(twice) =
+            self.pipeline.fills().find(|fills| request.inputs.iter().filter(is_other).any(|input| input.name == *fills))
+        {
+            return wrong(format!("input '{twice}' for model '{model}' is made of '{name}': send one of the two"));
+        }
+        let others = request.inputs.iter().filter(is_other).cloned().collect();
+        let others = InferRequest { model_name: model.clone(), inputs: others, ..InferRequest::default() };
+        codec.check_inputs(&others)?;
+        Ok(items)
+    }
+
+    /// Takes the items out of a request.
+    ///
+    /// # Errors
+    /// Those of [`Preprocess::check`], or `InvalidArgument` if there are not as many as it says.
+    pub fn take(&self, request: &mut InferRequest, codec: &BatchCodec) -> Result<Vec<Bytes>, ServiceError> {
+        let count = self.check(request, codec)? as usize;
+        let place = request.inputs.iter().position(|input| self.is_input(input)).unwrap_or(0);
+        let data = request.inputs.remove(place).data;
+        let items = elements(&data, count);
+        items.ok_or_else(|| {
+            ServiceError::InvalidArgument(format!(
+                "expected {count} elements for inference input '{}' for model '{}', each its length as a little-endian 32-bit number, \
+                 then its bytes",
+                self.pipeline.input(),
+                request.model_name
+            ))
+        })
+    }
+
+    /// What items will take, by their headers.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with the item, what is wrong with it, and the limit that it is over.
+    pub fn look(&self, items: &[Bytes]) -> Result<Work, ServiceError> {
+        self.pipeline.look(items).map_err(|error| ServiceError::InvalidArgument(error.to_string()))
+    }
+
+    /// How long such work takes, as far as that is known.
+    fn estimate(&self, work: Work) -> Duration {
+        Duration::from_nanos((f64::from_bits(self.pace.load(Relaxed)) * work.units as f64) as u64)
+    }
+
+    /// When what has to be done by `deadline` would be begun if it came now. Where a thread is idle that is now, whatever is thought of the pace:
+    /// an estimate that is wrong is mended by what comes of it.
+    pub fn begins(&self, now: Time, deadline: Time) -> Time {
+        now + self.pool.wait(deadline)
+    }
+
+    /// Has items made into tensors, in the order of deadlines; begun later than `latest` it is not done. Dropping the receiver cancels it.
+    pub fn run(
+        self: &Arc<Self>,
+        items: Vec<Bytes>,
+        work: Work,
+        deadline: Time,
+        latest: Time,
+    ) -> oneshot::Receiver<Made> {
+        let (sender, receiver) = oneshot::channel();
+        let this = self.clone();
+        self.pool.submit(deadline, self.estimate(work), move || {
+            let begin = this.clock.now();
+            if sender.is_closed() {
+                return;
+            }
+            let made = match begin <= latest {
+                false => Made::Late,
+                true => match this.pipeline.run(&items, || !sender.is_closed()) {
+                    Ok(tensors) => Made::Tensors(tensors),
+                    Err(error) => Made::Failed(error),
+                },
+            };
+            if let Made::Tensors(_) = made {
+                this.learn(work, this.clock.now().since(begin));
+            }
+            // What came in is let go before anybody goes on with what came of it.
+            drop(items);
+            let _ = sender.send(made);
+        });
+        receiver
+    }
+
+    fn learn(&self, work: Work, took: Duration) {
+        let seen = took.as_nanos() as f64 / work.units.max(1) as f64;
+        let known = f64::from_bits(self.pace.load(Relaxed));
+        let learned = if known > 0.0 { known + (seen - known) / LEARNS } else { seen };
+        self.pace.store(learned.to_bits(), Relaxed);
+    }
+}
+
+/// The elements of BYTES, which are `count`.
+fn elements(data: &Bytes, count: usize) -> Option<Vec<Bytes>> {
+    let (mut items, mut at) = (Vec::with_capacity(count), 0_usize);
+    for _ in 0..count {
+        let length = u32::from_le_bytes(*data.get(at..)?.first_chunk::<4>()?) as usize;
+        let begin = at + 4;
+        at = begin.checked_add(length).filter(|end| *end <= data.len())?;
+        items.push(data.slice(begin..at));
+    }
+    (at == data.len()).then_some(items)
+}
+
+/// The input of a model with this configuration that takes what is of the media type `media`, if there is one.
+pub fn input_for<'a>(config: &'a ModelConfig, media: &str) -> Option<&'a str> {
+    let said = |name| config.parameters.get(name).map(|parameter| parameter.string_value.as_str());
+    said(INPUT_PARAMETER).filter(|_| said(MEDIA_PARAMETER).is_some_and(|all| all.split(", ").any(|one| one == media)))
+}

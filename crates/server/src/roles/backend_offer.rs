@@ -1,0 +1,173 @@
+//! What a backend has: its slots, and the models of its registry with what their batches take.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::io::Read;
+use std::sync::{Arc, Weak};
+
+use downbeat_core::LatencyProfile;
+use downbeat_core::roles::{Offer, OfferedModel, Slot};
+use downbeat_repository::ModelDefinition;
+use prost::Message;
+
+use super::definition::Definition;
+use crate::batch_codec::PROFILED_LENGTH;
+use crate::loaded_version::LoadedVersion;
+use crate::machine_load::processor;
+use crate::options::ServerOptions;
+use crate::refusal::FullBatch;
+use crate::registry::Registry;
+
+/// A change of what a batch takes that is worth telling, as a share of it.
+const WORTH_TELLING: f64 = 0.03;
+/// The parameter of a model whose requests must not run a second time where it is not known whether they ran.
+const RUN_ONCE: &str = "run_once";
+
+/// Says what a backend has, when that changes.
+pub struct OfferMaker {
+    registry: Registry,
+    options: Arc<ServerOptions>,
+    /// What processors are called where there are no GPUs.
+    processor: String,
+    /// By name and version: what was read of the files.
+    fingerprints: BTreeMap<(String, u64), (Weak<LoadedVersion>, String)>,
+    /// What has been said of models that are not offered.
+    said: BTreeSet<(String, u64)>,
+    last: Option<Offer>,
+}
+
+impl OfferMaker {
+    /// One that has offered nothing yet.
+    pub fn new(registry: Registry, options: Arc<ServerOptions>) -> Self {
+        let (fingerprints, said) = Default::default();
+        OfferMaker { registry, options, processor: processor(), fingerprints, said, last: None }
+    }
+
+    /// What there is, if that is something else than last time. Reads files of models that are new.
+    pub fn next(&mut self) -> Option<Offer> {
+        let offer = self.offer();
+        if self.last.as_ref().is_some_and(|last| is_like(last, &offer)) {
+            return None;
+        }
+        self.last = Some(offer.clone());
+        Some(offer)
+    }
+
+    fn offer(&mut self) -> Offer {
+        let slots = self.registry.driver.slots();
+        let hardware = |device: usize, part: Option<&str>| {
+            let gpu = self.registry.gpus.get(device).map(|gpu| gpu.name.clone());
+            let part = part.map(|part| format!(" {part}")).unwrap_or_default();
+            format!("{}{part}", gpu.unwrap_or_else(|| self.processor.clone()))
+        };
+        let parts = self.registry.parts();
+        let slot = |(device, partition): &(usize, usize)| Slot {
+            hardware: hardware(*device, parts.get(*partition).map(|part| &*part.size)),
+        };
+        let mut offer = Offer { slots: slots.iter().map(slot).collect(), models: Vec::new() };
+        for served in self.registry.serving().all() {
+            for (number, loaded) in &served.versions {
+                offer.models.extend(self.model(&served.definition, *number, loaded, &slots));
+            }
+        }
+        self.fingerprints.retain(|_, (loaded, _)| loaded.strong_count() > 0);
+        offer
+    }
+
+    fn model(
+        &mut self,
+        definition: &ModelDefinition,
+        number: u64,
+        loaded: &Arc<LoadedVersion>,
+        slots: &[(usize, usize)],
+    ) -> Option<OfferedModel> {
+        let name = &definition.name;
+        if loaded.hosts.is_routed {
+            if self.said.insert((name.clone(), number)) {
+                tracing::warn!(
+                    model = %name, version = number, policy = %loaded.policy().policy,
+                    "not offered to the cluster: its batches are made by its device policy, and in a cluster the scheduler makes them; give it the device policy \
+                     exclusive"
+                );
+            }
+            return None;
+        }
+        let key = loaded.codec.shape_key_of(PROFILED_LENGTH);
+        let queue = loaded.queue(&key)?;
+        let runs = |(slot, _): &(usize, &(usize, usize))| {
+            self.registry.driver.runs(downbeat_core::DeviceId(*slot as u32), loaded)
+        };
+        let profile = |(slot, (device, partition)): (usize, &(usize, usize))| {
+            let partition = downbeat_core::device::PartitionId(*partition as u32);
+            (slot as u32, queue.refiner(*device, partition).lock().profile().clone())
+        };
+        let profiles: Vec<(u32, LatencyProfile)> = slots.iter().enumerate().filter(runs).map(profile).collect();
+        let slo = self.options.slo(name, definition.slo);
+        let settings = queue.settings();
+        let items = settings.max_batch.max(1);
+        let full = FullBatch { items, takes: queue.least(items) };
+        // What it is made of changes with every batch, and is a hint.
+        let fingerprint = self.fingerprint(definition, number, loaded);
+        let mut before = self.last.iter().flat_map(|last| &last.models);
+        let same = before.find(|before| before.model == *name && before.version == number);
+        let same = same.filter(|same| same.fingerprint == fingerprint).map(|same| same.definition.clone());
+        Some(OfferedModel {
+            model: name.clone(),
+            version: number,
+            definition: same.unwrap_or_else(|| Definition::encode(definition, &loaded.codec, slo, full)),
+            fingerprint,
+            max_batch: items,
+            drop: settings.drop,
+            dispatch: settings.dispatch.clone(),
+            max_wait: settings.max_wait,
+            levels: settings.levels.clone(),
+            at_once: settings.max_in_flight,
+            item_bytes: loaded.codec.item_bytes(PROFILED_LENGTH).map_or(u64::MAX, |bytes| bytes as u64),
+            may_repeat: definition.parameter(RUN_ONCE).is_none_or(|said| said.trim() != "true"),
+            shape: key.to_vec(),
+            profiles,
+        })
+    }
+
+    /// Of the completed configuration and the file: the same wherever these are.
+    fn fingerprint(&mut self, definition: &ModelDefinition, number: u64, loaded: &Arc<LoadedVersion>) -> String {
+        let key = (definition.name.clone(), number);
+        let known = self.fingerprints.get(&key);
+        if let Some((_, known)) = known.filter(|(of, _)| std::ptr::eq(of.as_ptr(), Arc::as_ptr(loaded))) {
+            return known.clone();
+        }
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(&definition.config.encode_to_vec());
+        let mut fingerprint = format!("{:08x}", sum.finalize());
+        let file = definition.version_file(number).map(std::fs::File::open);
+        if let Some(Ok(mut file)) = file {
+            let (mut sum, mut size, mut buffer) = (crc32fast::Hasher::new(), 0, vec![0; 1 << 20]);
+            while let Ok(read @ 1..) = file.read(&mut buffer) {
+                sum.update(&buffer[..read]);
+                size += read;
+            }
+            // Nothing can go wrong in a text.
+            let _ = write!(fingerprint, "-{size}-{:08x}", sum.finalize());
+        }
+        self.fingerprints.insert(key, (Arc::downgrade(loaded), fingerprint.clone()));
+        fingerprint
+    }
+}
+
+/// Whether nobody has to be told of the difference.
+fn is_like(last: &Offer, now: &Offer) -> bool {
+    let without = |model: &OfferedModel| OfferedModel { profiles: Vec::new(), ..model.clone() };
+    let close = |(a, b): (&(u32, LatencyProfile), &(u32, LatencyProfile))| {
+        let differs = |batch: u32| {
+            let (a, b) = (a.1.latency(batch).as_nanos() as f64, b.1.latency(batch).as_nanos() as f64);
+            (a - b).abs() > WORTH_TELLING * a
+        };
+        a.0 == b.0 && a.1.max_batch() == b.1.max_batch() && !(1..=a.1.max_batch()).any(differs)
+    };
+    let same = |(a, b): (&OfferedModel, &OfferedModel)| {
+        without(a) == without(b)
+            && a.profiles.len() == b.profiles.len()
+            && a.profiles.iter().zip(&b.profiles).all(close)
+    };
+    last.slots == now.slots && last.models.len() == now.models.len() && last.models.iter().zip(&now.models).all(same)
+}

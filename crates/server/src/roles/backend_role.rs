@@ -1,0 +1,264 @@
+//! A backend's machine with the slots that its batches run on.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use downbeat_core::roles::{
+    BackendNode, BackendOptions, BackendOutput, BatchKey, Frame, Hello, Member, NodeId, Offer, Outcome, QueueKey,
+    RequestKey, Role,
+};
+use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
+use downbeat_protocol::{InferRequest, InferTensor};
+
+use super::machine::{Machine, Step};
+use super::status::StatusBoard;
+use super::tensors::Tensors;
+use crate::call::Call;
+use crate::driver::{QueuedCall, SlotDone};
+use crate::error::ServiceError;
+use crate::loaded_version::LoadedVersion;
+use crate::registry::Registry;
+use crate::reply::{Answer, Gathered, Reply};
+use crate::serving::InFlight;
+
+/// What a backend's threads tell its node.
+pub enum BackendEvent {
+    /// A slot is done with its batch.
+    Done(SlotDone),
+    /// What it has from now on.
+    Offer(Offer),
+    /// It is to go.
+    Drain,
+}
+
+/// A batch that waits for its slot.
+struct Waiting {
+    batch: BatchKey,
+    queue: QueueKey,
+    members: Vec<Member<Tensors>>,
+}
+
+/// A batch that a slot has.
+struct Running {
+    batch: BatchKey,
+    slot: u32,
+    members: Vec<RequestKey>,
+    answers: Arc<Gathered>,
+    /// It does not leave before.
+    _model: InFlight,
+}
+
+/// A backend's machine, and what its slots do.
+pub struct BackendRole {
+    node: BackendNode<Tensors>,
+    registry: Registry,
+    /// By slot, in the order in which they run there.
+    waiting: BTreeMap<u32, VecDeque<Waiting>>,
+    /// By what this process calls it: at most one of each slot.
+    running: BTreeMap<BatchId, Running>,
+    next_batch: u64,
+    board: StatusBoard,
+}
+
+/// A batch that is ready for its slot.
+struct Prepared {
+    model: InFlight,
+    jobs: Vec<(RequestId, QueuedCall)>,
+}
+
+impl BackendRole {
+    /// One that runs the models of a registry, and has nothing to do yet.
+    pub fn new(node: NodeId, options: BackendOptions, now: Time, registry: Registry, board: StatusBoard) -> Self {
+        let node = BackendNode::new(node, options, now);
+        BackendRole { node, registry, waiting: BTreeMap::new(), running: BTreeMap::new(), next_batch: 0, board }
+    }
+
+    /// Gives a slot its next batch, if it has none.
+    fn begin(&mut self, now: Time, slot: u32) {
+        while self.running.values().all(|running| running.slot != slot) {
+            let Some(Waiting { batch, queue, members }) = self.waiting.get_mut(&slot).and_then(VecDeque::pop_front)
+            else {
+                return;
+            };
+            let requests: Vec<RequestKey> = members.iter().map(|member| member.request).collect();
+            let answers = Arc::new(Gathered::default());
+            match self.prepare(now, slot, &queue, members, &answers) {
+                Ok(Prepared { model, jobs }) if !jobs.is_empty() => {
+                    let id = BatchId(self.next_batch);
+                    self.next_batch += 1;
+                    self.running.insert(id, Running { batch, slot, members: requests, answers, _model: model });
+                    self.registry.driver.grant(DeviceId(slot), id, jobs);
+                }
+                prepared => {
+                    let failed = prepared.err();
+                    self.done(now, batch, None, requests, &answers, failed.as_ref());
+                }
+            }
+        }
+    }
+
+    /// The calls of a batch's members; those that do not fit are answered.
+    fn prepare(
+        &self,
+        now: Time,
+        slot: u32,
+        queue: &QueueKey,
+        members: Vec<Member<Tensors>>,
+        answers: &Arc<Gathered>,
+    ) -> Result<Prepared, ServiceError> {
+        let QueueKey { model: name, version, shape } = queue;
+        let unloaded = || ServiceError::Unavailable(format!("model '{name}' version {version} was unloaded"));
+        let model = self.registry.serving().enter(name).ok_or_else(unloaded)?;
+        let loaded = model.versions.get(version).cloned().ok_or_else(unloaded)?;
+        if let Some(reason) = loaded.out_of_service() {
+            return Err(ServiceError::Unavailable(format!("model '{name}': {reason}")));
+        }
+        if loaded.hosts.is_routed || !self.registry.driver.runs(DeviceId(slot), &loaded) {
+            return Err(ServiceError::Internal(format!("model '{name}' does not run on slot {slot} of this backend")));
+        }
+        let (mut jobs, mut rows, mut of_shape) = (Vec::with_capacity(members.len()), 0u32, None);
+        for (place, Member { deadline, payload, .. }) in members.into_iter().enumerate() {
+            let reply = Reply::gathered(answers.clone(), place);
+            let admitted = match admit(&loaded, name, payload) {
+                Ok(admitted) => admitted,
+                Err(error) => {
+                    reply.send(Err(error));
+                    continue;
+                }
+            };
+            rows = rows.saturating_add(admitted.rows);
+            let its = loaded.codec.shape_key(&admitted);
+            if rows > loaded.codec.max_batch || its[..] != shape[..] {
+                let reason = format!(
+                    "the batch of model '{name}' has members that do not go together: this is a defect of its scheduler"
+                );
+                reply.send(Err(ServiceError::Internal(reason)));
+                continue;
+            }
+            let queue = match &of_shape {
+                Some(queue) => queue,
+                None => of_shape.insert(self.registry.serving().queue(&model.definition, &loaded, &admitted, now)?),
+            };
+            let call = Call {
+                admitted,
+                loaded: loaded.clone(),
+                arrival: now,
+                deadline,
+                deadline_is_slo: false,
+                is_probe: false,
+                reply,
+            };
+            let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0, has_place: false };
+            jobs.push((self.registry.driver.next_request(), job));
+        }
+        Ok(Prepared { model, jobs })
+    }
+
+    /// Tells the machine what came of a batch. `failed`: why it was not even begun.
+    fn done(
+        &mut self,
+        now: Time,
+        batch: BatchKey,
+        ran: Option<(u32, Duration)>,
+        members: Vec<RequestKey>,
+        answers: &Gathered,
+        failed: Option<&ServiceError>,
+    ) {
+        let lost = || ServiceError::Internal("the request was lost on its backend: this is a defect".to_owned());
+        let mut outcomes: Vec<Option<Answer>> = members.iter().map(|_| None).collect();
+        for (place, answer) in answers.lock().drain(..) {
+            if let Some(outcome) = outcomes.get_mut(place) {
+                *outcome = Some(answer);
+            }
+        }
+        let outcome = |answer: Option<Answer>| match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost)))
+        {
+            Ok(outputs) => Outcome::Outputs(outputs.into_iter().collect()),
+            Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
+        };
+        let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();
+        self.node.handle_ran(now, batch, ran, outcomes);
+    }
+}
+
+/// Checks a member's tensors as those of a client.
+fn admit(loaded: &LoadedVersion, name: &str, payload: Tensors) -> Result<crate::batch_codec::Admitted, ServiceError> {
+    let tensor = |(binding, part): (&downbeat_repository::TensorBinding, crate::batch_codec::OutputPart)| InferTensor {
+        name: binding.client.name.clone(),
+        datatype: binding.datatype(),
+        shape: part.shape,
+        parameters: Default::default(),
+        data: part.data,
+    };
+    let inputs = loaded.codec.inputs.iter().zip(payload).map(tensor).collect();
+    let mut request = InferRequest { model_name: name.to_owned(), inputs, ..InferRequest::default() };
+    let admitted = loaded.codec.admit(&mut request)?;
+    loaded.check_memory(&admitted)?;
+    Ok(admitted)
+}
+
+impl Machine for BackendRole {
+    type Event = BackendEvent;
+
+    fn accepts(&self, _role: Role) -> bool {
+        false
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.board.connected(peer);
+        self.node.handle_connected(now, peer);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.board.disconnected(peer);
+        self.node.handle_disconnected(now, peer);
+    }
+
+    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>) {
+        self.node.handle_frame(now, frame);
+    }
+
+    fn handle_event(&mut self, now: Time, event: BackendEvent) {
+        match event {
+            BackendEvent::Done(SlotDone { batch, ran }) => {
+                if let Some(Running { batch, slot, members, answers, _model }) = self.running.remove(&batch) {
+                    self.done(now, batch, ran, members, &answers, None);
+                    self.begin(now, slot);
+                }
+            }
+            BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
+            BackendEvent::Drain => self.node.handle_drain(now),
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.node.handle_timeout(now);
+    }
+
+    fn poll_step(&mut self, now: Time) -> Option<Step> {
+        loop {
+            match self.node.poll_output(now)? {
+                BackendOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
+                BackendOutput::Connect { frontend, address } => return Some(Step::Connect(frontend, address)),
+                BackendOutput::Lost(peer) => {
+                    self.board.disconnected(peer);
+                    return Some(Step::Close(peer));
+                }
+                BackendOutput::Run { batch, slot, queue, members } => {
+                    self.waiting.entry(slot).or_default().push_back(Waiting { batch, queue, members });
+                    self.begin(now, slot);
+                }
+                BackendOutput::Leader(_, epoch) => self.board.follows(epoch, false),
+                BackendOutput::Drained => return Some(Step::End),
+            }
+        }
+    }
+
+    fn report(&self) {
+        self.board.measured(self.node.links());
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        self.node.poll_timeout().map(|(at, _)| at)
+    }
+}

@@ -1,0 +1,51 @@
+//! Frontends, schedulers and backends as processes of their own: the machines of `downbeat_core::roles` with sockets, clients and devices.
+//!
+//! | file | what |
+//! |---|---|
+//! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and what makes a server of models a backend |
+//! | `node.rs`, `machine.rs`, `timer.rs` | the one thread that has a machine, its connections and its timer |
+//! | `wire.rs`, `tensors.rs` | frames as bytes, tensors beside them |
+//! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
+//! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
+//! | `backend_offer.rs` | what a backend has |
+//! | `status.rs`, `complaints.rs` | what people are told |
+
+mod backend_offer;
+mod backend_role;
+mod complaints;
+mod definition;
+mod frontend_role;
+mod machine;
+mod node;
+mod processes;
+mod remote_models;
+mod remote_serving;
+mod scheduler_role;
+mod scheduler_service;
+mod status;
+mod tensors;
+mod timer;
+mod wire;
+
+use downbeat_core::roles::Message;
+
+pub use processes::{BackendProcess, serve_frontend, serve_scheduler};
+pub use status::{ClusterStatus, StatusBoard};
+
+/// Reads bytes as what a peer sends: who it is, then frames, with at most `most` bytes of tensors each, and what they say of models. Gives how many frames could be read. For whoever tries this with
+/// anything.
+pub async fn read_as_peer(mut bytes: &[u8], most: u64) -> usize {
+    if wire::read_greeting(&mut bytes).await.is_err() {
+        return 0;
+    }
+    let (mut scratch, mut frames) = (Vec::new(), 0);
+    while let Ok(frame) = wire::read_frame(&mut bytes, &mut scratch, most).await {
+        frames += 1;
+        for message in frame.messages {
+            if let Message::Models(models) = message {
+                models.iter().for_each(|model| drop(definition::Definition::decode(&model.definition)));
+            }
+        }
+    }
+    frames
+}

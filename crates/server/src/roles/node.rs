@@ -1,0 +1,437 @@
+//! A process of the cluster: one thread that has a role's state machine, its connections and its timer.
+//!
+//! Whatever is there is taken in before anything is decided, so that what goes to one peer shares frames, and frames are written once for each time that the thread
+//! wakes. Between a socket and the machine there is no other thread: a request crosses five connections, and would wait for ten.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::rc::Rc;
+use std::time::Duration;
+
+use downbeat_core::Time;
+use downbeat_core::roles::{Frame, Hello, NodeId, PROTOCOL, Role};
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{LocalSet, spawn_local};
+
+use super::complaints::Complaints;
+use super::machine::{Machine, Step};
+use super::tensors::Tensors;
+use super::timer::Timer;
+use super::wire::{self, Outbox, WireError};
+use crate::clock::Clock;
+
+/// Bytes that are read at once.
+const READ_BYTES: usize = 64 << 10;
+/// Events of other threads that are taken in at once.
+const EVENTS: usize = 1024;
+/// How long a peer may take to say who it is.
+const GREETS_WITHIN: Duration = Duration::from_secs(2);
+/// How long a connection may take to come about.
+const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
+/// How long it is waited before somebody is connected to again, at first and at most.
+const AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+/// Most connections that have not said who they are.
+const MOST_STRANGERS: usize = 64;
+/// How often it is said what links are like.
+const REPORTS_EVERY: Duration = Duration::from_secs(1);
+/// How often a frontend is tried that is not there.
+const TRIES: u32 = 8;
+
+/// What a process is to the others.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Who it is.
+    pub node: NodeId,
+    /// As what.
+    pub role: Role,
+    /// What people call it.
+    pub name: String,
+    /// Where others connect to it; `None`: where its connection to them comes from, at the port that it listens on.
+    pub advertise: Option<String>,
+}
+
+/// What a node's thread needs beside its machine.
+pub struct Setup {
+    /// Its own.
+    pub identity: Identity,
+    /// Where it is connected to, if it is.
+    pub listener: Option<std::net::TcpListener>,
+    /// Whom it connects to, again and again: schedulers.
+    pub dial: Vec<String>,
+    /// The time of its machine.
+    pub clock: Clock,
+    /// Most bytes of tensors in a frame, and most that wait to be written to one peer.
+    pub most_bytes: u64,
+}
+
+/// The sender of events to a node. When the last is gone the node's thread ends.
+pub type Events<M> = mpsc::UnboundedSender<<M as Machine>::Event>;
+
+/// Starts a node's thread.
+///
+/// # Errors
+/// If the operating system has no thread left.
+pub fn start<M: Machine>(
+    setup: Setup,
+    machine: impl FnOnce() -> M + Send + 'static,
+) -> anyhow::Result<(Events<M>, std::thread::JoinHandle<()>)> {
+    let (sender, events) = mpsc::unbounded_channel();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let run = move || {
+        let node = || {
+            let local = LocalSet::new();
+            local.block_on(&runtime, async move { Node::new(setup, machine())?.run(events).await })
+        };
+        let reason = match std::panic::catch_unwind(AssertUnwindSafe(node)) {
+            Ok(Ok(())) => return,
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it ended in a panic: this is a defect".to_owned(),
+        };
+        // Nobody would answer any more; the others go on without this process, and whoever started it may start another.
+        tracing::error!(%reason, "the thread of the node has ended, and so does the process");
+        downbeat_engine::process::end(1)
+    };
+    Ok((sender, std::thread::Builder::new().name("node".to_owned()).spawn(run)?))
+}
+
+struct Node<M> {
+    identity: Identity,
+    clock: Clock,
+    dial: Vec<String>,
+    listener: RefCell<Option<TcpListener>>,
+    port: u16,
+    most_bytes: u64,
+    inner: RefCell<Inner<M>>,
+    /// Something has come.
+    woken: Notify,
+}
+
+struct Inner<M> {
+    machine: M,
+    wires: BTreeMap<NodeId, Wire>,
+    next_wire: u64,
+    strangers: usize,
+    complaints: Complaints,
+}
+
+/// A connection whose other end is known.
+struct Wire {
+    number: u64,
+    outbox: Outbox,
+    half: Rc<OwnedWriteHalf>,
+    /// It takes no more for now; its task writes the rest.
+    is_full: bool,
+    writes: Rc<Notify>,
+    closed: Rc<Notify>,
+}
+
+impl<M: Machine> Node<M> {
+    fn new(setup: Setup, machine: M) -> std::io::Result<Rc<Self>> {
+        let Setup { identity, listener, dial, clock, most_bytes } = setup;
+        let listener = listener.map(TcpListener::from_std).transpose()?;
+        let port = listener.as_ref().map_or(Ok(0), |listener| listener.local_addr().map(|address| address.port()))?;
+        let complaints = Complaints::default();
+        let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0, strangers: 0, complaints };
+        let (listener, inner) = (RefCell::new(listener), RefCell::new(inner));
+        Ok(Rc::new(Node { identity, clock, dial, listener, port, most_bytes, inner, woken: Notify::new() }))
+    }
+
+    /// Goes on until nobody has events any more, or the machine has come to its end.
+    async fn run(self: Rc<Self>, mut events: mpsc::UnboundedReceiver<M::Event>) -> std::io::Result<()> {
+        if let Some(listener) = self.listener.take() {
+            spawn_local(self.clone().listen(listener));
+        }
+        for address in &self.dial {
+            spawn_local(self.clone().keep_dialling(address.clone()));
+        }
+        let mut timer = Timer::new(self.clock)?;
+        let mut come = Vec::with_capacity(EVENTS);
+        let mut reports = tokio::time::interval(REPORTS_EVERY);
+        loop {
+            tokio::select! {
+                _ = reports.tick() => self.inner.borrow().machine.report(),
+                () = self.woken.notified() => {}
+                count = events.recv_many(&mut come, EVENTS) => {
+                    if count == 0 {
+                        return Ok(());
+                    }
+                }
+                gone_off = timer.wait() => {
+                    gone_off?;
+                    // What has come is taken in before anybody is taken for silent.
+                    tokio::task::yield_now().await;
+                }
+            }
+            let now = self.clock.now();
+            let is_over = crate::reply::together(|| self.turn(now, &mut come));
+            if is_over {
+                return Ok(());
+            }
+            timer.set(self.inner.borrow().machine.poll_timeout().unwrap_or(Time::MAX))?;
+        }
+    }
+
+    /// Takes in what has come, does what follows, and writes what there is to say; says whether the node is to end.
+    fn turn(self: &Rc<Self>, now: Time, come: &mut Vec<M::Event>) -> bool {
+        let inner = &mut *self.inner.borrow_mut();
+        come.drain(..).for_each(|event| inner.machine.handle_event(now, event));
+        if inner.machine.poll_timeout().is_some_and(|at| at <= now) {
+            inner.machine.handle_timeout(now);
+        }
+        while let Some(step) = inner.machine.poll_step(now) {
+            match step {
+                Step::Send(peer, frame) => self.send(inner, peer, &frame),
+                Step::Connect(peer, address) => drop(spawn_local(self.clone().dial_peer(peer, address))),
+                Step::Close(peer) => {
+                    if let Some(wire) = inner.wires.remove(&peer) {
+                        wire.closed.notify_one();
+                    }
+                }
+                Step::End => return true,
+            }
+        }
+        let broken: Vec<NodeId> =
+            inner.wires.iter_mut().filter_map(|(peer, wire)| (!wire.flush()).then_some(*peer)).collect();
+        for peer in broken {
+            self.end(inner, peer);
+        }
+        false
+    }
+
+    fn send(&self, inner: &mut Inner<M>, peer: NodeId, frame: &Frame<Tensors>) {
+        let Some(wire) = inner.wires.get_mut(&peer) else { return };
+        let written = wire.outbox.put_frame(frame);
+        let waits = wire.outbox.bytes() as u64;
+        let reason = match written {
+            Err(error) => format!("a frame for it cannot be written: {error}"),
+            Ok(()) if waits > self.most_bytes => format!("it reads too slowly: {waits} bytes wait for it"),
+            Ok(()) => return,
+        };
+        inner.complaints.say(&format!("{peer:?}"), &reason);
+        self.end(inner, peer);
+    }
+
+    /// The wire to a peer is of no use any more.
+    fn end(&self, inner: &mut Inner<M>, peer: NodeId) {
+        if let Some(wire) = inner.wires.remove(&peer) {
+            wire.closed.notify_one();
+            inner.machine.handle_disconnected(self.clock.now(), peer);
+            self.woken.notify_one();
+        }
+    }
+
+    /// What a peer that is connected from this address is told.
+    fn hello(&self, local: SocketAddr) -> Hello {
+        let Identity { node, role, name, advertise } = &self.identity;
+        let here = || if self.port == 0 { String::new() } else { SocketAddr::new(local.ip(), self.port).to_string() };
+        let address = advertise.clone().unwrap_or_else(here);
+        Hello { protocol: PROTOCOL, node: *node, role: *role, name: name.clone(), address }
+    }
+
+    async fn listen(self: Rc<Self>, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => drop(spawn_local(self.clone().welcome(stream))),
+                Err(error) => {
+                    self.inner.borrow_mut().complaints.say("connections", &error.to_string());
+                    tokio::time::sleep(AGAIN_AFTER[0]).await;
+                }
+            }
+        }
+    }
+
+    /// The life of a connection that somebody has opened.
+    async fn welcome(self: Rc<Self>, stream: TcpStream) {
+        let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |address| address.ip().to_string());
+        if self.inner.borrow().strangers >= MOST_STRANGERS {
+            self.inner.borrow_mut().complaints.say(&from, "too many connections have not said who they are");
+            return;
+        }
+        self.inner.borrow_mut().strangers += 1;
+        let greeted = self.greet(stream).await;
+        self.inner.borrow_mut().strangers -= 1;
+        let refused = match greeted {
+            Err(error) => Some(error.to_string()),
+            Ok((peer, halves)) if self.inner.borrow().machine.accepts(peer.role) => self.serve(&peer, halves).await,
+            Ok((peer, _)) => Some(format!("a {:?} has nothing to say to a {:?}", peer.role, self.identity.role)),
+        };
+        if let Some(reason) = refused {
+            self.inner.borrow_mut().complaints.say(&from, &reason);
+        }
+    }
+
+    /// Says who this is, and hears who the other is.
+    async fn greet(&self, stream: TcpStream) -> Result<(Hello, (BufReader<OwnedReadHalf>, OwnedWriteHalf)), WireError> {
+        stream.set_nodelay(true)?;
+        let hello = wire::greeting(&self.hello(stream.local_addr()?));
+        let (reader, mut writer) = stream.into_split();
+        let mut reader = BufReader::with_capacity(READ_BYTES, reader);
+        let exchange = async {
+            writer.write_all(&hello).await?;
+            wire::read_greeting(&mut reader).await
+        };
+        let late = || WireError::Ended(std::io::ErrorKind::TimedOut.into());
+        let peer = tokio::time::timeout(GREETS_WITHIN, exchange).await.map_err(|_| late())??;
+        Ok((peer, (reader, writer)))
+    }
+
+    /// The life of a connection whose other end is known; says why it was not taken or had to be given up, if that is worth a word.
+    async fn serve(
+        self: &Rc<Self>,
+        peer: &Hello,
+        (mut reader, writer): (BufReader<OwnedReadHalf>, OwnedWriteHalf),
+    ) -> Option<String> {
+        let (number, closed, writes) = {
+            let inner = &mut *self.inner.borrow_mut();
+            if peer.node == self.identity.node || inner.wires.contains_key(&peer.node) {
+                return Some(format!(
+                    "{:?} is connected already: what calls itself that again is not taken",
+                    peer.node
+                ));
+            }
+            let (closed, writes) = (Rc::new(Notify::new()), Rc::new(Notify::new()));
+            let number = inner.next_wire;
+            inner.next_wire += 1;
+            let (half, outbox) = (Rc::new(writer), Outbox::default());
+            spawn_local(self.clone().write_rest(peer.node, number, half.clone(), writes.clone()));
+            let wire = Wire { number, outbox, half, is_full: false, writes: writes.clone(), closed: closed.clone() };
+            inner.wires.insert(peer.node, wire);
+            inner.machine.handle_connected(self.clock.now(), peer);
+            (number, closed, writes)
+        };
+        self.woken.notify_one();
+        let ended = tokio::select! {
+            ended = self.read(peer.node, number, &mut reader) => Some(ended),
+            () = closed.notified() => None,
+        };
+        writes.notify_one();
+        let inner = &mut *self.inner.borrow_mut();
+        if inner.wires.get(&peer.node).is_some_and(|wire| wire.number == number) {
+            self.end(inner, peer.node);
+        }
+        match ended {
+            None | Some(WireError::Ended(_)) => None,
+            Some(reason) => Some(format!("the connection of {} is given up: {reason}", peer.name)),
+        }
+    }
+
+    /// Takes frames in until there are no more.
+    async fn read(&self, peer: NodeId, number: u64, reader: &mut BufReader<OwnedReadHalf>) -> WireError {
+        let mut scratch = Vec::new();
+        loop {
+            let frame = match wire::read_frame(reader, &mut scratch, self.most_bytes).await {
+                Ok(frame) if frame.from == peer => frame,
+                Ok(_) => return WireError::Foreign,
+                Err(error) => return error,
+            };
+            let inner = &mut *self.inner.borrow_mut();
+            if inner.wires.get(&peer).is_some_and(|wire| wire.number == number) {
+                inner.machine.handle_frame(self.clock.now(), frame);
+                self.woken.notify_one();
+            }
+        }
+    }
+
+    /// Writes what a connection did not take at once, until it is closed.
+    async fn write_rest(self: Rc<Self>, peer: NodeId, number: u64, half: Rc<OwnedWriteHalf>, writes: Rc<Notify>) {
+        loop {
+            writes.notified().await;
+            while half.writable().await.is_ok() {
+                let inner = &mut *self.inner.borrow_mut();
+                let Some(wire) = inner.wires.get_mut(&peer).filter(|wire| wire.number == number) else { return };
+                wire.is_full = false;
+                if !wire.flush() {
+                    return self.end(inner, peer);
+                }
+                if !wire.is_full {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Has a connection to this address, always again.
+    async fn keep_dialling(self: Rc<Self>, address: String) {
+        let mut wait = AGAIN_AFTER[0];
+        loop {
+            match self.dial(&address).await {
+                Ok((peer, _)) if peer.node == self.identity.node => return,
+                Ok((peer, halves)) if matches!(peer.role, Role::Scheduler { .. }) => {
+                    wait = AGAIN_AFTER[0];
+                    if let Some(reason) = self.serve(&peer, halves).await {
+                        self.inner.borrow_mut().complaints.say(&address, &reason);
+                    }
+                }
+                Ok((peer, _)) => {
+                    self.inner
+                        .borrow_mut()
+                        .complaints
+                        .say(&address, &format!("there is a {:?}, and no scheduler", peer.role));
+                }
+                Err(error) => {
+                    tracing::debug!(%address, %error, "not connected");
+                    if !matches!(error, WireError::Ended(_)) {
+                        self.inner.borrow_mut().complaints.say(&address, &error.to_string());
+                    }
+                }
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(AGAIN_AFTER[1]);
+        }
+    }
+
+    /// Has a connection to a peer that somebody has named, unless it is not there.
+    async fn dial_peer(self: Rc<Self>, node: NodeId, address: String) {
+        for tried in 0..TRIES {
+            if self.inner.borrow().wires.contains_key(&node) {
+                return;
+            }
+            match self.dial(&address).await {
+                Ok((peer, halves)) if peer.node == node => {
+                    if let Some(reason) = self.serve(&peer, halves).await {
+                        self.inner.borrow_mut().complaints.say(&address, &reason);
+                    }
+                    return;
+                }
+                // It has started again since, and is somebody else.
+                Ok(_) => return,
+                Err(error) => tracing::debug!(%address, %error, "not connected"),
+            }
+            tokio::time::sleep(AGAIN_AFTER[0] * (tried + 1)).await;
+        }
+        self.inner
+            .borrow_mut()
+            .complaints
+            .say(&address, "nobody answers there: is it the address at which others reach it (--advertise)?");
+    }
+
+    async fn dial(&self, address: &str) -> Result<(Hello, (BufReader<OwnedReadHalf>, OwnedWriteHalf)), WireError> {
+        let late = |_| WireError::Ended(std::io::ErrorKind::TimedOut.into());
+        let stream = tokio::time::timeout(CONNECTS_WITHIN, TcpStream::connect(address)).await.map_err(late)??;
+        self.greet(stream).await
+    }
+}
+
+impl Wire {
+    /// Writes what it takes now; false: it is broken.
+    fn flush(&mut self) -> bool {
+        if self.is_full {
+            return true;
+        }
+        let half = &self.half;
+        match self.outbox.write(|pieces| half.try_write_vectored(pieces)) {
+            Ok(true) => true,
+            Ok(false) => {
+                self.is_full = true;
+                self.writes.notify_one();
+                true
+            }
+            Err(_) => false,
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The processes of a cluster, from their options to their end.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use downbeat_core::roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions};
+use tokio::sync::watch;
+
+use super::backend_offer::OfferMaker;
+use super::backend_role::{BackendEvent, BackendRole};
+use super::frontend_role::FrontendRole;
+use super::node::{self, Events, Identity, Setup};
+use super::remote_models::RemoteModels;
+use super::remote_serving::RemoteServing;
+use super::scheduler_role::SchedulerRole;
+use super::scheduler_service::SchedulerService;
+use super::status::{StatusBoard, role_name};
+use crate::budget::ByteBudget;
+use crate::clock::Clock;
+use crate::cluster_options::{ClusterOptions, FRONTEND_PORT, SCHEDULER_PORT};
+use crate::connections::{self, Stage};
+use crate::driver::WAKE_MARGIN;
+use crate::memory;
+use crate::metrics::Metrics;
+use crate::options::ServerOptions;
+use crate::ports::{Answering, Ports, Signals, leave};
+use crate::registry::Registry;
+use crate::serve::start;
+
+/// How often a backend looks whether what it has is something else.
+const LOOKS_EVERY: Duration = Duration::from_millis(100);
+/// Most bytes of a frame's tensors to a scheduler, which gets none, and most that wait for one of its peers.
+const SCHEDULER_BYTES: u64 = 256 << 20;
+
+/// Serves clients with the models of backends until SIGTERM or SIGINT, then drains.
+///
+/// # Errors
+/// If the options cannot be followed (a port in use, no scheduler named).
+pub fn serve_frontend(options: ServerOptions) -> anyhow::Result<()> {
+    start(options, frontend)
+}
+
+/// Decides for frontends and backends, or stands by, until SIGTERM or SIGINT.
+///
+/// # Errors
+/// If the options cannot be followed (a port in use, a rank that is not in the list).
+pub fn serve_scheduler(options: ServerOptions) -> anyhow::Result<()> {
+    start(options, scheduler)
+}
+
+/// A number that no other process has, and what it is called.
+fn identity(role: Role, options: &ClusterOptions) -> Identity {
+    // Keys of hashers are drawn from the operating system's random numbers.
+    let node = NodeId(RandomState::new().hash_one(std::process::id()));
+    let name = options.name.clone().unwrap_or_else(|| match role {
+        Role::Scheduler { rank } => format!("scheduler {rank}"),
+        role => format!("{} {}", role_name(role), std::process::id()),
+    });
+    Identity { node, role, name, advertise: options.advertise.clone() }
+}
+
+fn listen(options: &ServerOptions, port: u16, what: &str) -> anyhow::Result<TcpListener> {
+    let address = options.cluster.listen.unwrap_or(SocketAddr::new(options.host, port));
+    let listener = connections::bind(address)
+        .with_context(|| format!("cannot listen on {address} for {what}; choose another address with --listen"))?;
+    let listener = listener.into_std()?;
+    tracing::info!(address = %listener.local_addr()?, "{what}");
+    Ok(listener)
+}
+
+fn budget(options: &ServerOptions) -> Arc<ByteBudget> {
+    ByteBudget::new(options.max_in_flight_bytes.map_or_else(memory::default_budget, |bytes| bytes as u64))
+}
+
+async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
+    let options = Arc::new(options);
+    let ports = Ports::open(&options)?;
+    let listener = listen(&options, FRONTEND_PORT, "backends")?;
+    let (clock, budget, metrics) = (Clock::start(), budget(&options), Arc::new(Metrics::new()?));
+    let cluster = &options.cluster;
+    let identity = identity(Role::Frontend, cluster);
+    let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
+    let models = Arc::new(RemoteModels::default());
+    let shared = (models, metrics, board);
+    let (node, of_machine) = (identity.node, shared.clone());
+    let machine =
+        FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
+    let dial = cluster.schedulers.clone();
+    let setup = Setup { identity, listener: Some(listener), dial, clock, most_bytes: budget.limit() };
+    let (events, _) = node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
+    let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, events));
+    let scraped = serving.clone();
+    let answering = Answering { budget, gpus: Vec::new(), metrics: Arc::new(move || scraped.metrics()) };
+    let (stage, stages) = watch::channel(Stage::Serving);
+    let frontends = ports.answer(&options, serving.clone(), answering, &stages)?;
+    let mut signals = Signals::new()?;
+    let grace = tokio::select! {
+        _ = signals.terminate.recv() => options.shutdown_grace.min(options.drain_timeout).into(),
+        _ = signals.interrupt.recv() => Duration::ZERO,
+    };
+    tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
+    serving.start_draining();
+    let finished = leave(&stage, frontends, &mut signals, grace, options.drain_timeout.into()).await;
+    match finished && serving.is_idle() {
+        true => tracing::info!("stopped"),
+        false => tracing::warn!("stopped with requests unfinished"),
+    }
+    Ok(())
+}
+
+async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
+    let cluster = &options.cluster;
+    let schedulers = u32::try_from(cluster.schedulers.len()).unwrap_or(u32::MAX).max(1);
+    ensure!(
+        cluster.rank < schedulers,
+        "the rank of this scheduler is {}, and there are {schedulers} in the list (--schedulers): ranks are places in it, from 0",
+        cluster.rank
+    );
+    let ports = Ports::open(&options)?;
+    let own = cluster.schedulers.get(cluster.rank as usize);
+    let port = own.and_then(|own| own.rsplit_once(':')?.1.parse().ok()).unwrap_or(SCHEDULER_PORT);
+    let listener = listen(&options, port, "frontends, backends and other schedulers")?;
+    let (clock, metrics) = (Clock::start(), Metrics::new()?);
+    let identity = identity(Role::Scheduler { rank: cluster.rank }, cluster);
+    let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
+    let machine = SchedulerOptions {
+        rank: cluster.rank,
+        schedulers,
+        heartbeat: cluster.heartbeat,
+        takeover_after: cluster.takeover_after,
+        peer_heartbeat: peer_heartbeat(cluster),
+        lost_after: cluster.lost_after,
+        wake_margin: WAKE_MARGIN,
+        epochs_are_allotted: false,
+    };
+    let (node, of_machine) = (identity.node, board.clone());
+    // The later in the list connects to the earlier.
+    let dial = cluster.schedulers.iter().take(cluster.rank as usize).cloned().collect();
+    let setup = Setup { identity, listener: Some(listener), dial, clock, most_bytes: SCHEDULER_BYTES };
+    let (_events, _) = node::start(setup, move || SchedulerRole::new(node, machine, clock.now(), of_machine))?;
+    let service = Arc::new(SchedulerService { name: options.server_name.clone(), board });
+    ports.answer_probes(service, Arc::new(move || metrics.render()));
+    let mut signals = Signals::new()?;
+    tokio::select! {
+        _ = signals.terminate.recv() => {}
+        _ = signals.interrupt.recv() => {}
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Longest silence between a scheduler, its frontends and backends.
+fn peer_heartbeat(options: &ClusterOptions) -> downbeat_core::Duration {
+    downbeat_core::Duration::from_nanos(options.lost_after.as_nanos() / 10)
+}
+
+/// What makes a server of models a backend of a cluster.
+pub struct BackendProcess {
+    events: Events<BackendRole>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl BackendProcess {
+    /// Offers the models of a registry to the schedulers that the options name, and has its slots run what they are granted.
+    ///
+    /// # Errors
+    /// If the operating system has no thread left.
+    pub fn start(registry: &Registry, options: &Arc<ServerOptions>) -> anyhow::Result<Self> {
+        let cluster = &options.cluster;
+        let identity = identity(Role::Backend, cluster);
+        let board = StatusBoard::new(identity.node, &identity.name, identity.role, registry.metrics_registry())?;
+        registry.join_cluster(board.clone());
+        let machine = BackendOptions {
+            heartbeat: peer_heartbeat(cluster),
+            lost_after: cluster.lost_after,
+            fetch_within: cluster.fetch_within,
+        };
+        let (clock, node, its) = (registry.driver.clock(), identity.node, registry.clone());
+        let dial = cluster.schedulers.clone();
+        let setup = Setup { identity, listener: None, dial, clock, most_bytes: registry.budget.limit() };
+        let (events, thread) = node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, board))?;
+        let done = events.clone();
+        // A node that has ended grants nothing.
+        registry.driver.is_granted_from_afar(Box::new(move |slot| drop(done.send(BackendEvent::Done(slot)))));
+        let mut offers = OfferMaker::new(registry.clone(), options.clone());
+        let offered = events.clone();
+        // Files are read there.
+        let offer = move || {
+            while !offered.is_closed() {
+                if let Some(offer) = offers.next()
+                    && offered.send(BackendEvent::Offer(offer)).is_err()
+                {
+                    return;
+                }
+                std::thread::park_timeout(LOOKS_EVERY);
+            }
+        };
+        std::thread::Builder::new().name("offers".to_owned()).spawn(offer)?;
+        Ok(BackendProcess { events, thread })
+    }
+
+    /// Has it take no more batches, and waits until it has none, or for so long.
+    pub async fn drain(self, limit: Duration) {
+        let _ = self.events.send(BackendEvent::Drain);
+        let ended = async {
+            while !self.thread.is_finished() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if tokio::time::timeout(limit, ended).await.is_err() {
+            tracing::warn!("batches of the cluster are not done yet, and are broken off");
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The models that a frontend may be asked for, as the scheduler that leads tells of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use downbeat_core::Duration;
+use downbeat_core::roles::ServedModel;
+use parking_lot::{Mutex, RwLock};
+
+use super::definition::Definition;
+use crate::clock::Clock;
+use crate::error::ServiceError;
+use crate::metrics::{Metrics, ModelMetrics};
+use crate::serving::{unknown_model, version_of};
+use crate::statistics::{Phases, Statistics};
+use crate::unanswered::Unanswered;
+
+/// A version of a model that runs elsewhere.
+pub struct RemoteVersion {
+    /// Its model's name.
+    pub name: String,
+    /// Its number.
+    pub number: u64,
+    /// Its number, as clients write it.
+    pub version: String,
+    /// What its requests have to be like.
+    pub definition: Definition,
+    /// What `definition` was read from.
+    bytes: Vec<u8>,
+    metrics: ModelMetrics,
+    pub statistics: Mutex<Statistics>,
+}
+
+/// A model that runs elsewhere.
+pub struct RemoteModel {
+    /// Ready versions, ascending.
+    pub versions: BTreeMap<u64, Arc<RemoteVersion>>,
+    /// Bytes of the inputs of requests in flight.
+    pub input_bytes: Arc<AtomicU64>,
+}
+
+/// All models that may be asked for.
+#[derive(Default)]
+pub struct RemoteModels(RwLock<BTreeMap<String, Arc<RemoteModel>>>);
+
+impl RemoteVersion {
+    /// Counts a request of `rows` items that got its result after `took`. Batches are the backend's, which counts them: here each request is one.
+    pub fn record_answer(&self, rows: u32, took: Duration, late: bool) {
+        let request = std::iter::once((Duration::ZERO, took, late));
+        self.metrics.record_batch(rows, Phases::default(), request);
+        let taken = std::iter::once((Duration::ZERO, took));
+        self.statistics.lock().record_batch(Clock::unix_millis(), rows, Phases::default(), taken);
+    }
+
+    /// Counts a request that got no result, `after` its arrival.
+    pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
+        self.metrics.record_not_answered(reason);
+        self.statistics.lock().record_failure(after);
+    }
+}
+
+impl RemoteModels {
+    /// These may be asked for from now on, and no others.
+    pub fn replace(&self, served: Vec<ServedModel>, metrics: &Metrics) {
+        let before = self.0.read().clone();
+        let mut now = BTreeMap::<String, RemoteModel>::new();
+        for ServedModel { model, version, definition, .. } in served {
+            let there = before.get(&model);
+            let same = there.and_then(|there| there.versions.get(&version)).filter(|same| same.bytes == definition);
+            let read = match same {
+                Some(same) => Ok(same.clone()),
+                None => Definition::decode(&definition).map(|read| {
+                    Arc::new(RemoteVersion {
+                        metrics: metrics.model(&model, &version.to_string()),
+                        name: model.clone(),
+                        number: version,
+                        version: version.to_string(),
+                        definition: read,
+                        bytes: definition,
+                        statistics: Mutex::default(),
+                    })
+                }),
+            };
+            match read {
+                Ok(read) => {
+                    let input_bytes = there.map(|there| there.input_bytes.clone()).unwrap_or_default();
+                    let fresh = RemoteModel { versions: BTreeMap::new(), input_bytes };
+                    now.entry(model).or_insert(fresh).versions.insert(version, read);
+                }
+                Err(reason) => {
+                    tracing::error!(%model, version, %reason, "what a backend says of the model cannot be read")
+                }
+            }
+        }
+        let names: Vec<&String> = now.keys().filter(|name| !before.contains_key(*name)).collect();
+        if !names.is_empty() {
+            tracing::info!(models = ?names, "served");
+        }
+        let gone: Vec<&String> = before.keys().filter(|name| !now.contains_key(*name)).collect();
+        if !gone.is_empty() {
+            tracing::info!(models = ?gone, "no longer served");
+        }
+        *self.0.write() = now.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.read().is_empty()
+    }
+
+    /// All, by name.
+    pub fn all(&self) -> BTreeMap<String, Arc<RemoteModel>> {
+        self.0.read().clone()
+    }
+
+    /// The model of this name.
+    ///
+    /// # Errors
+    /// `NotFound`; `Unavailable` as long as nobody has said which models there are.
+    pub fn get(&self, name: &str) -> Result<Arc<RemoteModel>, ServiceError> {
+        let models = self.0.read();
+        if let Some(model) = models.get(name) {
+            return Ok(model.clone());
+        }
+        if models.is_empty() {
+            let reason = "no backend serves a model yet, or no scheduler leads (GET /v2/cluster)";
+            return Err(ServiceError::Unavailable(format!("model '{name}' cannot be asked for: {reason}")));
+        }
+        let known: Vec<String> = models.keys().cloned().collect();
+        Err(ServiceError::NotFound(unknown_model(name, &known)))
+    }
+
+    /// A version of the model of this name, the newest if none is said.
+    ///
+    /// # Errors
+    /// As [`RemoteModels::get`] and [`version_of`].
+    pub fn version(&self, name: &str, version: &str) -> Result<Arc<RemoteVersion>, ServiceError> {
+        version_of(name, &self.get(name)?.versions, version).cloned()
+    }
+}

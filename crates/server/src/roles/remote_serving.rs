@@ -1,0 +1,250 @@
+//! A frontend as the [`Service`] behind its ports: models are elsewhere.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use downbeat_core::roles::{NewRequest, QueueKey};
+use downbeat_core::{Duration, Time};
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::{InferRequest, InferResponse};
+use tokio::sync::mpsc;
+
+use super::frontend_role::{FrontendEvent, RemoteCall};
+use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
+use super::status::{ClusterStatus, StatusBoard};
+use crate::budget::ByteBudget;
+use crate::clock::Clock;
+use crate::error::ServiceError;
+use crate::metrics::Metrics;
+use crate::options::ServerOptions;
+use crate::policy_report::PolicyReport;
+use crate::reply::Reply;
+use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
+use crate::serving::{Looked, Wishes, hold_inputs, response, version_of};
+use crate::unanswered::Unanswered;
+
+/// Most requests of a frontend that are in flight.
+const MOST_IN_FLIGHT: u64 = 1 << 18;
+/// When to try again where there are so many.
+const RETRY_AFTER: Duration = Duration::from_millis(1_000);
+
+/// Answers inference requests with models that backends have.
+pub struct RemoteServing {
+    options: Arc<ServerOptions>,
+    clock: Clock,
+    pub budget: Arc<ByteBudget>,
+    models: Arc<RemoteModels>,
+    metrics: Arc<Metrics>,
+    board: StatusBoard,
+    events: mpsc::UnboundedSender<FrontendEvent>,
+    next_ticket: AtomicU64,
+    in_flight: AtomicU64,
+    draining: AtomicBool,
+}
+
+/// The right to cancel a request, by dropping it.
+struct Ticket<'a> {
+    serving: &'a RemoteServing,
+    version: &'a RemoteVersion,
+    number: u64,
+    arrival: Time,
+    /// What to count it as; `None`: it is answered.
+    end: Option<Unanswered>,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        self.serving.in_flight.fetch_sub(1, Ordering::Relaxed);
+        let Some(reason) = self.end else { return };
+        self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
+        // A node that has ended has no requests.
+        let _ = self.serving.events.send(FrontendEvent::Cancel(self.number));
+    }
+}
+
+impl RemoteServing {
+    /// A frontend to the models that its node, which takes `events`, hears of.
+    pub fn new(
+        options: Arc<ServerOptions>,
+        clock: Clock,
+        budget: Arc<ByteBudget>,
+        (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
+        events: mpsc::UnboundedSender<FrontendEvent>,
+    ) -> Self {
+        let (next_ticket, in_flight, draining) = Default::default();
+        RemoteServing { options, clock, budget, models, metrics, board, events, next_ticket, in_flight, draining }
+    }
+
+    /// From now on it is not ready. Requests that still come are answered.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether no request is in flight.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight.load(Ordering::Acquire) == 0
+    }
+
+    /// All metrics in Prometheus' text format, as of now.
+    ///
+    /// # Errors
+    /// If a metric cannot be written as text: a defect.
+    pub fn metrics(&self) -> Result<String, prometheus::Error> {
+        self.metrics.set_budget(&self.budget);
+        self.metrics.render()
+    }
+
+    /// Hands a request to the node; the answer comes through the call's `reply`.
+    fn submit<'a>(
+        &'a self,
+        version: &'a RemoteVersion,
+        request: NewRequest<super::tensors::Tensors>,
+        call: RemoteCall,
+    ) -> Result<Ticket<'a>, ServiceError> {
+        let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let (arrival, in_flight) = (call.arrival, self.in_flight.fetch_add(1, Ordering::AcqRel));
+        let mut ticket = Ticket { serving: self, version, number, arrival, end: None };
+        if in_flight >= MOST_IN_FLIGHT {
+            version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
+            let message =
+                format!("{in_flight} requests are in flight at this frontend, the most that it takes; try again later");
+            return Err(ServiceError::QueueFull { message, retry_after: RETRY_AFTER });
+        }
+        if self.events.send(FrontendEvent::Request(number, request, call)).is_err() {
+            return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
+        }
+        ticket.end = Some(Unanswered::Cancelled);
+        Ok(ticket)
+    }
+}
+
+/// What a frontend does not know, and who does.
+fn elsewhere<T>(what: &str) -> Result<T, ServiceError> {
+    Err(ServiceError::Unimplemented(format!(
+        "{what}: a frontend has no models of its own; ask the backend that serves the model (GET /v2/cluster)"
+    )))
+}
+
+impl Service for RemoteServing {
+    fn name(&self) -> &str {
+        &self.options.server_name
+    }
+
+    fn is_live(&self) -> bool {
+        !self.events.is_closed()
+    }
+
+    fn is_ready(&self) -> bool {
+        let has_models = self.options.allow_empty || !self.models.is_empty();
+        let can_ask = has_models && self.board.has("scheduler");
+        !self.draining.load(Ordering::Acquire) && self.is_live() && (can_ask || !self.options.strict_readiness)
+    }
+
+    fn is_model_ready(&self, name: &str, version: &str) -> bool {
+        !self.draining.load(Ordering::Acquire) && self.models.version(name, version).is_ok()
+    }
+
+    fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError> {
+        let model = self.models.get(name)?;
+        let its = version_of(name, &model.versions, version)?;
+        Ok(ModelMetadata {
+            name: name.to_owned(),
+            versions: model.versions.keys().map(u64::to_string).collect(),
+            platform: its.definition.config.platform.clone(),
+            signature: its.definition.codec.signature(),
+        })
+    }
+
+    fn check_model(&self, name: &str, version: &str) -> Result<(), ServiceError> {
+        self.models.version(name, version).map(|_| ())
+    }
+
+    fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        self.models.version(&request.model_name, &request.model_version)?.definition.codec.check_inputs(request)
+    }
+
+    fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
+        Ok(self.models.version(name, version)?.definition.config.clone())
+    }
+
+    fn policy(&self, name: &str, version: &str) -> Result<PolicyReport, ServiceError> {
+        self.check_model(name, version)?;
+        elsewhere("the device policy of a model")
+    }
+
+    fn statistics(&self, name: &str, version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
+        let of = |model: &RemoteModel| -> Vec<_> {
+            model.versions.values().map(|its| its.statistics.lock().to_proto(&its.name, &its.version)).collect()
+        };
+        if name.is_empty() {
+            return Ok(self.models.all().values().flat_map(|model| of(model)).collect());
+        }
+        let model = self.models.get(name)?;
+        if version.is_empty() {
+            return Ok(of(&model));
+        }
+        let its = version_of(name, &model.versions, version)?;
+        Ok(vec![its.statistics.lock().to_proto(&its.name, &its.version)])
+    }
+
+    fn repository_index(&self, _ready_only: bool) -> Vec<ModelIndexEntry> {
+        let entry = |its: &Arc<RemoteVersion>| ModelIndexEntry {
+            name: its.name.clone(),
+            version: its.version.clone(),
+            state: "READY".to_owned(),
+            reason: String::new(),
+        };
+        self.models.all().values().flat_map(|model| model.versions.values().map(entry).collect::<Vec<_>>()).collect()
+    }
+
+    async fn load(&self, _name: &str, _overrides: LoadOverrides) -> Result<(), ServiceError> {
+        elsewhere("loading models")
+    }
+
+    async fn unload(&self, _name: &str) -> Result<(), ServiceError> {
+        elsewhere("unloading models")
+    }
+
+    fn cluster(&self) -> Option<ClusterStatus> {
+        Some(self.board.status())
+    }
+
+    async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
+        let arrival = self.clock.now();
+        let model = self.models.get(&request.model_name)?;
+        let version = version_of(&request.model_name, &model.versions, &request.model_version)?;
+        let its = &version.definition;
+        let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
+        let Looked { wanted, limits } = wishes.look(&request, arrival)?;
+        let (admitted, request) = wishes.admit(request).await?;
+        let held = hold_inputs(&self.budget, &model.input_bytes, &version.name, admitted.bytes());
+        let _input_bytes = held.inspect_err(|_| version.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
+        let varies = its.codec.has_varying_shapes();
+        let shape = if varies { its.codec.shape_key(&admitted).to_vec() } else { Vec::new() };
+        let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
+        let asked = NewRequest {
+            queue: QueueKey { model: version.name.clone(), version: version.number, shape },
+            payload: its.codec.client_inputs(admitted).into_iter().collect(),
+            deadline: limits.deadline,
+            queue_expiry: limits.queue_expiry,
+            level: limits.level,
+            size: rows,
+        };
+        let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
+        let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
+        let mut ticket = self.submit(version, asked, call)?;
+        let Some(outputs) = limits.wait(answer, self.clock.now().since(arrival)).await else {
+            ticket.end = Some(Unanswered::Timeout);
+            return Err(limits.overrun(&request.model_name));
+        };
+        ticket.end = None;
+        Ok(response(request, &its.codec, &version.version, wanted.as_deref(), outputs?))
+    }
+
+    fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String> {
+        let Ok(version) = self.models.version(name, version) else { return Vec::new() };
+        let outputs = &version.definition.codec.outputs;
+        let its = outputs.iter().find(|binding| binding.client.name == output);
+        its.map(|binding| binding.labels.to_vec()).unwrap_or_default()
+    }
+}

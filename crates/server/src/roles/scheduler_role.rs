@@ -1,0 +1,78 @@
+//! A scheduler's machine: it has no models and no tensors, only what decides.
+
+use downbeat_core::Time;
+use downbeat_core::roles::{Frame, Hello, NodeId, Role, SchedulerNode, SchedulerOptions, SchedulerOutput};
+
+use super::machine::{Machine, Step};
+use super::status::StatusBoard;
+use super::tensors::Tensors;
+
+/// A scheduler's machine, and where it says what people should know.
+pub struct SchedulerRole {
+    node: SchedulerNode<Tensors>,
+    rank: u32,
+    board: StatusBoard,
+}
+
+impl SchedulerRole {
+    /// Without peers.
+    pub fn new(node: NodeId, options: SchedulerOptions, now: Time, board: StatusBoard) -> Self {
+        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board }
+    }
+}
+
+impl Machine for SchedulerRole {
+    type Event = std::convert::Infallible;
+
+    fn accepts(&self, role: Role) -> bool {
+        // Of two schedulers the later in the list connects.
+        !matches!(role, Role::Scheduler { rank } if rank <= self.rank)
+    }
+
+    fn handle_connected(&mut self, now: Time, peer: &Hello) {
+        self.board.connected(peer);
+        self.node.handle_connected(now, peer);
+    }
+
+    fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
+        self.board.disconnected(peer);
+        self.node.handle_disconnected(now, peer);
+    }
+
+    fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>) {
+        self.node.handle_frame(now, frame);
+    }
+
+    fn handle_event(&mut self, _now: Time, event: Self::Event) {
+        match event {}
+    }
+
+    fn handle_timeout(&mut self, now: Time) {
+        self.node.handle_timeout(now);
+    }
+
+    fn poll_step(&mut self, now: Time) -> Option<Step> {
+        loop {
+            match self.node.poll_output(now)? {
+                SchedulerOutput::Send(peer, frame) => return Some(Step::Send(peer, frame)),
+                SchedulerOutput::Lost(peer) => {
+                    self.board.disconnected(peer);
+                    return Some(Step::Close(peer));
+                }
+                SchedulerOutput::Leads(epoch) => self.board.follows(epoch, true),
+                SchedulerOutput::StandsBy(epoch) => self.board.follows(epoch, false),
+                SchedulerOutput::Note(note) => tracing::warn!("{note}"),
+                // Nobody allots epochs here: each scheduler takes the next one.
+                SchedulerOutput::WantEpoch(_) => self.node.handle_epoch(now, None),
+            }
+        }
+    }
+
+    fn report(&self) {
+        self.board.measured(self.node.links());
+    }
+
+    fn poll_timeout(&self) -> Option<Time> {
+        self.node.poll_timeout().map(|(at, _)| at)
+    }
+}

@@ -1,0 +1,75 @@
+//! A scheduler as the [`Service`] behind its probes: it says how the cluster is, and nothing else.
+
+use downbeat_protocol::inference as pb;
+use downbeat_protocol::{InferRequest, InferResponse};
+
+use super::status::{ClusterStatus, StatusBoard};
+use crate::error::ServiceError;
+use crate::policy_report::PolicyReport;
+use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
+
+/// Says how the cluster is.
+pub struct SchedulerService {
+    pub name: String,
+    pub board: StatusBoard,
+}
+
+/// Whom to ask instead.
+fn elsewhere<T>() -> Result<T, ServiceError> {
+    Err(ServiceError::Unimplemented("this is a scheduler: ask a frontend".to_owned()))
+}
+
+impl Service for SchedulerService {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn is_ready(&self) -> bool {
+        // It leads, or somebody else does: then it stands by.
+        self.board.status().epoch > 0
+    }
+
+    fn is_model_ready(&self, _name: &str, _version: &str) -> bool {
+        false
+    }
+
+    fn model_metadata(&self, _name: &str, _version: &str) -> Result<ModelMetadata, ServiceError> {
+        elsewhere()
+    }
+
+    fn model_config(&self, _name: &str, _version: &str) -> Result<pb::ModelConfig, ServiceError> {
+        elsewhere()
+    }
+
+    fn policy(&self, _name: &str, _version: &str) -> Result<PolicyReport, ServiceError> {
+        elsewhere()
+    }
+
+    fn statistics(&self, _name: &str, _version: &str) -> Result<Vec<pb::ModelStatistics>, ServiceError> {
+        elsewhere()
+    }
+
+    fn repository_index(&self, _ready_only: bool) -> Vec<ModelIndexEntry> {
+        Vec::new()
+    }
+
+    async fn load(&self, _name: &str, _overrides: LoadOverrides) -> Result<(), ServiceError> {
+        elsewhere()
+    }
+
+    async fn unload(&self, _name: &str) -> Result<(), ServiceError> {
+        elsewhere()
+    }
+
+    fn cluster(&self) -> Option<ClusterStatus> {
+        Some(self.board.status())
+    }
+
+    async fn infer(&self, _request: InferRequest) -> Result<InferResponse, ServiceError> {
+        elsewhere()
+    }
+
+    fn labels(&self, _name: &str, _version: &str, _output: &str) -> Vec<String> {
+        Vec::new()
+    }
+}

@@ -1,0 +1,186 @@
+//! What a process knows of its cluster: `GET /v2/cluster`, and the metrics `downbeat_cluster_*`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use downbeat_core::Duration;
+use downbeat_core::roles::{Epoch, Hello, Links, NodeId, Role};
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::metric_table::metric_table;
+
+metric_table! {
+    /// What a process says of its cluster.
+    struct Table {
+        peers: IntGaugeVec["role"], "downbeat_cluster_peers", "Processes that this one is connected to, by role";
+        epoch: IntGaugeVec[], "downbeat_cluster_epoch", "Number of the epoch that this process follows; 0: nobody has led yet";
+        leads: IntGaugeVec[], "downbeat_cluster_leads", "1 while this scheduler leads";
+        leaders: IntCounter[], "downbeat_cluster_leaders_total", "Times that somebody else has led from then on";
+        handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
+        round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
+            "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
+        lost: IntCounter[], "downbeat_cluster_peers_lost_total", "Times that a process this one was connected to was lost";
+    }
+}
+
+/// Somebody that the process is connected to.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct PeerStatus {
+    /// Its number, drawn when it started.
+    pub node: String,
+    /// What people call it.
+    pub name: String,
+    /// `frontend`, `scheduler` or `backend`.
+    pub role: &'static str,
+    /// Place in the list of schedulers, from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// Where others connect to it; empty: nowhere.
+    pub address: String,
+    /// What a message to it and its answer take, as measured lately: a high percentile, microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round_trip_us: Option<f64>,
+    /// The most that a message to it or from it takes, microseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub one_way_us: Option<f64>,
+}
+
+/// What a process knows of its cluster.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct ClusterStatus {
+    /// The process's own number.
+    pub node: String,
+    /// What people call it.
+    pub name: String,
+    /// `frontend`, `scheduler` or `backend`.
+    pub role: &'static str,
+    /// Number of the epoch that it follows; 0: nobody has led yet.
+    pub epoch: u64,
+    /// Place of the scheduler that leads in the list of schedulers, from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader: Option<u32>,
+    /// Whether it is this one.
+    pub leads: bool,
+    /// Whom it is connected to, by number.
+    pub peers: Vec<PeerStatus>,
+}
+
+/// Where a node's thread says what others read.
+#[derive(Clone)]
+pub struct StatusBoard {
+    status: Arc<Mutex<Known>>,
+    table: Arc<Table>,
+}
+
+#[derive(Default)]
+struct Known {
+    status: ClusterStatus,
+    peers: BTreeMap<NodeId, PeerStatus>,
+}
+
+/// What a role is called.
+pub fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Frontend => "frontend",
+        Role::Scheduler { .. } => "scheduler",
+        Role::Backend => "backend",
+    }
+}
+
+/// A node's number, as it is shown.
+fn shown(node: NodeId) -> String {
+    format!("{:016x}", node.0)
+}
+
+impl StatusBoard {
+    /// That of a process which knows nobody yet; its metrics are among those of `registry`.
+    ///
+    /// # Errors
+    /// If it has such metrics already: a defect.
+    pub fn new(
+        node: NodeId,
+        name: &str,
+        role: Role,
+        registry: &prometheus::Registry,
+    ) -> Result<Self, prometheus::Error> {
+        let status =
+            ClusterStatus { node: shown(node), name: name.to_owned(), role: role_name(role), ..Default::default() };
+        let table = Arc::new(Table::register(registry)?);
+        Ok(StatusBoard { status: Arc::new(Mutex::new(Known { status, peers: BTreeMap::new() })), table })
+    }
+
+    /// What is known now.
+    pub fn status(&self) -> ClusterStatus {
+        let known = self.status.lock();
+        ClusterStatus { peers: known.peers.values().cloned().collect(), ..known.status.clone() }
+    }
+
+    /// Whether it is connected to anybody of this role.
+    pub fn has(&self, role: &str) -> bool {
+        self.status.lock().peers.values().any(|peer| peer.role == role)
+    }
+
+    /// Somebody is connected.
+    pub fn connected(&self, peer: &Hello) {
+        let rank = match peer.role {
+            Role::Scheduler { rank } => Some(rank),
+            Role::Frontend | Role::Backend => None,
+        };
+        let (node, role) = (shown(peer.node), role_name(peer.role));
+        tracing::info!(peer = %peer.name, role, %node, "connected");
+        let status = PeerStatus {
+            node,
+            name: peer.name.clone(),
+            role,
+            rank,
+            address: peer.address.clone(),
+            round_trip_us: None,
+            one_way_us: None,
+        };
+        if self.status.lock().peers.insert(peer.node, status).is_none() {
+            self.table.peers.with_label_values(&[role]).inc();
+        }
+    }
+
+    /// Somebody is not connected any more.
+    pub fn disconnected(&self, peer: NodeId) {
+        if let Some(gone) = self.status.lock().peers.remove(&peer) {
+            tracing::info!(peer = %gone.name, role = gone.role, node = %gone.node, "lost");
+            self.table.peers.with_label_values(&[gone.role]).dec();
+            self.table.lost.inc();
+        }
+    }
+
+    /// What messages to those that are connected take.
+    pub fn measured<P: Clone>(&self, links: &Links<P>) {
+        let us = |duration: Option<Duration>| Some(duration?.as_secs_f64() * 1e6);
+        let known = &mut *self.status.lock();
+        for (node, peer) in &mut known.peers {
+            (peer.round_trip_us, peer.one_way_us) = (us(links.round_trip(*node)), us(links.one_way(*node)));
+        }
+        for role in ["frontend", "scheduler", "backend"] {
+            let its = known.peers.values().filter(|peer| peer.role == role).filter_map(|peer| peer.round_trip_us);
+            let longest = its.reduce(f64::max);
+            self.table.round_trip.with_label_values(&[role]).set(longest.map_or(0.0, |us| us / 1e6));
+        }
+    }
+
+    /// This epoch is followed from now on; `leads`: it is this process's.
+    pub fn follows(&self, epoch: Epoch, leads: bool) {
+        let mut known = self.status.lock();
+        if known.status.epoch != epoch.number || known.status.leads != leads {
+            tracing::info!(epoch = epoch.number, rank = epoch.rank, leads, "who leads");
+        }
+        (known.status.epoch, known.status.leads) = (epoch.number, leads);
+        known.status.leader = (epoch.number > 0).then_some(epoch.rank);
+        self.table.epoch.with_label_values::<&str>(&[]).set(i64::try_from(epoch.number).unwrap_or(i64::MAX));
+        self.table.leads.with_label_values::<&str>(&[]).set(leads.into());
+        self.table.leaders.inc();
+    }
+
+    /// So many requests were handed in to a scheduler that has begun to lead.
+    pub fn handed_in(&self, requests: u64) {
+        self.table.handed_in.inc_by(requests);
+    }
+}

@@ -1,0 +1,62 @@
+//! The tensors of a request, or of its answer, on their way from one process to another.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::batch_codec::OutputPart;
+
+/// The tensors of a request in the order of its model's inputs, or of an answer in that of its outputs. A clone has the same bytes.
+///
+/// They are written without their bytes, which follow what they are written in.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Tensors(Arc<Vec<SentTensor>>);
+
+/// A tensor.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct SentTensor {
+    /// Sizes, the batch dimension included.
+    shape: Vec<i64>,
+    /// Bytes of `data`.
+    length: u64,
+    /// Elements in the protocol's binary form.
+    #[serde(skip)]
+    data: Bytes,
+}
+
+impl Tensors {
+    /// Their bytes, one tensor after another.
+    pub fn data(&self) -> impl Iterator<Item = &Bytes> {
+        self.0.iter().map(|tensor| &tensor.data)
+    }
+
+    /// How many bytes all of them have.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.length))
+    }
+
+    /// How many bytes follow for each, of tensors that were just read, and where they go.
+    pub fn unfilled(&mut self) -> impl Iterator<Item = (u64, &mut Bytes)> {
+        let tensors = Arc::get_mut(&mut self.0).map(|tensors| tensors.iter_mut());
+        tensors.into_iter().flatten().map(|tensor| (tensor.length, &mut tensor.data))
+    }
+}
+
+impl FromIterator<OutputPart> for Tensors {
+    fn from_iter<T: IntoIterator<Item = OutputPart>>(parts: T) -> Self {
+        let sent = |OutputPart { shape, data }| SentTensor { shape, length: data.len() as u64, data };
+        Tensors(Arc::new(parts.into_iter().map(sent).collect()))
+    }
+}
+
+impl IntoIterator for Tensors {
+    type Item = OutputPart;
+    type IntoIter = std::iter::Map<std::vec::IntoIter<SentTensor>, fn(SentTensor) -> OutputPart>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        // They are copied, without their bytes, where a frame that has them is not acknowledged yet.
+        let tensors = Arc::unwrap_or_clone(self.0);
+        tensors.into_iter().map(|SentTensor { shape, data, .. }| OutputPart { shape, data })
+    }
+}

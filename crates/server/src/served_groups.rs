@@ -1,0 +1,111 @@
+//! Groups of operators that were served, with what they took: what a predictor can be trained with again.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use downbeat_core::median;
+use downbeat_training::GroupSample;
+
+/// Sets of models that are kept, and groups of each for training and for the test, at most: of more, the newest.
+const SETS: usize = 64;
+const KEPT: usize = 256;
+const HELD_OUT: usize = 64;
+/// Every so many groups of a set are for the test: 20% (Abacus §5.5).
+const TESTED: u64 = 5;
+/// Of fewer groups of a set no median is told.
+const FEWEST: usize = 8;
+
+/// What was served of each set of models, which are numbers.
+#[derive(Debug, Default)]
+pub struct ServedGroups {
+    sets: BTreeMap<Vec<usize>, ServedSet>,
+    served: u64,
+}
+
+#[derive(Debug, Default)]
+struct ServedSet {
+    served: u64,
+    /// When the last came, counted in groups.
+    last: u64,
+    training: VecDeque<GroupSample>,
+    held_out: VecDeque<GroupSample>,
+}
+
+impl ServedGroups {
+    /// A group of these models was served. Every fifth of a set is held out, from the first on: nothing is ever trained with those.
+    pub fn add(&mut self, models: &[usize], sample: GroupSample) {
+        let mut set = models.to_vec();
+        set.sort_unstable();
+        self.served += 1;
+        if !self.sets.contains_key(&set) && self.sets.len() == SETS {
+            let oldest = self.sets.iter().min_by_key(|(_, set)| set.last).map(|(models, _)| models.clone());
+            oldest.iter().for_each(|oldest| drop(self.sets.remove(oldest)));
+        }
+        let set = self.sets.entry(set).or_default();
+        let is_held_out = set.served.is_multiple_of(TESTED);
+        set.served += 1;
+        set.last = self.served;
+        let (kept, most) = if is_held_out { (&mut set.held_out, HELD_OUT) } else { (&mut set.training, KEPT) };
+        if kept.len() == most {
+            kept.pop_front();
+        }
+        kept.push_back(sample);
+    }
+
+    /// How many were served.
+    pub fn served(&self) -> u64 {
+        self.served
+    }
+
+    /// Those to train with.
+    pub fn training(&self) -> impl Iterator<Item = &GroupSample> {
+        self.sets.values().flat_map(|set| &set.training)
+    }
+
+    /// Those to judge by.
+    pub fn held_out(&self) -> impl Iterator<Item = &GroupSample> {
+        self.sets.values().flat_map(|set| &set.held_out)
+    }
+
+    /// By the median, what the groups of each set took of what `says` of their features; of sets of which there are few, nothing.
+    pub fn ratios(&self, says: impl Fn(&[f32]) -> f64) -> BTreeMap<Vec<usize>, f64> {
+        let ratio = |(models, set): (&Vec<usize>, &ServedSet)| {
+            let ratios = set.training.iter().map(|sample| sample.takes_ms / says(&sample.features));
+            Some((models.clone(), median(ratios).filter(|_| set.training.len() >= FEWEST)?))
+        };
+        self.sets.iter().filter_map(ratio).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(takes_ms: f64) -> GroupSample {
+        GroupSample { features: vec![1.0], takes_ms, set: 0 }
+    }
+
+    #[test]
+    fn the_newest_of_each_set_are_kept_and_every_fifth_is_never_trained_with() {
+        let mut served = ServedGroups::default();
+        (0..2_000).for_each(|index| served.add(&[1, 0], sample(f64::from(index))));
+        served.add(&[0], sample(-1.0));
+        let of = |samples: Vec<&GroupSample>| samples.iter().map(|s| s.takes_ms as i64).collect::<Vec<_>>();
+        let (training, held_out) = (of(served.training().collect()), of(served.held_out().collect()));
+        assert_eq!((training.len(), held_out.len()), (KEPT, HELD_OUT + 1), "the first of a set is held out");
+        assert!(training.iter().all(|index| index % 5 != 0) && *training.last().unwrap() == 1_999);
+        assert!(held_out.iter().all(|index| *index == -1 || index % 5 == 0) && held_out.contains(&1_995));
+        let ratios = served.ratios(|_| 1_000.0);
+        assert_eq!(ratios.keys().collect::<Vec<_>>(), [&vec![0, 1]], "of one group nothing is said");
+        assert!((ratios[&vec![0, 1]] - 1.84).abs() < 0.01, "{ratios:?}");
+    }
+
+    #[test]
+    fn of_more_sets_than_are_kept_the_one_goes_that_has_not_been_served_for_the_longest() {
+        let mut served = ServedGroups::default();
+        (0..SETS).for_each(|model| served.add(&[model], sample(model as f64)));
+        served.add(&[0], sample(0.5));
+        served.add(&[SETS], sample(0.0));
+        assert_eq!(served.sets.len(), SETS);
+        assert!(served.sets.contains_key(&vec![0]) && !served.sets.contains_key(&vec![1]));
+    }
+}

@@ -1,0 +1,236 @@
+//! The part of a request's way that is the same wherever its model runs: it is checked, its limits are set, and its answer is put together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use downbeat_core::tensor::DataType;
+use downbeat_core::{Duration, Time};
+use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
+use downbeat_repository::{Batching, TensorBinding};
+use tokio::sync::oneshot;
+
+use crate::batch_codec::{Admitted, BatchCodec, OutputPart, Outputs};
+use crate::budget::ByteBudget;
+use crate::error::ServiceError;
+use crate::offload;
+use crate::reply::Answer;
+
+/// When to try again where a model's share of the budget of bytes is used up.
+pub const RETRY_AFTER: Duration = Duration::from_millis(1_000);
+
+/// What a model version wants of its requests.
+pub struct Wishes<'a> {
+    /// What they look like.
+    pub codec: &'a Arc<BatchCodec>,
+    /// How they are queued.
+    pub batching: &'a Batching,
+    /// From arrival to answer.
+    pub slo: Option<Duration>,
+}
+
+/// What a request asks for.
+pub struct Looked {
+    /// Positions of the outputs that it asks for, in its order; `None`: all.
+    pub wanted: Option<Vec<usize>>,
+    /// When it has to be answered.
+    pub limits: Limits,
+}
+
+/// When a request has to be answered.
+pub struct Limits {
+    /// By its model's SLO and its own timeout, whichever is first; [`Time::MAX`]: at any time.
+    pub deadline: Time,
+    /// Whether that is the SLO.
+    pub deadline_is_slo: bool,
+    /// The client's own.
+    pub timeout: Option<Duration>,
+    /// When it has been in a queue for too long; [`Time::MAX`]: never.
+    pub queue_expiry: Time,
+    /// Index of its priority level, 0 the most urgent.
+    pub level: u32,
+}
+
+impl Wishes<'_> {
+    /// What a request asks for that came at `arrival`.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with what was expected.
+    pub fn look(&self, request: &InferRequest, arrival: Time) -> Result<Looked, ServiceError> {
+        Ok(Looked { wanted: wanted_outputs(self.codec, request)?, limits: self.limits(request, arrival)? })
+    }
+
+    /// Its inputs, and what is left of it.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, with what was expected.
+    pub async fn admit(&self, mut request: InferRequest) -> Result<(Admitted, InferRequest), ServiceError> {
+        // The elements of BYTES are counted one by one.
+        let strings = request.inputs.iter().filter(|input| input.datatype == DataType::Bytes);
+        let heavy = strings.map(|input| input.data.len()).sum::<usize>() >= offload::PARSE_FROM;
+        if heavy {
+            let codec = Arc::clone(self.codec);
+            return offload::run(move || codec.admit(&mut request).map(|admitted| (admitted, request))).await?;
+        }
+        Ok((self.codec.admit(&mut request)?, request))
+    }
+
+    /// Deadline, queue timeout and priority of a request (all in one place: what the client asked for, what the
+    /// model's queue policy and SLO say).
+    fn limits(&self, request: &InferRequest, arrival: Time) -> Result<Limits, ServiceError> {
+        let level = self.batching.level_of(unsigned(request, "priority")?.unwrap_or(0));
+        let timeout = unsigned(request, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros);
+        let mut queue_timeout = Duration::ZERO;
+        if let Some(policy) = self.batching.levels.get(level) {
+            // Where the policy has no timeout, a request's own is its deadline and nothing else.
+            queue_timeout = policy.default_timeout;
+            if policy.allow_timeout_override
+                && queue_timeout > Duration::ZERO
+                && let Some(timeout) = timeout
+            {
+                queue_timeout = queue_timeout.min(timeout);
+            }
+        }
+        let queue_expiry = if queue_timeout == Duration::ZERO { Time::MAX } else { arrival + queue_timeout };
+        let slo_deadline = self.slo.map_or(Time::MAX, |slo| arrival + slo);
+        let timeout_deadline = timeout.map_or(Time::MAX, |timeout| arrival + timeout);
+        Ok(Limits {
+            deadline: slo_deadline.min(timeout_deadline),
+            deadline_is_slo: slo_deadline <= timeout_deadline,
+            timeout,
+            queue_expiry,
+            level: u32::try_from(level).unwrap_or(0),
+        })
+    }
+}
+
+impl Limits {
+    /// Waits for the answer, as long as the client's own timeout allows, of which so much has `passed` since the arrival: the scheduler drops what cannot make it, and this ends the rare request that was started and
+    /// overran. `None`: it did.
+    pub async fn wait(&self, answer: oneshot::Receiver<Answer>, passed: Duration) -> Option<Answer> {
+        let answer = match self.timeout {
+            None => answer.await,
+            Some(timeout) => tokio::time::timeout(timeout.saturating_sub(passed).into(), answer).await.ok()?,
+        };
+        let lost = |_| ServiceError::Internal("the request was lost: this is a defect".to_owned());
+        Some(answer.map_err(lost).and_then(|answer| answer))
+    }
+
+    /// What is said of a request that overran its timeout.
+    pub fn overrun(&self, model: &str) -> ServiceError {
+        let timeout = self.timeout.unwrap_or(Duration::ZERO);
+        ServiceError::DeadlineExceeded(format!(
+            "model '{model}' did not finish within the request's timeout of {timeout}"
+        ))
+    }
+}
+
+/// The bytes that a request's inputs take of its model's share, until it is answered.
+pub struct InputBytes<'a>(&'a AtomicU64, u64);
+
+impl Drop for InputBytes<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
+    }
+}
+
+/// Bounds the queue of a model by bytes: its requests in flight, of which `held` is the sum, hold at most half of the budget, so that the other
+/// models have room whatever waits for this one. One request may always be there.
+///
+/// # Errors
+/// `QueueFull`.
+pub fn hold_inputs<'a>(
+    budget: &ByteBudget,
+    held: &'a AtomicU64,
+    model: &str,
+    bytes: u64,
+) -> Result<InputBytes<'a>, ServiceError> {
+    let share = budget.limit() / 2;
+    let before = held.fetch_add(bytes, Ordering::Relaxed);
+    let inputs = InputBytes(held, bytes);
+    if before == 0 || before.saturating_add(bytes) <= share {
+        return Ok(inputs);
+    }
+    Err(ServiceError::QueueFull {
+        message: format!(
+            "Exceeds maximum queue size: the inputs of the requests of model '{model}' in flight are {before} bytes, and it may have {share}, half of \
+             --max-in-flight-bytes; try again later"
+        ),
+        retry_after: RETRY_AFTER,
+    })
+}
+
+/// Positions of the outputs that a request asks for, in its order; `None`: all.
+fn wanted_outputs(codec: &BatchCodec, request: &InferRequest) -> Result<Option<Vec<usize>>, ServiceError> {
+    if request.outputs.is_empty() {
+        return Ok(None);
+    }
+    let outputs = &codec.outputs;
+    let mut wanted = Vec::with_capacity(request.outputs.len());
+    for output in &request.outputs {
+        let Some(position) = outputs.iter().position(|o| o.client.name == output.name) else {
+            let names: Vec<&str> = outputs.iter().map(|o| o.client.name.as_str()).collect();
+            return Err(ServiceError::InvalidArgument(format!(
+                "unexpected inference output '{}' for model '{}'; its outputs are {names:?}",
+                output.name.chars().take(128).collect::<String>(),
+                request.model_name
+            )));
+        };
+        if wanted.contains(&position) {
+            return Err(ServiceError::InvalidArgument(format!(
+                "Duplicate output name '{}' is not allowed in a request",
+                output.name
+            )));
+        }
+        wanted.push(position);
+    }
+    Ok(Some(wanted))
+}
+
+/// An unsigned number among the request's parameters.
+fn unsigned(request: &InferRequest, name: &str) -> Result<Option<u64>, ServiceError> {
+    let value = match request.parameters.get(name) {
+        None => return Ok(None),
+        Some(Parameter::Uint64(value)) => Some(*value),
+        Some(Parameter::Int64(value)) => u64::try_from(*value).ok(),
+        // kserve's clients send every parameter as text.
+        Some(Parameter::String(text)) => text.parse().ok(),
+        Some(_) => None,
+    };
+    match value {
+        Some(value) => Ok(Some(value)),
+        None => Err(ServiceError::InvalidArgument(format!(
+            "parameter '{name}' must be a whole number of at least 0{}",
+            if name == "timeout" { " (microseconds)" } else { "" }
+        ))),
+    }
+}
+
+/// The answer to a request, from the outputs of a version.
+pub fn response(
+    request: InferRequest,
+    codec: &BatchCodec,
+    version: &str,
+    wanted: Option<&[usize]>,
+    outputs: Outputs,
+) -> InferResponse {
+    let plans = &codec.outputs;
+    let output = |(part, plan): (OutputPart, &TensorBinding)| InferTensor {
+        name: plan.client.name.clone(),
+        datatype: plan.datatype(),
+        shape: part.shape,
+        parameters: Default::default(),
+        data: part.data,
+    };
+    let mut outputs: Vec<Option<InferTensor>> = outputs.into_iter().zip(plans).map(output).map(Some).collect();
+    let outputs = match wanted {
+        None => outputs.into_iter().flatten().collect(),
+        Some(wanted) => wanted.iter().filter_map(|position| outputs.get_mut(*position)?.take()).collect(),
+    };
+    InferResponse {
+        model_name: request.model_name,
+        model_version: version.to_owned(),
+        id: request.id,
+        parameters: Default::default(),
+        outputs,
+    }
+}

@@ -1,0 +1,192 @@
+//! A request whose pictures or texts are made into tensors, before it joins its model's queue.
+
+use std::sync::Arc;
+
+use downbeat_core::{Duration, Time};
+use downbeat_protocol::InferRequest;
+
+use super::intake::RETRY_AFTER;
+use super::{Limits, Serving, hold_inputs};
+use crate::batch_codec::ShapeKey;
+use crate::budget::Reservation;
+use crate::clock::Clock;
+use crate::error::ServiceError;
+use crate::loaded_version::LoadedVersion;
+use crate::preprocess::{Made, Preprocess};
+use crate::refusal::{busy_until, queue_full};
+use crate::serving::ServedModel;
+use crate::unanswered::Unanswered;
+
+/// A place in a model's queue, held by a request that is not ready to join it. Dropping it gives it up; then the request is counted, unless it was
+/// answered.
+pub(super) struct HeldPlace<'a> {
+    loaded: &'a LoadedVersion,
+    rows: u32,
+    arrival: Time,
+    clock: Clock,
+    /// What to count it as; `None`: as nothing.
+    end: Option<Unanswered>,
+    /// Whether the place is its own still.
+    is_held: bool,
+}
+
+impl HeldPlace<'_> {
+    /// The request has joined the queue: with its place, or, `joins_with_it` being false, where places are counted otherwise.
+    pub fn pass_on(mut self, joins_with_it: bool) {
+        self.end = None;
+        self.is_held = !joins_with_it;
+    }
+
+    /// It gets an answer for which it is not counted.
+    fn answered(&mut self) {
+        self.end = None;
+    }
+}
+
+impl Drop for HeldPlace<'_> {
+    fn drop(&mut self) {
+        if self.is_held {
+            self.loaded.end_waiting(self.rows);
+        }
+        if let Some(reason) = self.end {
+            self.loaded.record_not_answered(reason, self.clock.now().since(self.arrival));
+        }
+    }
+}
+
+/// A request that has become tensors.
+pub(super) struct Prepared<'a> {
+    /// Its place in the queue that it joins now.
+    pub place: HeldPlace<'a>,
+    /// What its tensors hold of the budget of bytes, until it is answered.
+    pub held: Reservation,
+}
+
+impl Serving {
+    /// Makes a request's pictures or texts into the tensors that its model takes.
+    ///
+    /// **How it waits.** The request takes its place in the model's queue at once, with its size and its deadline, and gives it up when it is answered:
+    /// what finds no place, or could not be ready in time, is refused before any of it is decoded. Then it is decoded on
+    /// threads of their own, while batches run and others queue, and is given to the scheduler when it is ready. So whatever is decided
+    /// is about requests that are ready (Symphony §4.3 asks for the time by which they are: here it is always now), and no device waits
+    /// for a decoder. That costs no turn: queues are in order of deadlines, which count from arrival, so a request is where it would be had
+    /// it waited there, and the threads work in the same order. What it costs is that batches that are held for others do not know of
+    /// those that are about to be ready; they are held until it is nearly too late anyway. The shape of a text, which says in which queue it
+    /// belongs, is not known before either.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if an item is none, `QueueFull` and `DeadlineExceeded` as for any request.
+    pub(super) async fn prepare<'a>(
+        &'a self,
+        served: &'a ServedModel,
+        loaded: &'a LoadedVersion,
+        preprocess: &Arc<Preprocess>,
+        request: &mut InferRequest,
+        limits: &Limits,
+        arrival: Time,
+    ) -> Result<Prepared<'a>, ServiceError> {
+        let items = preprocess.take(request, &loaded.codec)?;
+        let work = preprocess.look(&items)?;
+        let rows = items.len() as u32;
+        let held = hold_inputs(&self.budget, &served.input_bytes, &loaded.name, work.bytes());
+        let _input_bytes = held.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
+        let mut held = self.budget.reservation();
+        held.grow(work.bytes())?;
+        let mut place = self.hold_place(loaded, rows, arrival)?;
+        let latest = self.latest_begin(loaded, rows, limits.deadline);
+        if let Err(error) = self.check_in_time(loaded, preprocess, limits, latest) {
+            place.end = Some(Unanswered::Impossible);
+            return Err(error);
+        }
+        let making = preprocess.run(items, work, limits.deadline, latest);
+        let made = match limits.timeout {
+            None => making.await,
+            Some(timeout) => match tokio::time::timeout(timeout.into(), making).await {
+                Ok(made) => made,
+                Err(_) => {
+                    place.end = Some(Unanswered::Timeout);
+                    return Err(limits.overrun(&request.model_name));
+                }
+            },
+        };
+        place.answered();
+        match made {
+            Ok(Made::Tensors(tensors)) => {
+                place.end = Some(Unanswered::Cancelled);
+                held.shrink_to(tensors.iter().map(|tensor| tensor.data.len() as u64).sum());
+                request.inputs.extend(tensors);
+                Ok(Prepared { place, held })
+            }
+            Ok(Made::Failed(error)) => Err(ServiceError::InvalidArgument(format!("model '{}': {error}", loaded.name))),
+            Ok(Made::Late) => {
+                place.end = Some(Unanswered::Hopeless);
+                Err(ServiceError::DeadlineExceeded(format!(
+                    "dropped after {} in the queue of model '{}', before it was decoded: it could no longer finish by its deadline",
+                    self.driver.clock().now().since(arrival),
+                    loaded.name
+                )))
+            }
+            Err(_) => {
+                Err(ServiceError::Internal("a picture or text could not be decoded: this is a defect".to_owned()))
+            }
+        }
+    }
+
+    /// A place in a version's queue.
+    fn hold_place<'a>(
+        &self,
+        loaded: &'a LoadedVersion,
+        rows: u32,
+        arrival: Time,
+    ) -> Result<HeldPlace<'a>, ServiceError> {
+        let clock = self.driver.clock();
+        // What waits on the device is counted there.
+        let is_full = loaded.hosts.is_routed && loaded.waiting().saturating_add(rows) > loaded.queue_bound;
+        if is_full || !loaded.begin_waiting(rows) {
+            loaded.record_not_answered(Unanswered::QueueFull, clock.now().since(arrival));
+            return Err(queue_full(&loaded.name, loaded.queue_bound, RETRY_AFTER));
+        }
+        Ok(HeldPlace { loaded, rows, arrival, clock, end: Some(Unanswered::Cancelled), is_held: true })
+    }
+
+    /// When at the latest it has to be ready, to be run by itself on an idle device.
+    fn latest_begin(&self, loaded: &LoadedVersion, rows: u32, deadline: Time) -> Time {
+        if deadline == Time::MAX {
+            return Time::MAX;
+        }
+        // Where shapes vary it is not known yet which queue it will be.
+        let queue = if loaded.codec.has_varying_shapes() { None } else { loaded.queue(&ShapeKey::new()) };
+        match queue {
+            Some(queue) if !queue.drops() => Time::MAX,
+            Some(queue) => deadline - queue.least(rows),
+            None => deadline,
+        }
+    }
+
+    /// Refuses at once what could not be ready, or have a device, in time.
+    fn check_in_time(
+        &self,
+        loaded: &LoadedVersion,
+        preprocess: &Preprocess,
+        limits: &Limits,
+        latest: Time,
+    ) -> Result<(), ServiceError> {
+        if latest == Time::MAX {
+            return Ok(());
+        }
+        let moment = self.driver.moment();
+        let free = match loaded.hosts.is_routed {
+            true => moment.now + loaded.hosts.free_in(),
+            false if moment.expected_free == Time::MAX => moment.now,
+            false => moment.expected_free,
+        };
+        let start = preprocess.begins(moment.now, limits.deadline).max(free);
+        // Where nothing is in the way it is let through: what is thought of the model may be wrong.
+        if start <= moment.now || start <= latest {
+            return Ok(());
+        }
+        let (needed, allowed) =
+            (start.since(moment.now) + limits.deadline.since(latest), limits.deadline.since(moment.now));
+        Err(busy_until(&loaded.name, needed, allowed))
+    }
+}

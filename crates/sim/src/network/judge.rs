@@ -1,0 +1,302 @@
+//! The rules that frontends, schedulers and backends keep, judged from outside.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use downbeat_core::roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, RequestEnd, RequestKey};
+use downbeat_core::{Duration, Time};
+
+/// A rule that was broken. The first one of a run counts: what follows may follow from it.
+#[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
+pub struct Broken {
+    /// When, since the run's begin.
+    pub at: Time,
+    /// Which rule.
+    pub rule: &'static str,
+    /// What happened.
+    pub what: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Asked {
+    at: Time,
+    deadline: Time,
+    input: u64,
+    may_repeat: bool,
+    /// It was answered, or its client has gone.
+    is_over: bool,
+    /// How often it has begun to run.
+    runs: u32,
+    /// Where it runs, and since when.
+    running: Vec<(NodeId, BatchKey, Time)>,
+    /// The batches that its inputs were sent to, and what was left then at most.
+    inputs: Vec<(BatchKey, Duration)>,
+}
+
+/// Looks at what processes do, all by one time, and says which rules are broken:
+///
+/// - *ends once*: each request that a frontend was asked ends exactly once, unless its client has gone or its frontend is dead, and with its own answer;
+/// - *epochs grow*: a backend obeys no lower epoch than before, and no slot begins a batch of a lower one than before;
+/// - *one backend*: a request runs in two places at once only if its frontend and one of them have lost each other, and twice only if its model may;
+/// - *budgets shrink*: nobody says, or is given, more time than is left until the client's deadline and was said before;
+/// - *own epochs*: where a store allots epochs, no two schedulers lead in one of the same number;
+/// - *nothing waits*: once everything is mended, everything ends, and nobody keeps anything.
+#[derive(Debug)]
+pub struct NetworkJudge {
+    has_store: bool,
+    /// How long before a request begins to run its backend may have claimed it.
+    claimed_before: Duration,
+    requests: HashMap<RequestKey, Asked>,
+    /// Requests that have not ended, of frontends that live.
+    open: BTreeSet<RequestKey>,
+    obeyed: BTreeMap<NodeId, Epoch>,
+    slots: BTreeMap<(NodeId, u32), Epoch>,
+    led: BTreeMap<u64, NodeId>,
+    /// By frontend and backend: when they have lost each other last.
+    lost: BTreeMap<(NodeId, NodeId), Time>,
+    repeated: u64,
+    broken: Option<Broken>,
+}
+
+impl NetworkJudge {
+    /// Of a run with or without a store that allots epochs; `claimed_before`: how long before a request begins to run its backend may have claimed it.
+    pub fn new(has_store: bool, claimed_before: Duration) -> Self {
+        NetworkJudge {
+            has_store,
+            claimed_before,
+            requests: HashMap::new(),
+            open: BTreeSet::new(),
+            obeyed: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            led: BTreeMap::new(),
+            lost: BTreeMap::new(),
+            repeated: 0,
+            broken: None,
+        }
+    }
+
+    /// How often a request began to run that had run before.
+    pub fn repeated(&self) -> u64 {
+        self.repeated
+    }
+
+    /// The first rule that was broken.
+    pub fn broken(&self) -> Option<&Broken> {
+        self.broken.as_ref()
+    }
+
+    /// Requests that have not ended, of frontends that live.
+    pub fn open(&self) -> usize {
+        self.open.len()
+    }
+
+    /// A rule is broken.
+    pub fn breaks(&mut self, at: Time, rule: &'static str, what: impl FnOnce() -> String) {
+        if self.broken.is_none() {
+            self.broken = Some(Broken { at, rule, what: what() });
+        }
+    }
+
+    /// A client asks.
+    pub fn asked(&mut self, now: Time, request: RequestKey, deadline: Time, input: u64, may_repeat: bool) {
+        let (running, inputs) = (Vec::new(), Vec::new());
+        let asked = Asked { at: now, deadline, input, may_repeat, is_over: false, runs: 0, running, inputs };
+        self.open.insert(request);
+        if self.requests.insert(request, asked).is_some() {
+            self.breaks(now, "ends once", || format!("{request:?} is the name of two requests"));
+        }
+    }
+
+    /// A client has gone. Whether its request was open.
+    pub fn cancelled(&mut self, request: RequestKey) -> bool {
+        self.open.remove(&request);
+        self.requests.get_mut(&request).is_some_and(|asked| !std::mem::replace(&mut asked.is_over, true))
+    }
+
+    /// A frontend ends a request. Whether in time.
+    pub fn ended(&mut self, now: Time, request: RequestKey, end: &RequestEnd<u64>) -> bool {
+        self.open.remove(&request);
+        let Some(asked) = self.requests.get_mut(&request) else {
+            self.breaks(now, "ends once", || format!("{request:?}, which nobody asked, ends: {end:?}"));
+            return false;
+        };
+        let was_over = std::mem::replace(&mut asked.is_over, true);
+        let (asked_at, deadline, input, runs) = (asked.at, asked.deadline, asked.input, asked.runs);
+        if was_over {
+            self.breaks(now, "ends once", || format!("{request:?} ends once more, or without a client: {end:?}"));
+        }
+        match end {
+            RequestEnd::Ran(outcome) => {
+                if let downbeat_core::roles::Outcome::Outputs(outputs) = outcome
+                    && *outputs != input
+                {
+                    self.breaks(now, "ends once", || format!("{request:?} gets the answer of another"));
+                }
+                if runs == 0 {
+                    self.breaks(now, "ends once", || format!("{request:?} has an answer and did not run"));
+                }
+            }
+            RequestEnd::TooLate if now < deadline => {
+                self.breaks(now, "ends once", || {
+                    format!("{request:?} of {asked_at:?} is too late before its deadline {deadline:?}")
+                });
+            }
+            _ => {}
+        }
+        now <= deadline
+    }
+
+    /// A process says something; it has `from`'s requests, if it is a frontend.
+    pub fn sent(&mut self, now: Time, frame: &Frame<u64>) {
+        for message in &frame.messages {
+            match message {
+                Message::Requests(requests) => {
+                    for handed in requests {
+                        self.check_left(now, RequestKey { frontend: frame.from, number: handed.number }, handed.left);
+                    }
+                }
+                Message::Inputs { batch, granted, .. } => {
+                    for (number, left, _) in granted {
+                        let request = RequestKey { frontend: frame.from, number: *number };
+                        self.check_left(now, request, *left);
+                        if let Some(asked) = self.requests.get_mut(&request) {
+                            match asked.inputs.iter_mut().find(|(to, _)| to == batch) {
+                                Some((_, before)) => *before = (*before).max(*left),
+                                None => asked.inputs.push((*batch, *left)),
+                            }
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn check_left(&mut self, now: Time, request: RequestKey, left: Duration) {
+        let Some(deadline) = self.requests.get(&request).map(|asked| asked.deadline) else {
+            self.breaks(now, "ends once", || format!("{request:?}, which nobody asked, is handed on"));
+            return;
+        };
+        let most = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
+        if left > most || (left == Duration::MAX) != (most == Duration::MAX) {
+            self.breaks(now, "budgets shrink", || format!("{request:?} has {most:?} left, and is given {left:?}"));
+        }
+    }
+
+    /// A backend begins a batch: each member with its inputs, and what is left by the backend's time.
+    pub fn begins(
+        &mut self,
+        now: Time,
+        (backend, slot): (NodeId, u32),
+        batch: BatchKey,
+        members: &[Member<u64>],
+        local: Time,
+    ) {
+        let last = self.slots.entry((backend, slot)).or_insert(Epoch::NONE);
+        if batch.epoch < *last {
+            let last = *last;
+            self.breaks(now, "epochs grow", || format!("slot {slot} of {backend:?} begins {batch:?} after {last:?}"));
+        } else {
+            *last = batch.epoch;
+        }
+        if members.is_empty() {
+            self.breaks(now, "one backend", || format!("{batch:?} runs without members"));
+        }
+        for member in members {
+            self.member_begins(now, backend, batch, member, local);
+        }
+    }
+
+    fn member_begins(&mut self, now: Time, backend: NodeId, batch: BatchKey, member: &Member<u64>, local: Time) {
+        let request = member.request;
+        let Some(asked) = self.requests.get_mut(&request) else {
+            self.breaks(now, "ends once", || format!("{request:?}, which nobody asked, runs"));
+            return;
+        };
+        asked.runs += 1;
+        self.repeated += u64::from(asked.runs > 1);
+        let said = asked.inputs.iter().find(|(to, _)| *to == batch).map(|(_, left)| *left);
+        let left = if member.deadline == Time::MAX { Duration::MAX } else { member.deadline.since(local) };
+        let is_wrong_input = asked.input != member.payload;
+        let is_second = asked.runs > 1 && !asked.may_repeat;
+        let earliest = Time::from_nanos(
+            asked
+                .running
+                .first()
+                .map_or(now, |(.., since)| *since)
+                .as_nanos()
+                .saturating_sub(self.claimed_before.as_nanos()),
+        );
+        let others: Vec<NodeId> = asked.running.iter().map(|(other, ..)| *other).collect();
+        asked.running.push((backend, batch, now));
+        if said.is_none_or(|said| left > said) {
+            self.breaks(now, "budgets shrink", || format!("{request:?} runs with {left:?} left, of {said:?}"));
+        }
+        if is_wrong_input {
+            self.breaks(now, "ends once", || format!("{request:?} runs with inputs of another"));
+        }
+        if is_second {
+            self.breaks(now, "one backend", || format!("{request:?} runs twice, and its model must not"));
+        }
+        // Whichever of the two the frontend has lost: the one that goes on without it may begin later.
+        let lost_since = |peer: NodeId| self.lost.get(&(request.frontend, peer)).is_some_and(|lost| *lost >= earliest);
+        let is_both_had = |other: &NodeId| !lost_since(*other) && !lost_since(backend);
+        if let Some(other) = others.into_iter().find(is_both_had) {
+            self.breaks(now, "one backend", || format!("{request:?} runs on {other:?} and on {backend:?} at once"));
+        }
+    }
+
+    /// A backend is done with a batch.
+    pub fn is_done(&mut self, backend: NodeId, batch: BatchKey, members: &[RequestKey]) {
+        for request in members {
+            if let Some(asked) = self.requests.get_mut(request) {
+                asked.running.retain(|(at, of, _)| (*at, *of) != (backend, batch));
+            }
+        }
+    }
+
+    /// A backend obeys a scheduler.
+    pub fn obeys(&mut self, now: Time, backend: NodeId, epoch: Epoch) {
+        let last = self.obeyed.entry(backend).or_insert(Epoch::NONE);
+        if epoch < *last {
+            let last = *last;
+            self.breaks(now, "epochs grow", || format!("{backend:?} obeys {epoch:?} after {last:?}"));
+        } else {
+            *last = epoch;
+        }
+    }
+
+    /// A scheduler leads.
+    pub fn leads(&mut self, now: Time, scheduler: NodeId, epoch: Epoch) {
+        let other = self.led.insert(epoch.number, scheduler).filter(|other| *other != scheduler);
+        if let Some(other) = other
+            && self.has_store
+        {
+            self.breaks(now, "own epochs", || format!("{scheduler:?} leads in {epoch:?} as {other:?} did"));
+        }
+    }
+
+    /// One of two has lost the other.
+    pub fn lost(&mut self, now: Time, a: NodeId, b: NodeId) {
+        self.lost.insert((a, b), now);
+        self.lost.insert((b, a), now);
+    }
+
+    /// A process is dead. How many requests died with it.
+    pub fn died(&mut self, process: NodeId) -> u64 {
+        let from = RequestKey { frontend: process, number: 0 };
+        let to = RequestKey { frontend: process, number: u64::MAX };
+        let dead: Vec<RequestKey> = self.open.range(from..=to).copied().collect();
+        for request in &dead {
+            self.open.remove(request);
+        }
+        dead.len() as u64
+    }
+
+    /// The run is over, long after everything was mended.
+    pub fn finish(&mut self, now: Time) {
+        let open = self.open.len();
+        if let Some(request) = self.open.first().copied() {
+            self.breaks(now, "nothing waits", || format!("{open} requests have not ended, {request:?} among them"));
+        }
+    }
+}

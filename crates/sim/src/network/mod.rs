@@ -1,0 +1,34 @@
+//! Networks: what messages take, and frontends, schedulers and backends apart under virtual time, with everything that can go wrong between them.
+//!
+//! [`Network`] is what a scheduler alone plans with. A [`NetworkScenario`] is a cluster of the production state machines of [`downbeat_core::roles`]: each process has
+//! a clock of its own, wires delay, lose, double, reorder and are cut, processes are killed, stopped for a while, slow, and started anew. The [`NetworkJudge`] looks at
+//! what processes do from outside, and knows nothing of how they do it. A run follows from its seed.
+//!
+//! | file | what |
+//! |---|---|
+//! | `delay.rs` | what a batch takes to its device, for a scheduler alone |
+//! | `scenario.rs`, `random.rs`, `file.rs` | what a run is made of: said, drawn from a seed, read from a file |
+//! | `wires.rs` | what becomes of a frame |
+//! | `process.rs` | a process: its clock, its machine, its slots |
+//! | `run.rs` | what happens when |
+//! | `judge.rs` | the rules |
+//! | `outcome.rs` | what came of it |
+
+mod delay;
+mod events;
+
+mod file;
+mod judge;
+mod outcome;
+mod process;
+mod random;
+mod run;
+mod scenario;
+mod wires;
+
+pub use delay::{Delay, Network, UnknownDelay};
+
+pub use file::{BadNetwork, NetworkFile};
+pub use judge::{Broken, NetworkJudge};
+pub use outcome::{NetworkOutcome, NetworkResults, SeedResults};
+pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};

@@ -1,0 +1,252 @@
+//! A process: its clock, its machine, its slots.
+
+use std::collections::VecDeque;
+
+use downbeat_core::roles::{
+    BackendNode, BackendOptions, BatchKey, Frame, FrontendNode, FrontendOptions, Hello, NewRequest, NodeId, Offer,
+    OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, SchedulerNode, SchedulerOptions, Slot,
+};
+use downbeat_core::{Duration, Time};
+
+use super::scenario::{Host, NetworkScenario};
+
+/// What tensors are: which request's they are.
+pub(super) type Tensors = u64;
+
+/// What comes to a process.
+#[derive(Clone, Debug)]
+pub(super) enum Inbound {
+    Frame(Frame<Tensors>),
+    Connected(Hello),
+    Disconnected(NodeId),
+    /// A client's request, by its model.
+    Request {
+        model: usize,
+        input: u64,
+    },
+    Cancel(u64),
+    /// A batch is done on a slot.
+    Ran {
+        batch: BatchKey,
+        members: Vec<RequestKey>,
+        took: Duration,
+        outcomes: Vec<(RequestKey, Outcome<Tensors>)>,
+    },
+    /// The store's answer.
+    Epoch(Option<u64>),
+    Drain,
+}
+
+/// The machine of a process.
+#[derive(Debug)]
+pub(super) enum Machine {
+    Frontend(Box<FrontendNode<Tensors>>),
+    Scheduler(Box<SchedulerNode<Tensors>>),
+    Backend(Box<BackendNode<Tensors>>),
+    /// It is dead.
+    None,
+}
+
+/// A process.
+#[derive(Debug)]
+pub(super) struct Process {
+    pub hello: Hello,
+    pub host: Host,
+    pub machine: Machine,
+    /// What its clock shows at the run's begin.
+    clock: Duration,
+    /// It does nothing until it is told to go on.
+    pub is_paused: bool,
+    /// What came meanwhile.
+    pub inbox: VecDeque<Inbound>,
+    /// Until when what is sent to it comes later, and by how much.
+    pub slow: (Time, Duration),
+    /// What came to it last, if it is slow: nothing overtakes.
+    pub slow_until: Time,
+    /// When it is woken up next.
+    pub wakes_at: Time,
+    /// By slot: when it is free.
+    pub slots: Vec<Time>,
+    /// Models that it has heard of, if it is a frontend.
+    pub models: Vec<bool>,
+}
+
+impl Process {
+    /// The process of a host, from now on.
+    pub fn new(scenario: &NetworkScenario, host: Host, node: NodeId, clock: Duration, now: Time) -> Self {
+        let timing = scenario.timing;
+        let (role, name) = match host {
+            Host::Frontend(_) => (Role::Frontend, host.to_string()),
+            Host::Scheduler(rank) => (Role::Scheduler { rank }, host.to_string()),
+            Host::Backend(_) => (Role::Backend, host.to_string()),
+        };
+        let local = now + clock;
+        let machine = match host {
+            Host::Frontend(_) => {
+                let options = FrontendOptions {
+                    heartbeat: timing.peer_heartbeat,
+                    lost_after: timing.lost_after,
+                    tries: timing.tries,
+                };
+                Machine::Frontend(Box::new(FrontendNode::new(node, options, local)))
+            }
+            Host::Scheduler(rank) => {
+                let options = SchedulerOptions {
+                    rank,
+                    schedulers: scenario.roles.schedulers,
+                    heartbeat: timing.heartbeat,
+                    takeover_after: timing.takeover_after,
+                    peer_heartbeat: timing.peer_heartbeat,
+                    lost_after: timing.lost_after,
+                    wake_margin: timing.wakes_late,
+                    epochs_are_allotted: scenario.has_store,
+                };
+                Machine::Scheduler(Box::new(SchedulerNode::new(node, options, local)))
+            }
+            Host::Backend(_) => {
+                let options = BackendOptions {
+                    heartbeat: timing.peer_heartbeat,
+                    lost_after: timing.lost_after,
+                    fetch_within: timing.fetch_within,
+                };
+                let mut backend = BackendNode::new(node, options, local);
+                backend.handle_offer(local, offer(scenario));
+                Machine::Backend(Box::new(backend))
+            }
+        };
+        Process {
+            hello: Hello { protocol: PROTOCOL, node, role, address: name.clone(), name },
+            host,
+            machine,
+            clock,
+            is_paused: false,
+            inbox: VecDeque::new(),
+            slow: (Time::ZERO, Duration::ZERO),
+            slow_until: Time::ZERO,
+            wakes_at: Time::MAX,
+            slots: vec![Time::ZERO; scenario.roles.slots as usize],
+            models: vec![false; scenario.models.len()],
+        }
+    }
+
+    pub fn is_dead(&self) -> bool {
+        matches!(self.machine, Machine::None)
+    }
+
+    pub fn node(&self) -> NodeId {
+        self.hello.node
+    }
+
+    /// What its clock shows.
+    pub fn local(&self, now: Time) -> Time {
+        now + self.clock
+    }
+
+    /// When its clock shows that.
+    pub fn global(&self, local: Time) -> Time {
+        Time::from_nanos(local.as_nanos().saturating_sub(self.clock.as_nanos()))
+    }
+
+    /// When it wants to be woken up.
+    pub fn timeout(&self) -> Option<Time> {
+        let due = match &self.machine {
+            Machine::Frontend(node) => node.poll_timeout(),
+            Machine::Scheduler(node) => node.poll_timeout(),
+            Machine::Backend(node) => node.poll_timeout(),
+            Machine::None => None,
+        };
+        due.map(|(at, _)| self.global(at))
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Time) {
+        let local = self.local(now);
+        match &mut self.machine {
+            Machine::Frontend(node) => node.handle_timeout(local),
+            Machine::Scheduler(node) => node.handle_timeout(local),
+            Machine::Backend(node) => node.handle_timeout(local),
+            Machine::None => {}
+        }
+    }
+
+    /// Something comes that all have to do with.
+    pub fn handle(&mut self, now: Time, inbound: Inbound) {
+        let local = self.local(now);
+        match (&mut self.machine, inbound) {
+            (Machine::Frontend(node), Inbound::Frame(frame)) => node.handle_frame(local, frame),
+            (Machine::Scheduler(node), Inbound::Frame(frame)) => node.handle_frame(local, frame),
+            (Machine::Backend(node), Inbound::Frame(frame)) => node.handle_frame(local, frame),
+            (Machine::Frontend(node), Inbound::Connected(hello)) => node.handle_connected(local, &hello),
+            (Machine::Scheduler(node), Inbound::Connected(hello)) => node.handle_connected(local, &hello),
+            (Machine::Backend(node), Inbound::Connected(hello)) => node.handle_connected(local, &hello),
+            (Machine::Frontend(node), Inbound::Disconnected(peer)) => node.handle_disconnected(local, peer),
+            (Machine::Scheduler(node), Inbound::Disconnected(peer)) => node.handle_disconnected(local, peer),
+            (Machine::Backend(node), Inbound::Disconnected(peer)) => node.handle_disconnected(local, peer),
+            (Machine::Frontend(node), Inbound::Cancel(number)) => node.handle_cancel(local, number),
+            (Machine::Scheduler(node), Inbound::Epoch(number)) => node.handle_epoch(local, number),
+            (Machine::Backend(node), Inbound::Drain) => node.handle_drain(local),
+            (Machine::Backend(node), Inbound::Ran { batch, members, took, outcomes }) => {
+                node.handle_ran(local, batch, Some((members.len() as u32, took)), outcomes);
+            }
+            _ => {}
+        }
+    }
+
+    /// A client asks a frontend; the number of the request there.
+    pub fn ask(&mut self, now: Time, model: usize, input: u64, slo: Option<Duration>) -> Option<u64> {
+        let local = self.local(now);
+        let Machine::Frontend(node) = &mut self.machine else { return None };
+        let request = NewRequest {
+            queue: queue(model),
+            payload: input,
+            deadline: slo.map_or(Time::MAX, |slo| local + slo),
+            queue_expiry: Time::MAX,
+            level: 0,
+            size: 1,
+        };
+        Some(node.handle_request(local, request))
+    }
+
+    /// What it has that is not over.
+    pub fn keeps(&self) -> usize {
+        match &self.machine {
+            Machine::Frontend(node) => node.open(),
+            Machine::Scheduler(node) => node.requests(),
+            Machine::Backend(node) => node.batches(),
+            Machine::None => 0,
+        }
+    }
+}
+
+/// The queue of a model.
+pub(super) fn queue(model: usize) -> QueueKey {
+    QueueKey { model: model_name(model), version: 1, shape: Vec::new() }
+}
+
+pub(super) fn model_name(model: usize) -> String {
+    format!("m{model}")
+}
+
+fn offer(scenario: &NetworkScenario) -> Offer {
+    let slots = scenario.roles.slots;
+    let model = |(number, model): (usize, &super::scenario::NetworkModel)| OfferedModel {
+        model: model_name(number),
+        version: 1,
+        fingerprint: format!("f{number}"),
+        definition: Vec::new(),
+        max_batch: model.profile.max_batch(),
+        drop: model.drop,
+        dispatch: model.dispatch.clone(),
+        max_wait: Duration::MAX,
+        levels: Vec::new(),
+        at_once: slots,
+        item_bytes: 1024,
+        may_repeat: model.may_repeat,
+        shape: Vec::new(),
+        profiles: (0..slots).map(|slot| (slot, model.profile.clone())).collect(),
+    };
+    Offer {
+        slots: (0..slots).map(|_| Slot { hardware: "emulated".into() }).collect(),
+        models: scenario.models.iter().enumerate().map(model).collect(),
+    }
+}

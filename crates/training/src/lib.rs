@@ -1,0 +1,15 @@
+//! Training of what predicts how long groups of operators take (Abacus §5): offline on samples (`downbeat profile --co-run`, the simulator), and in a server on what it served.
+//!
+//! It computes and nothing else: samples and a source of random numbers come in, a perceptron goes out.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod error;
+mod group_sample;
+mod mlp_training;
+mod random_group;
+
+pub use error::{error_below, mean_error, relative_error, says};
+pub use group_sample::{GroupSample, sets_of};
+pub use mlp_training::{MlpTraining, spread, train_mlp};
+pub use random_group::random_group;

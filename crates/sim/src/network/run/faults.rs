@@ -1,0 +1,92 @@
+//! What each fault does to the run, and how everything is mended.
+
+use downbeat_core::Time;
+
+use super::{Event, LOOKS_EVERY, NetworkRun};
+use crate::network::process::{Inbound, Machine};
+use crate::network::scenario::{Fault, Host};
+
+impl NetworkRun<'_> {
+    pub(super) fn fault(&mut self, fault: Fault) {
+        let now = self.now;
+        match fault {
+            Fault::Kill { host, restart_after, silently } => {
+                let Some(at) = self.by_host.get(&host).copied() else { return };
+                self.dies(at, silently);
+                if let Some(after) = restart_after {
+                    self.events.push(now + after, Event::Begins(host));
+                }
+            }
+            Fault::Pause { host, lasts } => {
+                let Some(at) = self.by_host.get(&host).copied() else { return };
+                if !std::mem::replace(&mut self.processes[at].is_paused, true) {
+                    self.events.push(now + lasts, Event::GoesOn(at));
+                }
+            }
+            Fault::Slow { host, lasts, by } => {
+                if let Some(at) = self.by_host.get(&host).copied() {
+                    self.processes[at].slow = (now + lasts, by);
+                }
+            }
+            Fault::Cut { hosts, lasts, one_way } => self.wiring.cut(hosts, now + lasts, one_way),
+            Fault::Lossy { loss, lasts } => self.wiring.lose(loss, now + lasts),
+            Fault::Drain { backend, restart_after } => {
+                let Some(at) = self.by_host.get(&Host::Backend(backend)).copied() else { return };
+                if !self.processes[at].is_dead() {
+                    self.drains.insert(at, restart_after);
+                    self.comes(at, Inbound::Drain);
+                }
+            }
+            Fault::Join { backend } => self.begins(Host::Backend(backend)),
+            Fault::StoreAway { lasts } => self.store.1 = now + lasts,
+        }
+    }
+
+    pub(super) fn dies(&mut self, at: usize, silently: bool) {
+        let process = &mut self.processes[at];
+        if process.is_dead() {
+            return;
+        }
+        process.machine = Machine::None;
+        process.inbox.clear();
+        process.is_paused = false;
+        let node = process.node();
+        self.outcome.died += self.judge.died(node);
+        let ended: Vec<(usize, usize)> =
+            self.connections.iter().copied().filter(|(a, b)| *a == at || *b == at).collect();
+        for (a, b) in ended {
+            self.connections.remove(&(a, b));
+            let other = if a == at { b } else { a };
+            if !silently {
+                self.tell_end(at, other);
+            }
+        }
+    }
+
+    pub(super) fn goes_on(&mut self, at: usize) {
+        if !std::mem::replace(&mut self.processes[at].is_paused, false) {
+            return;
+        }
+        self.processes[at].wakes_at = Time::MAX;
+        for inbound in std::mem::take(&mut self.processes[at].inbox) {
+            self.comes(at, inbound);
+        }
+        self.processes[at].handle_timeout(self.now);
+        self.pump(at);
+    }
+
+    /// Everything is well from now on, and all are there.
+    pub(super) fn mend(&mut self) {
+        self.is_mended = true;
+        self.wiring.mend();
+        self.store.1 = Time::ZERO;
+        for at in 0..self.processes.len() {
+            self.processes[at].slow.0 = Time::ZERO;
+            self.goes_on(at);
+        }
+        for host in self.scenario.hosts() {
+            self.begins(host);
+        }
+        self.events.push(self.now + LOOKS_EVERY, Event::Look);
+    }
+}

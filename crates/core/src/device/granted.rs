@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::launch::{DeviceOutput, GrantedBatch, InputSource, Launch, SegmentRange, Span};
+use super::launch::{GrantedBatch, InputSource, Launch, SegmentRange, Span};
+use super::output::DeviceOutput;
 use super::policy::DevicePolicy;
 use super::request::DeviceReject;
 use super::request_pool::PoolStats;

@@ -6,8 +6,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::groups::GroupSettings;
-use super::launch::{DeviceOutput, GrantedBatch, Launch, Span};
+use super::launch::{GrantedBatch, Launch, Span};
 use super::note::Note;
+use super::output::DeviceOutput;
 use super::overlap::GroupOrder;
 use super::request::{DeviceReject, DeviceRequest};
 use super::scheduler::{BadLayout, BadMove, BadPolicy, DeviceScheduler, Layout};

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::groups::DeviceGroups;
-use super::launch::{DeviceOutput, LaneSpec, Launch, SegmentRange, Span};
+use super::launch::{LaneSpec, Launch, SegmentRange, Span};
+use super::output::DeviceOutput;
 use super::resident::{Resident, ResidentKey, Standby};
 use crate::ids::{BatchId, LaneId, LaunchId, PartitionId};
 use crate::time::{Duration, Time};

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::groups::GroupDecision;
-use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange, Span};
+use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::note::Note;
+use super::output::DeviceOutput;
 use super::overlap::{GroupPart, OverlapModel};
 use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::input_ring::{InputRing, SlotRun};
-use super::launch::DeviceOutput;
 use super::note::Note;
+use super::output::DeviceOutput;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::segment_profile::SegmentProfile;
 use super::turn::{DeviceTimeout, Turn};

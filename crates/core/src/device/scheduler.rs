@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::groups::{GroupDecision, GroupSettings, GroupStats};
 use super::lanes::Device;
-use super::launch::{DeviceOutput, GrantedBatch, LaneSpec, Span};
+use super::launch::{GrantedBatch, LaneSpec, Span};
 use super::note::Note;
+use super::output::DeviceOutput;
 use super::overlap::OverlapOutput;
 use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};

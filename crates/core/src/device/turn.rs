@@ -4,8 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::groups::GroupEnd;
 use super::lanes::Device;
-use super::launch::{DeviceOutput, LaneSpec, Launch, Span};
+use super::launch::{LaneSpec, Launch, Span};
 use super::note::Note;
+use super::output::DeviceOutput;
 use super::request::{DeviceReject, DeviceRequest};
 use super::resident::Resident;
 use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId, RequestId};

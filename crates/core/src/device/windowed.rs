@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::launch::{DeviceOutput, InputSource, LaneSpec, Launch, SegmentRange, Span};
+use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
+use super::output::DeviceOutput;
 use super::policy::DevicePolicy;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use super::request_pool::{PoolStats, RequestPool};

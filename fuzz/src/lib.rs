@@ -52,8 +52,8 @@ pub const TARGETS: [Target; 14] = {
         world,
         workload,
         profile_cache,
-        role_frames,
-        picture
+        picture,
+        role_frames
     ]
 };
 

@@ -68,7 +68,7 @@ async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
         return client.infer_body(&format!("{path}/infer"), body, None).await;
     }
     let sent = match (&args.picture, &args.text) {
-        (Some(file), _) => Sent::Picture(file),
+        (Some(file), _) => Sent::Picture { file, bytes: read_file(file)? },
         (None, Some(text)) => Sent::Text(text),
         (None, None) => bail!("name a picture, a text (--text) or a request (--request)"),
     };
@@ -105,7 +105,7 @@ fn read_file(file: &Path) -> anyhow::Result<Vec<u8>> {
 
 /// What is sent.
 enum Sent<'a> {
-    Picture(&'a Path),
+    Picture { file: &'a Path, bytes: Vec<u8> },
     Text(&'a str),
 }
 
@@ -127,9 +127,9 @@ fn request(
                 args.model
             ),
         },
-        Sent::Picture(file) => match taken("image/") {
-            Some(input) => one_element(input, &read_file(file)?)?,
-            None => pixels(args, &Picture::read(file)?, metadata, config)?,
+        Sent::Picture { file, bytes } => match taken("image/") {
+            Some(input) => one_element(input, bytes)?,
+            None => pixels(args, &Picture::decode(file, bytes)?, metadata, config)?,
         },
     };
     Ok(InferRequest {

@@ -1,7 +1,6 @@
 //! A PNG file as a model's input.
 
-use std::fs::File;
-use std::io::BufReader;
+use std::io::Cursor;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -34,18 +33,16 @@ pub struct PixelRange {
 }
 
 impl Picture {
-    /// Reads a PNG file. Palettes are resolved, 16 bits are cut to 8, transparency is left out.
+    /// Decodes a PNG file. Palettes are resolved, 16 bits are cut to 8, transparency is left out.
     ///
     /// # Errors
-    /// If it cannot be read or is no PNG.
-    pub fn read(path: &Path) -> anyhow::Result<Picture> {
-        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Self::decode(BufReader::new(file))
-            .with_context(|| format!("{} is not a PNG picture that can be read", path.display()))
+    /// If it is no PNG.
+    pub fn decode(file: &Path, bytes: &[u8]) -> anyhow::Result<Picture> {
+        Self::of(bytes).with_context(|| format!("{} is not a PNG picture that can be read", file.display()))
     }
 
-    fn decode(reader: impl std::io::BufRead + std::io::Seek) -> anyhow::Result<Picture> {
-        let mut decoder = png::Decoder::new(reader);
+    fn of(bytes: &[u8]) -> anyhow::Result<Picture> {
+        let mut decoder = png::Decoder::new(Cursor::new(bytes));
         decoder.set_transformations(png::Transformations::normalize_to_color8());
         let mut reader = decoder.read_info()?;
         let size = reader.output_buffer_size().filter(|size| *size <= MAX_SAMPLES);

@@ -167,9 +167,10 @@ fn the_documentation_names_every_flag_of_triton_and_every_setting_of_a_policy() 
         let section = key.split_once("see \"").and_then(|(_, rest)| rest.split_once('"'));
         assert!(section.is_none_or(|(section, _)| page.contains(&format!("## {section}\n"))), "{key}");
     }
+    let (_, policies) = page.split_once("\n## Device policies\n").unwrap();
     for policy in PolicyName::all() {
         for setting in policy.keys() {
-            let mut rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
+            let mut rows = policies.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" | "));
             let row = rows.find(|(names, _)| names.contains(&format!("`{setting}`"))).map(|(_, rest)| rest);
             let policies = row.and_then(|rest| rest.split(" | ").next()).unwrap_or_default();
             let is_said = match policies.strip_prefix("all but ") {

@@ -44,18 +44,23 @@ def cores():
     return len(os.sched_getaffinity(0))
 
 
+def named(names, policy, more=""):
+    """A group for each model by its name: one that cannot have the policy then does not load, where it would go on without otherwise."""
+    pad = "pad = true\npad_check_every = 0\n"
+    return "".join(f'[[device.groups]]\nmodels = ["{name}"]\npolicy = "{policy}"\n{more}{pad if name == "bert" else ""}' for name in names)
+
+
 def overlap(order, threads, predicted=False):
     """Settings of the policy overlap; `predicted`: with the predictor for so many threads."""
-    def config(folder):
+    def config(folder, names):
         predictor = f'predictor = "{folder}/predictor-{threads}.json"\n' if predicted else ""
-        group = '[[device.groups]]\nmodels = ["*"]\npolicy = "overlap"\npad = true\npad_check_every = 0\n'
-        return f'threads = {threads}\n[device]\npolicy = "overlap"\norder = "{order}"\n{predictor}{group}'
+        return f'threads = {threads}\n[device]\npolicy = "overlap"\norder = "{order}"\n{predictor}{named(names, "overlap")}'
     return config
 
 
-def free(folder):
+def free(_folder, names):
     """Each model by itself, its requests as they came, whatever the other does."""
-    return 'threads = 1\n[[device.groups]]\nmodels = ["*"]\npolicy = "windowed"\nwindow_ms = 0\npad = true\npad_check_every = 0\n'
+    return f'threads = 1\n{named(names, "windowed", "window_ms = 0" + chr(10))}'
 
 
 def policies():
@@ -117,7 +122,7 @@ def train(binary, names, sizes, folder, threads, budget):
 def serve(binary, folder, config, slos):
     """A server of the pair by these settings."""
     models = "".join(f"[models.{name}]\nslo_ms = {slo}\n" for name, slo in slos.items())
-    (folder / "config.toml").write_text('drop = "head"\ndevices = 1\n' + config(folder) + models)
+    (folder / "config.toml").write_text('drop = "head"\ndevices = 1\n' + config(folder, list(slos)) + models)
     flags = ["--config", folder / "config.toml", "--profile-cache", folder / "profiles"]
     return running(binary, folder / "models", *map(str, flags))
 
@@ -133,6 +138,7 @@ def calibrate(binary, bench, names, folder):
     """The SLOs, and how many requests a second one at a time on all cores come to."""
     slos, means = dict.fromkeys(names, 60_000), []
     with serve(binary, folder, overlap("fcfs", 1), slos) as server:
+        ensure_served(server, slos, overlap("fcfs", 1))
         found = {name: max(LEAST_SLO_MS, 2 * alone(bench, server, folder, name, f"-{LARGEST}")) for name in names}
     with serve(binary, folder, overlap("fcfs", cores()), slos) as server:
         means = [alone(bench, server, folder, name) for name in names]
@@ -156,9 +162,21 @@ def offer(binary, server, folder, slos, rate, seconds, seed):
     return {"violations": 100 * bad / max(scheduled, 1), "in_time": sum(report["goodput_per_second"] for report in reports), "requests": scheduled}
 
 
+def ensure_served(server, slos, config):
+    """Ends the measurement if a model runs under another policy than it is to, or alone for want of a predictor: there would be nothing to compare."""
+    device = requests.get(f"{server.url}/v2/devices", timeout=10).json()["devices"][0]
+    wanted = "windowed" if config is free else "overlap"
+    found = {model["model"]: model["policy"] for model in device["models"]}
+    assert found == dict.fromkeys(slos, wanted), f"{found}, wanted {wanted}:\n{server.log}"
+    if "predictor" in config(FOLDER, list(slos)):
+        alone = {model["model"]: model["alone"] for model in device["groups"]["models"]}
+        assert not any(alone.values()), alone
+
+
 def turn(binary, folder, config, slos, offered, seconds, seed):
     """All loads on one server; the groups that it made."""
     with serve(binary, folder, config, slos) as server:
+        ensure_served(server, slos, config)
         found = [offer(binary, server, folder, slos, rate, seconds, seed) for rate in offered]
         groups = requests.get(f"{server.url}/v2/devices", timeout=10).json()["devices"][0]["groups"]
     return {"loads": found, "groups": groups}

@@ -4,11 +4,12 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use clap::Args;
 use downbeat_bench::client::Client;
 use downbeat_core::tensor::DataType;
+use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody, model_path};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, RequestedOutput};
 use downbeat_report::out;
@@ -68,7 +69,7 @@ async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
         return client.infer_body(&format!("{path}/infer"), body, None).await;
     }
     let sent = match (&args.picture, &args.text) {
-        (Some(file), _) => Sent::Picture { file, bytes: read_file(file)? },
+        (Some(file), _) => Sent::Picture { file, bytes: read_picture(file)? },
         (None, Some(text)) => Sent::Text(text),
         (None, None) => bail!("name a picture, a text (--text) or a request (--request)"),
     };
@@ -100,6 +101,14 @@ fn read_file(file: &Path) -> anyhow::Result<Vec<u8>> {
     if bytes.len() as u64 > MAX_REQUEST_BYTES {
         bail!("{shown} is larger than {MAX_REQUEST_BYTES} bytes");
     }
+    Ok(bytes)
+}
+
+/// A file whose first bytes are those of a picture.
+fn read_picture(file: &Path) -> anyhow::Result<Vec<u8>> {
+    let bytes = read_file(file)?;
+    PictureHeader::read(&bytes)
+        .map_err(|why| anyhow!("{} is not a picture that can be read: {why}", file.display()))?;
     Ok(bytes)
 }
 

@@ -107,16 +107,17 @@ impl ClusterMap {
         self.backends.insert(hello.node, backend);
     }
 
-    /// A backend's link is lost: the members of its batches.
+    /// A backend's link is lost: the members of its batches, and whether frontends are to hear of models that go with it.
     pub fn handle_lost(
         &mut self,
         now: Time,
         scheduler: &mut Scheduler,
         models: &mut ServedModels,
         node: NodeId,
-    ) -> Vec<Vec<RequestId>> {
+    ) -> (Vec<Vec<RequestId>>, bool) {
+        let mut changed = false;
         if !self.backends.contains_key(&node) {
-            return Vec::new();
+            return (Vec::new(), changed);
         }
         self.retire(now, scheduler, node);
         let lost: Vec<BatchId> =
@@ -127,10 +128,15 @@ impl ClusterMap {
             for kind in backend.slots.iter().filter_map(|slot| slot.kind) {
                 self.leave_kind(kind, &mut keys);
             }
-            // Its models stay known: it may come back, or another with them.
-            self.settle(now, scheduler, models, &keys);
+            // The models of one that did not say that it goes stay known: it may come back, or another with them.
+            for key in keys.iter().filter(|_| backend.is_leaving) {
+                if !self.backends.values().any(|other| other.offers(key).next().is_some()) {
+                    changed |= models.remove(now, scheduler, key);
+                }
+            }
+            changed |= self.settle(now, scheduler, models, &keys);
         }
-        members
+        (members, changed)
     }
 
     /// A backend takes no more batches.

@@ -102,7 +102,8 @@ impl Lead {
         for (id, place) in self.waiting.handle_frontend_lost(node) {
             self.withdraw(now, id, place);
         }
-        let batches = self.map.handle_lost(now, &mut self.scheduler, &mut self.models, node);
+        let (batches, changed) = self.map.handle_lost(now, &mut self.scheduler, &mut self.models, node);
+        self.models_changed |= changed;
         for members in batches {
             for id in &members {
                 self.waiting.end(*id, Some(Refusal::Lost));

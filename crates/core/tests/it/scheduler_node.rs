@@ -337,8 +337,7 @@ fn a_backend_that_leaves_gets_no_plan_and_finishes_what_it_has() {
     world.complete(backend, plan.batch);
     assert_eq!((world.plans(backend), world.refused(frontend), world.node.requests()), (vec![], vec![], 1));
     world.disconnect(backend);
-    world.pass(ms(100));
-    assert_eq!(world.refused(frontend), [(1, Refusal::Dropped(DropReason::Hopeless))], "nobody came");
+    assert_eq!(world.refused(frontend), [(1, Refusal::Dropped(DropReason::ModelRemoved))], "nobody else has it");
 }
 
 #[test]

@@ -4,10 +4,12 @@
 //! clock and without a wire: time and frames come in, frames and decisions go out. A process brings sockets and memory; the simulator brings a network that loses,
 //! doubles, reorders and cuts.
 //!
-//!     client --request--> FrontendNode --Requests--> SchedulerNode --Plan--> BackendNode
-//!                              ^                          |                      |
-//!                              |                    other SchedulerNodes         |
-//!                              +---- Claim, Inputs, Answers ---------------------+
+//! ```text
+//! client --request--> FrontendNode --Requests--> SchedulerNode --Plan--> BackendNode
+//!                          ^                          |                      |
+//!                          |                    other SchedulerNodes         |
+//!                          +---- Claim, Inputs, Answers ---------------------+
+//! ```
 //!
 //! **Who knows what.** A [`FrontendNode`] has every request of its clients, with its tensors, until it is answered: it is the one that says who may run a request,
 //! and whose answer counts. A [`SchedulerNode`] has metadata only, and may be lost with all of it: whoever leads next is handed what nobody has claimed. A

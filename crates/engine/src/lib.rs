@@ -20,6 +20,7 @@ mod operator_profile;
 mod probe;
 pub mod process;
 mod python;
+pub mod region;
 pub mod ring_memory;
 pub mod rten;
 pub mod run_memory;

@@ -11,7 +11,7 @@ use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
 /// Which protocol this is. Peers of another one are told so and left alone.
-pub const PROTOCOL: u16 = 1;
+pub const PROTOCOL: u16 = 2;
 
 /// A process: drawn at random when it starts, so that one that starts again is another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

@@ -21,6 +21,7 @@ const CLOSES_WITHIN: Duration = Duration::from_secs(20);
 struct Member {
     child: Child,
     http: SocketAddr,
+    metrics: SocketAddr,
     log: mpsc::Receiver<String>,
     said: String,
     _cache: tempfile::TempDir,
@@ -37,8 +38,10 @@ impl Member {
         let (sender, log) = mpsc::channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
-        let mut member = Member { child, http: ([127, 0, 0, 1], 0).into(), log, said: String::new(), _cache: cache };
+        let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut member = Member { child, http: nowhere, metrics: nowhere, log, said: String::new(), _cache: cache };
         member.http = member.address_of("HTTP");
+        member.metrics = member.address_of("metrics");
         member
     }
 
@@ -110,6 +113,10 @@ struct Cluster {
 
 impl Cluster {
     fn start() -> Cluster {
+        Cluster::of(digits())
+    }
+
+    fn of(repository: tempfile::TempDir) -> Cluster {
         let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<String> = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
         drop(free);
@@ -120,7 +127,6 @@ impl Cluster {
                 &["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]],
             )
         };
-        let repository = digits();
         let models = repository.path().to_str().unwrap();
         let backend = |_| {
             let flags = ["--schedulers", &list, "--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1], models];
@@ -147,25 +153,30 @@ impl Cluster {
 
     /// What `happens` under load; gives the statuses of all requests that were sent from before it to after it.
     fn under_load(&self, happens: impl FnOnce()) -> Vec<u16> {
+        self.under_load_of(&std::fs::read_to_string(REQUEST).unwrap(), 50, happens)
+    }
+
+    /// The same with requests of one kind, `some` of them before it and after it.
+    fn under_load_of(&self, body: &str, some: usize, happens: impl FnOnce()) -> Vec<u16> {
         let (over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
         let more = |count: usize| {
             let from = answered.load(Ordering::Relaxed);
             until("requests are answered", || answered.load(Ordering::Relaxed) >= from + count);
         };
-        let (frontend, body) = (self.frontend.http, std::fs::read_to_string(REQUEST).unwrap());
+        let frontend = self.frontend.http;
         std::thread::scope(|scope| {
             let client = || {
                 let mut statuses = Vec::new();
                 while !over.load(Ordering::Relaxed) {
-                    statuses.push(http(frontend, "POST", "/v2/models/digits/infer", &body).0);
+                    statuses.push(http(frontend, "POST", "/v2/models/digits/infer", body).0);
                     answered.fetch_add(1, Ordering::Relaxed);
                 }
                 statuses
             };
             let clients: Vec<_> = (0..4).map(|_| scope.spawn(client)).collect();
-            more(50);
+            more(some);
             happens();
-            more(50);
+            more(some);
             over.store(true, Ordering::Relaxed);
             clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
         })
@@ -250,6 +261,90 @@ fn a_backend_that_is_killed_costs_no_request_that_may_run_again() {
     assert_eq!(cluster.infer().0, 503);
 }
 
+/// Items of a request whose inputs have 600 KB: each is a picture of 8 by 8 pixels of 4 bytes.
+const MANY: usize = 2400;
+
+/// The model `digits`, for batches of [`MANY`].
+fn large_digits() -> tempfile::TempDir {
+    let repository = digits();
+    let config = repository.path().join("digits/config.pbtxt");
+    let text = std::fs::read_to_string(&config).unwrap();
+    assert!(text.contains("max_batch_size: 64"));
+    std::fs::write(&config, text.replace("max_batch_size: 64", &format!("max_batch_size: {MANY}"))).unwrap();
+    repository
+}
+
+/// A request with so many different pictures.
+fn large_request() -> String {
+    let mut request: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(REQUEST).unwrap()).unwrap();
+    let pixels: Vec<_> = (0..MANY * 64).map(|pixel| serde_json::Value::from((pixel / 64 + pixel * 7) % 256)).collect();
+    let input = &mut request["inputs"][0];
+    (input["shape"][0], input["data"]) = (MANY.into(), pixels.into());
+    request.to_string()
+}
+
+/// How many bytes of tensors a process has sent, by how they go.
+fn tensor_bytes(member: &Member, transport: &str) -> f64 {
+    let metrics = http(member.metrics, "GET", "/metrics", "").1;
+    let name = format!("downbeat_cluster_tensor_bytes_total{{transport=\"{transport}\"}} ");
+    metrics.lines().find_map(|line| line.strip_prefix(&name)).map_or(0.0, |value| value.parse().unwrap())
+}
+
+/// How tensors go between a process and the backends or frontends that it knows.
+fn transports(member: &Member) -> Vec<String> {
+    let cluster = member.cluster();
+    let peers = cluster["peers"].as_array().unwrap().iter().filter(|peer| peer["role"] != "scheduler");
+    peers.map(|peer| peer["transport"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
+    let cluster = Cluster::of(large_digits());
+    let server = Server::start(cluster._repository.path(), &SLO, "ready");
+    let body = large_request();
+    let small = cluster.infer().0;
+    assert_eq!((small, tensor_bytes(&cluster.frontend, "shared_memory")), (200, 0.0), "what is small is in the frame");
+    let apart = http(cluster.frontend.http, "POST", "/v2/models/digits/infer", &body);
+    assert_eq!(apart.0, 200, "{}", apart.1);
+    assert!(apart == http(server.address(), "POST", "/v2/models/digits/infer", &body), "another answer");
+    assert_eq!(transports(&cluster.frontend), ["shared_memory"]);
+    let inputs = (MANY * 64 * 4) as f64;
+    assert_eq!(tensor_bytes(&cluster.frontend, "shared_memory"), inputs);
+    assert!(tensor_bytes(&cluster.frontend, "tcp") < 4096.0);
+    let outputs: f64 = cluster.backends.iter().map(|backend| tensor_bytes(backend, "shared_memory")).sum();
+    assert_eq!(outputs, (MANY * 10 * 4) as f64);
+}
+
+#[test]
+fn processes_that_are_killed_while_their_memory_is_read_cost_the_others_nothing() {
+    let mut cluster = Cluster::of(large_digits());
+    let body = large_request();
+    let backend = cluster.backends.remove(0);
+    let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
+    assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
+    // A frontend goes in the midst of its requests, and another is served as if nothing had been.
+    let other = Member::start("frontend", &["--schedulers", &cluster.list, "--listen", "127.0.0.1:0"]);
+    until("ready", || other.get("/v2/health/ready").0 == 200);
+    let old = std::mem::replace(&mut cluster.frontend, other);
+    let asking = old.http;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                // It ends without an answer.
+                let mut stream = TcpStream::connect(asking).unwrap();
+                let length = body.len();
+                let head = "POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\n";
+                let _ = write!(stream, "{head}content-length: {length}\r\n\r\n{body}");
+                let _ = stream.read_to_end(&mut Vec::new());
+            });
+        }
+        let statuses = cluster.under_load_of(&body, 8, || old.signal("-KILL"));
+        assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
+    });
+    assert!(tensor_bytes(&cluster.frontend, "shared_memory") > 0.0);
+    until("the frontend is missed", || transports(&cluster.backends[0]) == ["shared_memory"]);
+}
+
 #[test]
 fn strange_peers_are_refused_and_cost_nobody_anything() {
     let mut cluster = Cluster::start();
@@ -262,13 +357,14 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
         bytes.extend_from_slice(body);
         bytes
     };
-    // Postcard: protocol 1, node 7, a backend, "x", no address; then a head of 4 GiB.
-    let backend = [hello(1, &[1, 7, 2, 1, b'x', 0]), u32::MAX.to_le_bytes().to_vec()].concat();
-    let taken = hello(1, &[&[1][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
+    // Postcard: protocol 2, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
+    let backend = [hello(2, &[2, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
+    let taken = hello(2, &[&[2][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
+    let taken = [taken, vec![0]].concat();
     let strange: [(&str, Vec<u8>); 5] = [
         ("garbage", vec![b'x'; 4096]),
         ("another version", hello(9, &[0; 40])),
-        ("a hello of nothing", hello(1, &[0xff; 40])),
+        ("a hello of nothing", hello(2, &[0xff; 40])),
         ("a frame of 4 GiB", backend),
         ("a peer that is there", taken),
     ];

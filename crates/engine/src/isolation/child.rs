@@ -14,11 +14,11 @@ use rustix::process::Signal;
 
 use super::message::{Answer, Batch, Call, LaneCall, LoadCall, Loaded, RunAnswer, RunCall, WarmRun, Wire};
 use super::message::{receive_with, send};
-use super::region::Region;
 use crate::choice::{self, Preference};
 use crate::cuda::CudaOptions;
 use crate::fill::Fill;
 use crate::onnxruntime::Search;
+use crate::region::Region;
 use crate::state::State;
 use crate::stop::Stop;
 use crate::tensor::{Buffer, Tensor, elements};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::executor::Process;
 use super::message::{Answer, Batch, Call, LaneCall, RunAnswer, RunCall, WarmRun, Wire};
 use super::model::Handle;
-use super::region::Region;
+use crate::region::Region;
 use crate::run_memory::RunMemory;
 use crate::state::State;
 use crate::stop::{self, Interrupt};

@@ -15,9 +15,9 @@ use rustix::net::{
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::region::Region;
 use crate::activations::Activations;
 use crate::operator_profile::OperatorProfile;
+use crate::region::Region;
 use crate::segment::{Cut, SegmentInfo};
 use crate::tensor::{ALIGNMENT, Tensor};
 

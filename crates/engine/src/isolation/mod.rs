@@ -17,7 +17,6 @@ mod executor;
 mod lane;
 mod message;
 mod model;
-mod region;
 
 use std::sync::Arc;
 

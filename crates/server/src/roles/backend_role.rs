@@ -10,6 +10,7 @@ use downbeat_core::roles::{
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_protocol::{InferRequest, InferTensor};
 
+use super::arena::Arena;
 use super::machine::{Machine, Step};
 use super::status::StatusBoard;
 use super::tensors::Tensors;
@@ -58,6 +59,7 @@ pub struct BackendRole {
     running: BTreeMap<BatchId, Running>,
     next_batch: u64,
     board: StatusBoard,
+    arena: Option<Arc<Arena>>,
 }
 
 /// A batch that is ready for its slot.
@@ -68,9 +70,15 @@ struct Prepared {
 
 impl BackendRole {
     /// One that runs the models of a registry, and has nothing to do yet.
-    pub fn new(node: NodeId, options: BackendOptions, now: Time, registry: Registry, board: StatusBoard) -> Self {
+    pub fn new(
+        node: NodeId,
+        options: BackendOptions,
+        now: Time,
+        registry: Registry,
+        (board, arena): (StatusBoard, Option<Arc<Arena>>),
+    ) -> Self {
         let node = BackendNode::new(node, options, now);
-        BackendRole { node, registry, waiting: BTreeMap::new(), running: BTreeMap::new(), next_batch: 0, board }
+        BackendRole { node, registry, waiting: BTreeMap::new(), running: BTreeMap::new(), next_batch: 0, board, arena }
     }
 
     /// Gives a slot its next batch, if it has none.
@@ -173,7 +181,7 @@ impl BackendRole {
         }
         let outcome = |answer: Option<Answer>| match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost)))
         {
-            Ok(outputs) => Outcome::Outputs(outputs.into_iter().collect()),
+            Ok(outputs) => Outcome::Outputs(outputs.into_iter().collect::<Tensors>().kept(self.arena.as_ref())),
             Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
         };
         let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();

@@ -5,11 +5,13 @@
 //! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and what makes a server of models a backend |
 //! | `node.rs`, `machine.rs`, `timer.rs` | the one thread that has a machine, its connections and its timer |
 //! | `wire.rs`, `tensors.rs` | frames as bytes, tensors beside them |
+//! | `arena.rs` | large tensors in memory that processes of one machine read |
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
 //! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
 //! | `backend_offer.rs` | what a backend has |
 //! | `status.rs`, `complaints.rs` | what people are told |
 
+mod arena;
 mod backend_offer;
 mod backend_role;
 mod complaints;
@@ -39,9 +41,9 @@ pub async fn read_as_peer(mut bytes: &[u8], most: u64) -> usize {
         return 0;
     }
     let (mut scratch, mut frames) = (Vec::new(), 0);
-    while let Ok(frame) = wire::read_frame(&mut bytes, &mut scratch, most).await {
+    while let Ok(frame) = wire::read_frame(&mut bytes, &mut scratch, most, None).await {
         frames += 1;
-        for message in frame.messages {
+        for message in frame.into_iter().flat_map(|frame| frame.messages) {
             if let Message::Models(models) = message {
                 models.iter().for_each(|model| drop(definition::Definition::decode(&model.definition)));
             }

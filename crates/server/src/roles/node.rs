@@ -8,18 +8,21 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use downbeat_core::Time;
 use downbeat_core::roles::{Frame, Hello, NodeId, PROTOCOL, Role};
-use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{LocalSet, spawn_local};
 
+use super::arena::{Arena, PeerArena};
 use super::complaints::Complaints;
 use super::machine::{Machine, Step};
+use super::status::StatusBoard;
 use super::tensors::Tensors;
 use super::timer::Timer;
 use super::wire::{self, Outbox, WireError};
@@ -67,6 +70,10 @@ pub struct Setup {
     pub clock: Clock,
     /// Most bytes of tensors in a frame, and most that wait to be written to one peer.
     pub most_bytes: u64,
+    /// Where its large tensors are for processes of this machine, if it has any.
+    pub arena: Option<Arc<Arena>>,
+    /// Where it says who shares memory.
+    pub board: StatusBoard,
 }
 
 /// The sender of events to a node. When the last is gone the node's thread ends.
@@ -106,6 +113,8 @@ struct Node<M> {
     listener: RefCell<Option<TcpListener>>,
     port: u16,
     most_bytes: u64,
+    arena: Option<Arc<Arena>>,
+    board: StatusBoard,
     inner: RefCell<Inner<M>>,
     /// Something has come.
     woken: Notify,
@@ -119,6 +128,16 @@ struct Inner<M> {
     complaints: Complaints,
 }
 
+/// A connection that is new.
+struct Halves {
+    reader: BufReader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    /// Of the other, if it is on this machine.
+    memory: Option<PeerArena>,
+    /// It reads this process's.
+    reads_mine: bool,
+}
+
 /// A connection whose other end is known.
 struct Wire {
     number: u64,
@@ -126,25 +145,46 @@ struct Wire {
     half: Rc<OwnedWriteHalf>,
     /// It takes no more for now; its task writes the rest.
     is_full: bool,
+    /// It reads this process's memory.
+    reads_mine: bool,
     writes: Rc<Notify>,
     closed: Rc<Notify>,
 }
 
 impl<M: Machine> Node<M> {
     fn new(setup: Setup, machine: M) -> std::io::Result<Rc<Self>> {
-        let Setup { identity, listener, dial, clock, most_bytes } = setup;
+        let Setup { identity, listener, dial, clock, most_bytes, arena, board } = setup;
         let listener = listener.map(TcpListener::from_std).transpose()?;
         let port = listener.as_ref().map_or(Ok(0), |listener| listener.local_addr().map(|address| address.port()))?;
         let complaints = Complaints::default();
         let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0, strangers: 0, complaints };
         let (listener, inner) = (RefCell::new(listener), RefCell::new(inner));
-        Ok(Rc::new(Node { identity, clock, dial, listener, port, most_bytes, inner, woken: Notify::new() }))
+        Ok(Rc::new(Node {
+            identity,
+            clock,
+            dial,
+            listener,
+            port,
+            most_bytes,
+            arena,
+            board,
+            inner,
+            woken: Notify::new(),
+        }))
     }
 
     /// Goes on until nobody has events any more, or the machine has come to its end.
     async fn run(self: Rc<Self>, mut events: mpsc::UnboundedReceiver<M::Event>) -> std::io::Result<()> {
         if let Some(listener) = self.listener.take() {
             spawn_local(self.clone().listen(listener));
+        }
+        if let Some(arena) = self.arena.clone() {
+            let node = self.identity.node;
+            spawn_local(async move {
+                if let Err(error) = arena.hand_out(node).await {
+                    tracing::debug!(%error, "tensors go over TCP to processes of this machine too");
+                }
+            });
         }
         for address in &self.dial {
             spawn_local(self.clone().keep_dialling(address.clone()));
@@ -205,12 +245,12 @@ impl<M: Machine> Node<M> {
 
     fn send(&self, inner: &mut Inner<M>, peer: NodeId, frame: &Frame<Tensors>) {
         let Some(wire) = inner.wires.get_mut(&peer) else { return };
-        let written = wire.outbox.put_frame(frame);
+        let written = wire.outbox.put_frame(frame, self.arena.as_deref().filter(|_| wire.reads_mine));
         let waits = wire.outbox.bytes() as u64;
         let reason = match written {
             Err(error) => format!("a frame for it cannot be written: {error}"),
-            Ok(()) if waits > self.most_bytes => format!("it reads too slowly: {waits} bytes wait for it"),
-            Ok(()) => return,
+            Ok(_) if waits > self.most_bytes => format!("it reads too slowly: {waits} bytes wait for it"),
+            Ok(sent) => return self.board.sent(sent),
         };
         inner.complaints.say(&format!("{peer:?}"), &reason);
         self.end(inner, peer);
@@ -266,25 +306,34 @@ impl<M: Machine> Node<M> {
     }
 
     /// Says who this is, and hears who the other is.
-    async fn greet(&self, stream: TcpStream) -> Result<(Hello, (BufReader<OwnedReadHalf>, OwnedWriteHalf)), WireError> {
+    async fn greet(&self, stream: TcpStream) -> Result<(Hello, Halves), WireError> {
         stream.set_nodelay(true)?;
         let hello = wire::greeting(&self.hello(stream.local_addr()?));
         let (reader, mut writer) = stream.into_split();
         let mut reader = BufReader::with_capacity(READ_BYTES, reader);
         let exchange = async {
             writer.write_all(&hello).await?;
-            wire::read_greeting(&mut reader).await
+            let peer = wire::read_greeting(&mut reader).await?;
+            // Whoever has tensors of its own may read those of another.
+            let memory = if self.arena.is_some() { PeerArena::of(peer.node).await } else { Ok(None) };
+            let refused = |error| format!("its shared memory is not read: {error}");
+            let complain = |error| drop(self.inner.borrow_mut().complaints.say(&peer.name, &refused(error)));
+            let memory = memory.map_err(complain).ok().flatten();
+            writer.write_all(&[memory.is_some().into()]).await?;
+            let reads_mine = reader.read_u8().await? == 1 && self.arena.is_some();
+            Ok::<_, WireError>((peer, memory, reads_mine))
         };
         let late = || WireError::Ended(std::io::ErrorKind::TimedOut.into());
-        let peer = tokio::time::timeout(GREETS_WITHIN, exchange).await.map_err(|_| late())??;
-        Ok((peer, (reader, writer)))
+        let greeted = tokio::time::timeout(GREETS_WITHIN, exchange).await.map_err(|_| late())?;
+        let (peer, memory, reads_mine) = greeted?;
+        Ok((peer, Halves { reader, writer, memory, reads_mine }))
     }
 
     /// The life of a connection whose other end is known; says why it was not taken or had to be given up, if that is worth a word.
     async fn serve(
         self: &Rc<Self>,
         peer: &Hello,
-        (mut reader, writer): (BufReader<OwnedReadHalf>, OwnedWriteHalf),
+        Halves { mut reader, writer, memory, reads_mine }: Halves,
     ) -> Option<String> {
         let (number, closed, writes) = {
             let inner = &mut *self.inner.borrow_mut();
@@ -299,16 +348,23 @@ impl<M: Machine> Node<M> {
             inner.next_wire += 1;
             let (half, outbox) = (Rc::new(writer), Outbox::default());
             spawn_local(self.clone().write_rest(peer.node, number, half.clone(), writes.clone()));
-            let wire = Wire { number, outbox, half, is_full: false, writes: writes.clone(), closed: closed.clone() };
+            let (is_full, its) = (false, (writes.clone(), closed.clone()));
+            let wire = Wire { number, outbox, half, is_full, reads_mine, writes: its.0, closed: its.1 };
             inner.wires.insert(peer.node, wire);
             inner.machine.handle_connected(self.clock.now(), peer);
+            if reads_mine && memory.is_some() {
+                self.board.shares(peer.node);
+            }
             (number, closed, writes)
         };
         self.woken.notify_one();
+        let arena = self.arena.as_ref().filter(|_| reads_mine);
+        arena.inspect(|arena| arena.is_read(true));
         let ended = tokio::select! {
-            ended = self.read(peer.node, number, &mut reader) => Some(ended),
+            ended = self.read(peer.node, number, &mut reader, memory.as_ref()) => Some(ended),
             () = closed.notified() => None,
         };
+        arena.inspect(|arena| arena.is_read(false));
         writes.notify_one();
         let inner = &mut *self.inner.borrow_mut();
         if inner.wires.get(&peer.node).is_some_and(|wire| wire.number == number) {
@@ -321,11 +377,18 @@ impl<M: Machine> Node<M> {
     }
 
     /// Takes frames in until there are no more.
-    async fn read(&self, peer: NodeId, number: u64, reader: &mut BufReader<OwnedReadHalf>) -> WireError {
+    async fn read(
+        &self,
+        peer: NodeId,
+        number: u64,
+        reader: &mut BufReader<OwnedReadHalf>,
+        memory: Option<&PeerArena>,
+    ) -> WireError {
         let mut scratch = Vec::new();
         loop {
-            let frame = match wire::read_frame(reader, &mut scratch, self.most_bytes).await {
-                Ok(frame) if frame.from == peer => frame,
+            let frame = match wire::read_frame(reader, &mut scratch, self.most_bytes, memory).await {
+                Ok(None) => continue,
+                Ok(Some(frame)) if frame.from == peer => frame,
                 Ok(_) => return WireError::Foreign,
                 Err(error) => return error,
             };
@@ -410,7 +473,7 @@ impl<M: Machine> Node<M> {
             .say(&address, "nobody answers there: is it the address at which others reach it (--advertise)?");
     }
 
-    async fn dial(&self, address: &str) -> Result<(Hello, (BufReader<OwnedReadHalf>, OwnedWriteHalf)), WireError> {
+    async fn dial(&self, address: &str) -> Result<(Hello, Halves), WireError> {
         let late = |_| WireError::Ended(std::io::ErrorKind::TimedOut.into());
         let stream = tokio::time::timeout(CONNECTS_WITHIN, TcpStream::connect(address)).await.map_err(late)??;
         self.greet(stream).await

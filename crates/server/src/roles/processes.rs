@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use downbeat_core::roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions};
 use tokio::sync::watch;
 
+use super::arena::Arena;
 use super::backend_offer::OfferMaker;
 use super::backend_role::{BackendEvent, BackendRole};
 use super::frontend_role::FrontendRole;
@@ -51,6 +52,11 @@ pub fn serve_scheduler(options: ServerOptions) -> anyhow::Result<()> {
     start(options, scheduler)
 }
 
+/// Memory for tensors that processes of this machine read; `None`: the system has none.
+fn arena(most: u64) -> Option<Arc<Arena>> {
+    Arena::new(most).inspect_err(|error| tracing::info!(%error, "no shared memory: tensors go over TCP")).ok()
+}
+
 /// A number that no other process has, and what it is called.
 fn identity(role: Role, options: &ClusterOptions) -> Identity {
     // Keys of hashers are drawn from the operating system's random numbers.
@@ -84,14 +90,22 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let identity = identity(Role::Frontend, cluster);
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
     let models = Arc::new(RemoteModels::default());
-    let shared = (models, metrics, board);
+    let (shared, arena) = ((models, metrics, board.clone()), arena(budget.limit()));
     let (node, of_machine) = (identity.node, shared.clone());
     let machine =
         FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
     let dial = cluster.schedulers.clone();
-    let setup = Setup { identity, listener: Some(listener), dial, clock, most_bytes: budget.limit() };
+    let setup = Setup {
+        identity,
+        listener: Some(listener),
+        dial,
+        clock,
+        most_bytes: budget.limit(),
+        arena: arena.clone(),
+        board,
+    };
     let (events, _) = node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
-    let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, events));
+    let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena)));
     let scraped = serving.clone();
     let answering = Answering { budget, gpus: Vec::new(), metrics: Arc::new(move || scraped.metrics()) };
     let (stage, stages) = watch::channel(Stage::Serving);
@@ -139,7 +153,15 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let (node, of_machine) = (identity.node, board.clone());
     // The later in the list connects to the earlier.
     let dial = cluster.schedulers.iter().take(cluster.rank as usize).cloned().collect();
-    let setup = Setup { identity, listener: Some(listener), dial, clock, most_bytes: SCHEDULER_BYTES };
+    let setup = Setup {
+        identity,
+        listener: Some(listener),
+        dial,
+        clock,
+        most_bytes: SCHEDULER_BYTES,
+        arena: None,
+        board: board.clone(),
+    };
     let (_events, _) = node::start(setup, move || SchedulerRole::new(node, machine, clock.now(), of_machine))?;
     let service = Arc::new(SchedulerService { name: options.server_name.clone(), board });
     ports.answer_probes(service, Arc::new(move || metrics.render()));
@@ -179,9 +201,19 @@ impl BackendProcess {
             fetch_within: cluster.fetch_within,
         };
         let (clock, node, its) = (registry.driver.clock(), identity.node, registry.clone());
+        let arena = arena(registry.budget.limit());
         let dial = cluster.schedulers.clone();
-        let setup = Setup { identity, listener: None, dial, clock, most_bytes: registry.budget.limit() };
-        let (events, thread) = node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, board))?;
+        let setup = Setup {
+            identity,
+            listener: None,
+            dial,
+            clock,
+            most_bytes: registry.budget.limit(),
+            arena: arena.clone(),
+            board: board.clone(),
+        };
+        let (events, thread) =
+            node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, (board, arena)))?;
         let done = events.clone();
         // A node that has ended grants nothing.
         registry.driver.is_granted_from_afar(Box::new(move |slot| drop(done.send(BackendEvent::Done(slot)))));

@@ -9,9 +9,11 @@ use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
 use tokio::sync::mpsc;
 
+use super::arena::Arena;
 use super::frontend_role::{FrontendEvent, RemoteCall};
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
 use super::status::{ClusterStatus, StatusBoard};
+use super::tensors::Tensors;
 use crate::budget::ByteBudget;
 use crate::clock::Clock;
 use crate::error::ServiceError;
@@ -37,6 +39,7 @@ pub struct RemoteServing {
     metrics: Arc<Metrics>,
     board: StatusBoard,
     events: mpsc::UnboundedSender<FrontendEvent>,
+    arena: Option<Arc<Arena>>,
     next_ticket: AtomicU64,
     in_flight: AtomicU64,
     draining: AtomicBool,
@@ -69,10 +72,22 @@ impl RemoteServing {
         clock: Clock,
         budget: Arc<ByteBudget>,
         (models, metrics, board): (Arc<RemoteModels>, Arc<Metrics>, StatusBoard),
-        events: mpsc::UnboundedSender<FrontendEvent>,
+        (events, arena): (mpsc::UnboundedSender<FrontendEvent>, Option<Arc<Arena>>),
     ) -> Self {
         let (next_ticket, in_flight, draining) = Default::default();
-        RemoteServing { options, clock, budget, models, metrics, board, events, next_ticket, in_flight, draining }
+        RemoteServing {
+            options,
+            clock,
+            budget,
+            models,
+            metrics,
+            board,
+            events,
+            arena,
+            next_ticket,
+            in_flight,
+            draining,
+        }
     }
 
     /// From now on it is not ready. Requests that still come are answered.
@@ -98,7 +113,7 @@ impl RemoteServing {
     fn submit<'a>(
         &'a self,
         version: &'a RemoteVersion,
-        request: NewRequest<super::tensors::Tensors>,
+        request: NewRequest<Tensors>,
         call: RemoteCall,
     ) -> Result<Ticket<'a>, ServiceError> {
         let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
@@ -224,7 +239,7 @@ impl Service for RemoteServing {
         let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
         let asked = NewRequest {
             queue: QueueKey { model: version.name.clone(), version: version.number, shape },
-            payload: its.codec.client_inputs(admitted).into_iter().collect(),
+            payload: its.codec.client_inputs(admitted).into_iter().collect::<Tensors>().kept(self.arena.as_ref()),
             deadline: limits.deadline,
             queue_expiry: limits.queue_expiry,
             level: limits.level,

@@ -20,6 +20,7 @@ metric_table! {
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
             "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
+        tensors: IntCounterVec["transport"], "downbeat_cluster_tensor_bytes_total", "Bytes of tensors sent to other processes: over TCP, or in shared memory";
         lost: IntCounter[], "downbeat_cluster_peers_lost_total", "Times that a process this one was connected to was lost";
     }
 }
@@ -38,6 +39,8 @@ pub struct PeerStatus {
     pub rank: Option<u32>,
     /// Where others connect to it; empty: nowhere.
     pub address: String,
+    /// How its large tensors get here and mine there: `tcp`, or `shared_memory`.
+    pub transport: &'static str,
     /// What a message to it and its answer take, as measured lately: a high percentile, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<f64>,
@@ -135,6 +138,7 @@ impl StatusBoard {
             role,
             rank,
             address: peer.address.clone(),
+            transport: "tcp",
             round_trip_us: None,
             one_way_us: None,
         };
@@ -149,6 +153,20 @@ impl StatusBoard {
             tracing::info!(peer = %gone.name, role = gone.role, node = %gone.node, "lost");
             self.table.peers.with_label_values(&[gone.role]).dec();
             self.table.lost.inc();
+        }
+    }
+
+    /// It reads this process's memory, and this process its.
+    pub fn shares(&self, peer: NodeId) {
+        if let Some(known) = self.status.lock().peers.get_mut(&peer) {
+            known.transport = "shared_memory";
+        }
+    }
+
+    /// So many bytes of tensors were sent over TCP, and so many in shared memory.
+    pub fn sent(&self, [tcp, shared]: [u64; 2]) {
+        for (transport, bytes) in [("tcp", tcp), ("shared_memory", shared)] {
+            self.table.tensors.with_label_values(&[transport]).inc_by(bytes);
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::arena::Arena;
 use crate::batch_codec::OutputPart;
 
 /// The tensors of a request in the order of its model's inputs, or of an answer in that of its outputs. A clone has the same bytes.
@@ -40,6 +41,14 @@ impl Tensors {
     pub fn unfilled(&mut self) -> impl Iterator<Item = (u64, &mut Bytes)> {
         let tensors = Arc::get_mut(&mut self.0).map(|tensors| tensors.iter_mut());
         tensors.into_iter().flatten().map(|tensor| (tensor.length, &mut tensor.data))
+    }
+}
+
+impl Tensors {
+    /// The same, those that are large where processes of this machine read them.
+    pub fn kept(self, arena: Option<&Arc<Arena>>) -> Tensors {
+        let Some(arena) = arena else { return self };
+        self.into_iter().map(|part| OutputPart { data: arena.keep(part.data), ..part }).collect()
     }
 }
 

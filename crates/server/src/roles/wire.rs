@@ -8,6 +8,7 @@ use downbeat_core::roles::{Frame, Hello, Message, Outcome, PROTOCOL};
 use postcard::ser_flavors::Flavor;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
+use super::arena::{Arena, IN_FRAME, PeerArena, Place};
 use super::tensors::Tensors;
 
 /// The first bytes of a connection.
@@ -16,8 +17,6 @@ const MAGIC: [u8; 8] = *b"downbeat";
 const LARGEST_HELLO: usize = 1024;
 /// Most bytes of a head: what models of a backend are, with the names of their classes, is the most that is said at once.
 const LARGEST_HEAD: u32 = 64 << 20;
-/// Bytes of tensors up to which they are copied behind their head, so that they are written with it.
-const COPIED: usize = 4 << 10;
 /// Most bytes that memory is taken for before any of them has come.
 const AT_ONCE: u64 = 1 << 20;
 /// Pieces that are written at once.
@@ -48,6 +47,9 @@ pub enum WireError {
     /// It says nothing that can be understood.
     #[error("what it sends cannot be understood: {0}")]
     Garbled(postcard::Error),
+    /// It says that tensors are where it has no memory.
+    #[error("it says that {0} bytes are in its memory where it has none")]
+    Outside(u64),
 }
 
 /// What a process says first.
@@ -87,7 +89,7 @@ pub async fn read_greeting(reader: &mut (impl AsyncRead + Unpin)) -> Result<Hell
     if is_proper(&hello.name) && is_proper(&hello.address) { Ok(hello) } else { Err(WireError::Foreign) }
 }
 
-/// Reads a frame, with at most `most` bytes of tensors; `scratch` is for its head.
+/// Reads a frame, with at most `most` bytes of tensors; `scratch` is for its head. `memory`: of the peer, if it was told that it is read. `None`: its tensors are not there any more, as if it was lost.
 ///
 /// # Errors
 /// If there is none, or it is too large.
@@ -95,7 +97,8 @@ pub async fn read_frame(
     reader: &mut (impl AsyncRead + Unpin),
     scratch: &mut Vec<u8>,
     most: u64,
-) -> Result<Frame<Tensors>, WireError> {
+    memory: Option<&PeerArena>,
+) -> Result<Option<Frame<Tensors>>, WireError> {
     let length = reader.read_u32_le().await?;
     if length > LARGEST_HEAD {
         return Err(WireError::TooLarge { announced: length.into(), most: LARGEST_HEAD.into() });
@@ -111,8 +114,21 @@ pub async fn read_frame(
     if announced > most {
         return Err(WireError::TooLarge { announced, most });
     }
+    let mut is_whole = true;
     for tensors in frame.messages.iter_mut().flat_map(tensors_mut) {
         for (length, data) in tensors.unfilled() {
+            if let Some(memory) = memory.filter(|_| length > IN_FRAME as u64) {
+                let (page, number) = (reader.read_u32_le().await?, reader.read_u64_le().await?);
+                if number > 0 {
+                    let outside = || WireError::Outside(length);
+                    let len = usize::try_from(length).map_err(|_| outside())?;
+                    match memory.read(Place { page, number }, len).ok_or_else(outside)? {
+                        Some(copy) => *data = copy,
+                        None => is_whole = false,
+                    }
+                    continue;
+                }
+            }
             let mut buffer = BytesMut::with_capacity(length.min(AT_ONCE) as usize);
             while (buffer.len() as u64) < length {
                 let rest = length - buffer.len() as u64;
@@ -123,7 +139,7 @@ pub async fn read_frame(
             *data = buffer.freeze();
         }
     }
-    Ok(frame)
+    Ok(is_whole.then_some(frame))
 }
 
 /// The tensors of messages, in the order in which their bytes follow.
@@ -192,11 +208,11 @@ impl Outbox {
         self.bytes
     }
 
-    /// Puts a frame in.
+    /// Puts a frame in; `memory`: this process's, if the peer reads it. Gives how many bytes of tensors are on the connection, and how many there.
     ///
     /// # Errors
     /// If it cannot be written, or is larger than anybody takes.
-    pub fn put_frame(&mut self, frame: &Frame<Tensors>) -> Result<(), WireError> {
+    pub fn put_frame(&mut self, frame: &Frame<Tensors>, memory: Option<&Arena>) -> Result<[u64; 2], WireError> {
         let begin = self.tail.len();
         self.tail.put_u32_le(0);
         let written = postcard::serialize_with_flavor(frame, Behind(&mut self.tail));
@@ -209,16 +225,29 @@ impl Outbox {
         };
         self.tail[begin..begin + 4].copy_from_slice(&head.to_le_bytes());
         self.bytes += length + 4;
+        let mut sent = [0; 2];
         for data in tensors(&frame.messages).flat_map(Tensors::data) {
+            if let Some(memory) = memory.filter(|_| data.len() > IN_FRAME) {
+                let place = memory.place_of(data);
+                let Place { page, number } = place.unwrap_or(Place { page: 0, number: 0 });
+                self.tail.put_u32_le(page);
+                self.tail.put_u64_le(number);
+                self.bytes += 12;
+                if place.is_some() {
+                    sent[1] += data.len() as u64;
+                    continue;
+                }
+            }
+            sent[0] += data.len() as u64;
             self.bytes += data.len();
-            if data.len() <= COPIED {
+            if data.len() <= IN_FRAME {
                 self.tail.extend_from_slice(data);
             } else {
                 self.close_tail();
                 self.pieces.push_back(data.clone());
             }
         }
-        Ok(())
+        Ok(sent)
     }
 
     fn close_tail(&mut self) {

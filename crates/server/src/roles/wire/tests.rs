@@ -4,6 +4,7 @@ use downbeat_core::roles::{BatchKey, Epoch, NodeId, Role};
 
 use super::*;
 use crate::batch_codec::OutputPart;
+use crate::roles::arena::tests::both;
 
 fn tensors_of(sizes: &[usize]) -> Tensors {
     let part = |(place, size): (usize, &usize)| OutputPart {
@@ -40,7 +41,7 @@ fn written(outbox: &mut Outbox, most: usize) -> Vec<u8> {
 }
 
 async fn read(bytes: &[u8], most: u64) -> Result<Frame<Tensors>, WireError> {
-    read_frame(&mut &bytes[..], &mut Vec::new(), most).await
+    read_frame(&mut &bytes[..], &mut Vec::new(), most, None).await.map(Option::unwrap)
 }
 
 #[tokio::test]
@@ -50,23 +51,23 @@ async fn frames_come_as_they_were_sent_however_they_are_written() {
     let sent = [frame(vec![inputs(vec![tensors_of(&[3, 5000]), tensors_of(&[])]), answers]), frame(Vec::new())];
     for most in [1, 100, 1 << 20] {
         let mut outbox = Outbox::default();
-        sent.iter().for_each(|frame| outbox.put_frame(frame).unwrap());
+        sent.iter().for_each(|frame| drop(outbox.put_frame(frame, None).unwrap()));
         let announced = outbox.bytes();
         let bytes = written(&mut outbox, most);
         assert_eq!((bytes.len(), outbox.bytes()), (announced, 0));
         let mut reader = &bytes[..];
         let mut scratch = Vec::new();
         for frame in &sent {
-            assert_eq!(&read_frame(&mut reader, &mut scratch, 1 << 20).await.unwrap(), frame);
+            assert_eq!(&read_frame(&mut reader, &mut scratch, 1 << 20, None).await.unwrap().unwrap(), frame);
         }
-        assert!(matches!(read_frame(&mut reader, &mut scratch, 1 << 20).await, Err(WireError::Ended(_))));
+        assert!(matches!(read_frame(&mut reader, &mut scratch, 1 << 20, None).await, Err(WireError::Ended(_))));
     }
 }
 
 #[tokio::test]
 async fn what_is_too_large_or_cut_off_is_refused_before_it_is_held() {
     let mut outbox = Outbox::default();
-    outbox.put_frame(&frame(vec![inputs(vec![tensors_of(&[5000, 6000])])])).unwrap();
+    outbox.put_frame(&frame(vec![inputs(vec![tensors_of(&[5000, 6000])])]), None).unwrap();
     let bytes = written(&mut outbox, 1 << 20);
     assert!(matches!(read(&bytes, 10_999).await, Err(WireError::TooLarge { announced: 11_000, most: 10_999 })));
     assert!(read(&bytes, 11_000).await.is_ok());
@@ -93,4 +94,44 @@ async fn greetings_tell_who_it_is_and_which_protocol_it_speaks() {
     other = bytes.clone();
     (other[10], other[11]) = (1, 4);
     assert!(matches!(read_greeting(&mut &other[..]).await, Err(WireError::TooLarge { announced: 1025, .. })));
+}
+
+#[tokio::test]
+async fn large_tensors_go_by_memory_where_the_peer_reads_it_and_frames_whose_tensors_are_gone_are_lost() {
+    let (arena, peer) = both();
+    let (kept, elsewhere) = (tensors_of(&[100, 8000]).kept(Some(&arena)), tensors_of(&[5000]));
+    let sent = [frame(vec![inputs(vec![kept.clone(), elsewhere])]), frame(Vec::new())];
+    let mut outbox = Outbox::default();
+    assert_eq!(outbox.put_frame(&sent[0], Some(&arena)).unwrap(), [5100, 8000]);
+    assert_eq!(outbox.put_frame(&sent[1], Some(&arena)).unwrap(), [0, 0]);
+    let announced = outbox.bytes();
+    let bytes = written(&mut outbox, 1 << 20);
+    assert!(bytes.len() == announced && announced < 6000, "{announced}");
+    let mut scratch = Vec::new();
+    let mut read = async |most| {
+        let mut reader = &bytes[..];
+        let first = read_frame(&mut reader, &mut scratch, most, Some(&peer)).await;
+        (first, read_frame(&mut reader, &mut scratch, most, Some(&peer)).await.ok().flatten())
+    };
+    let (first, second) = read(1 << 20).await;
+    assert_eq!((first.unwrap().as_ref(), second.as_ref()), (Some(&sent[0]), Some(&sent[1])));
+    assert!(matches!(read(13_000).await.0, Err(WireError::TooLarge { announced: 13_100, .. })), "memory counts");
+    drop((kept, sent));
+    let (first, second) = read(1 << 20).await;
+    assert!(first.unwrap().is_none() && second.is_some(), "what comes after it is read");
+}
+
+#[tokio::test]
+async fn a_tensor_beyond_the_memory_of_a_peer_ends_its_connection() {
+    let (arena, peer) = both();
+    let kept = tensors_of(&[8000]).kept(Some(&arena));
+    let mut outbox = Outbox::default();
+    outbox.put_frame(&frame(vec![inputs(vec![kept])]), Some(&arena)).unwrap();
+    let mut bytes = written(&mut outbox, 1 << 20);
+    let page = bytes.len() - 12;
+    for beyond in [15, 16, u32::MAX] {
+        bytes[page..page + 4].copy_from_slice(&beyond.to_le_bytes());
+        let read = read_frame(&mut &bytes[..], &mut Vec::new(), 1 << 20, Some(&peer)).await;
+        assert!(matches!(read, Err(WireError::Outside(8000))), "{beyond}");
+    }
 }

@@ -1,0 +1,334 @@
+//! Memory that two processes see: tensors on their way between them.
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use bytes::Bytes;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// What the system calls the file system that memory without a name is of (`TMPFS_MAGIC`).
+const TMPFS: i64 = 0x0102_1994;
+/// Bytes of a lane's region that is new.
+const LEAST: usize = 1 << 16;
+
+/// Memory of two processes: one writes, the other reads once it is told to. It grows and never shrinks, which is sealed, so that no process can
+/// pull away what the other reads.
+pub struct Region {
+    file: OwnedFd,
+    mapping: Arc<Mapping>,
+}
+
+/// A region as it is seen at some address. It stays as long as somebody reads there, also once the region has grown and is seen elsewhere.
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes may be read and written from any thread; who does when is settled by the messages of the two processes.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    fn new(file: &OwnedFd, len: usize, access: ProtFlags) -> io::Result<Arc<Mapping>> {
+        // SAFETY: a fresh mapping at an address of the system's choice overlaps nothing.
+        let start = unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Arc::new(Mapping { start, len }))
+    }
+
+    /// Whether so many bytes from there on are within it.
+    fn has(&self, begin: usize, len: usize) -> bool {
+        begin.checked_add(len).is_some_and(|end| end <= self.len)
+    }
+
+    /// The number at its place among the numbers at the mapping's start; `None` if it is not within it.
+    fn number(&self, place: usize) -> Option<&AtomicU64> {
+        let begin = place.checked_mul(size_of::<AtomicU64>())?;
+        // SAFETY: it is within the mapping, which begins on a page, and so aligned; it is only ever read and written as an atomic, by whichever process.
+        self.has(begin, size_of::<AtomicU64>()).then(|| unsafe { &*self.start.as_ptr().add(begin).cast::<AtomicU64>() })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it is mapped so, and nobody reads there any more. The system cannot refuse that.
+        let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Some of the bytes of a mapping.
+struct Part {
+    mapping: Arc<Mapping>,
+    begin: usize,
+    len: usize,
+}
+
+impl AsRef<[u8]> for Part {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: `Region::part` checked that they are within the mapping; the other process does not write there before it is told that this one has read.
+        unsafe { std::slice::from_raw_parts(self.mapping.start.as_ptr().add(self.begin), self.len) }
+    }
+}
+
+/// Reading and writing.
+const BOTH: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+impl Region {
+    /// A new region, for a lane.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn create() -> io::Result<Region> {
+        Region::of_length("downbeat-lane", LEAST)
+    }
+
+    fn of_length(name: &str, len: usize) -> io::Result<Region> {
+        let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK)?;
+        rustix::fs::ftruncate(&file, len as u64)?;
+        Ok(Region { mapping: Mapping::new(&file, len, BOTH)?, file })
+    }
+
+    /// The region that another process has made.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn open(file: OwnedFd) -> io::Result<Region> {
+        if !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let len = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
+        Ok(Region { mapping: Mapping::new(&file, len, BOTH)?, file })
+    }
+
+    /// For the other process.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// How many bytes there are, as far as this process has seen.
+    pub fn len(&self) -> usize {
+        self.mapping.len
+    }
+
+    /// Makes it at least so long.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn grow_to(&mut self, len: usize) -> io::Result<()> {
+        if len > self.mapping.len {
+            let len = len.checked_next_power_of_two().ok_or(io::ErrorKind::OutOfMemory)?;
+            rustix::fs::ftruncate(&self.file, len as u64)?;
+            self.mapping = Mapping::new(&self.file, len, BOTH)?;
+        }
+        Ok(())
+    }
+
+    /// Sees it as long as the other process says that it has made it.
+    ///
+    /// # Errors
+    /// If it is not so long.
+    pub fn follow(&mut self, len: usize) -> io::Result<()> {
+        if len > self.mapping.len {
+            if u64::try_from(rustix::fs::fstat(&self.file)?.st_size).is_ok_and(|size| size < len as u64) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            self.mapping = Mapping::new(&self.file, len, BOTH)?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes there, from `begin` on.
+    ///
+    /// # Panics
+    /// If they are not within it.
+    pub fn write(&mut self, begin: usize, bytes: &[u8]) {
+        assert!(self.mapping.has(begin, bytes.len()), "within the region");
+        // SAFETY: they are within the mapping, and `bytes` are elsewhere, as nobody has a reference to what is written to.
+        unsafe { self.mapping.start.as_ptr().add(begin).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+    }
+
+    /// Some of its bytes, as they lie; `None` if they are not within it. The other process must not write there as long as somebody has them.
+    pub fn part(&self, begin: usize, len: usize) -> Option<Bytes> {
+        self.mapping.has(begin, len).then(|| Bytes::from_owner(Part { mapping: self.mapping.clone(), begin, len }))
+    }
+}
+
+/// A region of a fixed length that this process alone writes: others read it ([`PeerRegion`]), and the system refuses them more.
+pub struct OwnRegion(Region);
+
+impl OwnRegion {
+    /// A new region. Memory is taken for what is written there only.
+    ///
+    /// # Errors
+    /// If the system has no such memory (Linux before 5.1).
+    pub fn create(name: &str, len: usize) -> io::Result<OwnRegion> {
+        let region = Region::of_length(name, len)?;
+        // This process's mapping stays as it is.
+        rustix::fs::fcntl_add_seals(&region.file, SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        Ok(OwnRegion(region))
+    }
+
+    /// For those who read.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.file()
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The number at its place among the numbers at the region's start; `None` if it is not within it.
+    pub fn number(&self, place: usize) -> Option<&AtomicU64> {
+        self.0.mapping.number(place)
+    }
+
+    /// Writes bytes there, from `begin` on, and gives them as they lie.
+    ///
+    /// # Safety
+    /// Nobody has bytes of the same place that an earlier call gave, or writes or reads numbers there, as long as these are there.
+    ///
+    /// # Panics
+    /// If they are not within it.
+    pub unsafe fn put(&self, begin: usize, bytes: &[u8]) -> Bytes {
+        assert!(self.0.mapping.has(begin, bytes.len()), "within the region");
+        // SAFETY: they are within the mapping, and nobody has a reference to what is written to, as the caller says.
+        unsafe { self.0.mapping.start.as_ptr().add(begin).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+        Bytes::from_owner(Part { mapping: self.0.mapping.clone(), begin, len: bytes.len() })
+    }
+
+    /// Where bytes begin in the region, if that is where they are.
+    pub fn begin_of(&self, bytes: &[u8]) -> Option<usize> {
+        let begin = (bytes.as_ptr() as usize).checked_sub(self.0.mapping.start.as_ptr() as usize)?;
+        (begin < self.len()).then_some(begin)
+    }
+}
+
+/// The [`OwnRegion`] of another process, to be read. What is there may become something else at any time, so that it is copied before it is looked at.
+pub struct PeerRegion(Arc<Mapping>);
+
+impl PeerRegion {
+    /// Maps what a process that may say anything says is its region.
+    ///
+    /// # Errors
+    /// If it is not memory that keeps its length, or of more than `most` bytes: such memory could be pulled away while it is read.
+    pub fn open(file: OwnedFd, most: usize) -> io::Result<PeerRegion> {
+        let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why.to_owned());
+        let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| refused("it is no memory"))?;
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+            return Err(refused("its length may change"));
+        }
+        // Of huge pages there may be none left when they are read.
+        #[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
+        if rustix::fs::fstatfs(&file)?.f_type as i64 != TMPFS {
+            return Err(refused("it is memory of another kind"));
+        }
+        let len = usize::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(usize::MAX);
+        if len == 0 || len > most {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("it has {len} bytes, and 1 to {most} are taken"),
+            ));
+        }
+        Ok(PeerRegion(Mapping::new(&file, len, ProtFlags::READ)?))
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+
+    /// The number at its place among the numbers at the region's start; `None` if it is not within it.
+    pub fn number(&self, place: usize) -> Option<&AtomicU64> {
+        self.0.number(place)
+    }
+
+    /// A copy of some of its bytes; `None` if they are not within it.
+    pub fn copy(&self, begin: usize, len: usize) -> Option<Bytes> {
+        if !self.0.has(begin, len) {
+            return None;
+        }
+        let mut copy: Vec<u8> = Vec::with_capacity(len);
+        // SAFETY: they are within the mapping, which its seals keep readable, and the copy has room for them. They are read by address, without a reference: the other process may write there
+        // meanwhile, and then any bytes come of it.
+        unsafe {
+            copy.as_mut_ptr().copy_from_nonoverlapping(self.0.start.as_ptr().add(begin), len);
+            copy.set_len(len);
+        }
+        Some(copy.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_writes_the_other_reads_also_where_it_has_grown_and_nothing_beyond() {
+        let mut one = Region::create().unwrap();
+        let mut other = Region::open(one.file().try_clone_to_owned().unwrap()).unwrap();
+        one.write(64, b"tensor");
+        let first = other.part(64, 6).unwrap();
+        assert_eq!(&first[..], b"tensor");
+        assert!(other.part(LEAST - 1, 2).is_none() && other.part(usize::MAX, 2).is_none());
+        one.grow_to(3 * LEAST).unwrap();
+        one.write(3 * LEAST - 4, b"more");
+        other.follow(one.len()).unwrap();
+        assert_eq!(&other.part(3 * LEAST - 4, 4).unwrap()[..], b"more");
+        assert_eq!(&first[..], b"tensor", "what was read before stays where it was");
+        assert!(other.follow(64 * LEAST).is_err(), "it is not so long");
+        assert!(rustix::fs::ftruncate(one.file(), 0).is_err(), "nobody makes it shorter");
+    }
+
+    #[test]
+    fn a_region_of_one_writer_is_read_by_others_and_written_by_nobody_else() {
+        let own = OwnRegion::create("test", 1 << 16).unwrap();
+        let shared = own.file().try_clone_to_owned().unwrap();
+        let peer = PeerRegion::open(shared, 1 << 16).unwrap();
+        // SAFETY: it is the only call.
+        let kept = unsafe { own.put(4096, b"tensor") };
+        assert_eq!(
+            (&peer.copy(4096, 6).unwrap()[..], own.begin_of(&kept), own.begin_of(b"x")),
+            (&b"tensor"[..], Some(4096), None)
+        );
+        assert!(peer.copy((1 << 16) - 1, 2).is_none() && peer.copy(usize::MAX, 2).is_none());
+        own.number(3).unwrap().store(7, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(peer.number(3).unwrap().load(std::sync::atomic::Ordering::Relaxed), 7);
+        assert!(peer.number(1 << 13).is_none() && peer.number(usize::MAX).is_none());
+        assert!(
+            Mapping::new(&own.file().try_clone_to_owned().unwrap(), 4096, BOTH).is_err(),
+            "nobody else maps it to write"
+        );
+        assert!(rustix::io::pwrite(own.file(), b"x", 0).is_err(), "or writes");
+        assert!(rustix::fs::ftruncate(own.file(), 1 << 17).is_err() && rustix::fs::ftruncate(own.file(), 0).is_err());
+        drop(own);
+        assert_eq!(&peer.copy(4096, 6).unwrap()[..], b"tensor", "it stays where its process has gone");
+    }
+
+    #[test]
+    fn what_is_no_region_that_keeps_its_length_is_refused() {
+        let refused = |file: OwnedFd| PeerRegion::open(file, 1 << 16).err().unwrap().to_string();
+        let memory = |flags, len| {
+            let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | flags).unwrap();
+            rustix::fs::ftruncate(&file, len).unwrap();
+            file
+        };
+        assert_eq!(refused(tempfile::tempfile().unwrap().into()), "it is no memory");
+        assert_eq!(refused(memory(MemfdFlags::ALLOW_SEALING, 4096)), "its length may change");
+        assert_eq!(refused(memory(MemfdFlags::empty(), 4096)), "its length may change");
+        let shrinks = memory(MemfdFlags::ALLOW_SEALING, 4096);
+        rustix::fs::fcntl_add_seals(&shrinks, SealFlags::GROW).unwrap();
+        assert_eq!(refused(shrinks), "its length may change");
+        for len in [0, 1 << 17] {
+            let sealed = memory(MemfdFlags::ALLOW_SEALING, len);
+            rustix::fs::fcntl_add_seals(&sealed, SealFlags::GROW | SealFlags::SHRINK).unwrap();
+            assert_eq!(refused(sealed), format!("it has {len} bytes, and 1 to 65536 are taken"));
+        }
+    }
+}

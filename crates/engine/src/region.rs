@@ -17,7 +17,7 @@ const LEAST: usize = 1 << 16;
 
 /// Memory of two processes: one writes, the other reads once it is told to. It grows and never shrinks, which is sealed, so that no process can
 /// pull away what the other reads.
-pub struct Region {
+pub(crate) struct Region {
     file: OwnedFd,
     mapping: Arc<Mapping>,
 }
@@ -179,11 +179,6 @@ impl OwnRegion {
         self.0.file()
     }
 
-    /// How many bytes there are.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// The number at its place among the numbers at the region's start; `None` if it is not within it.
     pub fn number(&self, place: usize) -> Option<&AtomicU64> {
         self.0.mapping.number(place)
@@ -206,7 +201,7 @@ impl OwnRegion {
     /// Where bytes begin in the region, if that is where they are.
     pub fn begin_of(&self, bytes: &[u8]) -> Option<usize> {
         let begin = (bytes.as_ptr() as usize).checked_sub(self.0.mapping.start.as_ptr() as usize)?;
-        (begin < self.len()).then_some(begin)
+        (begin < self.0.len()).then_some(begin)
     }
 }
 
@@ -237,11 +232,6 @@ impl PeerRegion {
             ));
         }
         Ok(PeerRegion(Mapping::new(&file, len, ProtFlags::READ)?))
-    }
-
-    /// How many bytes there are.
-    pub fn len(&self) -> usize {
-        self.0.len
     }
 
     /// The number at its place among the numbers at the region's start; `None` if it is not within it.

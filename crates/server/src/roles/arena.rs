@@ -14,6 +14,7 @@ use bytes::Bytes;
 use downbeat_core::roles::NodeId;
 use downbeat_engine::region::{OwnRegion, PeerRegion};
 use parking_lot::Mutex;
+use rustix::fd::BorrowedFd;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::net::{UnixListener, UnixStream};
@@ -140,11 +141,14 @@ impl Arena {
     }
 
     /// Gives the region to whoever asks on this machine as the same user.
-    ///
-    /// # Errors
-    /// If it cannot be asked for.
-    pub async fn hand_out(self: Arc<Self>, node: NodeId) -> io::Result<()> {
-        let listener = UnixListener::bind(socket(node))?;
+    pub async fn hand_out(self: Arc<Self>, node: NodeId) {
+        let listener = match UnixListener::bind(socket(node)) {
+            Ok(listener) => listener,
+            Err(error) => {
+                tracing::info!(%error, "no shared memory: what this process sends goes over TCP");
+                return;
+            }
+        };
         loop {
             let Ok((stream, _)) = listener.accept().await else {
                 tokio::time::sleep(FETCHES_WITHIN).await;
@@ -153,15 +157,20 @@ impl Arena {
             if !is_mine(&stream) {
                 continue;
             }
-            let file = [self.region.file()];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut beside = SendAncillaryBuffer::new(&mut space);
-            if beside.push(SendAncillaryMessage::ScmRights(&file)) {
-                // Whoever has gone needs it no more.
-                let _ = rustix::net::sendmsg(&stream, &[IoSlice::new(&[0])], &mut beside, SendFlags::NOSIGNAL);
-            }
+            // Whoever has gone needs it no more.
+            let _ = give(&stream, self.region.file());
         }
     }
+}
+
+/// Sends a file.
+fn give(stream: &UnixStream, file: BorrowedFd<'_>) -> io::Result<()> {
+    let file = [file];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = SendAncillaryBuffer::new(&mut space);
+    assert!(beside.push(SendAncillaryMessage::ScmRights(&file)), "there is room for one");
+    rustix::net::sendmsg(stream, &[IoSlice::new(&[0])], &mut beside, SendFlags::NOSIGNAL)?;
+    Ok(())
 }
 
 /// The name, of this network namespace and without a file, that a process's region is asked for at.

@@ -179,12 +179,7 @@ impl<M: Machine> Node<M> {
             spawn_local(self.clone().listen(listener));
         }
         if let Some(arena) = self.arena.clone() {
-            let node = self.identity.node;
-            spawn_local(async move {
-                if let Err(error) = arena.hand_out(node).await {
-                    tracing::debug!(%error, "tensors go over TCP to processes of this machine too");
-                }
-            });
+            spawn_local(arena.hand_out(self.identity.node));
         }
         for address in &self.dial {
             spawn_local(self.clone().keep_dialling(address.clone()));
@@ -316,9 +311,7 @@ impl<M: Machine> Node<M> {
             let peer = wire::read_greeting(&mut reader).await?;
             // Whoever has tensors of its own may read those of another.
             let memory = if self.arena.is_some() { PeerArena::of(peer.node).await } else { Ok(None) };
-            let refused = |error| format!("its shared memory is not read: {error}");
-            let complain = |error| drop(self.inner.borrow_mut().complaints.say(&peer.name, &refused(error)));
-            let memory = memory.map_err(complain).ok().flatten();
+            let memory = memory.unwrap_or_else(|error| self.refuse_memory(&peer, &error));
             writer.write_all(&[memory.is_some().into()]).await?;
             let reads_mine = reader.read_u8().await? == 1 && self.arena.is_some();
             Ok::<_, WireError>((peer, memory, reads_mine))
@@ -327,6 +320,12 @@ impl<M: Machine> Node<M> {
         let greeted = tokio::time::timeout(GREETS_WITHIN, exchange).await.map_err(|_| late())?;
         let (peer, memory, reads_mine) = greeted?;
         Ok((peer, Halves { reader, writer, memory, reads_mine }))
+    }
+
+    /// The peer is read over the connection alone.
+    fn refuse_memory(&self, peer: &Hello, error: &std::io::Error) -> Option<PeerArena> {
+        self.inner.borrow_mut().complaints.say(&peer.name, &format!("its shared memory is not read: {error}"));
+        None
     }
 
     /// The life of a connection whose other end is known; says why it was not taken or had to be given up, if that is worth a word.

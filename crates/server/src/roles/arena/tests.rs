@@ -70,3 +70,21 @@ async fn processes_of_this_machine_are_handed_a_region() {
     assert_eq!(PeerArena::of(node).await.unwrap().unwrap().read(place, 2), Some(Some(vec![9, 9].into())));
     handed.abort();
 }
+
+#[tokio::test]
+async fn memory_that_a_peer_could_take_away_is_refused_and_one_that_says_nothing_is_not_waited_for() {
+    use rustix::fd::AsFd;
+    let node = NodeId(u64::from(std::process::id()) << 32 | 0xbad);
+    let listener = UnixListener::bind(socket(node)).unwrap();
+    let strange = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
+        give(&stream, memory.as_fd()).unwrap();
+        // Neither a byte nor a file.
+        let _silent = listener.accept().await.unwrap();
+        std::future::pending::<()>().await
+    });
+    assert_eq!(PeerArena::of(node).await.err().unwrap().to_string(), "its length may change");
+    assert!(PeerArena::of(node).await.unwrap().is_none());
+    strange.abort();
+}

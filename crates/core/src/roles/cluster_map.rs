@@ -7,7 +7,7 @@ use super::message::{BatchKey, Delays, Hello, NodeId, Offer, OfferedModel, Runni
 use super::served_models::{ModelKey, NOBODY, ServedModels};
 use crate::cluster::Scheduler;
 use crate::ids::{BatchId, DeviceId, DeviceKind, RequestId};
-use crate::time::Time;
+use crate::time::{Duration, Time};
 
 /// A slot of a backend. It is a device of the scheduler while nothing runs there that the scheduler does not know of.
 #[derive(Debug, Default)]
@@ -420,6 +420,30 @@ impl ClusterMap {
     /// Whether all whose links are up have said what they offer, and there is one.
     pub fn is_complete(&self) -> bool {
         !self.backends.is_empty() && self.backends.values().all(|backend| backend.offer.is_some())
+    }
+
+    /// The devices of all that do not leave.
+    pub fn devices(&self) -> u32 {
+        let stays = self.backends.values().filter(|backend| !backend.is_leaving);
+        let of = |backend: &Backend| {
+            let slots = backend.offer.iter().flat_map(|offer| &offer.slots);
+            slots.map(|slot| slot.device).collect::<BTreeSet<u32>>().len() as u32
+        };
+        stays.map(of).fold(0, u32::saturating_add)
+    }
+
+    /// What a batch that took so long there is of its device's time: a device's slots run side by side.
+    pub fn busy(&self, node: NodeId, slot: u32, took: Duration) -> Duration {
+        let offer = self.backends.get(&node).and_then(|backend| backend.offer.as_ref());
+        let slots = offer.map_or(&[][..], |offer| &offer.slots);
+        let device = slots.get(slot as usize).map(|slot| slot.device);
+        let beside = slots.iter().filter(|slot| Some(slot.device) == device).count().max(1);
+        Duration::from_nanos(took.as_nanos() / beside as u64)
+    }
+
+    /// Where a batch of this lead was sent: the slot.
+    pub fn slot_of(&self, batch: BatchKey) -> Option<u32> {
+        self.batches.get(&batch.batch).filter(|_| batch.epoch == self.epoch).map(|sent| sent.slot)
     }
 
     /// Whoever has the place of a queue or of a frontend from now on is nobody that backends were told of.

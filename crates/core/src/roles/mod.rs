@@ -42,6 +42,7 @@ mod gathering;
 mod lead;
 mod link;
 mod links;
+mod load_count;
 mod message;
 mod numbered;
 mod open_requests;

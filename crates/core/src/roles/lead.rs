@@ -274,11 +274,9 @@ impl Lead {
         took: Option<Duration>,
         missed: &[RequestKey],
     ) {
-        let slot = self.map.slot_of(batch);
+        let busy = took.and_then(|took| self.map.busy(batch, took));
         let Some(members) = self.map.handle_completed(now, &mut self.scheduler, from, batch) else { return };
-        if let (Some(slot), Some(took)) = (slot, took) {
-            self.load.busy += self.map.busy(from, slot, took);
-        }
+        self.load.busy += busy.unwrap_or_default();
         for id in &members {
             let is_missed = !missed.is_empty() && self.waiting.key(*id).is_some_and(|key| missed.contains(&key));
             if !is_missed && took.is_some() {

@@ -39,6 +39,7 @@ mod expiries;
 mod following;
 mod frontend_node;
 mod gathering;
+mod known_backend;
 mod lead;
 mod link;
 mod links;

@@ -74,6 +74,13 @@ impl Member {
         serde_json::from_str(&body).unwrap()
     }
 
+    /// Devices that its autoscale advice is about.
+    fn devices(&self) -> serde_json::Value {
+        let (status, body) = self.get("/v2/autoscale");
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str::<serde_json::Value>(&body).unwrap()["devices"].clone()
+    }
+
     fn peers(&self, role: &str) -> usize {
         let cluster = self.cluster();
         cluster["peers"].as_array().unwrap().iter().filter(|peer| peer["role"] == role).count()
@@ -209,12 +216,15 @@ fn a_frontend_answers_as_one_server_does() {
 fn a_scheduler_that_is_killed_costs_no_request() {
     let mut cluster = Cluster::start();
     let first = cluster.schedulers.remove(0);
+    until("the leader advises for both backends", || first.devices() == 2);
+    assert_eq!(cluster.schedulers[0].devices(), 0, "it stands by");
     let statuses = cluster.under_load(|| {
         first.signal("-KILL");
         until("the other leads", || cluster.schedulers[0].cluster()["leads"] == true);
     });
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
     assert_eq!(cluster.frontend.cluster()["leader"], 1);
+    until("it advises for both backends", || cluster.schedulers[0].devices() == 2);
     // One that starts again does not take the lead back.
     let own = cluster.list.split(',').next().unwrap();
     let again = Member::start("scheduler", &["--schedulers", &cluster.list, "--rank", "0", "--listen", own]);

@@ -117,6 +117,11 @@ struct Cluster {
 
 impl Cluster {
     fn start() -> Cluster {
+        Cluster::with(&[])
+    }
+
+    /// Backends have these flags too.
+    fn with(flags: &[&str]) -> Cluster {
         let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<String> = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
         drop(free);
@@ -130,8 +135,8 @@ impl Cluster {
         let repository = digits();
         let models = repository.path().to_str().unwrap();
         let backend = |_| {
-            let flags = ["--schedulers", &list, "--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1], models];
-            Member::start("backend", &flags)
+            let own = ["--schedulers", &list, "--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1]];
+            Member::start("backend", &[&own[..], flags, &[models]].concat())
         };
         let frontend = || Member::start("frontend", &["--schedulers", &list, "--listen", "127.0.0.1:0"]);
         let cluster = Cluster {
@@ -258,6 +263,28 @@ fn a_backend_that_is_killed_costs_no_request_that_may_run_again() {
     assert!(last.child.wait().unwrap().success());
     until("nothing is served", || cluster.frontend.get("/v2/health/ready").0 == 503);
     assert_eq!(cluster.infer().0, 503);
+}
+
+/// The scheduler hears of it only after some more batches were sent there.
+#[test]
+fn a_model_that_one_backend_unloads_costs_no_request() {
+    let cluster = Cluster::with(&["--model-control-mode", "explicit", "--load-model", "*"]);
+    let [first, second] = &cluster.backends[..] else { panic!("two") };
+    let asked = |backend: &Member, what: &str| {
+        let (status, said) = http(backend.http, "POST", &format!("/v2/repository/models/digits/{what}"), "{}");
+        assert_eq!(status, 200, "{said}");
+    };
+    let statuses = cluster.under_load(|| {
+        for (stays, goes) in [(second, first), (first, second), (second, first)] {
+            asked(stays, "load");
+            until("it is there", || stays.get("/v2/models/digits/ready").0 == 200);
+            // Longer than a backend takes to see what it has.
+            std::thread::park_timeout(Duration::from_millis(500));
+            asked(goes, "unload");
+            std::thread::park_timeout(Duration::from_millis(500));
+        }
+    });
+    assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
 }
 
 #[test]

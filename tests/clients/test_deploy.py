@@ -242,13 +242,11 @@ def test_autoscalers_read_what_the_rules_record_and_those_what_the_program_has()
     hpa, = of_file(DEPLOY / "autoscale" / "hpa.yaml")
     trigger, = scaled["spec"]["triggers"]
     metric, = hpa["spec"]["metrics"]
-    assert trigger["metadata"]["query"] in recorded and trigger["metricType"] == "AverageValue" and trigger["metadata"]["threshold"] == "1"
+    assert trigger["metadata"]["query"] in {rule["expr"] for rule in rules} and trigger["metricType"] == "AverageValue" and trigger["metadata"]["threshold"] == "1"
     assert metric["external"]["metric"]["name"].replace("_", ":", 1) in recorded and metric["external"]["target"] == {"type": "AverageValue", "averageValue": "1"}
     source = "".join(path.read_text() for path in (ROOT / "crates/server/src").glob("*.rs"))
     for name in used - recorded:
         assert f'"{name}"' in source, name
-    bad = re.findall(r'Unanswered::\w+, "(\w+)", "\w+", true\)', source)
-    assert bad and all(set(said.split("|")) == set(bad) for rule in rules for said in re.findall(r'reason=~"([^"]*)"', rule["expr"]))
 
 
 def test_the_base_serves_with_its_own_arguments(binary, tmp_path):

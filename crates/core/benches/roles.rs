@@ -65,7 +65,7 @@ fn offer() -> Offer {
         shape: Vec::new(),
         profiles: (0..32).map(|slot| (slot, profile.clone())).collect(),
     };
-    Offer { slots: (0..32).map(|_| Slot { hardware: "cpu".to_owned() }).collect(), models: vec![model] }
+    Offer { slots: (0..32).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect(), models: vec![model] }
 }
 
 fn batch(number: u64) -> BatchKey {
@@ -118,7 +118,7 @@ impl World {
         } else {
             let fetch_within = Duration::from_millis(5);
             let mut node = BackendNode::new(me, BackendOptions { heartbeat, lost_after, fetch_within }, time);
-            let slots = vec![Slot { hardware: "cpu".to_owned() }];
+            let slots = vec![Slot { hardware: "cpu".to_owned(), device: 0 }];
             node.handle_offer(time, Offer { slots, models: Vec::new() });
             Node::Backend(node)
         };

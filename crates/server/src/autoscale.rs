@@ -1,10 +1,10 @@
-//! Watches what the server has done, and says how many devices it should have (Symphony §3.5).
+//! Watches what a server or a cluster has done, and says how many devices it should have (Symphony §3.5).
 
+use downbeat_core::Time;
 use downbeat_core::cluster::{Advice, Autoscale, AutoscaleOptions, AutoscaleSample, BadAutoscaleOptions};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::clock::Clock;
 use crate::metrics::Metrics;
 
 /// How often the counters are looked at.
@@ -14,6 +14,8 @@ pub const EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct AutoscaleStatus {
     pub devices: u32,
+    /// Devices that there should be, in all: what to scale by; `None` while nothing is known.
+    pub wanted: Option<u32>,
     /// Devices to add, or to give back if negative; 0: stay.
     pub change: i64,
     pub reason: &'static str,
@@ -24,10 +26,9 @@ pub struct AutoscaleStatus {
     pub idle_fraction: Option<f64>,
 }
 
-/// The advisor on this server's own counters.
+/// The advisor on the counters of a server, or of the cluster that a scheduler leads.
 pub struct AutoscaleWatch {
-    clock: Clock,
-    devices: u32,
+    fresh: Autoscale,
     state: Mutex<State>,
 }
 
@@ -37,39 +38,47 @@ struct State {
 }
 
 impl AutoscaleWatch {
-    /// Watches a server of so many devices.
+    /// One that has seen nothing, of so many devices.
     ///
     /// # Errors
     /// If the options contradict themselves.
     pub fn new(options: &AutoscaleOptions, devices: u32) -> Result<Self, BadAutoscaleOptions> {
         let advisor = Autoscale::new(options.clone())?;
         let sample = AutoscaleSample { devices, ..AutoscaleSample::default() };
-        Ok(AutoscaleWatch { clock: Clock::start(), devices, state: Mutex::new(State { advisor, sample }) })
+        Ok(AutoscaleWatch { fresh: advisor.clone(), state: Mutex::new(State { advisor, sample }) })
     }
 
-    /// Looks at the counters now, and writes the advice to the metrics.
-    pub fn look(&self, metrics: &Metrics) {
-        let totals = metrics.totals();
+    /// These are the counters now: writes the advice to the metrics.
+    pub fn look(&self, now: Time, seen: AutoscaleSample, metrics: &Metrics) {
         let mut state = self.state.lock();
         let before = state.sample;
         // The counters are read one after the other while requests end, so that a difference of two may be behind for a moment.
         let sample = AutoscaleSample {
-            good: totals.good.max(before.good),
-            bad: totals.bad.max(before.bad),
-            busy: totals.busy.max(before.busy),
-            devices: self.devices,
+            good: seen.good.max(before.good),
+            bad: seen.bad.max(before.bad),
+            busy: seen.busy.max(before.busy),
+            devices: seen.devices,
         };
         state.sample = sample;
-        match state.advisor.handle_sample(self.clock.now(), sample) {
-            Ok(advice) => metrics.set_autoscale(self.devices, &advice),
+        match state.advisor.handle_sample(now, sample) {
+            Ok(advice) => metrics.set_autoscale(sample.devices, state.advisor.wanted(), &advice),
             Err(error) => tracing::warn!(%error, "autoscale: a sample was not used"),
         }
     }
 
+    /// Whose counters these were counts no more, or begins anew.
+    pub fn forget(&self, metrics: &Metrics) {
+        let state = State { advisor: self.fresh.clone(), sample: AutoscaleSample::default() };
+        metrics.set_autoscale(0, None, &state.advisor.advice());
+        *self.state.lock() = state;
+    }
+
     pub fn status(&self) -> AutoscaleStatus {
-        let Advice { change, reason, bad_rate, idle_fraction } = self.state.lock().advisor.advice();
+        let state = self.state.lock();
+        let Advice { change, reason, bad_rate, idle_fraction } = state.advisor.advice();
         AutoscaleStatus {
-            devices: self.devices,
+            devices: state.sample.devices,
+            wanted: state.advisor.wanted(),
             change,
             reason: reason.name(),
             explanation: reason.to_string(),

@@ -98,7 +98,6 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
             get(settings::model_trace::<S>).post(settings::change_model_trace::<S>),
         )
         .route("/v2/trace/setting", get(settings::trace).post(settings::change_trace))
-        .route("/v2/autoscale", get(autoscale::advice::<S>))
         .route("/v2/scheduler", get(scheduler::status::<S>))
         .route("/v2/devices", get(scheduler::devices::<S>))
         .route("/v2/timeline", get(timeline::past::<S>))
@@ -117,12 +116,13 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         .with_state(state)
 }
 
-/// What probes ask: liveness and readiness; and who is there.
+/// What probes ask: liveness and readiness; who is there, and how many should be.
 pub(crate) fn health_routes<S: Service>() -> Router<HttpState<S>> {
     Router::new()
         .route("/v2/health/live", get(health::live::<S>))
         .route("/v2/health/ready", get(health::ready::<S>))
         .route("/v2/cluster", get(cluster::status::<S>))
+        .route("/v2/autoscale", get(autoscale::advice::<S>))
 }
 
 /// What a model answers under its path, and under the path of one of its versions.

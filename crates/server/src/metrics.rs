@@ -54,6 +54,8 @@ metric_table! {
         device_running: IntGaugeVec["device"], "downbeat_device_running", "Launches that run on the device now";
         devices: Gauge[], "downbeat_devices", "Devices that run batches";
         autoscale_change: Gauge[], "downbeat_autoscale_change_devices", "Devices to add, or to give back if negative, as the autoscale advisor says";
+        autoscale_devices: Gauge[], "downbeat_autoscale_devices",
+            "Devices that there should be, in all, as the autoscale advisor says: on the scheduler that leads, those of the cluster; NaN while nothing is known";
         autoscale_bad_rate: Gauge[], "downbeat_autoscale_bad_rate",
             "Share of the latest requests that were rejected, dropped or late; NaN while nothing is known";
         autoscale_idle_fraction: Gauge[], "downbeat_autoscale_idle_fraction",
@@ -265,8 +267,9 @@ impl Metrics {
     }
 
     /// Sets what the autoscale advisor says of so many devices.
-    pub fn set_autoscale(&self, devices: u32, advice: &Advice) {
+    pub fn set_autoscale(&self, devices: u32, wanted: Option<u32>, advice: &Advice) {
         self.table.devices.set(f64::from(devices));
+        self.table.autoscale_devices.set(wanted.map_or(f64::NAN, f64::from));
         self.table.autoscale_change.set(advice.change as f64);
         self.table.autoscale_bad_rate.set(advice.bad_rate.unwrap_or(f64::NAN));
         self.table.autoscale_idle_fraction.set(advice.idle_fraction.unwrap_or(f64::NAN));

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use downbeat_core::cluster::AutoscaleSample;
 use downbeat_core::device::Candidate;
 use downbeat_engine::GpuInfo;
 use downbeat_repository::{Fingerprint, ModelDefinition, ModelRepositories, ModelRepository, RepositoryError};
@@ -26,7 +27,7 @@ use crate::host::PolicyGuard;
 use crate::load_context::{LoadProgress, VersionFile};
 use crate::loaded_version::LoadedVersion;
 use crate::loader::Loader;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Totals};
 use crate::model_memory::ModelMemory;
 use crate::options::ServerOptions;
 use crate::policy_report;
@@ -456,7 +457,9 @@ impl Registry {
     /// Looks at what the server has done, for the autoscale advice; to be called once a second.
     pub fn watch_load(&self) {
         if let Some(watch) = &self.autoscale {
-            watch.look(&self.metrics);
+            let Totals { good, bad, busy } = self.metrics.totals();
+            let devices = u32::try_from(self.driver.hosts().len()).unwrap_or(u32::MAX);
+            watch.look(self.driver.clock().now(), AutoscaleSample { good, bad, busy, devices }, &self.metrics);
         }
     }
 

@@ -212,6 +212,7 @@ pub struct Autoscale {
     samples: VecDeque<(Time, AutoscaleSample)>,
     too_few: Option<TooFew>,
     advice: Advice,
+    wanted: Option<u32>,
 }
 
 /// A number of devices that was too small for a load.
@@ -257,12 +258,18 @@ impl Autoscale {
             return Err(BadAutoscaleOptions::Devices { most, least });
         }
         let advice = Advice { change: 0, reason: AdviceReason::Settling, bad_rate: None, idle_fraction: None };
-        Ok(Autoscale { options, samples: VecDeque::new(), too_few: None, advice })
+        Ok(Autoscale { options, samples: VecDeque::new(), too_few: None, advice, wanted: None })
     }
 
     /// The last advice.
     pub fn advice(&self) -> Advice {
         self.advice
+    }
+
+    /// How many devices there should be, in all, by the last judgement; `None`: there was none yet. While a number of devices is too recent for a judgement the last one stands, so that whoever scales by it
+    /// does not take the way to a number for the number itself.
+    pub fn wanted(&self) -> Option<u32> {
+        self.wanted
     }
 
     /// The counters at `now`; gives the advice.
@@ -290,6 +297,10 @@ impl Autoscale {
         }
         self.keep(now, sample);
         self.advice = self.judge(now, sample);
+        if self.advice.reason != AdviceReason::Settling {
+            let wanted = i64::from(sample.devices).saturating_add(self.advice.change);
+            self.wanted = Some(u32::try_from(wanted.max(0)).unwrap_or(u32::MAX));
+        }
         Ok(self.advice)
     }
 

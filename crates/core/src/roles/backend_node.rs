@@ -178,6 +178,17 @@ impl<P: Clone> BackendNode<P> {
         self.settle(now);
     }
 
+    /// It has a version of a model no more: it is not offered any longer. Batches of it that are still to run are for [`BackendNode::handle_ran`] to give back.
+    pub fn handle_unloaded(&mut self, now: Time, model: &str, version: u64) {
+        let before = self.offer.models.len();
+        self.offer.models.retain(|offered| offered.model != model || offered.version != version);
+        if self.offer.models.len() < before {
+            let offer = self.offer.clone();
+            self.tell_leader(now, Message::Offer(offer));
+            self.settle(now);
+        }
+    }
+
     /// A batch that it was told to run is done: how many items ran and how long they took (`None`: nothing did), and what came of each member. A member of which nothing is said was not run, and
     /// is given back.
     pub fn handle_ran(

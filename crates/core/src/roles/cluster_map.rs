@@ -3,41 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::epoch::Epoch;
-use super::message::{BatchKey, Delays, Hello, NodeId, Offer, OfferedModel, Running};
+use super::known_backend::{Backend, KindKey, SlotState, keys_of};
+use super::message::{BatchKey, Hello, NodeId, Offer, Running};
 use super::served_models::{ModelKey, NOBODY, ServedModels};
 use crate::cluster::Scheduler;
 use crate::ids::{BatchId, DeviceId, DeviceKind, RequestId};
-use crate::time::Time;
+use crate::time::{Duration, Time};
 
-/// A slot of a backend. It is a device of the scheduler while nothing runs there that the scheduler does not know of.
-#[derive(Debug, Default)]
-struct SlotState {
-    kind: Option<DeviceKind>,
-    device: Option<DeviceId>,
-    /// What it has that is not the device's: batches of other epochs, and those of a device that it was before.
-    foreign: BTreeSet<BatchKey>,
-}
-
-/// A backend whose link is up.
-#[derive(Debug)]
-pub(super) struct Backend {
-    name: String,
-    /// Who came first.
-    joined: u64,
-    offer: Option<Offer>,
-    /// What it had under way is known.
-    is_known: bool,
-    is_leaving: bool,
-    slots: Vec<SlotState>,
-    /// Models of its offer that are not used.
-    refused: BTreeSet<ModelKey>,
-    /// What it has measured.
-    pub delays: Option<Delays>,
-    /// Places of the queues that it has been told of.
-    pub told: BTreeSet<u32>,
-    /// Places of the frontends that it has been told of.
-    pub met: BTreeSet<u32>,
-}
+/// Slots of a backend at most.
+const MOST_SLOTS: usize = 4096;
 
 /// A batch that was sent.
 #[derive(Debug)]
@@ -48,13 +22,6 @@ pub(super) struct InFlight {
     device: DeviceId,
     /// Of whom.
     pub members: Vec<RequestId>,
-}
-
-/// Hardware, and the models that run on it: slots that are equal in both are one kind.
-#[derive(PartialEq, Eq, Debug)]
-struct KindKey {
-    hardware: String,
-    models: BTreeSet<ModelKey>,
 }
 
 #[derive(Debug)]
@@ -92,19 +59,7 @@ impl ClusterMap {
     /// A backend's link is up.
     pub fn handle_up(&mut self, hello: &Hello) {
         self.joined += 1;
-        let backend = Backend {
-            name: hello.name.clone(),
-            joined: self.joined,
-            offer: None,
-            is_known: false,
-            is_leaving: false,
-            slots: Vec::new(),
-            refused: BTreeSet::new(),
-            delays: None,
-            told: BTreeSet::new(),
-            met: BTreeSet::new(),
-        };
-        self.backends.insert(hello.node, backend);
+        self.backends.insert(hello.node, Backend::new(hello, self.joined));
     }
 
     /// A backend's link is lost: the members of its batches, and whether frontends are to hear of models that go with it.
@@ -422,6 +377,18 @@ impl ClusterMap {
         !self.backends.is_empty() && self.backends.values().all(|backend| backend.offer.is_some())
     }
 
+    /// The devices of all that do not leave.
+    pub fn devices(&self) -> u32 {
+        let stays = self.backends.values().filter(|backend| !backend.is_leaving);
+        stays.map(Backend::devices).fold(0, u32::saturating_add)
+    }
+
+    /// What a batch of this lead that took so long is of its device's time.
+    pub fn busy(&self, batch: BatchKey, took: Duration) -> Option<Duration> {
+        let sent = self.batches.get(&batch.batch).filter(|_| batch.epoch == self.epoch)?;
+        Some(self.backends.get(&sent.backend)?.busy(sent.slot, took))
+    }
+
     /// Whoever has the place of a queue or of a frontend from now on is nobody that backends were told of.
     pub fn forget(&mut self, queue: Option<u32>, frontend: Option<u32>) {
         for backend in self.backends.values_mut() {
@@ -433,46 +400,5 @@ impl ClusterMap {
     /// What people should know.
     pub fn poll_note(&mut self) -> Option<String> {
         self.notes.pop()
-    }
-}
-
-/// Slots of a backend at most.
-const MOST_SLOTS: usize = 4096;
-
-fn keys_of(offer: &Offer) -> impl Iterator<Item = ModelKey> + '_ {
-    offer.models.iter().map(|model| (model.model.clone(), model.version))
-}
-
-impl Backend {
-    fn offers<'a>(&'a self, key: &'a ModelKey) -> impl Iterator<Item = &'a OfferedModel> + 'a {
-        let models = self.offer.iter().flat_map(|offer| &offer.models);
-        models.filter(|model| model.model == key.0 && model.version == key.1)
-    }
-
-    /// What each slot is: its hardware, and the models that it runs; `None`: none. A model that may run so many times at once runs on so many slots.
-    fn wanted_kinds(&self) -> Vec<Option<KindKey>> {
-        let Some(offer) = &self.offer else { return Vec::new() };
-        let mut models = vec![BTreeSet::new(); offer.slots.len()];
-        for model in &offer.models {
-            let number =
-                offer.models.iter().take_while(|m| m.model != model.model || m.version != model.version).count();
-            let key = (model.model.clone(), model.version);
-            let slots = model.profiles.len();
-            if self.refused.contains(&key) || slots == 0 {
-                continue;
-            }
-            // Models that may not run everywhere are spread over the slots.
-            let at_once = (model.at_once.max(1) as usize).min(slots);
-            let first = if at_once < slots { number * at_once } else { 0 };
-            for (slot, _) in model.profiles.iter().cycle().skip(first % slots).take(at_once) {
-                if let Some(models) = models.get_mut(*slot as usize) {
-                    models.insert(key.clone());
-                }
-            }
-        }
-        let kind = |(slot, models): (&super::message::Slot, BTreeSet<ModelKey>)| {
-            (!models.is_empty()).then(|| KindKey { hardware: slot.hardware.clone(), models })
-        };
-        offer.slots.iter().zip(models).map(kind).collect()
     }
 }

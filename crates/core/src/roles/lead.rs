@@ -6,12 +6,13 @@ use std::sync::Arc;
 use super::cluster_map::ClusterMap;
 use super::epoch::Epoch;
 use super::links::Links;
+use super::load_count::LoadCount;
 use super::message::{
     BatchKey, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
 };
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_REQUESTS, Place, Waiting};
-use crate::cluster::{DropReason, NetworkBudget, Output, Reject, Request, Scheduler};
+use crate::cluster::{AutoscaleSample, DropReason, NetworkBudget, Output, Reject, Request, Scheduler};
 use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
@@ -44,6 +45,7 @@ pub(super) struct Lead {
     models_changed: bool,
     network: NetworkBudget,
     measures_at: Time,
+    load: LoadCount,
 }
 
 /// The instant at which what is left now is over.
@@ -68,7 +70,20 @@ impl Lead {
             models_changed: false,
             network: NetworkBudget::default(),
             measures_at: now + MEASURE_EVERY,
+            load: LoadCount::default(),
         }
+    }
+
+    /// What requests and devices came to, for advice on how many devices there should be; `None`: backends may still be on their way here.
+    pub fn sample(&self) -> Option<AutoscaleSample> {
+        let LoadCount { good, bad, busy } = self.load;
+        self.is_settled.then(|| AutoscaleSample { good, bad, busy, devices: self.map.devices() })
+    }
+
+    /// A request is over without a batch.
+    fn refuse(&mut self, id: RequestId, refusal: Refusal) {
+        self.load.refused(refusal);
+        self.waiting.end(id, Some(refusal));
     }
 
     /// The scheduler that decides.
@@ -151,8 +166,8 @@ impl Lead {
                     backend.delays = Some(delays);
                 }
             }
-            (Role::Backend, Message::Completed { batch, missed, .. }) => {
-                self.handle_completed(now, from, batch, &missed)
+            (Role::Backend, Message::Completed { batch, ran, missed }) => {
+                self.handle_completed(now, from, batch, ran.map(|(_, took)| took), &missed);
             }
             (Role::Backend, Message::Leave) => self.map.handle_leave(now, &mut self.scheduler, from),
             // Not for a scheduler, or not from there: a peer of another mind.
@@ -163,11 +178,12 @@ impl Lead {
     fn handle_requests(&mut self, now: Time, from: NodeId, requests: &[HandedIn]) {
         let Some(frontend) = self.waiting.place_of(from) else { return };
         for handed in requests {
-            let id = match self.waiting.admit(frontend, handed.number) {
+            let id = match self.waiting.admit(frontend, handed.number, end_of(now, handed.left)) {
                 Admitted::New(id) => id,
                 Admitted::Known => continue,
                 Admitted::Full => {
                     let full = Refusal::Rejected(Reject::QueueFull { bound: MOST_REQUESTS });
+                    self.load.refused(full);
                     self.waiting.refuse(frontend, handed.number, full);
                     continue;
                 }
@@ -207,7 +223,7 @@ impl Lead {
             Err(NoQueue::Unknown) => Reject::UnknownModel,
             Err(NoQueue::Full) => Reject::QueueFull { bound: 0 },
         };
-        self.waiting.end(id, Some(Refusal::Rejected(reject)));
+        self.refuse(id, Refusal::Rejected(reject));
     }
 
     /// The place of what a frontend calls so.
@@ -250,10 +266,22 @@ impl Lead {
         }
     }
 
-    fn handle_completed(&mut self, now: Time, from: NodeId, batch: BatchKey, missed: &[RequestKey]) {
+    fn handle_completed(
+        &mut self,
+        now: Time,
+        from: NodeId,
+        batch: BatchKey,
+        took: Option<Duration>,
+        missed: &[RequestKey],
+    ) {
+        let busy = took.and_then(|took| self.map.busy(batch, took));
         let Some(members) = self.map.handle_completed(now, &mut self.scheduler, from, batch) else { return };
+        self.load.busy += busy.unwrap_or_default();
         for id in &members {
             let is_missed = !missed.is_empty() && self.waiting.key(*id).is_some_and(|key| missed.contains(&key));
+            if !is_missed && took.is_some() {
+                self.load.ran(self.waiting.is_late(now, *id));
+            }
             self.waiting.end(*id, is_missed.then_some(Refusal::Lost));
         }
         self.scheduler.recycle(members);
@@ -310,7 +338,7 @@ impl Lead {
                         DropReason::ModelRemoved if is_known() => Refusal::Lost,
                         reason => Refusal::Dropped(reason),
                     };
-                    self.waiting.end(request, Some(refusal));
+                    self.refuse(request, refusal);
                 }
             }
         }

@@ -135,6 +135,8 @@ pub struct Plan {
 pub struct Slot {
     /// What it is: slots of equal hardware run a model alike (`cpu 2 threads rten`, `NVIDIA H100 50%`).
     pub hardware: String,
+    /// Which of the backend's devices it is a part of, from 0: what busy time and advice of how many there should be are counted by.
+    pub device: u32,
 }
 
 /// A model as a backend serves it.

@@ -8,7 +8,7 @@ use super::lead::Lead;
 use super::link::{Frame, LinkTiming};
 use super::links::{LinkEvent, Links};
 use super::message::{Hello, Message, NodeId, Role};
-use crate::cluster::Scheduler;
+use crate::cluster::{AutoscaleSample, Scheduler};
 use crate::time::{Duration, Time};
 
 /// How a scheduler behaves.
@@ -94,6 +94,11 @@ impl<P: Clone> SchedulerNode<P> {
     /// What decides while it leads.
     pub fn scheduler(&self) -> Option<&Scheduler> {
         self.lead.as_ref().map(Lead::scheduler)
+    }
+
+    /// What requests and devices came to since it leads, for advice on how many devices there should be; `None`: it stands by, or does not know all backends yet.
+    pub fn sample(&self) -> Option<AutoscaleSample> {
+        self.lead.as_ref().and_then(Lead::sample)
     }
 
     /// Requests that it has, waiting and in batches: none while it stands by.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::message::{NodeId, QueueAlias, QueueKey, Refusal, RequestKey};
 use crate::cluster::Ticket;
 use crate::ids::{ModelId, RequestId};
+use crate::time::Time;
 
 /// Requests that a scheduler has at most, waiting and in batches; more are refused.
 pub(super) const MOST_REQUESTS: u32 = 1 << 22;
@@ -33,6 +34,7 @@ struct Entry {
     number: u64,
     frontend: u32,
     place: Place,
+    deadline: Time,
 }
 
 /// A frontend that a scheduler has requests of.
@@ -166,11 +168,11 @@ impl Waiting {
         }
     }
 
-    /// A frontend hands a request in.
-    pub fn admit(&mut self, frontend: u32, number: u64) -> Admitted {
+    /// A frontend hands a request in, to be answered by `deadline`.
+    pub fn admit(&mut self, frontend: u32, number: u64, deadline: Time) -> Admitted {
         let Waiting { entries, vacant, frontends, .. } = self;
         let Some(Some(of)) = frontends.get_mut(frontend as usize) else { return Admitted::Full };
-        let entry = Entry { number, frontend, place: Place::Parked };
+        let entry = Entry { number, frontend, place: Place::Parked, deadline };
         let id = match vacant.last() {
             Some(id) => *id,
             None if entries.len() < MOST_REQUESTS as usize => entries.len() as u32,
@@ -204,6 +206,11 @@ impl Waiting {
     /// Whose a request is: the place of the frontend, and the number there.
     pub fn owner(&self, id: RequestId) -> Option<(u32, u64)> {
         self.entries.get(id.0 as usize).map(|entry| (entry.frontend, entry.number))
+    }
+
+    /// Whether a request's deadline is over.
+    pub fn is_late(&self, now: Time, id: RequestId) -> bool {
+        self.entries.get(id.0 as usize).is_some_and(|entry| entry.deadline < now)
     }
 
     /// What a request is called.

@@ -65,7 +65,7 @@ fn message(step: &Step) -> Message<P> {
             let (queue, slot, size) = (alias, c as u32, a as u32);
             Message::Plan(Plan { batch, slot, queue, members, size, starts_in: long, expected: short })
         }
-        13 => Message::Offer(Offer { slots: vec![Slot { hardware: String::new() }], models: Vec::new() }),
+        13 => Message::Offer(Offer { slots: vec![Slot { hardware: String::new(), device: 0 }], models: Vec::new() }),
         14 => Message::Delays(Delays { control: long, fetch: short, fetch_per_kib: c }),
         15 => Message::UnderWay(vec![Running { batch, slot: c as u32, ends_in: long }; 2]),
         16 => Message::Completed { batch, ran: Some((a as u32, long)), missed: members },
@@ -155,7 +155,7 @@ impl World {
                 node.handle_request(now, NewRequest { queue, payload, deadline, queue_expiry, level, size });
             }
             (25, Node::Backend(node)) => {
-                let slots = (0..=a.min(3)).map(|_| Slot { hardware: String::new() }).collect();
+                let slots = (0..=a.min(3)).map(|_| Slot { hardware: String::new(), device: 0 }).collect();
                 node.handle_offer(now, Offer { slots, models: Vec::new() });
             }
             (26, Node::Frontend(node)) => node.handle_cancel(now, a.min(b)),

@@ -96,7 +96,7 @@ impl World {
             Role::Backend => {
                 let fetch_within = Duration::from_millis(4);
                 let mut node = BackendNode::new(id, BackendOptions { heartbeat, lost_after, fetch_within }, self.now);
-                let slots = (0..2).map(|_| Slot { hardware: "cpu".to_owned() }).collect();
+                let slots = (0..2).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect();
                 node.handle_offer(self.now, Offer { slots, models: Vec::new() });
                 self.engines.insert(id, Engine::default());
                 Node::Backend(node)

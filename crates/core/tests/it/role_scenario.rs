@@ -261,6 +261,7 @@ impl World {
                 let outcomes = members.iter().map(|member| (key(member), Outcome::Outputs(0))).collect();
                 node.handle_ran(now, crate::role_texts::batch(batch), ran, outcomes);
             }
+            (["unloaded", model], Node::Backend(node)) => node.handle_unloaded(now, model, 1),
             (["drain"], Node::Backend(node)) => node.handle_drain(now),
             ([peer, said @ ..], _) => {
                 let message = message(said, id(peer));
@@ -292,6 +293,7 @@ scenarios! {
     frontend_follows_the_same_leader_again
     backend_runs_a_batch_once_its_inputs_are_there
     backend_runs_without_what_is_late
+    backend_unloads_a_model
     backend_runs_a_slot_s_batches_in_order
     backend_obeys_the_highest_epoch
     backend_drops_members_of_a_lost_frontend

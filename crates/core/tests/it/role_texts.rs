@@ -175,7 +175,7 @@ pub fn offer(model: &str, slots: u32) -> Offer {
         shape: Vec::new(),
         profiles,
     };
-    Offer { slots: (0..slots).map(|_| Slot { hardware: "cpu".to_owned() }).collect(), models: vec![model] }
+    Offer { slots: (0..slots).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect(), models: vec![model] }
 }
 
 pub fn epoch(text: &str) -> Epoch {

@@ -208,7 +208,7 @@ fn model(name: &str, latency: Duration, slots: u32) -> OfferedModel {
 }
 
 fn offer(slots: u32, models: Vec<OfferedModel>) -> Offer {
-    Offer { slots: (0..slots).map(|_| Slot { hardware: "cpu".into() }).collect(), models }
+    Offer { slots: (0..slots).map(|_| Slot { hardware: "cpu".into(), device: 0 }).collect(), models }
 }
 
 fn numbers(plan: &Plan) -> Vec<u64> {
@@ -283,6 +283,35 @@ fn members_that_a_backend_missed_are_given_back() {
     let missed = vec![RequestKey { frontend, number: 1 }];
     world.say(backend, Message::Completed { batch: plan.batch, ran: Some((1, ms(1))), missed });
     assert_eq!((world.refused(frontend), world.node.requests()), (vec![(1, Refusal::Lost)], 0));
+}
+
+/// What more devices would mend counts as bad, and two slots of a device are busy half of its time each.
+#[test]
+fn requests_and_busy_time_are_counted_for_advice_on_devices() {
+    let mut world = World::leading();
+    assert_eq!(world.node.sample(), None, "backends may be on their way here");
+    let mut offer = offer(3, vec![model("m", ms(5), 3)]);
+    offer.slots[2].device = 1;
+    let backend = world.backend(1, vec![], offer);
+    let frontend = world.frontend(2);
+    for number in 0..3 {
+        world.ask(frontend, &[number], ms(100));
+    }
+    world.ask(frontend, &[3], ms(1));
+    let plans = world.plans(backend);
+    assert_eq!(plans.len(), 3);
+    let sample = |world: &World| world.node.sample().map(|s| (s.good, s.bad, s.busy, s.devices));
+    assert_eq!(sample(&world), Some((0, 1, Duration::ZERO, 2)), "3 could not be done in 1 ms");
+    for plan in &plans[..2] {
+        world.say(backend, Message::Completed { batch: plan.batch, ran: Some((1, ms(4))), missed: vec![] });
+    }
+    let busy: u64 = plans[..2].iter().map(|plan| if plan.slot == 2 { 4 } else { 2 }).sum();
+    assert_eq!(sample(&world), Some((2, 1, ms(busy), 2)));
+    world.pass(ms(101));
+    world.complete(backend, plans[2].batch);
+    assert_eq!(sample(&world).map(|s| (s.0, s.1)), Some((2, 2)), "the last was late");
+    world.say(backend, Message::Leave);
+    assert_eq!(sample(&world).map(|s| s.3), Some(0));
 }
 
 #[test]

@@ -122,6 +122,24 @@ fn a_change_is_judged_only_by_what_came_after_it() {
     assert_eq!(same.seconds(70, 1000, 0, 0.3).reason, AdviceReason::TooFewBefore);
 }
 
+/// Whoever scales by the absolute number starts devices one by one: those that are still to come are not given up for it.
+#[test]
+fn the_number_wanted_stands_until_the_next_judgement() {
+    let mut world = World::new(AutoscaleOptions::default(), 4);
+    assert_eq!(world.advisor.wanted(), None);
+    world.seconds(12, 1000, 500, 1.0);
+    assert_eq!(world.advisor.wanted(), Some(8));
+    for devices in 5..=8 {
+        world.sample.devices = devices;
+        assert_eq!(world.seconds(2, 1000, 100, 1.0).reason, AdviceReason::Settling);
+        assert_eq!(world.advisor.wanted(), Some(8), "{devices} are there");
+    }
+    assert_eq!(world.seconds(70, 1000, 0, 0.8).reason, AdviceReason::Enough);
+    assert_eq!(world.advisor.wanted(), Some(8));
+    world.seconds(70, 500, 0, 0.3);
+    assert_eq!(world.advisor.wanted(), Some(3), "2.4 are busy, and a tenth is to be idle");
+}
+
 #[test]
 fn bounds_are_kept() {
     let bounded = AutoscaleOptions { min_devices: 4, max_devices: 10, ..AutoscaleOptions::default() };

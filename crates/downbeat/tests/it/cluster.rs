@@ -77,6 +77,13 @@ impl Member {
         serde_json::from_str(&body).unwrap()
     }
 
+    /// Devices that its autoscale advice is about.
+    fn devices(&self) -> serde_json::Value {
+        let (status, body) = self.get("/v2/autoscale");
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str::<serde_json::Value>(&body).unwrap()["devices"].clone()
+    }
+
     fn peers(&self, role: &str) -> usize {
         let cluster = self.cluster();
         cluster["peers"].as_array().unwrap().iter().filter(|peer| peer["role"] == role).count()
@@ -113,10 +120,11 @@ struct Cluster {
 
 impl Cluster {
     fn start() -> Cluster {
-        Cluster::of(digits())
+        Cluster::of(digits(), &[])
     }
 
-    fn of(repository: tempfile::TempDir) -> Cluster {
+    /// Of this repository; backends have these flags too.
+    fn of(repository: tempfile::TempDir, flags: &[&str]) -> Cluster {
         let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<String> = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
         drop(free);
@@ -129,8 +137,8 @@ impl Cluster {
         };
         let models = repository.path().to_str().unwrap();
         let backend = |_| {
-            let flags = ["--schedulers", &list, "--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1], models];
-            Member::start("backend", &flags)
+            let own = ["--schedulers", &list, "--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1]];
+            Member::start("backend", &[&own[..], flags, &[models]].concat())
         };
         let frontend = || Member::start("frontend", &["--schedulers", &list, "--listen", "127.0.0.1:0"]);
         let cluster = Cluster {
@@ -220,12 +228,15 @@ fn a_frontend_answers_as_one_server_does() {
 fn a_scheduler_that_is_killed_costs_no_request() {
     let mut cluster = Cluster::start();
     let first = cluster.schedulers.remove(0);
+    until("the leader advises for both backends", || first.devices() == 2);
+    assert_eq!(cluster.schedulers[0].devices(), 0, "it stands by");
     let statuses = cluster.under_load(|| {
         first.signal("-KILL");
         until("the other leads", || cluster.schedulers[0].cluster()["leads"] == true);
     });
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
     assert_eq!(cluster.frontend.cluster()["leader"], 1);
+    until("it advises for both backends", || cluster.schedulers[0].devices() == 2);
     // One that starts again does not take the lead back.
     let own = cluster.list.split(',').next().unwrap();
     let again = Member::start("scheduler", &["--schedulers", &cluster.list, "--rank", "0", "--listen", own]);
@@ -299,7 +310,7 @@ fn transports(member: &Member) -> Vec<String> {
 
 #[test]
 fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
-    let cluster = Cluster::of(large_digits());
+    let cluster = Cluster::of(large_digits(), &[]);
     let server = Server::start(cluster._repository.path(), &SLO, "ready");
     let body = large_request();
     let small = cluster.infer().0;
@@ -317,7 +328,7 @@ fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
 
 #[test]
 fn processes_that_are_killed_while_their_memory_is_read_cost_the_others_nothing() {
-    let mut cluster = Cluster::of(large_digits());
+    let mut cluster = Cluster::of(large_digits(), &[]);
     let body = large_request();
     let backend = cluster.backends.remove(0);
     let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
@@ -343,6 +354,28 @@ fn processes_that_are_killed_while_their_memory_is_read_cost_the_others_nothing(
     });
     assert!(tensor_bytes(&cluster.frontend, "shared_memory") > 0.0);
     until("the frontend is missed", || transports(&cluster.backends[0]) == ["shared_memory"]);
+}
+
+/// The scheduler hears of it only after some more batches were sent there.
+#[test]
+fn a_model_that_one_backend_unloads_costs_no_request() {
+    let cluster = Cluster::of(digits(), &["--model-control-mode", "explicit", "--load-model", "*"]);
+    let [first, second] = &cluster.backends[..] else { panic!("two") };
+    let asked = |backend: &Member, what: &str| {
+        let (status, said) = http(backend.http, "POST", &format!("/v2/repository/models/digits/{what}"), "{}");
+        assert_eq!(status, 200, "{said}");
+    };
+    let statuses = cluster.under_load(|| {
+        for (stays, goes) in [(second, first), (first, second), (second, first)] {
+            asked(stays, "load");
+            until("it is there", || stays.get("/v2/models/digits/ready").0 == 200);
+            // Longer than a backend takes to see what it has.
+            std::thread::park_timeout(Duration::from_millis(500));
+            asked(goes, "unload");
+            std::thread::park_timeout(Duration::from_millis(500));
+        }
+    });
+    assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl OfferMaker {
         let parts = self.registry.parts();
         let slot = |(device, partition): &(usize, usize)| Slot {
             hardware: hardware(*device, parts.get(*partition).map(|part| &*part.size)),
+            device: u32::try_from(*device).unwrap_or(u32::MAX),
         };
         let mut offer = Offer { slots: slots.iter().map(slot).collect(), models: Vec::new() };
         for served in self.registry.serving().all() {

@@ -91,7 +91,12 @@ impl BackendRole {
             let requests: Vec<RequestKey> = members.iter().map(|member| member.request).collect();
             let answers = Arc::new(Gathered::default());
             match self.prepare(now, slot, &queue, members, &answers) {
-                Ok(Prepared { model, jobs }) if !jobs.is_empty() => {
+                Ok(None) => {
+                    // Nothing was done with its members: they run where the model still is.
+                    self.node.handle_unloaded(now, &queue.model, queue.version);
+                    self.node.handle_ran(now, batch, None, Vec::new());
+                }
+                Ok(Some(Prepared { model, jobs })) if !jobs.is_empty() => {
                     let id = BatchId(self.next_batch);
                     self.next_batch += 1;
                     self.running.insert(id, Running { batch, slot, members: requests, answers, _model: model });
@@ -105,7 +110,7 @@ impl BackendRole {
         }
     }
 
-    /// The calls of a batch's members; those that do not fit are answered.
+    /// The calls of a batch's members; those that do not fit are answered. `None`: the model was unloaded.
     fn prepare(
         &self,
         now: Time,
@@ -113,11 +118,10 @@ impl BackendRole {
         queue: &QueueKey,
         members: Vec<Member<Tensors>>,
         answers: &Arc<Gathered>,
-    ) -> Result<Prepared, ServiceError> {
+    ) -> Result<Option<Prepared>, ServiceError> {
         let QueueKey { model: name, version, shape } = queue;
-        let unloaded = || ServiceError::Unavailable(format!("model '{name}' version {version} was unloaded"));
-        let model = self.registry.serving().enter(name).ok_or_else(unloaded)?;
-        let loaded = model.versions.get(version).cloned().ok_or_else(unloaded)?;
+        let Some(model) = self.registry.serving().enter(name) else { return Ok(None) };
+        let Some(loaded) = model.versions.get(version).cloned() else { return Ok(None) };
         if let Some(reason) = loaded.out_of_service() {
             return Err(ServiceError::Unavailable(format!("model '{name}': {reason}")));
         }
@@ -159,7 +163,7 @@ impl BackendRole {
             let job = QueuedCall { call, queue: queue.clone(), queue_expiry: Time::MAX, level: 0, has_place: false };
             jobs.push((self.registry.driver.next_request(), job));
         }
-        Ok(Prepared { model, jobs })
+        Ok(Some(Prepared { model, jobs }))
     }
 
     /// Tells the machine what came of a batch. `failed`: why it was not even begun.

@@ -9,11 +9,13 @@
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
 //! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
 //! | `backend_offer.rs` | what a backend has |
+//! | `cluster_load.rs` | what a cluster's load is, for advice on how many devices it should have |
 //! | `status.rs`, `complaints.rs` | what people are told |
 
 mod arena;
 mod backend_offer;
 mod backend_role;
+mod cluster_load;
 mod complaints;
 mod definition;
 mod frontend_role;

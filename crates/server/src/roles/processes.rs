@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::arena::Arena;
 use super::backend_offer::OfferMaker;
 use super::backend_role::{BackendEvent, BackendRole};
+use super::cluster_load::ClusterLoad;
 use super::frontend_role::FrontendRole;
 use super::node::{self, Events, Identity, Setup};
 use super::remote_models::RemoteModels;
@@ -19,6 +20,7 @@ use super::remote_serving::RemoteServing;
 use super::scheduler_role::SchedulerRole;
 use super::scheduler_service::SchedulerService;
 use super::status::{StatusBoard, role_name};
+use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
 use crate::clock::Clock;
 use crate::cluster_options::{ClusterOptions, FRONTEND_PORT, SCHEDULER_PORT};
@@ -137,7 +139,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let own = cluster.schedulers.get(cluster.rank as usize);
     let port = own.and_then(|own| own.rsplit_once(':')?.1.parse().ok()).unwrap_or(SCHEDULER_PORT);
     let listener = listen(&options, port, "frontends, backends and other schedulers")?;
-    let (clock, metrics) = (Clock::start(), Metrics::new()?);
+    let (clock, metrics) = (Clock::start(), Arc::new(Metrics::new()?));
     let identity = identity(Role::Scheduler { rank: cluster.rank }, cluster);
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
     let machine = SchedulerOptions {
@@ -151,6 +153,9 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         epochs_are_allotted: false,
     };
     let (node, of_machine) = (identity.node, board.clone());
+    let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;
+    let autoscale = autoscale.map(Arc::new);
+    let load = autoscale.clone().map(|watch| ClusterLoad::new(clock, watch, metrics.clone()));
     // The later in the list connects to the earlier.
     let dial = cluster.schedulers.iter().take(cluster.rank as usize).cloned().collect();
     let setup = Setup {
@@ -162,8 +167,8 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         arena: None,
         board: board.clone(),
     };
-    let (_events, _) = node::start(setup, move || SchedulerRole::new(node, machine, clock.now(), of_machine))?;
-    let service = Arc::new(SchedulerService { name: options.server_name.clone(), board });
+    let (_events, _) = node::start(setup, move || SchedulerRole::new(node, machine, clock.now(), of_machine, load))?;
+    let service = Arc::new(SchedulerService { name: options.server_name.clone(), board, autoscale });
     ports.answer_probes(service, Arc::new(move || metrics.render()));
     let mut signals = Signals::new()?;
     tokio::select! {

@@ -3,6 +3,7 @@
 use downbeat_core::Time;
 use downbeat_core::roles::{Frame, Hello, NodeId, Role, SchedulerNode, SchedulerOptions, SchedulerOutput};
 
+use super::cluster_load::ClusterLoad;
 use super::machine::{Machine, Step};
 use super::status::StatusBoard;
 use super::tensors::Tensors;
@@ -12,12 +13,19 @@ pub struct SchedulerRole {
     node: SchedulerNode<Tensors>,
     rank: u32,
     board: StatusBoard,
+    load: Option<ClusterLoad>,
 }
 
 impl SchedulerRole {
-    /// Without peers.
-    pub fn new(node: NodeId, options: SchedulerOptions, now: Time, board: StatusBoard) -> Self {
-        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board }
+    /// Without peers. `load`: whoever is told what requests and devices come to while it leads.
+    pub fn new(
+        node: NodeId,
+        options: SchedulerOptions,
+        now: Time,
+        board: StatusBoard,
+        load: Option<ClusterLoad>,
+    ) -> Self {
+        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load }
     }
 }
 
@@ -70,6 +78,9 @@ impl Machine for SchedulerRole {
 
     fn report(&self) {
         self.board.measured(self.node.links());
+        if let Some(load) = &self.load {
+            load.look(self.node.leads(), self.node.sample());
+        }
     }
 
     fn poll_timeout(&self) -> Option<Time> {

@@ -1,9 +1,12 @@
 //! A scheduler as the [`Service`] behind its probes: it says how the cluster is, and nothing else.
 
+use std::sync::Arc;
+
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
 
 use super::status::{ClusterStatus, StatusBoard};
+use crate::autoscale::{AutoscaleStatus, AutoscaleWatch};
 use crate::error::ServiceError;
 use crate::policy_report::PolicyReport;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
@@ -12,6 +15,8 @@ use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 pub struct SchedulerService {
     pub name: String,
     pub board: StatusBoard,
+    /// How many devices the cluster should have, while it leads.
+    pub autoscale: Option<Arc<AutoscaleWatch>>,
 }
 
 /// Whom to ask instead.
@@ -63,6 +68,10 @@ impl Service for SchedulerService {
 
     fn cluster(&self) -> Option<ClusterStatus> {
         Some(self.board.status())
+    }
+
+    fn autoscale(&self) -> Option<AutoscaleStatus> {
+        self.autoscale.as_ref().map(|watch| watch.status())
     }
 
     async fn infer(&self, _request: InferRequest) -> Result<InferResponse, ServiceError> {

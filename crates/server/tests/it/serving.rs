@@ -163,6 +163,7 @@ async fn more_devices_are_advised_where_requests_are_refused_for_want_of_time() 
     let after = registry.autoscale().unwrap();
     assert_eq!((after.change, after.reason, after.bad_rate), (1, "overloaded", Some(0.5)), "1 * 0.5 / (1 - 0.5)");
     assert_eq!(metric(&registry, "downbeat_autoscale_change_devices", ""), 1.0);
+    assert_eq!(metric(&registry, "downbeat_autoscale_devices", ""), 2.0);
     assert_eq!(metric(&registry, "downbeat_autoscale_bad_rate", ""), 0.5);
     assert_eq!(metric(&registry, "downbeat_devices", ""), 1.0);
     let without = models.serve(|options| options.autoscale = None).await;

@@ -246,7 +246,7 @@ fn offer(scenario: &NetworkScenario) -> Offer {
         profiles: (0..slots).map(|slot| (slot, model.profile.clone())).collect(),
     };
     Offer {
-        slots: (0..slots).map(|_| Slot { hardware: "emulated".into() }).collect(),
+        slots: (0..slots).map(|device| Slot { hardware: "emulated".into(), device }).collect(),
         models: scenario.models.iter().enumerate().map(model).collect(),
     }
 }

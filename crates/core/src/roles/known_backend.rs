@@ -1,0 +1,115 @@
+//! What a scheduler that leads knows of one backend.
+
+use std::collections::BTreeSet;
+
+use super::message::{BatchKey, Delays, Hello, Offer, OfferedModel, Slot};
+use super::served_models::ModelKey;
+use crate::ids::{DeviceId, DeviceKind};
+use crate::time::Duration;
+
+/// A slot of a backend. It is a device of the scheduler while nothing runs there that the scheduler does not know of.
+#[derive(Debug, Default)]
+pub(super) struct SlotState {
+    pub kind: Option<DeviceKind>,
+    pub device: Option<DeviceId>,
+    /// What it has that is not the device's: batches of other epochs, and those of a device that it was before.
+    pub foreign: BTreeSet<BatchKey>,
+}
+
+/// A backend whose link is up.
+#[derive(Debug)]
+pub(super) struct Backend {
+    pub name: String,
+    /// Who came first.
+    pub joined: u64,
+    pub offer: Option<Offer>,
+    /// What it had under way is known.
+    pub is_known: bool,
+    pub is_leaving: bool,
+    pub slots: Vec<SlotState>,
+    /// Models of its offer that are not used.
+    pub refused: BTreeSet<ModelKey>,
+    /// What it has measured.
+    pub delays: Option<Delays>,
+    /// Places of the queues that it has been told of.
+    pub told: BTreeSet<u32>,
+    /// Places of the frontends that it has been told of.
+    pub met: BTreeSet<u32>,
+}
+
+/// Hardware, and the models that run on it: slots that are equal in both are one kind.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) struct KindKey {
+    pub hardware: String,
+    pub models: BTreeSet<ModelKey>,
+}
+
+/// Names and versions of what is offered.
+pub(super) fn keys_of(offer: &Offer) -> impl Iterator<Item = ModelKey> + '_ {
+    offer.models.iter().map(|model| (model.model.clone(), model.version))
+}
+
+impl Backend {
+    /// One that has said nothing yet, and came as the so many-th.
+    pub fn new(hello: &Hello, joined: u64) -> Self {
+        Backend {
+            name: hello.name.clone(),
+            joined,
+            offer: None,
+            is_known: false,
+            is_leaving: false,
+            slots: Vec::new(),
+            refused: BTreeSet::new(),
+            delays: None,
+            told: BTreeSet::new(),
+            met: BTreeSet::new(),
+        }
+    }
+
+    /// Its devices.
+    pub fn devices(&self) -> u32 {
+        let slots = self.offer.iter().flat_map(|offer| &offer.slots);
+        slots.map(|slot| slot.device).collect::<BTreeSet<u32>>().len() as u32
+    }
+
+    /// What a batch that took so long on a slot is of its device's time: a device's slots run side by side.
+    pub fn busy(&self, slot: u32, took: Duration) -> Duration {
+        let slots = self.offer.as_ref().map_or(&[][..], |offer| &offer.slots);
+        let device = slots.get(slot as usize).map(|slot| slot.device);
+        let beside = slots.iter().filter(|slot| Some(slot.device) == device).count().max(1);
+        Duration::from_nanos(took.as_nanos() / beside as u64)
+    }
+
+    /// What it says of a model.
+    pub fn offers<'a>(&'a self, key: &'a ModelKey) -> impl Iterator<Item = &'a OfferedModel> + 'a {
+        let models = self.offer.iter().flat_map(|offer| &offer.models);
+        models.filter(|model| model.model == key.0 && model.version == key.1)
+    }
+
+    /// What each slot is: its hardware, and the models that it runs; `None`: none. A model that may run so many times at once runs on so many slots.
+    pub fn wanted_kinds(&self) -> Vec<Option<KindKey>> {
+        let Some(offer) = &self.offer else { return Vec::new() };
+        let mut models = vec![BTreeSet::new(); offer.slots.len()];
+        for model in &offer.models {
+            let number =
+                offer.models.iter().take_while(|m| m.model != model.model || m.version != model.version).count();
+            let key = (model.model.clone(), model.version);
+            let slots = model.profiles.len();
+            if self.refused.contains(&key) || slots == 0 {
+                continue;
+            }
+            // Models that may not run everywhere are spread over the slots.
+            let at_once = (model.at_once.max(1) as usize).min(slots);
+            let first = if at_once < slots { number * at_once } else { 0 };
+            for (slot, _) in model.profiles.iter().cycle().skip(first % slots).take(at_once) {
+                if let Some(models) = models.get_mut(*slot as usize) {
+                    models.insert(key.clone());
+                }
+            }
+        }
+        let kind = |(slot, models): (&Slot, BTreeSet<ModelKey>)| {
+            (!models.is_empty()).then(|| KindKey { hardware: slot.hardware.clone(), models })
+        };
+        offer.slots.iter().zip(models).map(kind).collect()
+    }
+}

@@ -1,0 +1,41 @@
+//! What the requests and devices of a cluster came to, for the autoscale advisor.
+
+use super::message::Refusal;
+use crate::cluster::{DropReason, Reject};
+use crate::time::Duration;
+
+/// What the requests and devices of a cluster came to since a scheduler began to lead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct LoadCount {
+    /// Requests whose batch was done by their deadline.
+    pub good: u64,
+    /// Requests that were refused for want of time, or done too late.
+    pub bad: u64,
+    /// Time in which devices ran batches, all devices together.
+    pub busy: Duration,
+}
+
+impl LoadCount {
+    /// A request was run.
+    pub fn ran(&mut self, is_late: bool) {
+        match is_late {
+            true => self.bad += 1,
+            false => self.good += 1,
+        }
+    }
+
+    /// A request was refused: it counts if more devices might have mended that.
+    pub fn refused(&mut self, refusal: Refusal) {
+        let for_want_of_time = match refusal {
+            Refusal::Rejected(reject) => {
+                matches!(
+                    reject,
+                    Reject::QueueFull { .. } | Reject::DeadlineImpossible { .. } | Reject::WaitTooLong { .. }
+                )
+            }
+            Refusal::Dropped(reason) => reason != DropReason::ModelRemoved,
+            Refusal::Lost => false,
+        };
+        self.bad += u64::from(for_want_of_time);
+    }
+}

@@ -48,14 +48,15 @@ def environment(folder, engine="onnxruntime"):
 
 
 class Server:
-    """`downbeat serve` on free ports of the loopback interface. `limits` are those of the process: {resource.RLIMIT_...: number}."""
+    """`downbeat serve`, or the process of another `role` of a cluster, on free ports of the loopback interface. `limits` are those of the process: {resource.RLIMIT_...: number}."""
 
-    def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True, limits=None):
+    def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True, limits=None, role="serve"):
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.repository = pathlib.Path(repository)
         self.log_path = folder / f"server-{self.http_port}.log"
-        command = [str(binary), "serve", str(repository), "--host", "127.0.0.1", "--http-port", str(self.http_port),
-                   "--grpc-port", str(self.grpc_port), "--metrics-port", str(self.metrics_port), "--engine", engine, *flags]
+        models = [str(repository), "--engine", engine] if role in ("serve", "backend") else []
+        command = [str(binary), role, *models, "--host", "127.0.0.1", "--http-port", str(self.http_port),
+                   "--grpc-port", str(self.grpc_port), "--metrics-port", str(self.metrics_port), *flags]
 
         def limit():
             for kind, most in (limits or {}).items():
@@ -147,3 +148,19 @@ class Server:
             self.process.kill()
             self.process.wait()
             print(self.log)
+
+
+@contextlib.contextmanager
+def cluster(binary, repository, folder, *flags, models):
+    """A scheduler, a backend with these flags, and a frontend that serves these models of it, which is given."""
+    (port,) = free_ports(1)
+    apart = ("--schedulers", f"127.0.0.1:{port}")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Server(binary, repository, folder, *apart, role="scheduler", wait=False))
+        stack.enter_context(Server(binary, repository, folder, *apart, *flags, role="backend"))
+        frontend = stack.enter_context(Server(binary, repository, folder, *apart, "--listen", "127.0.0.1:0", role="frontend"))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not all(requests.get(f"{frontend.url}/v2/models/{model}/ready", timeout=10).status_code == 200 for model in models):
+            assert time.monotonic() < deadline, frontend.log
+            time.sleep(0.02)
+        yield frontend

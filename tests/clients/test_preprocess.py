@@ -12,7 +12,7 @@ import tritonclient.http as httpclient
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from serving import EXAMPLES, Server
+from serving import EXAMPLES, Server, cluster
 
 FOLDER = EXAMPLES / "preprocess"
 PHOTO = (FOLDER / "photo.jpg").read_bytes()
@@ -22,10 +22,14 @@ JPEG_TOLERANCE, PNG_TOLERANCE = 3, 1
 TEXTS = ["What a fine day!", "I hate this film", "", "so " * 50]
 
 
-@pytest.fixture(scope="module")
-def server(binary, tmp_path_factory):
+@pytest.fixture(scope="module", params=["serve", "frontend"])
+def server(request, binary, tmp_path_factory):
+    """A server of the models, or a frontend to one, which has neither their folder nor their options."""
     folder = tmp_path_factory.mktemp("preprocess")
-    with Server(binary, FOLDER / "models", folder, "--config", str(FOLDER / "downbeat.toml"), "--no-profiling") as server:
+    flags = ["--config", str(FOLDER / "downbeat.toml"), "--no-profiling"]
+    alone = request.param == "serve"
+    start = Server(binary, FOLDER / "models", folder, *flags) if alone else cluster(binary, FOLDER / "models", folder, *flags, models=["photo", "sentence"])
+    with start as server:
         yield server
 
 

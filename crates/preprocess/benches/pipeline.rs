@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
-use downbeat_preprocess::{PictureHeader, Pipeline, decode, read_steps};
+use downbeat_preprocess::{PictureHeader, Pipeline, Recipe, decode, read_steps};
 use serde_json::json;
 
 const ROUNDS: usize = 201;
@@ -41,7 +41,9 @@ fn main() {
         { "step": "layout", "order": "chw" },
     ]);
     let x = TensorSpec { name: "x".to_owned(), datatype: DataType::Fp32, dims: vec![-1, 3, 224, 224] };
-    let pipeline = Pipeline::new(&read_steps(&steps).unwrap(), Path::new(""), &[x], true, 64_000_000).unwrap();
+    let pipeline =
+        Pipeline::new(&Recipe::read(read_steps(&steps).unwrap(), Path::new("")).unwrap(), &[x], true, 64_000_000)
+            .unwrap();
     let items = [bytes.clone()];
     let look = median_us(|| drop(black_box(pipeline.look(&items))));
     let decoding = median_us(|| drop(black_box(decode(&bytes, header, 3))));

@@ -12,11 +12,13 @@ mod decode;
 mod picture_header;
 mod picture_steps;
 mod pipeline;
+mod recipe;
 mod step;
 mod text_steps;
 
 pub use decode::{Picture, decode};
 pub use picture_header::{PictureFormat, PictureHeader};
 pub use pipeline::{Media, Pipeline, PreprocessError, Work};
+pub use recipe::{MAX_FILE_BYTES, Recipe};
 pub use step::{Color, Filter, Order, Size, Step, read_steps};
 pub use text_steps::MAX_TEXT_BYTES;

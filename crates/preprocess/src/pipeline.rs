@@ -1,12 +1,11 @@
 //! All steps of a model: from an input that users can fill to those that the model has.
 
-use std::path::Path;
-
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_protocol::InferTensor;
 
 use crate::picture_steps::PictureSteps;
+use crate::recipe::Recipe;
 use crate::step::Step;
 use crate::text_steps::TextSteps;
 
@@ -101,14 +100,13 @@ pub enum PreprocessError {
 }
 
 impl Pipeline {
-    /// The steps of a model in `folder`, with these inputs, as clients see them; `batched`: the first dimension of each is the batch. No
+    /// The steps of a model with these inputs, as clients see them; `batched`: the first dimension of each is the batch. No
     /// picture may have more than `most_pixels`.
     ///
     /// # Errors
     /// In words: which step is wrong, or why what they give does not fit the model.
     pub fn new(
-        steps: &[Step],
-        folder: &Path,
+        Recipe { steps, tokenizer }: &Recipe,
         inputs: &[TensorSpec],
         batched: bool,
         most_pixels: u64,
@@ -132,7 +130,7 @@ impl Pipeline {
                 Pipeline { input: input.clone(), steps, fills: vec![filled.clone()], batched }
             }
             Some((Step::Tokenize { input, .. }, _)) => {
-                let text = TextSteps::new(steps, folder)?;
+                let text = TextSteps::new(steps, tokenizer.as_deref())?;
                 let fills = text.columns.iter().map(|column| named(column.fills()).cloned());
                 let fills: Vec<TensorSpec> = fills.collect::<Result<_, _>>()?;
                 for (place, filled) in fills.iter().enumerate() {

@@ -1,7 +1,5 @@
 //! From a text to one item of a model's inputs: tokenised, padded, masked.
 
-use std::path::Path;
-
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::infer::push_number;
 use tokenizers::{Tokenizer, TruncationParams};
@@ -11,8 +9,6 @@ use crate::step::Step;
 
 /// Largest text, bytes: some tenths of a second of a tokenizer's time.
 pub const MAX_TEXT_BYTES: usize = 256 << 10;
-/// Largest `tokenizer.json`, bytes; those of large vocabularies have some tens of MiB.
-const MAX_FILE_BYTES: u64 = 128 << 20;
 /// The most tokens that may be asked for.
 const MOST_TOKENS: u32 = 1 << 20;
 /// What a tokenizer holds for a byte of text at its peak: the byte as it was and normalised, with where it came from, and tokens as text.
@@ -66,8 +62,8 @@ pub(crate) struct Tokens {
 }
 
 impl TextSteps {
-    /// These steps, the first of which is `tokenize`, of a model in `folder`.
-    pub fn new(steps: &[Step], folder: &Path) -> Result<Self, String> {
+    /// These steps, the first of which is `tokenize` with this file.
+    pub fn new(steps: &[Step], tokenizer: Option<&[u8]>) -> Result<Self, String> {
         let Some((Step::Tokenize { file, max_length, truncate, special_tokens, fills, .. }, others)) =
             steps.split_first()
         else {
@@ -78,8 +74,10 @@ impl TextSteps {
                 "step 1, 'tokenize': max_length is {max_length}, and 1 to {MOST_TOKENS} can be asked for"
             ));
         }
-        let mut tokenizer =
-            read_tokenizer(&folder.join(file)).map_err(|reason| format!("step 1, 'tokenize': {reason}"))?;
+        let shown = file.display();
+        let bytes = tokenizer.ok_or_else(|| format!("step 1, 'tokenize': {shown} is not here"))?;
+        let mut tokenizer = Tokenizer::from_bytes(bytes)
+            .map_err(|error| format!("step 1, 'tokenize': {shown} is no tokenizer.json that can be read: {error}"))?;
         let from_file = tokenizer.get_padding().map(|padding| padding.pad_id);
         let pad_id = from_file.or_else(|| PADDING.iter().find_map(|token| tokenizer.token_to_id(token))).unwrap_or(0);
         let (max_length, added) = (*max_length as usize, added_tokens(&tokenizer, *special_tokens));
@@ -211,15 +209,4 @@ fn added_tokens(tokenizer: &Tokenizer, special_tokens: bool) -> usize {
     use tokenizers::PostProcessor;
     let processor = tokenizer.get_post_processor().filter(|_| special_tokens);
     processor.map_or(0, |processor| processor.added_tokens(false))
-}
-
-fn read_tokenizer(path: &Path) -> Result<Tokenizer, String> {
-    let shown = path.display();
-    let cannot = |error: std::io::Error| format!("cannot read {shown}: {error}");
-    let metadata = std::fs::metadata(path).map_err(cannot)?;
-    if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
-        return Err(format!("{shown} is not a file of at most {MAX_FILE_BYTES} bytes"));
-    }
-    let bytes = std::fs::read(path).map_err(cannot)?;
-    Tokenizer::from_bytes(bytes).map_err(|error| format!("{shown} is no tokenizer.json that can be read: {error}"))
 }

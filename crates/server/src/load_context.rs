@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context;
 use downbeat_core::Duration;
 use downbeat_engine::MemoryBudget;
+use downbeat_preprocess::Recipe;
 use downbeat_repository::ModelDefinition;
 use parking_lot::Mutex;
 
@@ -24,8 +24,7 @@ use crate::model_source::is_emulated;
 use crate::options::ServerOptions;
 use crate::partitions::Partitions;
 use crate::placement::Placement;
-use crate::preprocess::Preprocess;
-use crate::preprocess_pool::PreprocessPool;
+use crate::preprocess::{Preprocess, Preprocessing};
 use crate::profile_store::ProfileStore;
 
 /// Who is told how a load goes on.
@@ -81,7 +80,7 @@ pub struct LoadContext {
     /// The models that were measured on a machine with other things to do, by name.
     pub unsettled: Mutex<BTreeSet<String>>,
     /// The threads that pictures and texts are made into tensors on, once a model takes some.
-    preprocess_pool: Mutex<Option<Arc<PreprocessPool>>>,
+    preprocessing: Preprocessing,
     /// What it takes to hand something over to another thread, once that is measured.
     launch: Mutex<Option<Duration>>,
 }
@@ -105,7 +104,7 @@ impl LoadContext {
             turns: LoadTurns::new(LONGEST_TURN),
             gpu_turn: Mutex::default(),
             unsettled: Mutex::default(),
-            preprocess_pool: Mutex::default(),
+            preprocessing: Preprocessing::new(&options, driver.clock()),
             launch: Mutex::default(),
             options,
             engines,
@@ -163,20 +162,9 @@ impl LoadContext {
     ) -> anyhow::Result<Option<Arc<Preprocess>>> {
         let its = self.options.models.get(&definition.name).and_then(|model| model.preprocess.as_deref());
         let Some(steps) = its else { return Ok(None) };
-        let pool = {
-            let mut pool = self.preprocess_pool.lock();
-            match &*pool {
-                Some(pool) => pool.clone(),
-                None => {
-                    let started = PreprocessPool::start(self.options.preprocess_threads);
-                    pool.insert(started.context("no thread for preprocessing")?).clone()
-                }
-            }
-        };
-        let most_pixels = u64::from(self.options.max_megapixels) * 1_000_000;
-        let read = Preprocess::new(steps, &definition.dir, codec, most_pixels, pool, self.clock);
-        read.map(|preprocess| Some(Arc::new(preprocess)))
-            .map_err(|reason| anyhow::anyhow!("[models.{}] preprocess: {reason}", definition.name))
+        let recipe = Recipe::read(steps.to_vec(), &definition.dir);
+        let made = recipe.and_then(|recipe| self.preprocessing.steps(&recipe, codec));
+        made.map(Some).map_err(|reason| anyhow::anyhow!("[models.{}] preprocess: {reason}", definition.name))
     }
 
     /// What it takes to hand something over to another thread, measured once.

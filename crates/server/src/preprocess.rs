@@ -1,21 +1,24 @@
 //! A model's steps from pictures or texts to its inputs, in service.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, Time};
-use downbeat_preprocess::{Pipeline, PreprocessError, Step, Work};
+use downbeat_preprocess::{Pipeline, PreprocessError, Recipe, Work};
 use downbeat_protocol::inference::{ModelConfig, ModelParameter};
 use downbeat_protocol::{InferRequest, InferTensor};
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
 use crate::error::ServiceError;
+use crate::options::ServerOptions;
 use crate::preprocess_pool::PreprocessPool;
+use crate::serving::Limits;
+use crate::unanswered::Unanswered;
 
 /// The parameters of a model's configuration that say what it takes besides tensors: the input, of datatype BYTES and shape [n] or [n, 1].
 pub const INPUT_PARAMETER: &str = "preprocess_input";
@@ -37,8 +40,47 @@ pub struct Preprocess {
     pace: AtomicU64,
 }
 
+/// What the steps of all models share: limits, and threads, which are started for the first of them.
+#[derive(Debug)]
+pub struct Preprocessing {
+    threads: usize,
+    most_pixels: u64,
+    clock: Clock,
+    pool: Mutex<Option<Arc<PreprocessPool>>>,
+}
+
+impl Preprocessing {
+    /// As the options say; nothing is started yet.
+    pub fn new(options: &ServerOptions, clock: Clock) -> Self {
+        let most_pixels = u64::from(options.max_megapixels) * 1_000_000;
+        Preprocessing { threads: options.preprocess_threads, most_pixels, clock, pool: Mutex::default() }
+    }
+
+    /// The threads.
+    ///
+    /// # Errors
+    /// If there are none left.
+    pub fn pool(&self) -> Result<Arc<PreprocessPool>, String> {
+        let mut pool = self.pool.lock();
+        if let Some(pool) = &*pool {
+            return Ok(pool.clone());
+        }
+        let started = PreprocessPool::start(self.threads);
+        Ok(pool.insert(started.map_err(|error| format!("no thread for preprocessing: {error}"))?).clone())
+    }
+
+    /// The steps of a model whose requests are like `codec`'s.
+    ///
+    /// # Errors
+    /// In words, which step is wrong, or why what they give does not fit the model.
+    pub fn steps(&self, recipe: &Recipe, codec: &BatchCodec) -> Result<Arc<Preprocess>, String> {
+        let pipeline = Pipeline::new(recipe, &codec.signature().inputs, codec.batched, self.most_pixels)?;
+        Ok(Arc::new(Preprocess { pipeline, pool: self.pool()?, clock: self.clock, pace: AtomicU64::new(0) }))
+    }
+}
+
 /// What came of the items of a request.
-pub enum Made {
+enum Made {
     /// The inputs that are filled from them.
     Tensors(Vec<InferTensor>),
     /// Nothing, and why.
@@ -48,22 +90,6 @@ pub enum Made {
 }
 
 impl Preprocess {
-    /// The steps of a model in `folder` whose requests are like `codec`'s; no picture has more than `most_pixels`.
-    ///
-    /// # Errors
-    /// In words, which step is wrong, or why what they give does not fit the model.
-    pub fn new(
-        steps: &[Step],
-        folder: &Path,
-        codec: &BatchCodec,
-        most_pixels: u64,
-        pool: Arc<PreprocessPool>,
-        clock: Clock,
-    ) -> Result<Self, String> {
-        let pipeline = Pipeline::new(steps, folder, &codec.signature().inputs, codec.batched, most_pixels)?;
-        Ok(Preprocess { pipeline, pool, clock, pace: AtomicU64::new(0) })
-    }
-
     /// Whether a request has the input that its steps begin with.
     pub fn is_for(&self, request: &InferRequest) -> bool {
         request.inputs.iter().any(|input| self.is_input(input))
@@ -160,14 +186,44 @@ impl Preprocess {
         now + self.pool.wait(deadline)
     }
 
-    /// Has items made into tensors, in the order of deadlines; begun later than `latest` it is not done. Dropping the receiver cancels it.
-    pub fn run(
+    /// Makes the items of a request that came at `arrival` into tensors, unless they are begun later than `latest`. Dropping the future cancels it.
+    ///
+    /// # Errors
+    /// What the request is answered with, and what it counts as; `None`: as nothing.
+    pub async fn make(
         self: &Arc<Self>,
-        items: Vec<Bytes>,
-        work: Work,
-        deadline: Time,
+        model: &str,
+        (items, work): (Vec<Bytes>, Work),
+        limits: &Limits,
         latest: Time,
-    ) -> oneshot::Receiver<Made> {
+        arrival: Time,
+    ) -> Result<Vec<InferTensor>, (Option<Unanswered>, ServiceError)> {
+        let making = self.run(items, work, limits.deadline, latest);
+        let made = match limits.timeout {
+            None => making.await,
+            Some(timeout) => tokio::time::timeout(timeout.into(), making)
+                .await
+                .map_err(|_| (Some(Unanswered::Timeout), limits.overrun(model)))?,
+        };
+        match made {
+            Ok(Made::Tensors(tensors)) => Ok(tensors),
+            Ok(Made::Failed(error)) => Err((None, ServiceError::InvalidArgument(format!("model '{model}': {error}")))),
+            Ok(Made::Late) => {
+                let waited = self.clock.now().since(arrival);
+                let message = format!(
+                    "dropped after {waited} in the queue of model '{model}', before it was decoded: it could no longer finish by its deadline"
+                );
+                Err((Some(Unanswered::Hopeless), ServiceError::DeadlineExceeded(message)))
+            }
+            Err(_) => {
+                let message = "a picture or text could not be decoded: this is a defect".to_owned();
+                Err((None, ServiceError::Internal(message)))
+            }
+        }
+    }
+
+    /// Has items made into tensors, in the order of deadlines; begun later than `latest` it is not done. Dropping the receiver cancels it.
+    fn run(self: &Arc<Self>, items: Vec<Bytes>, work: Work, deadline: Time, latest: Time) -> oneshot::Receiver<Made> {
         let (sender, receiver) = oneshot::channel();
         let this = self.clone();
         self.pool.submit(deadline, self.estimate(work), move || {
@@ -210,6 +266,12 @@ fn elements(data: &Bytes, count: usize) -> Option<Vec<Bytes>> {
         items.push(data.slice(begin..at));
     }
     (at == data.len()).then_some(items)
+}
+
+/// Whether a request has the input that a model with this configuration makes tensors of.
+pub fn asks_for_steps(config: &ModelConfig, request: &InferRequest) -> bool {
+    let input = config.parameters.get(INPUT_PARAMETER).map(|parameter| &parameter.string_value);
+    request.inputs.iter().any(|tensor| tensor.datatype == DataType::Bytes && Some(&tensor.name) == input)
 }
 
 /// The input of a model with this configuration that takes what is of the media type `media`, if there is one.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
-use downbeat_preprocess::{Pipeline, PreprocessError, read_steps};
+use downbeat_preprocess::{Pipeline, PreprocessError, Recipe, read_steps};
 use downbeat_protocol::InferTensor;
 use serde_json::Value;
 
@@ -25,7 +25,7 @@ fn spec(name: &str, datatype: DataType, dims: &[i64]) -> TensorSpec {
 /// The pipeline of a batched model.
 fn pipeline(steps: &Value, inputs: &[TensorSpec]) -> Result<Pipeline, String> {
     let folder = Path::new(EXAMPLES).join("models/sentence");
-    Pipeline::new(&read_steps(steps)?, &folder, inputs, true, MOST_PIXELS)
+    Pipeline::new(&Recipe::read(read_steps(steps)?, &folder)?, inputs, true, MOST_PIXELS)
 }
 
 /// As a server has it: looked at, then done.

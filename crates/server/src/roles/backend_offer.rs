@@ -7,10 +7,11 @@ use std::sync::{Arc, Weak};
 
 use downbeat_core::LatencyProfile;
 use downbeat_core::roles::{Offer, OfferedModel, Slot};
+use downbeat_preprocess::Recipe;
 use downbeat_repository::ModelDefinition;
 use prost::Message;
 
-use super::definition::Definition;
+use super::definition::{Definition, SentRecipe};
 use crate::batch_codec::PROFILED_LENGTH;
 use crate::loaded_version::LoadedVersion;
 use crate::machine_load::processor;
@@ -30,17 +31,25 @@ pub struct OfferMaker {
     /// What processors are called where there are no GPUs.
     processor: String,
     /// By name and version: what was read of the files.
-    fingerprints: BTreeMap<(String, u64), (Weak<LoadedVersion>, String)>,
+    files: BTreeMap<(String, u64), Files>,
     /// What has been said of models that are not offered.
     said: BTreeSet<(String, u64)>,
     last: Option<Offer>,
 }
 
+/// What was read of the files of a version.
+#[derive(Clone)]
+struct Files {
+    of: Weak<LoadedVersion>,
+    fingerprint: String,
+    recipe: Option<Arc<SentRecipe>>,
+}
+
 impl OfferMaker {
     /// One that has offered nothing yet.
     pub fn new(registry: Registry, options: Arc<ServerOptions>) -> Self {
-        let (fingerprints, said) = Default::default();
-        OfferMaker { registry, options, processor: processor(), fingerprints, said, last: None }
+        let (files, said) = Default::default();
+        OfferMaker { registry, options, processor: processor(), files, said, last: None }
     }
 
     /// What there is, if that is something else than last time. Reads files of models that are new.
@@ -71,7 +80,7 @@ impl OfferMaker {
                 offer.models.extend(self.model(&served.definition, *number, loaded, &slots));
             }
         }
-        self.fingerprints.retain(|_, (loaded, _)| loaded.strong_count() > 0);
+        self.files.retain(|_, files| files.of.strong_count() > 0);
         offer
     }
 
@@ -108,14 +117,22 @@ impl OfferMaker {
         let items = settings.max_batch.max(1);
         let full = FullBatch { items, takes: queue.least(items) };
         // What it is made of changes with every batch, and is a hint.
-        let fingerprint = self.fingerprint(definition, number, loaded);
+        let Files { fingerprint, recipe, .. } = self.files(definition, number, loaded);
         let mut before = self.last.iter().flat_map(|last| &last.models);
         let same = before.find(|before| before.model == *name && before.version == number);
         let same = same.filter(|same| same.fingerprint == fingerprint).map(|same| same.definition.clone());
         Some(OfferedModel {
             model: name.clone(),
             version: number,
-            definition: same.unwrap_or_else(|| Definition::encode(definition, &loaded.codec, slo, full)),
+            definition: same.unwrap_or_else(|| {
+                let mut config = definition.config.clone();
+                // Whoever cannot be told of the steps must not promise them.
+                if let Some(preprocess) = loaded.preprocess.as_ref().filter(|_| recipe.is_some()) {
+                    preprocess.describe(&mut config);
+                }
+                let (codec, batching) = (loaded.codec.clone(), definition.batching.clone());
+                Definition { config, codec, batching, slo, full, recipe }.encode()
+            }),
             fingerprint,
             max_batch: items,
             drop: settings.drop,
@@ -130,15 +147,28 @@ impl OfferMaker {
         })
     }
 
-    /// Of the completed configuration and the file: the same wherever these are.
-    fn fingerprint(&mut self, definition: &ModelDefinition, number: u64, loaded: &Arc<LoadedVersion>) -> String {
+    /// The steps to a model's inputs, to be sent.
+    fn recipe(&self, definition: &ModelDefinition) -> Option<Arc<SentRecipe>> {
+        let steps = self.options.models.get(&definition.name)?.preprocess.clone()?;
+        let packed = Recipe::read(steps, &definition.dir).and_then(|recipe| SentRecipe::pack(&recipe));
+        let said = |reason: &String| {
+            let model = &definition.name;
+            tracing::warn!(%model, %reason, "the cluster's frontends take tensors alone for this model");
+        };
+        packed.inspect_err(said).ok().map(Arc::new)
+    }
+
+    /// What is read of its files, once. The fingerprint is of the completed configuration, the steps and the file: the same wherever these are.
+    fn files(&mut self, definition: &ModelDefinition, number: u64, loaded: &Arc<LoadedVersion>) -> Files {
         let key = (definition.name.clone(), number);
-        let known = self.fingerprints.get(&key);
-        if let Some((_, known)) = known.filter(|(of, _)| std::ptr::eq(of.as_ptr(), Arc::as_ptr(loaded))) {
+        let known = self.files.get(&key);
+        if let Some(known) = known.filter(|files| std::ptr::eq(files.of.as_ptr(), Arc::as_ptr(loaded))) {
             return known.clone();
         }
+        let recipe = loaded.preprocess.as_ref().and_then(|_| self.recipe(definition));
         let mut sum = crc32fast::Hasher::new();
         sum.update(&definition.config.encode_to_vec());
+        recipe.iter().flat_map(|recipe| recipe.parts()).for_each(|part| sum.update(part));
         let mut fingerprint = format!("{:08x}", sum.finalize());
         let file = definition.version_file(number).map(std::fs::File::open);
         if let Some(Ok(mut file)) = file {
@@ -150,8 +180,9 @@ impl OfferMaker {
             // Nothing can go wrong in a text.
             let _ = write!(fingerprint, "-{size}-{:08x}", sum.finalize());
         }
-        self.fingerprints.insert(key, (Arc::downgrade(loaded), fingerprint.clone()));
-        fingerprint
+        let files = Files { of: Arc::downgrade(loaded), fingerprint, recipe };
+        self.files.insert(key, files.clone());
+        files
     }
 }
 

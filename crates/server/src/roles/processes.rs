@@ -30,6 +30,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
 use crate::ports::{Answering, Ports, Signals, leave};
+use crate::preprocess::Preprocessing;
 use crate::registry::Registry;
 use crate::serve::start;
 
@@ -91,7 +92,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let cluster = &options.cluster;
     let identity = identity(Role::Frontend, cluster);
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
-    let models = Arc::new(RemoteModels::default());
+    let models = Arc::new(RemoteModels::new(Preprocessing::new(&options, clock)));
     let (shared, arena) = ((models, metrics, board.clone()), arena(budget.limit()));
     let (node, of_machine) = (identity.node, shared.clone());
     let machine =

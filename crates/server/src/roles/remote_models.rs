@@ -1,17 +1,19 @@
 //! The models that a frontend may be asked for, as the scheduler that leads tells of them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
-use downbeat_core::Duration;
 use downbeat_core::roles::ServedModel;
+use downbeat_core::{Duration, Time};
+use downbeat_protocol::InferRequest;
 use parking_lot::{Mutex, RwLock};
 
 use super::definition::Definition;
 use crate::clock::Clock;
 use crate::error::ServiceError;
 use crate::metrics::{Metrics, ModelMetrics};
+use crate::preprocess::{Preprocess, Preprocessing, asks_for_steps};
 use crate::serving::{unknown_model, version_of};
 use crate::statistics::{Phases, Statistics};
 use crate::unanswered::Unanswered;
@@ -28,6 +30,8 @@ pub struct RemoteVersion {
     pub definition: Definition,
     /// What `definition` was read from.
     bytes: Vec<u8>,
+    /// The steps to its inputs, if it takes more than tensors, once they are made ready; or why they are not.
+    steps: OnceLock<Result<Arc<Preprocess>, String>>,
     metrics: ModelMetrics,
     pub statistics: Mutex<Statistics>,
 }
@@ -41,10 +45,54 @@ pub struct RemoteModel {
 }
 
 /// All models that may be asked for.
-#[derive(Default)]
-pub struct RemoteModels(RwLock<BTreeMap<String, Arc<RemoteModel>>>);
+pub struct RemoteModels {
+    models: RwLock<BTreeMap<String, Arc<RemoteModel>>>,
+    preprocessing: Arc<Preprocessing>,
+}
 
 impl RemoteVersion {
+    /// Makes its steps ready, beside whoever asks: reading a large vocabulary takes a while.
+    fn make_steps(self: &Arc<Self>, preprocessing: &Arc<Preprocessing>) {
+        let Some(recipe) = self.definition.recipe.clone() else { return };
+        let (this, shared) = (self.clone(), preprocessing.clone());
+        let make = move || {
+            let made = recipe.unpack().and_then(|recipe| shared.steps(&recipe, &this.definition.codec));
+            if let Err(reason) = &made {
+                tracing::error!(model = %this.name, version = this.number, %reason, "its steps to tensors (preprocess) cannot be taken here");
+            }
+            let _ = this.steps.set(made);
+        };
+        match preprocessing.pool() {
+            Ok(pool) => pool.submit(Time::ZERO, Duration::ZERO, make),
+            Err(reason) => drop(self.steps.set(Err(reason))),
+        }
+    }
+
+    /// The steps that a request has to go through, if it is not of tensors already.
+    ///
+    /// # Errors
+    /// `Unavailable` if they are not ready.
+    pub fn preprocess_of(&self, request: &InferRequest) -> Result<Option<&Arc<Preprocess>>, ServiceError> {
+        let reason = match self.steps.get() {
+            Some(Ok(steps)) => return Ok(Some(steps).filter(|steps| steps.is_for(request))),
+            _ if !asks_for_steps(&self.definition.config, request) => return Ok(None),
+            Some(Err(reason)) => reason,
+            None => "they are being made ready; try again",
+        };
+        Err(ServiceError::Unavailable(format!("model '{}': its steps to tensors: {reason}", self.name)))
+    }
+
+    /// Checks what can be told of a request's inputs without their data.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
+        match self.preprocess_of(request)? {
+            Some(steps) => steps.check(request, &self.definition.codec).map(drop),
+            None => self.definition.codec.check_inputs(request),
+        }
+    }
+
     /// Counts a request of `rows` items that got its result after `took`. Batches are the backend's, which counts them: here each request is one.
     pub fn record_answer(&self, rows: u32, took: Duration, late: bool) {
         let request = std::iter::once((Duration::ZERO, took, late));
@@ -61,9 +109,14 @@ impl RemoteVersion {
 }
 
 impl RemoteModels {
+    /// None yet.
+    pub fn new(preprocessing: Preprocessing) -> Self {
+        RemoteModels { models: RwLock::default(), preprocessing: Arc::new(preprocessing) }
+    }
+
     /// These may be asked for from now on, and no others.
     pub fn replace(&self, served: Vec<ServedModel>, metrics: &Metrics) {
-        let before = self.0.read().clone();
+        let before = self.models.read().clone();
         let mut now = BTreeMap::<String, RemoteModel>::new();
         for ServedModel { model, version, definition, .. } in served {
             let there = before.get(&model);
@@ -71,15 +124,18 @@ impl RemoteModels {
             let read = match same {
                 Some(same) => Ok(same.clone()),
                 None => Definition::decode(&definition).map(|read| {
-                    Arc::new(RemoteVersion {
+                    let version = Arc::new(RemoteVersion {
                         metrics: metrics.model(&model, &version.to_string()),
                         name: model.clone(),
                         number: version,
                         version: version.to_string(),
                         definition: read,
                         bytes: definition,
+                        steps: OnceLock::new(),
                         statistics: Mutex::default(),
-                    })
+                    });
+                    version.make_steps(&self.preprocessing);
+                    version
                 }),
             };
             match read {
@@ -101,16 +157,16 @@ impl RemoteModels {
         if !gone.is_empty() {
             tracing::info!(models = ?gone, "no longer served");
         }
-        *self.0.write() = now.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
+        *self.models.write() = now.into_iter().map(|(name, model)| (name, Arc::new(model))).collect();
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.read().is_empty()
+        self.models.read().is_empty()
     }
 
     /// All, by name.
     pub fn all(&self) -> BTreeMap<String, Arc<RemoteModel>> {
-        self.0.read().clone()
+        self.models.read().clone()
     }
 
     /// The model of this name.
@@ -118,7 +174,7 @@ impl RemoteModels {
     /// # Errors
     /// `NotFound`; `Unavailable` as long as nobody has said which models there are.
     pub fn get(&self, name: &str) -> Result<Arc<RemoteModel>, ServiceError> {
-        let models = self.0.read();
+        let models = self.models.read();
         if let Some(model) = models.get(name) {
             return Ok(model.clone());
         }

@@ -14,15 +14,17 @@ use super::frontend_role::{FrontendEvent, RemoteCall};
 use super::remote_models::{RemoteModel, RemoteModels, RemoteVersion};
 use super::status::{ClusterStatus, StatusBoard};
 use super::tensors::Tensors;
-use crate::budget::ByteBudget;
+use crate::budget::{ByteBudget, Reservation};
 use crate::clock::Clock;
 use crate::error::ServiceError;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
 use crate::policy_report::PolicyReport;
+use crate::preprocess::Preprocess;
+use crate::refusal;
 use crate::reply::Reply;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
-use crate::serving::{Looked, Wishes, hold_inputs, response, version_of};
+use crate::serving::{Limits, Looked, Wishes, hold_inputs, response, version_of};
 use crate::unanswered::Unanswered;
 
 /// Most requests of a frontend that are in flight.
@@ -60,7 +62,7 @@ impl Drop for Ticket<'_> {
         self.serving.in_flight.fetch_sub(1, Ordering::Relaxed);
         let Some(reason) = self.end else { return };
         self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
-        // A node that has ended has no requests.
+        // A node that has ended has no requests, and one that was not told of it yet has none of this number.
         let _ = self.serving.events.send(FrontendEvent::Cancel(self.number));
     }
 }
@@ -109,27 +111,54 @@ impl RemoteServing {
         self.metrics.render()
     }
 
-    /// Hands a request to the node; the answer comes through the call's `reply`.
-    fn submit<'a>(
-        &'a self,
-        version: &'a RemoteVersion,
-        request: NewRequest<Tensors>,
-        call: RemoteCall,
-    ) -> Result<Ticket<'a>, ServiceError> {
+    /// A place among the requests in flight.
+    fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time) -> Result<Ticket<'a>, ServiceError> {
         let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let (arrival, in_flight) = (call.arrival, self.in_flight.fetch_add(1, Ordering::AcqRel));
-        let mut ticket = Ticket { serving: self, version, number, arrival, end: None };
+        let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
+        let ticket = Ticket { serving: self, version, number, arrival, end: None };
         if in_flight >= MOST_IN_FLIGHT {
             version.record_not_answered(Unanswered::QueueFull, Duration::ZERO);
             let message =
                 format!("{in_flight} requests are in flight at this frontend, the most that it takes; try again later");
             return Err(ServiceError::QueueFull { message, retry_after: RETRY_AFTER });
         }
-        if self.events.send(FrontendEvent::Request(number, request, call)).is_err() {
-            return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
+        Ok(ticket)
+    }
+
+    /// Makes a request's pictures or texts into the tensors that its model takes, before anybody is asked for a device: with the place, the bound and the refusals
+    /// that a server of models has for them, but for the time that a device will take, which is the scheduler's to know. Gives what its tensors hold of the budget of bytes.
+    async fn prepare(
+        &self,
+        (model, steps): (&RemoteModel, &Arc<Preprocess>),
+        request: &mut InferRequest,
+        limits: &Limits,
+        ticket: &mut Ticket<'_>,
+    ) -> Result<Reservation, ServiceError> {
+        let (name, arrival) = (&ticket.version.name, ticket.arrival);
+        let items = steps.take(request, &ticket.version.definition.codec)?;
+        let work = steps.look(&items)?;
+        ticket.end = Some(Unanswered::QueueFull);
+        let _input_bytes = hold_inputs(&self.budget, &model.input_bytes, name, work.bytes())?;
+        let mut held = self.budget.reservation();
+        held.grow(work.bytes())?;
+        let (now, deadline) = (self.clock.now(), limits.deadline);
+        let start = steps.begins(now, deadline);
+        if start > now && start > deadline {
+            ticket.end = Some(Unanswered::Impossible);
+            return Err(refusal::busy_until(name, start.since(now), deadline.since(now)));
         }
         ticket.end = Some(Unanswered::Cancelled);
-        Ok(ticket)
+        match steps.make(name, (items, work), limits, deadline, arrival).await {
+            Ok(tensors) => {
+                held.shrink_to(tensors.iter().map(|tensor| tensor.data.len() as u64).sum());
+                request.inputs.extend(tensors);
+                Ok(held)
+            }
+            Err((reason, error)) => {
+                ticket.end = reason;
+                Err(error)
+            }
+        }
     }
 }
 
@@ -175,7 +204,7 @@ impl Service for RemoteServing {
     }
 
     fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
-        self.models.version(&request.model_name, &request.model_version)?.definition.codec.check_inputs(request)
+        self.models.version(&request.model_name, &request.model_version)?.check_inputs(request)
     }
 
     fn model_config(&self, name: &str, version: &str) -> Result<pb::ModelConfig, ServiceError> {
@@ -224,13 +253,20 @@ impl Service for RemoteServing {
         Some(self.board.status())
     }
 
-    async fn infer(&self, request: InferRequest) -> Result<InferResponse, ServiceError> {
+    async fn infer(&self, mut request: InferRequest) -> Result<InferResponse, ServiceError> {
         let arrival = self.clock.now();
         let model = self.models.get(&request.model_name)?;
         let version = version_of(&request.model_name, &model.versions, &request.model_version)?;
         let its = &version.definition;
         let wishes = Wishes { codec: &its.codec, batching: &its.batching, slo: its.slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?;
+        let mut ticket = self.enter(version, arrival)?;
+        let _prepared = match version.preprocess_of(&request)? {
+            // Boxed, as other requests would move what it keeps for nothing.
+            Some(steps) => Some(Box::pin(self.prepare((&model, steps), &mut request, &limits, &mut ticket)).await?),
+            None => None,
+        };
+        ticket.end = None;
         let (admitted, request) = wishes.admit(request).await?;
         let held = hold_inputs(&self.budget, &model.input_bytes, &version.name, admitted.bytes());
         let _input_bytes = held.inspect_err(|_| version.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
@@ -247,7 +283,10 @@ impl Service for RemoteServing {
         };
         let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
         let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
-        let mut ticket = self.submit(version, asked, call)?;
+        if self.events.send(FrontendEvent::Request(ticket.number, asked, call)).is_err() {
+            return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
+        }
+        ticket.end = Some(Unanswered::Cancelled);
         let Some(outputs) = limits.wait(answer, self.clock.now().since(arrival)).await else {
             ticket.end = Some(Unanswered::Timeout);
             return Err(limits.overrun(&request.model_name));

@@ -12,7 +12,7 @@ use crate::budget::Reservation;
 use crate::clock::Clock;
 use crate::error::ServiceError;
 use crate::loaded_version::LoadedVersion;
-use crate::preprocess::{Made, Preprocess};
+use crate::preprocess::Preprocess;
 use crate::refusal::{busy_until, queue_full};
 use crate::serving::ServedModel;
 use crate::unanswered::Unanswered;
@@ -35,11 +35,6 @@ impl HeldPlace<'_> {
     pub fn pass_on(mut self, joins_with_it: bool) {
         self.end = None;
         self.is_held = !joins_with_it;
-    }
-
-    /// It gets an answer for which it is not counted.
-    fn answered(&mut self) {
-        self.end = None;
     }
 }
 
@@ -98,36 +93,15 @@ impl Serving {
             place.end = Some(Unanswered::Impossible);
             return Err(error);
         }
-        let making = preprocess.run(items, work, limits.deadline, latest);
-        let made = match limits.timeout {
-            None => making.await,
-            Some(timeout) => match tokio::time::timeout(timeout.into(), making).await {
-                Ok(made) => made,
-                Err(_) => {
-                    place.end = Some(Unanswered::Timeout);
-                    return Err(limits.overrun(&request.model_name));
-                }
-            },
-        };
-        place.answered();
-        match made {
-            Ok(Made::Tensors(tensors)) => {
-                place.end = Some(Unanswered::Cancelled);
+        match preprocess.make(&loaded.name, (items, work), limits, latest, arrival).await {
+            Ok(tensors) => {
                 held.shrink_to(tensors.iter().map(|tensor| tensor.data.len() as u64).sum());
                 request.inputs.extend(tensors);
                 Ok(Prepared { place, held })
             }
-            Ok(Made::Failed(error)) => Err(ServiceError::InvalidArgument(format!("model '{}': {error}", loaded.name))),
-            Ok(Made::Late) => {
-                place.end = Some(Unanswered::Hopeless);
-                Err(ServiceError::DeadlineExceeded(format!(
-                    "dropped after {} in the queue of model '{}', before it was decoded: it could no longer finish by its deadline",
-                    self.driver.clock().now().since(arrival),
-                    loaded.name
-                )))
-            }
-            Err(_) => {
-                Err(ServiceError::Internal("a picture or text could not be decoded: this is a defect".to_owned()))
+            Err((reason, error)) => {
+                place.end = reason;
+                Err(error)
             }
         }
     }

@@ -1,0 +1,44 @@
+//! Steps with the file that they need, so that they can be taken where the model's folder is not.
+
+use std::path::Path;
+
+use crate::step::Step;
+
+/// Largest `tokenizer.json`, bytes; those of large vocabularies have some tens of MiB.
+pub const MAX_FILE_BYTES: u64 = 128 << 20;
+
+/// The steps of a model, with what they read.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Recipe {
+    /// The steps.
+    pub steps: Vec<Step>,
+    /// The `tokenizer.json` that the first of them names; `None`: it names none, or nobody has brought it.
+    pub tokenizer: Option<Vec<u8>>,
+}
+
+impl Recipe {
+    /// These steps, with the file that they name in a model's `folder`.
+    ///
+    /// # Errors
+    /// In words, if it cannot be read, or has more than [`MAX_FILE_BYTES`].
+    pub fn read(steps: Vec<Step>, folder: &Path) -> Result<Self, String> {
+        let tokenizer = match steps.first() {
+            Some(Step::Tokenize { file, .. }) => {
+                let read = read_file(&folder.join(file));
+                Some(read.map_err(|reason| format!("step 1, 'tokenize': {reason}"))?)
+            }
+            _ => None,
+        };
+        Ok(Recipe { steps, tokenizer })
+    }
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    let shown = path.display();
+    let cannot = |error: std::io::Error| format!("cannot read {shown}: {error}");
+    let metadata = std::fs::metadata(path).map_err(cannot)?;
+    if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
+        return Err(format!("{shown} is not a file of at most {MAX_FILE_BYTES} bytes"));
+    }
+    std::fs::read(path).map_err(cannot)
+}

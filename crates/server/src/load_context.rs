@@ -79,7 +79,7 @@ pub struct LoadContext {
     pub turns: LoadTurns,
     /// The models that were measured on a machine with other things to do, by name.
     pub unsettled: Mutex<BTreeSet<String>>,
-    /// The threads that pictures and texts are made into tensors on, once a model takes some.
+    /// What the steps of models that take pictures or texts share.
     preprocessing: Preprocessing,
     /// What it takes to hand something over to another thread, once that is measured.
     launch: Mutex<Option<Duration>>,

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::batch_codec::BatchCodec;
+use crate::budget::Reservation;
 use crate::clock::Clock;
 use crate::error::ServiceError;
 use crate::options::ServerOptions;
@@ -186,18 +187,21 @@ impl Preprocess {
         now + self.pool.wait(deadline)
     }
 
-    /// Makes the items of a request that came at `arrival` into tensors, unless they are begun later than `latest`. Dropping the future cancels it.
+    /// Makes the items of a request that came at `arrival` into tensors and puts these into it, unless they are begun later than `latest`. Of what is `held` of the budget of
+    /// bytes it leaves what the tensors have. Dropping the future cancels it.
     ///
     /// # Errors
     /// What the request is answered with, and what it counts as; `None`: as nothing.
     pub async fn make(
         self: &Arc<Self>,
-        model: &str,
+        request: &mut InferRequest,
         (items, work): (Vec<Bytes>, Work),
+        held: &mut Reservation,
         limits: &Limits,
         latest: Time,
         arrival: Time,
-    ) -> Result<Vec<InferTensor>, (Option<Unanswered>, ServiceError)> {
+    ) -> Result<(), (Option<Unanswered>, ServiceError)> {
+        let model = &request.model_name;
         let making = self.run(items, work, limits.deadline, latest);
         let made = match limits.timeout {
             None => making.await,
@@ -206,7 +210,11 @@ impl Preprocess {
                 .map_err(|_| (Some(Unanswered::Timeout), limits.overrun(model)))?,
         };
         match made {
-            Ok(Made::Tensors(tensors)) => Ok(tensors),
+            Ok(Made::Tensors(tensors)) => {
+                held.shrink_to(tensors.iter().map(|tensor| tensor.data.len() as u64).sum());
+                request.inputs.extend(tensors);
+                Ok(())
+            }
             Ok(Made::Failed(error)) => Err((None, ServiceError::InvalidArgument(format!("model '{model}': {error}")))),
             Ok(Made::Late) => {
                 let waited = self.clock.now().since(arrival);

@@ -185,7 +185,7 @@ impl BackendRole {
         }
         let outcome = |answer: Option<Answer>| match answer.unwrap_or_else(|| Err(failed.cloned().unwrap_or_else(lost)))
         {
-            Ok(outputs) => Outcome::Outputs(outputs.into_iter().collect::<Tensors>().kept(self.arena.as_ref())),
+            Ok(outputs) => Outcome::Outputs(Tensors::kept(outputs, self.arena.as_ref())),
             Err(error) => Outcome::Failed { code: error.code(), message: error.to_string() },
         };
         let outcomes = members.into_iter().zip(outcomes.into_iter().map(outcome)).collect();

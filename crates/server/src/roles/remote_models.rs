@@ -73,9 +73,11 @@ impl RemoteVersion {
     /// # Errors
     /// `Unavailable` if they are not ready.
     pub fn preprocess_of(&self, request: &InferRequest) -> Result<Option<&Arc<Preprocess>>, ServiceError> {
+        if self.definition.recipe.is_none() || !asks_for_steps(&self.definition.config, request) {
+            return Ok(None);
+        }
         let reason = match self.steps.get() {
-            Some(Ok(steps)) => return Ok(Some(steps).filter(|steps| steps.is_for(request))),
-            _ if !asks_for_steps(&self.definition.config, request) => return Ok(None),
+            Some(Ok(steps)) => return Ok(Some(steps)),
             Some(Err(reason)) => reason,
             None => "they are being made ready; try again",
         };

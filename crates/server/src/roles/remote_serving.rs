@@ -148,17 +148,12 @@ impl RemoteServing {
             return Err(refusal::busy_until(name, start.since(now), deadline.since(now)));
         }
         ticket.end = Some(Unanswered::Cancelled);
-        match steps.make(name, (items, work), limits, deadline, arrival).await {
-            Ok(tensors) => {
-                held.shrink_to(tensors.iter().map(|tensor| tensor.data.len() as u64).sum());
-                request.inputs.extend(tensors);
-                Ok(held)
-            }
-            Err((reason, error)) => {
-                ticket.end = reason;
-                Err(error)
-            }
-        }
+        let made = steps.make(request, (items, work), &mut held, limits, deadline, arrival).await;
+        made.map_err(|(reason, error)| {
+            ticket.end = reason;
+            error
+        })?;
+        Ok(held)
     }
 }
 
@@ -275,7 +270,7 @@ impl Service for RemoteServing {
         let (rows, (reply, answer)) = (admitted.rows, Reply::channel());
         let asked = NewRequest {
             queue: QueueKey { model: version.name.clone(), version: version.number, shape },
-            payload: its.codec.client_inputs(admitted).into_iter().collect::<Tensors>().kept(self.arena.as_ref()),
+            payload: Tensors::kept(its.codec.client_inputs(admitted), self.arena.as_ref()),
             deadline: limits.deadline,
             queue_expiry: limits.queue_expiry,
             level: limits.level,

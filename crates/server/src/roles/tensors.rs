@@ -42,13 +42,14 @@ impl Tensors {
         let tensors = Arc::get_mut(&mut self.0).map(|tensors| tensors.iter_mut());
         tensors.into_iter().flatten().map(|tensor| (tensor.length, &mut tensor.data))
     }
-}
 
-impl Tensors {
-    /// The same, those that are large where processes of this machine read them.
-    pub fn kept(self, arena: Option<&Arc<Arena>>) -> Tensors {
-        let Some(arena) = arena else { return self };
-        self.into_iter().map(|part| OutputPart { data: arena.keep(part.data), ..part }).collect()
+    /// These, the large ones where processes of this machine read them.
+    pub fn kept(parts: impl IntoIterator<Item = OutputPart>, arena: Option<&Arc<Arena>>) -> Tensors {
+        let keep = |part: OutputPart| match arena {
+            Some(arena) => OutputPart { data: arena.keep(part.data), ..part },
+            None => part,
+        };
+        parts.into_iter().map(keep).collect()
     }
 }
 

@@ -93,17 +93,12 @@ impl Serving {
             place.end = Some(Unanswered::Impossible);
             return Err(error);
         }
-        match preprocess.make(&loaded.name, (items, work), limits, latest, arrival).await {
-            Ok(tensors) => {
-                held.shrink_to(tensors.iter().map(|tensor| tensor.data.len() as u64).sum());
-                request.inputs.extend(tensors);
-                Ok(Prepared { place, held })
-            }
-            Err((reason, error)) => {
-                place.end = reason;
-                Err(error)
-            }
-        }
+        let made = preprocess.make(request, (items, work), &mut held, limits, latest, arrival).await;
+        made.map_err(|(reason, error)| {
+            place.end = reason;
+            error
+        })?;
+        Ok(Prepared { place, held })
     }
 
     /// A place in a version's queue.

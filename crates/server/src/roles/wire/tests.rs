@@ -101,7 +101,7 @@ async fn greetings_tell_who_it_is_and_which_protocol_it_speaks() {
 #[tokio::test]
 async fn large_tensors_go_by_memory_where_the_peer_reads_it_and_frames_whose_tensors_are_gone_are_lost() {
     let (arena, peer) = both();
-    let (kept, elsewhere) = (tensors_of(&[100, 8000]).kept(Some(&arena)), tensors_of(&[5000]));
+    let (kept, elsewhere) = (Tensors::kept(tensors_of(&[100, 8000]), Some(&arena)), tensors_of(&[5000]));
     let sent = [frame(vec![inputs(vec![kept.clone(), elsewhere])]), frame(Vec::new())];
     let mut outbox = Outbox::default();
     assert_eq!(outbox.put_frame(&sent[0], Some(&arena)).unwrap(), [5100, 8000]);
@@ -126,7 +126,7 @@ async fn large_tensors_go_by_memory_where_the_peer_reads_it_and_frames_whose_ten
 #[tokio::test]
 async fn a_tensor_beyond_the_memory_of_a_peer_ends_its_connection() {
     let (arena, peer) = both();
-    let kept = tensors_of(&[8000]).kept(Some(&arena));
+    let kept = Tensors::kept(tensors_of(&[8000]), Some(&arena));
     let mut outbox = Outbox::default();
     outbox.put_frame(&frame(vec![inputs(vec![kept])]), Some(&arena)).unwrap();
     let mut bytes = written(&mut outbox, 1 << 20);

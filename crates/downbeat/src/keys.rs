@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupOrder;
+use downbeat_server::etcd_server;
 use downbeat_server::options::{
     BatchesBy, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS, MOST_DEVICES,
     MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
@@ -381,6 +382,11 @@ fn cluster() -> Vec<Key<Draft>> {
             .unless("none: a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
         key("cluster.rank", number(0..=63), |d| &mut d.options.cluster.rank)
             .flag("rank", "A scheduler's own place among --schedulers, from 0"),
+        key("cluster.etcd", list(parsed("URL", etcd_server, |server| format!("http://{server}"))), |d| &mut d.options.cluster.etcd)
+            .flag("etcd", "The servers of an etcd that allots epochs to schedulers, so that no two lead in the same")
+            .unless("each scheduler that is to lead takes the next one", "[\"http://etcd-1:2379\"]"),
+        key("cluster.etcd_prefix", parsed("TEXT", |text| Ok(text.to_owned()), String::clone), |d| &mut d.options.cluster.etcd_prefix)
+            .flag("etcd-prefix", "What the keys of this cluster in etcd begin with"),
         optional("cluster.listen", parsed("ADDRESS:PORT", socket_address, SocketAddr::to_string), |d| &mut d.options.cluster.listen,
             "port 8003 of --host, or that of its place among --schedulers (scheduler); port 8004 (frontend)", "\"0.0.0.0:8004\"")
             .flag("listen", "Where a scheduler or a frontend is connected to by the rest of the cluster"),

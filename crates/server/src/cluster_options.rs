@@ -19,6 +19,10 @@ with_defaults! {
         pub schedulers: Vec<String> = Vec::new(),
         /// A scheduler's own place among them, from 0.
         pub rank: u32 = 0,
+        /// `HOST:PORT` of the servers of an etcd that allots epochs to schedulers; empty: none does.
+        pub etcd: Vec<String> = Vec::new(),
+        /// What its keys begin with.
+        pub etcd_prefix: String = "downbeat".to_owned(),
         /// Where a scheduler or a frontend is connected to; `None`: at its port of [`ServerOptions::host`](crate::options::ServerOptions::host).
         pub listen: Option<SocketAddr> = None,
         /// Where others reach that, `HOST:PORT`; `None`: at the address that its connections to them come from.

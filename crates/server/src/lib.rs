@@ -78,6 +78,6 @@ mod unanswered;
 mod warm_up;
 mod watchdog;
 
-pub use roles::{serve_frontend, serve_scheduler};
+pub use roles::{etcd_server, serve_frontend, serve_scheduler};
 pub use serve::{serve, serve_backend};
 pub use warm_up::find_answer;

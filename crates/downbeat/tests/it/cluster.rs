@@ -18,9 +18,9 @@ const SLO: [&str; 2] = ["--slo-ms", "digits=60000"];
 const CLOSES_WITHIN: Duration = Duration::from_secs(20);
 
 /// A process of a cluster. Killed when the test is over.
-struct Member {
+pub struct Member {
     child: Child,
-    http: SocketAddr,
+    pub http: SocketAddr,
     metrics: SocketAddr,
     log: mpsc::Receiver<String>,
     said: String,
@@ -28,7 +28,7 @@ struct Member {
 }
 
 impl Member {
-    fn start(role: &str, flags: &[&str]) -> Member {
+    pub fn start(role: &str, flags: &[&str]) -> Member {
         let cache = tempfile::tempdir().unwrap();
         let mut command = downbeat(&[role]);
         command.args(["--host", "127.0.0.1", "--http-port", "0", "--metrics-port", "0", "--grpc-port", "off"]);
@@ -62,19 +62,28 @@ impl Member {
         }
     }
 
-    fn signal(&self, signal: &str) {
+    pub fn signal(&self, signal: &str) {
         let id = self.child.id().to_string();
         assert!(std::process::Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
-    fn get(&self, path: &str) -> (u16, String) {
+    pub fn get(&self, path: &str) -> (u16, String) {
         http(self.http, "GET", path, "")
     }
 
-    fn cluster(&self) -> serde_json::Value {
+    pub fn cluster(&self) -> serde_json::Value {
         let (status, body) = self.get("/v2/cluster");
         assert_eq!(status, 200, "{body}");
         serde_json::from_str(&body).unwrap()
+    }
+
+    /// The epoch that it follows.
+    pub fn epoch(&self) -> u64 {
+        self.cluster()["epoch"].as_u64().unwrap()
+    }
+
+    pub fn leads(&self) -> bool {
+        self.cluster()["leads"] == true
     }
 
     /// Devices that its autoscale advice is about.
@@ -84,7 +93,7 @@ impl Member {
         serde_json::from_str::<serde_json::Value>(&body).unwrap()["devices"].clone()
     }
 
-    fn peers(&self, role: &str) -> usize {
+    pub fn peers(&self, role: &str) -> usize {
         let cluster = self.cluster();
         cluster["peers"].as_array().unwrap().iter().filter(|peer| peer["role"] == role).count()
     }
@@ -98,7 +107,7 @@ impl Drop for Member {
 }
 
 /// Waits until something is so.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let tries = PATIENCE.as_millis() / 10;
     for _ in 0..tries {
         if is_so() {
@@ -110,30 +119,28 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// Two schedulers, two backends with the model `digits`, and a frontend that serves it.
-struct Cluster {
-    schedulers: Vec<Member>,
+pub struct Cluster {
+    pub schedulers: Vec<Member>,
     backends: Vec<Member>,
-    frontend: Member,
-    list: String,
+    pub frontend: Member,
+    pub list: String,
     _repository: tempfile::TempDir,
 }
 
 impl Cluster {
     fn start() -> Cluster {
-        Cluster::of(digits(), &[])
+        Cluster::of(digits(), &[], &[])
     }
 
-    /// Of this repository; backends have these flags too.
-    fn of(repository: tempfile::TempDir, flags: &[&str]) -> Cluster {
+    /// Of this repository; backends, and schedulers, have these flags too.
+    pub fn of(repository: tempfile::TempDir, flags: &[&str], of_schedulers: &[&str]) -> Cluster {
         let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<String> = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
         drop(free);
         let list = addresses.join(",");
         let scheduler = |rank: usize| {
-            Member::start(
-                "scheduler",
-                &["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]],
-            )
+            let own = ["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]];
+            Member::start("scheduler", &[&own, of_schedulers].concat())
         };
         let models = repository.path().to_str().unwrap();
         let backend = |_| {
@@ -155,12 +162,22 @@ impl Cluster {
         cluster
     }
 
+    /// The rank of the scheduler that leads, which on a busy machine need not be the first.
+    pub fn leader(&self) -> usize {
+        let mut leader = None;
+        until("one leads", || {
+            leader = self.schedulers.iter().position(Member::leads);
+            leader.is_some()
+        });
+        leader.unwrap()
+    }
+
     fn infer(&self) -> (u16, String) {
         http(self.frontend.http, "POST", "/v2/models/digits/infer", &std::fs::read_to_string(REQUEST).unwrap())
     }
 
     /// What `happens` under load; gives the statuses of all requests that were sent from before it to after it.
-    fn under_load(&self, happens: impl FnOnce()) -> Vec<u16> {
+    pub fn under_load(&self, happens: impl FnOnce()) -> Vec<u16> {
         self.under_load_of(&std::fs::read_to_string(REQUEST).unwrap(), 50, happens)
     }
 
@@ -220,42 +237,46 @@ fn a_frontend_answers_as_one_server_does() {
     assert_eq!(status, 501, "{said}");
     assert_eq!((cluster.frontend.peers("backend"), cluster.frontend.peers("scheduler")), (1, 2), "only one was needed");
     assert_eq!(cluster.schedulers[0].peers("backend"), 2);
-    let leads = || cluster.schedulers.iter().filter(|scheduler| scheduler.cluster()["leads"] == true).count();
+    let leads = || cluster.schedulers.iter().filter(|scheduler| scheduler.leads()).count();
     until("one leads", || leads() == 1);
 }
 
 #[test]
 fn a_scheduler_that_is_killed_costs_no_request() {
     let mut cluster = Cluster::start();
-    let first = cluster.schedulers.remove(0);
+    let rank = cluster.leader();
+    let first = cluster.schedulers.remove(rank);
     until("the leader advises for both backends", || first.devices() == 2);
-    assert_eq!(cluster.schedulers[0].devices(), 0, "it stands by");
+    until("the other stands by", || cluster.schedulers[0].devices() == 0);
     let statuses = cluster.under_load(|| {
         first.signal("-KILL");
-        until("the other leads", || cluster.schedulers[0].cluster()["leads"] == true);
+        until("the other leads", || cluster.schedulers[0].leads());
     });
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
-    assert_eq!(cluster.frontend.cluster()["leader"], 1);
+    assert_eq!(cluster.frontend.cluster()["leader"], 1 - rank);
     until("it advises for both backends", || cluster.schedulers[0].devices() == 2);
     // One that starts again does not take the lead back.
-    let own = cluster.list.split(',').next().unwrap();
-    let again = Member::start("scheduler", &["--schedulers", &cluster.list, "--rank", "0", "--listen", own]);
+    let own = cluster.list.split(',').nth(rank).unwrap();
+    let rank = rank.to_string();
+    let again = Member::start("scheduler", &["--schedulers", &cluster.list, "--rank", &rank, "--listen", own]);
     until("it stands by", || again.peers("backend") == 2 && again.peers("scheduler") == 1);
-    assert_eq!((again.cluster()["leads"].clone(), cluster.infer().0), (false.into(), 200));
+    assert_eq!((again.leads(), cluster.infer().0), (false, 200));
 }
 
 #[test]
 fn a_scheduler_that_is_paused_costs_no_request_and_leads_no_more() {
     let cluster = Cluster::start();
+    let rank = cluster.leader();
+    let (first, other) = (&cluster.schedulers[rank], &cluster.schedulers[1 - rank]);
     let statuses = cluster.under_load(|| {
-        cluster.schedulers[0].signal("-STOP");
-        until("the other leads", || cluster.schedulers[1].cluster()["leads"] == true);
+        first.signal("-STOP");
+        until("the other leads", || other.leads());
         std::thread::park_timeout(Duration::from_millis(500));
-        cluster.schedulers[0].signal("-CONT");
-        until("it stands by", || cluster.schedulers[0].cluster()["leads"] == false);
+        let epoch = other.epoch();
+        first.signal("-CONT");
+        until("it has heard that its epoch is over", || first.epoch() >= epoch);
     });
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
-    assert_eq!(cluster.frontend.cluster()["leader"], 1);
 }
 
 #[test]
@@ -310,7 +331,7 @@ fn transports(member: &Member) -> Vec<String> {
 
 #[test]
 fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
-    let cluster = Cluster::of(large_digits(), &[]);
+    let cluster = Cluster::of(large_digits(), &[], &[]);
     let server = Server::start(cluster._repository.path(), &SLO, "ready");
     let body = large_request();
     let small = cluster.infer().0;
@@ -328,7 +349,7 @@ fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
 
 #[test]
 fn processes_that_are_killed_while_their_memory_is_read_cost_the_others_nothing() {
-    let mut cluster = Cluster::of(large_digits(), &[]);
+    let mut cluster = Cluster::of(large_digits(), &[], &[]);
     let body = large_request();
     let backend = cluster.backends.remove(0);
     let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
@@ -359,7 +380,7 @@ fn processes_that_are_killed_while_their_memory_is_read_cost_the_others_nothing(
 /// The scheduler hears of it only after some more batches were sent there.
 #[test]
 fn a_model_that_one_backend_unloads_costs_no_request() {
-    let cluster = Cluster::of(digits(), &["--model-control-mode", "explicit", "--load-model", "*"]);
+    let cluster = Cluster::of(digits(), &["--model-control-mode", "explicit", "--load-model", "*"], &[]);
     let [first, second] = &cluster.backends[..] else { panic!("two") };
     let asked = |backend: &Member, what: &str| {
         let (status, said) = http(backend.http, "POST", &format!("/v2/repository/models/digits/{what}"), "{}");

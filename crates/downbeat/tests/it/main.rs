@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
 mod cluster;
+mod cluster_etcd;
 mod command_line;
 mod config_check;
 mod engine_install;

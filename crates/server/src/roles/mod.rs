@@ -9,6 +9,7 @@
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
 //! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
 //! | `backend_offer.rs` | what a backend has |
+//! | `etcd.rs` | epochs that are allotted |
 //! | `cluster_load.rs` | what a cluster's load is, for advice on how many devices it should have |
 //! | `status.rs`, `complaints.rs` | what people are told |
 
@@ -18,6 +19,7 @@ mod backend_role;
 mod cluster_load;
 mod complaints;
 mod definition;
+mod etcd;
 mod frontend_role;
 mod machine;
 mod node;
@@ -33,6 +35,7 @@ mod wire;
 
 use downbeat_core::roles::Message;
 
+pub use etcd::etcd_server;
 pub use processes::{BackendProcess, serve_frontend, serve_scheduler};
 pub use status::{ClusterStatus, StatusBoard};
 

@@ -7,17 +7,18 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use downbeat_core::roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use super::arena::Arena;
 use super::backend_offer::OfferMaker;
 use super::backend_role::{BackendEvent, BackendRole};
 use super::cluster_load::ClusterLoad;
+use super::etcd::Etcd;
 use super::frontend_role::FrontendRole;
 use super::node::{self, Events, Identity, Setup};
 use super::remote_models::RemoteModels;
 use super::remote_serving::RemoteServing;
-use super::scheduler_role::SchedulerRole;
+use super::scheduler_role::{Allotted, SchedulerRole};
 use super::scheduler_service::SchedulerService;
 use super::status::{StatusBoard, role_name};
 use crate::autoscale::AutoscaleWatch;
@@ -151,7 +152,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         peer_heartbeat: peer_heartbeat(cluster),
         lost_after: cluster.lost_after,
         wake_margin: WAKE_MARGIN,
-        epochs_are_allotted: false,
+        epochs_are_allotted: !cluster.etcd.is_empty(),
     };
     let (node, of_machine) = (identity.node, board.clone());
     let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;
@@ -168,7 +169,16 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         arena: None,
         board: board.clone(),
     };
-    let (_events, _) = node::start(setup, move || SchedulerRole::new(node, machine, clock.now(), of_machine, load))?;
+    let (store, wanted) = mpsc::unbounded_channel();
+    let store = Some(store).filter(|_| machine.epochs_are_allotted);
+    let beside = (load, store);
+    let (events, _) = node::start(setup, move || SchedulerRole::new(node, machine, clock.now(), of_machine, beside))?;
+    if !cluster.etcd.is_empty() {
+        let etcd = Etcd::new(cluster.etcd.clone(), &cluster.etcd_prefix);
+        // A node that has ended wants none.
+        let give = move |epoch| drop(events.send(Allotted(epoch)));
+        tokio::spawn(etcd.serve(wanted, board.clone(), give));
+    }
     let service = Arc::new(SchedulerService { name: options.server_name.clone(), board, autoscale });
     ports.answer_probes(service, Arc::new(move || metrics.render()));
     let mut signals = Signals::new()?;

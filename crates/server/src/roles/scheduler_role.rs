@@ -2,6 +2,7 @@
 
 use downbeat_core::Time;
 use downbeat_core::roles::{Frame, Hello, NodeId, Role, SchedulerNode, SchedulerOptions, SchedulerOutput};
+use tokio::sync::mpsc;
 
 use super::cluster_load::ClusterLoad;
 use super::machine::{Machine, Step};
@@ -14,23 +15,28 @@ pub struct SchedulerRole {
     rank: u32,
     board: StatusBoard,
     load: Option<ClusterLoad>,
+    store: Option<mpsc::UnboundedSender<u64>>,
 }
 
+/// The store's answer to whoever wants an epoch; `None`: it has none now.
+pub struct Allotted(pub Option<u64>);
+
 impl SchedulerRole {
-    /// Without peers. `load`: whoever is told what requests and devices come to while it leads.
+    /// Without peers. `load`: whoever is told what requests and devices come to while it leads. `store`: is told above which number it wants an epoch, where epochs are
+    /// allotted; the answer is an event.
     pub fn new(
         node: NodeId,
         options: SchedulerOptions,
         now: Time,
         board: StatusBoard,
-        load: Option<ClusterLoad>,
+        (load, store): (Option<ClusterLoad>, Option<mpsc::UnboundedSender<u64>>),
     ) -> Self {
-        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load }
+        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load, store }
     }
 }
 
 impl Machine for SchedulerRole {
-    type Event = std::convert::Infallible;
+    type Event = Allotted;
 
     fn accepts(&self, role: Role) -> bool {
         // Of two schedulers the later in the list connects.
@@ -51,8 +57,8 @@ impl Machine for SchedulerRole {
         self.node.handle_frame(now, frame);
     }
 
-    fn handle_event(&mut self, _now: Time, event: Self::Event) {
-        match event {}
+    fn handle_event(&mut self, now: Time, Allotted(epoch): Allotted) {
+        self.node.handle_epoch(now, epoch);
     }
 
     fn handle_timeout(&mut self, now: Time) {
@@ -70,8 +76,11 @@ impl Machine for SchedulerRole {
                 SchedulerOutput::Leads(epoch) => self.board.follows(epoch, true),
                 SchedulerOutput::StandsBy(epoch) => self.board.follows(epoch, false),
                 SchedulerOutput::Note(note) => tracing::warn!("{note}"),
-                // Nobody allots epochs here: each scheduler takes the next one.
-                SchedulerOutput::WantEpoch(_) => self.node.handle_epoch(now, None),
+                SchedulerOutput::WantEpoch(above) => {
+                    if self.store.as_ref().is_none_or(|store| store.send(above).is_err()) {
+                        self.node.handle_epoch(now, None);
+                    }
+                }
             }
         }
     }

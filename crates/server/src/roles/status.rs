@@ -17,6 +17,7 @@ metric_table! {
         epoch: IntGaugeVec[], "downbeat_cluster_epoch", "Number of the epoch that this process follows; 0: nobody has led yet";
         leads: IntGaugeVec[], "downbeat_cluster_leads", "1 while this scheduler leads";
         leaders: IntCounter[], "downbeat_cluster_leaders_total", "Times that somebody else has led from then on";
+        etcd: IntGaugeVec[], "downbeat_cluster_etcd_answers", "Whether etcd answered this scheduler last; none: it asks none";
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
             "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
@@ -65,6 +66,9 @@ pub struct ClusterStatus {
     pub leader: Option<u32>,
     /// Whether it is this one.
     pub leads: bool,
+    /// Whether etcd, which allots epochs to this scheduler, answered last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub etcd_answers: Option<bool>,
     /// Whom it is connected to, by number.
     pub peers: Vec<PeerStatus>,
 }
@@ -195,6 +199,12 @@ impl StatusBoard {
         self.table.epoch.with_label_values::<&str>(&[]).set(i64::try_from(epoch.number).unwrap_or(i64::MAX));
         self.table.leads.with_label_values::<&str>(&[]).set(leads.into());
         self.table.leaders.inc();
+    }
+
+    /// Etcd has answered, or has not.
+    pub fn etcd_answers(&self, answers: bool) {
+        self.status.lock().status.etcd_answers = Some(answers);
+        self.table.etcd.with_label_values::<&str>(&[]).set(answers.into());
     }
 
     /// So many requests were handed in to a scheduler that has begun to lead.

@@ -379,20 +379,21 @@ fn cluster() -> Vec<Key<Draft>> {
     vec![
         key("cluster.schedulers", list(parsed("HOST:PORT", host_and_port, String::clone)), |d| &mut d.options.cluster.schedulers)
             .flag("schedulers", "The schedulers of the cluster, in the order in which they lead, the same everywhere")
-            .unless("none: a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
-        key("cluster.rank", number(0..=63), |d| &mut d.options.cluster.rank)
-            .flag("rank", "A scheduler's own place among --schedulers, from 0"),
+            .unless("those that --etcd has; without it a scheduler is the only one", "[\"a:8003\", \"b:8003\"]"),
+        optional("cluster.rank", number(0..=63), |d| &mut d.options.cluster.rank,
+            "0; without --schedulers the lowest that no other scheduler has in --etcd", "1")
+            .flag("rank", "A scheduler's own place among the schedulers, from 0"),
         key("cluster.etcd", list(parsed("URL", etcd_server, |server| format!("http://{server}"))), |d| &mut d.options.cluster.etcd)
-            .flag("etcd", "The servers of an etcd that allots epochs to schedulers, so that no two lead in the same")
-            .unless("each scheduler that is to lead takes the next one", "[\"http://etcd-1:2379\"]"),
+            .flag("etcd", "The servers of an etcd that allots epochs to schedulers, so that no two lead in the same, and has where they are")
+            .unless("each scheduler that is to lead takes the next epoch", "[\"http://etcd-1:2379\"]"),
         key("cluster.etcd_prefix", parsed("TEXT", |text| Ok(text.to_owned()), String::clone), |d| &mut d.options.cluster.etcd_prefix)
             .flag("etcd-prefix", "What the keys of this cluster in etcd begin with"),
         optional("cluster.listen", parsed("ADDRESS:PORT", socket_address, SocketAddr::to_string), |d| &mut d.options.cluster.listen,
             "port 8003 of --host, or that of its place among --schedulers (scheduler); port 8004 (frontend)", "\"0.0.0.0:8004\"")
             .flag("listen", "Where a scheduler or a frontend is connected to by the rest of the cluster"),
         optional("cluster.advertise", parsed("HOST:PORT", host_and_port, String::clone), |d| &mut d.options.cluster.advertise,
-            "the address that it connects to schedulers from", "\"frontend-1:8004\"")
-            .flag("advertise", "Where backends reach a frontend, if that is another address than schedulers see"),
+            "the address that it connects to schedulers from, or a scheduler to etcd", "\"frontend-1:8004\"")
+            .flag("advertise", "Where a frontend is reached by backends, or a scheduler that --etcd has by all, if that is another address than schedulers or etcd see"),
         optional("cluster.name", name("NAME"), |d| &mut d.options.cluster.name, "its role and a number", "\"frontend-1\"")
             .flag("node-name", "What the process is called in the others' logs and GET /v2/cluster"),
         key("cluster.heartbeat_ms", millis(), |d| &mut d.options.cluster.heartbeat)

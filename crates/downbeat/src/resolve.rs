@@ -115,8 +115,11 @@ fn finish(draft: Draft, process: Process) -> anyhow::Result<ServerOptions> {
 }
 
 fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
-    if options.cluster.schedulers.is_empty() && matches!(process, Process::Frontend | Process::Backend) {
-        bail!("no scheduler is named: give --schedulers HOST:PORT,... or `schedulers` in [cluster] of {FILE_NAME}");
+    let has_schedulers = !(options.cluster.schedulers.is_empty() && options.cluster.etcd.is_empty());
+    if !has_schedulers && matches!(process, Process::Frontend | Process::Backend) {
+        bail!(
+            "no scheduler is named: give --schedulers HOST:PORT,... or --etcd URL, or `schedulers` or `etcd` in [cluster] of {FILE_NAME}"
+        );
     }
     if options.repositories.is_empty() && matches!(process, Process::Server | Process::Backend) {
         bail!(

@@ -15,11 +15,11 @@ with_defaults! {
     /// What a frontend, a scheduler or a backend was asked for.
     #[derive(Clone, PartialEq, Eq, Debug)]
     pub struct ClusterOptions {
-        /// Where the schedulers are, `HOST:PORT`, in the order that all processes have: the first that is there leads.
+        /// Where the schedulers are, `HOST:PORT`, in the order that all processes have: the first that is there leads. Empty: `etcd` knows, or there is one.
         pub schedulers: Vec<String> = Vec::new(),
-        /// A scheduler's own place among them, from 0.
-        pub rank: u32 = 0,
-        /// `HOST:PORT` of the servers of an etcd that allots epochs to schedulers; empty: none does.
+        /// A scheduler's own place among them, from 0; `None`: 0, or where `etcd` has them the lowest that is free.
+        pub rank: Option<u32> = None,
+        /// `HOST:PORT` of the servers of an etcd that allots epochs to schedulers, and knows where they are; empty: none does.
         pub etcd: Vec<String> = Vec::new(),
         /// What its keys begin with.
         pub etcd_prefix: String = "downbeat".to_owned(),

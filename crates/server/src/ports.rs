@@ -135,6 +135,14 @@ impl Signals {
     pub fn new() -> std::io::Result<Self> {
         Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
+
+    /// The next of either.
+    pub async fn end(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
 }
 
 /// Has frontends go on accepting for `grace`, then finish what they have, `limit` in all; says whether they have.

@@ -19,7 +19,7 @@ const CLOSES_WITHIN: Duration = Duration::from_secs(20);
 
 /// A process of a cluster. Killed when the test is over.
 pub struct Member {
-    child: Child,
+    pub child: Child,
     pub http: SocketAddr,
     metrics: SocketAddr,
     log: mpsc::Receiver<String>,
@@ -51,7 +51,7 @@ impl Member {
         line["fields"]["address"].as_str().unwrap().parse().unwrap()
     }
 
-    fn wait_for(&mut self, text: &str) -> String {
+    pub fn wait_for(&mut self, text: &str) -> String {
         loop {
             let Ok(line) = self.log.recv_timeout(PATIENCE) else { panic!("never said {text}: {}", self.said) };
             self.said += &line;
@@ -123,7 +123,7 @@ pub struct Cluster {
     pub schedulers: Vec<Member>,
     backends: Vec<Member>,
     pub frontend: Member,
-    pub list: String,
+    list: String,
     _repository: tempfile::TempDir,
 }
 
@@ -142,17 +142,22 @@ impl Cluster {
             let own = ["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]];
             Member::start("scheduler", &[&own, of_schedulers].concat())
         };
+        let schedulers = (0..2).map(scheduler).collect();
+        Cluster { list: list.clone(), ..Cluster::around(schedulers, &["--schedulers", &list], repository, flags) }
+    }
+
+    /// Of these schedulers, which the others find so.
+    pub fn around(schedulers: Vec<Member>, found: &[&str], repository: tempfile::TempDir, flags: &[&str]) -> Cluster {
         let models = repository.path().to_str().unwrap();
         let backend = |_| {
-            let own = ["--schedulers", &list, "--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1]];
-            Member::start("backend", &[&own[..], flags, &[models]].concat())
+            let own = ["--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1]];
+            Member::start("backend", &[found, &own, flags, &[models]].concat())
         };
-        let frontend = || Member::start("frontend", &["--schedulers", &list, "--listen", "127.0.0.1:0"]);
         let cluster = Cluster {
-            schedulers: (0..2).map(scheduler).collect(),
+            schedulers,
             backends: (0..2).map(backend).collect(),
-            frontend: frontend(),
-            list,
+            frontend: Member::start("frontend", &[found, &["--listen", "127.0.0.1:0"]].concat()),
+            list: String::new(),
             _repository: repository,
         };
         until("ready", || cluster.frontend.get("/v2/health/ready").0 == 200);

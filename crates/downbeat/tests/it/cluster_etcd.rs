@@ -1,7 +1,11 @@
-//! Epochs out of a real etcd, which is killed and started again. Without `etcd` on the path nothing is tried, unless DOWNBEAT_REQUIRE_ETCD is set.
+//! Schedulers that have epochs, and each other's addresses, out of a real etcd, which is killed and started again. Without `etcd` on the path nothing is tried, unless DOWNBEAT_REQUIRE_ETCD is set.
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::cluster::{Cluster, Member, until};
 use crate::serve::{REQUEST, digits, http};
@@ -66,7 +70,7 @@ fn epochs_go_on_rising_where_no_scheduler_is_left_that_knows_the_last() {
     let Some(mut etcd) = Etcd::start() else { return };
     let mut last = 0;
     for _ in 0..3 {
-        let scheduler = Member::start("scheduler", &["--listen", "127.0.0.1:0", "--etcd", &etcd.clients]);
+        let scheduler = scheduler(&etcd.clients, &[]);
         until("it leads", || scheduler.leads());
         assert!(scheduler.epoch() > last, "{} after {last}", scheduler.epoch());
         last = scheduler.epoch();
@@ -76,7 +80,7 @@ fn epochs_go_on_rising_where_no_scheduler_is_left_that_knows_the_last() {
         etcd.start_again();
         until("it is back", || answers(&scheduler));
     }
-    let other = Member::start("scheduler", &["--listen", "127.0.0.1:0", "--etcd", &etcd.clients, "--etcd-prefix", "b"]);
+    let other = scheduler(&etcd.clients, &["--etcd-prefix", "b"]);
     until("another cluster leads", || other.leads());
     assert_eq!(other.epoch(), 1, "it has keys of its own");
 }
@@ -99,11 +103,151 @@ fn without_etcd_requests_go_on_and_nobody_takes_over_until_it_is_back() {
     let (frontend, request) = (cluster.frontend.http, std::fs::read_to_string(REQUEST).unwrap());
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| http(frontend, "POST", "/v2/models/digits/infer", &request).0);
-        std::thread::park_timeout(std::time::Duration::from_millis(500));
+        std::thread::park_timeout(Duration::from_millis(500));
         assert!(!spare.leads(), "without an epoch nobody leads");
         etcd.start_again();
         until("the spare leads", || spare.leads());
         assert_eq!(waiting.join().unwrap(), 200);
     });
     assert!(spare.epoch() > first);
+}
+
+/// One that has others by etcd alone, and takes the lowest rank that is free. It is patient, so that only those lose the lead that are gone.
+fn scheduler(etcd: &str, flags: &[&str]) -> Member {
+    let own = ["--listen", "127.0.0.1:0", "--takeover-after-ms", "500", "--etcd", etcd];
+    Member::start("scheduler", &[&own, flags].concat())
+}
+
+fn rank(member: &Member) -> u64 {
+    let name = member.cluster()["name"].as_str().unwrap().to_owned();
+    name.strip_prefix("scheduler ").unwrap().parse().unwrap()
+}
+
+fn all_answered(statuses: &[u16]) {
+    assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
+}
+
+#[test]
+fn schedulers_that_etcd_has_come_and_go_and_nobody_needs_a_list() {
+    let Some(mut etcd) = Etcd::start() else { return };
+    let found = ["--etcd", &etcd.clients.clone()];
+    let schedulers = vec![scheduler(found[1], &[]), scheduler(found[1], &[])];
+    assert_eq!(schedulers.iter().map(rank).collect::<Vec<_>>(), [0, 1]);
+    let mut cluster = Cluster::around(schedulers, &found, digits(), &[]);
+    cluster.leader();
+    let third = scheduler(found[1], &[]);
+    assert_eq!(rank(&third), 2);
+    until("the third is one of them", || third.peers("scheduler") == 2 && third.peers("backend") == 2);
+    all_answered(&cluster.under_load(|| {
+        for gone in &cluster.schedulers {
+            gone.signal("-KILL");
+        }
+        until("the third leads", || third.leads());
+    }));
+    // Their ranks are free again when their leases have ended.
+    cluster.schedulers.clear();
+    cluster.schedulers = vec![third, scheduler(found[1], &["--rank", "0"])];
+    until("a rank is taken again", || cluster.schedulers[1].peers("backend") == 2);
+    until("it is connected", || {
+        cluster.schedulers[1].peers("scheduler") == 1 && cluster.frontend.peers("scheduler") == 2
+    });
+    assert!(!cluster.schedulers[1].leads(), "who comes does not take the lead");
+    all_answered(&cluster.under_load(|| {
+        etcd.kill();
+        until("all miss it", || cluster.schedulers.iter().chain([&cluster.frontend]).all(|member| !answers(member)));
+        assert_eq!(cluster.frontend.peers("scheduler"), 2, "who is known stays known");
+        etcd.start_again();
+        until("it is back", || cluster.schedulers.iter().chain([&cluster.frontend]).all(answers));
+        cluster.schedulers[0].signal("-KILL");
+        until("the other leads", || cluster.schedulers[1].leads());
+    }));
+}
+
+#[test]
+fn a_scheduler_whose_rank_is_that_of_one_that_lives_says_so_and_ends() {
+    let Some(etcd) = Etcd::start() else { return };
+    let first = scheduler(&etcd.clients, &["--rank", "5", "--node-name", "the first"]);
+    let mut second = Command::new(env!("CARGO_BIN_EXE_downbeat"));
+    second.args([
+        "scheduler",
+        "--listen",
+        "127.0.0.1:0",
+        "--http-port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--grpc-port",
+        "off",
+    ]);
+    let output = second.args(["--etcd", &etcd.clients, "--rank", "5"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("rank 5 is that of the scheduler 'the first'") && said.contains("--rank"), "{said}");
+    assert!(first.leads() && answers(&first));
+    // One that ends in good order leaves its rank at once.
+    first.signal("-TERM");
+    let next = scheduler(&etcd.clients, &["--rank", "5"]);
+    until("the next leads", || next.leads());
+}
+
+/// Brings connections to a server until it is cut.
+struct Proxy {
+    address: SocketAddr,
+    is_cut: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    fn to(server: SocketAddr) -> Proxy {
+        let (listener, is_cut) = (TcpListener::bind("127.0.0.1:0").unwrap(), Arc::new(AtomicBool::new(false)));
+        let (address, cut) = (listener.local_addr().unwrap(), is_cut.clone());
+        let copy = |mut from: TcpStream, mut to: TcpStream| {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = from.read(&mut bytes) {
+                if to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+            let _ = to.shutdown(std::net::Shutdown::Write);
+        };
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let server = (!cut.load(Ordering::Relaxed)).then(|| TcpStream::connect(server));
+                let Some(Ok(server)) = server else { continue };
+                let (Ok(from_client), Ok(from_server)) = (client.try_clone(), server.try_clone()) else { continue };
+                std::thread::spawn(move || copy(from_client, server));
+                std::thread::spawn(move || copy(from_server, client));
+            }
+        });
+        Proxy { address, is_cut }
+    }
+}
+
+#[test]
+fn a_scheduler_that_is_cut_off_from_etcd_takes_no_lead() {
+    let Some(etcd) = Etcd::start() else { return };
+    let proxy = Proxy::to(etcd.clients.strip_prefix("http://").unwrap().parse().unwrap());
+    let first = scheduler(&etcd.clients, &[]);
+    until("the first leads", || first.leads());
+    let cut_off = scheduler(&format!("http://{}", proxy.address), &[]);
+    until("they are connected", || cut_off.peers("scheduler") == 1);
+    let cluster = Cluster::around(vec![first, cut_off], &["--etcd", &etcd.clients], digits(), &[]);
+    let [first, cut_off] = &cluster.schedulers[..] else { panic!("two") };
+    until("both are known", || cluster.frontend.peers("scheduler") == 2);
+    assert!(first.leads());
+    proxy.is_cut.store(true, Ordering::Relaxed);
+    until("it misses etcd", || !answers(cut_off));
+    let epoch = first.epoch();
+    let (frontend, request) = (cluster.frontend.http, std::fs::read_to_string(REQUEST).unwrap());
+    let infer = move || http(frontend, "POST", "/v2/models/digits/infer", &request).0;
+    assert_eq!(infer(), 200);
+    first.signal("-KILL");
+    until("the frontend has lost it", || cluster.frontend.peers("scheduler") == 1);
+    let waiting = std::thread::spawn(infer);
+    // Longer than its lease.
+    std::thread::park_timeout(Duration::from_secs(7));
+    assert_eq!((cut_off.leads(), cut_off.epoch()), (false, epoch));
+    let third = scheduler(&etcd.clients, &[]);
+    until("one that reaches etcd leads", || third.leads());
+    assert_eq!(waiting.join().unwrap(), 200);
+    assert!(third.epoch() > epoch && !cut_off.leads());
 }

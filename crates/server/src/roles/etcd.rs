@@ -1,10 +1,8 @@
-//! Epochs out of etcd: no two schedulers get the same, whoever can hear whom.
+//! A client of etcd, by its JSON gateway (`/v3/...`, since etcd 3.4), over plain HTTP.
 //!
-//! One key has the last epoch that was allotted. Whoever is to lead raises it in a transaction that fails if another has raised it meanwhile. What is asked for and
-//! not used, as its answer was lost, is a number that nobody has.
-//!
-//! It is spoken to by its JSON gateway (`/v3/kv/...`, since etcd 3.4), over HTTP.
+//! Values change by comparing and replacing alone: whoever writes says which change of the value it has seen.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -16,29 +14,33 @@ use hyper::header::{CONTENT_TYPE, HOST};
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
-use tokio::time::MissedTickBehavior;
-
-use super::status::StatusBoard;
 
 /// How long one of its servers may take to answer before the next is asked.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// How often it is asked whether it is there, while nothing else is wanted of it.
-const LOOKS_EVERY: Duration = Duration::from_secs(2);
-/// How often others may be faster in one request for an epoch.
-const TRIES: usize = 8;
 /// Most bytes of an answer.
-const LARGEST_ANSWER: usize = 64 << 10;
+const LARGEST_ANSWER: usize = 2 << 20;
 /// Characters of an answer that are shown to people.
 const SHOWN: usize = 200;
 
-/// Asks etcd for epochs.
+/// Its servers, which are asked one after the other.
 pub struct Etcd {
-    /// `HOST:PORT` of its servers; the first is the one that answered last.
+    /// `HOST:PORT`; the first is the one that answered last.
     servers: Vec<String>,
-    /// Of the last epoch that was allotted, as etcd writes keys in JSON.
-    key: String,
+    /// Where this process is connected to it from, as of the last answer.
+    local: IpAddr,
 }
+
+/// What a key has.
+#[derive(PartialEq, Eq, Debug)]
+pub struct Kept {
+    /// Any bytes.
+    pub value: Vec<u8>,
+    /// Of its last change.
+    pub revision: u64,
+}
+
+/// Keys that were written under it go when it is not renewed in time.
+pub struct Lease(String);
 
 /// `HOST:PORT` of an etcd server, from how people write it.
 ///
@@ -64,74 +66,72 @@ pub fn etcd_server(url: &str) -> Result<String, String> {
 }
 
 impl Etcd {
-    /// That on these servers, `HOST:PORT`; its keys begin with `prefix`.
-    pub fn new(servers: Vec<String>, prefix: &str) -> Self {
-        Etcd { servers, key: BASE64_STANDARD.encode(format!("{prefix}/epoch")) }
+    /// That on these servers, `HOST:PORT`.
+    pub fn new(servers: Vec<String>) -> Self {
+        Etcd { servers, local: Ipv4Addr::LOCALHOST.into() }
     }
 
-    /// Allots an epoch above each number that is `wanted`, and hands it to `give`; `None`: it has none now. Says on `board` and in the log whether etcd is there. Ends when
-    /// nobody can want one any more.
-    pub async fn serve(
-        mut self,
-        mut wanted: mpsc::UnboundedReceiver<u64>,
-        board: StatusBoard,
-        mut give: impl FnMut(Option<u64>),
-    ) {
-        let mut was_there = None;
-        let mut looks = tokio::time::interval(LOOKS_EVERY);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            let found = tokio::select! {
-                biased;
-                asked = wanted.recv() => {
-                    let Some(mut above) = asked else { return };
-                    // Whoever has asked again meanwhile wants one answer.
-                    while let Ok(later) = wanted.try_recv() {
-                        above = later;
-                    }
-                    let allotted = self.allot(above).await;
-                    give(allotted.as_ref().ok().copied());
-                    allotted.map(drop)
-                }
-                _ = looks.tick() => self.last().await.map(drop),
-            };
-            let is_there = found.is_ok();
-            if was_there.replace(is_there) != Some(is_there) {
-                match found {
-                    Ok(()) => tracing::info!(servers = ?self.servers, "etcd answers"),
-                    Err(reason) => tracing::warn!(
-                        servers = ?self.servers, %reason,
-                        "no epochs from etcd: whoever leads goes on, but nobody else can begin to until there are"
-                    ),
-                }
-                board.etcd_answers(is_there);
-            }
-        }
+    /// Its servers.
+    pub fn servers(&self) -> &[String] {
+        &self.servers
     }
 
-    /// An epoch above this number that nobody else has.
-    async fn allot(&mut self, above: u64) -> Result<u64, String> {
-        let (mut last, mut revision) = self.last().await?;
-        for _ in 0..TRIES {
-            let epoch = last.max(above).checked_add(1).ok_or("there are no epochs left")?;
-            let value = BASE64_STANDARD.encode(epoch.to_string());
-            let compare =
-                json!({ "key": self.key, "target": "MOD", "result": "EQUAL", "mod_revision": revision.to_string() });
-            let put = json!({ "request_put": { "key": self.key, "value": value } });
-            let get = json!({ "request_range": { "key": self.key } });
-            let answer = self.ask("txn", &json!({ "compare": [compare], "success": [put], "failure": [get] })).await?;
-            if answer["succeeded"] == true {
-                return Ok(epoch);
-            }
-            (last, revision) = value_of(&answer["responses"][0]["response_range"])?;
-        }
-        Err("others raised the epoch again and again".to_owned())
+    /// Where this process is connected to it from, as of the last answer.
+    pub fn local(&self) -> IpAddr {
+        self.local
     }
 
-    /// The last epoch that was allotted, and the revision of its key; 0 and 0: none.
-    async fn last(&mut self) -> Result<(u64, u64), String> {
-        let range = json!({ "key": self.key });
-        value_of(&self.ask("range", &range).await?)
+    /// What a key has; `None`: there is no such key.
+    ///
+    /// # Errors
+    /// In words, as for all that is asked here: if no server answers as etcd does.
+    pub async fn get(&mut self, key: &str) -> Result<Option<Kept>, String> {
+        let answer = self.ask("kv/range", &json!({ "key": encoded(key) })).await?;
+        Ok(pairs(&answer)?.pop().map(|(_, kept)| kept))
+    }
+
+    /// All keys that begin with `folder` and a slash, up to `most`, without these.
+    pub async fn list(&mut self, folder: &str, most: u32) -> Result<Vec<(String, Kept)>, String> {
+        let (from, to) = (format!("{folder}/"), format!("{folder}{}", char::from(b'/' + 1)));
+        let range = json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": most.to_string() });
+        let mut found = pairs(&self.ask("kv/range", &range).await?)?;
+        found.iter_mut().for_each(|(key, _)| *key = key.strip_prefix(&from).unwrap_or_default().to_owned());
+        Ok(found)
+    }
+
+    /// Gives a key this value, if its last change is that of this revision (0: there is no such key); whether it did.
+    pub async fn replace(
+        &mut self,
+        key: &str,
+        revision: u64,
+        value: &[u8],
+        lease: Option<&Lease>,
+    ) -> Result<bool, String> {
+        let (key, revision) = (encoded(key), revision.to_string());
+        let lease = lease.map_or("0", |Lease(number)| number);
+        let compare = json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision });
+        let put = json!({ "request_put": { "key": key, "value": encoded(value), "lease": lease } });
+        let answer = self.ask("kv/txn", &json!({ "compare": [compare], "success": [put] })).await?;
+        // What is false is left out of its JSON.
+        Ok(answer["succeeded"] == true)
+    }
+
+    /// A lease that ends after so long, in whole seconds, unless it is renewed.
+    pub async fn grant(&mut self, lasts: Duration) -> Result<Lease, String> {
+        let answer = self.ask("lease/grant", &json!({ "TTL": lasts.as_secs().to_string() })).await?;
+        let number = answer["ID"].as_str().ok_or_else(|| format!("a lease has no number: {answer}"))?;
+        Ok(Lease(number.to_owned()))
+    }
+
+    /// Has a lease last as long again; false: it has ended.
+    pub async fn renew(&mut self, Lease(number): &Lease) -> Result<bool, String> {
+        let answer = self.ask("lease/keepalive", &json!({ "ID": number })).await?;
+        Ok(answer["result"]["TTL"].as_str().is_some())
+    }
+
+    /// Ends a lease, and has its keys go.
+    pub async fn revoke(&mut self, Lease(number): Lease) -> Result<(), String> {
+        self.ask("lease/revoke", &json!({ "ID": number })).await.map(drop)
     }
 
     /// What etcd says to this: that of its servers which answers first, one after the other.
@@ -141,7 +141,10 @@ impl Etcd {
             let server = &self.servers[0];
             let answer = tokio::time::timeout(ANSWERS_WITHIN, post(server, what, body)).await;
             match answer.unwrap_or_else(|_| Err(format!("no answer within {ANSWERS_WITHIN:?}"))) {
-                Ok(answer) => return Ok(answer),
+                Ok((local, answer)) => {
+                    self.local = local;
+                    return Ok(answer);
+                }
                 Err(said) => reason = format!("{server}: {said}"),
             }
             self.servers.rotate_left(1);
@@ -150,26 +153,37 @@ impl Etcd {
     }
 }
 
-/// The number that an answer has, and the revision of its key.
-fn value_of(range: &Value) -> Result<(u64, u64), String> {
-    let Some(pair) = range["kvs"].get(0) else { return Ok((0, 0)) };
-    let number = |bytes: Vec<u8>| std::str::from_utf8(&bytes).ok()?.parse().ok();
-    let value = pair["value"].as_str().and_then(|value| BASE64_STANDARD.decode(value).ok()).and_then(number);
-    // Numbers of 64 bits are texts in its JSON.
-    let revision = pair["mod_revision"].as_str().and_then(|revision| revision.parse().ok());
-    value.zip(revision).ok_or_else(|| {
-        format!("its key of the last epoch has something else: {pair}; delete it, or take another prefix")
-    })
+/// Keys and values, as its JSON has them.
+fn encoded(bytes: impl AsRef<[u8]>) -> String {
+    BASE64_STANDARD.encode(bytes)
 }
 
-/// One request to one server.
-async fn post(server: &str, what: &str, body: &Value) -> Result<Value, String> {
+/// The keys that an answer has.
+fn pairs(range: &Value) -> Result<Vec<(String, Kept)>, String> {
+    let pair = |pair: &Value| {
+        let bytes = |name: &str| match &pair[name] {
+            // What is empty is left out.
+            Value::Null => Some(Vec::new()),
+            text => BASE64_STANDARD.decode(text.as_str()?).ok(),
+        };
+        let (key, value) = (String::from_utf8(bytes("key")?).ok()?, bytes("value")?);
+        // Numbers of 64 bits are texts.
+        let revision = pair["mod_revision"].as_str()?.parse().ok()?;
+        Some((key, Kept { value, revision }))
+    };
+    let all = range["kvs"].as_array().map_or(&[][..], Vec::as_slice);
+    all.iter().map(|its| pair(its).ok_or_else(|| format!("it is no etcd, and has {its}"))).collect()
+}
+
+/// One request to one server, and from where.
+async fn post(server: &str, what: &str, body: &Value) -> Result<(IpAddr, Value), String> {
     fn words(error: impl std::fmt::Display) -> String {
         error.to_string()
     }
     let stream = TcpStream::connect(server).await.map_err(words)?;
+    let local = stream.local_addr().map_err(words)?.ip();
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(words)?;
-    let request = hyper::Request::post(format!("/v3/kv/{what}"))
+    let request = hyper::Request::post(format!("/v3/{what}"))
         .header(HOST, server)
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body.to_string())))
@@ -182,7 +196,7 @@ async fn post(server: &str, what: &str, body: &Value) -> Result<Value, String> {
         match serde_json::from_slice::<Value>(&body) {
             _ if !status.is_success() => Err(format!("{status}: {}", shown())),
             // All that etcd says has one.
-            Ok(answer) if answer["header"].is_object() => Ok(answer),
+            Ok(answer) if answer["header"].is_object() || answer["result"]["header"].is_object() => Ok((local, answer)),
             _ => Err(format!("it is no etcd, and says {}", shown())),
         }
     };
@@ -220,13 +234,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_epoch_is_read_and_garbage_is_not_taken_for_one() {
-        assert_eq!(value_of(&json!({})), Ok((0, 0)));
-        let range = |value: &str, revision: Value| json!({ "kvs": [{ "value": value, "mod_revision": revision }] });
-        assert_eq!(value_of(&range(&BASE64_STANDARD.encode("41"), "7".into())), Ok((41, 7)));
-        for wrong in [range("?", "7".into()), range(&BASE64_STANDARD.encode("x"), "7".into()), range("NDE=", 7.into())]
-        {
-            assert!(value_of(&wrong).unwrap_err().contains("delete it"), "{wrong}");
+    fn keys_are_read_and_garbage_is_not_taken_for_some() {
+        assert_eq!(pairs(&json!({})), Ok(Vec::new()));
+        let range = |value: Value, revision: Value| json!({ "kvs": [{ "key": "YQ==", "value": value, "mod_revision": revision }] });
+        let kept = |value: &[u8]| Ok(vec![("a".to_owned(), Kept { value: value.to_vec(), revision: 7 })]);
+        assert_eq!(pairs(&range("NDE=".into(), "7".into())), kept(b"41"));
+        assert_eq!(pairs(&range(Value::Null, "7".into())), kept(b""));
+        for wrong in [range("?".into(), "7".into()), range(3.into(), "7".into()), range("NDE=".into(), 7.into())] {
+            assert!(pairs(&wrong).unwrap_err().contains("it is no etcd"), "{wrong}");
         }
     }
 }

@@ -9,7 +9,7 @@
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
 //! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
 //! | `backend_offer.rs` | what a backend has |
-//! | `etcd.rs` | epochs that are allotted |
+//! | `store.rs`, `membership.rs`, `etcd.rs` | epochs that are allotted, and schedulers that are found, by etcd |
 //! | `cluster_load.rs` | what a cluster's load is, for advice on how many devices it should have |
 //! | `status.rs`, `complaints.rs` | what people are told |
 
@@ -22,6 +22,7 @@ mod definition;
 mod etcd;
 mod frontend_role;
 mod machine;
+mod membership;
 mod node;
 mod processes;
 mod remote_models;
@@ -29,6 +30,7 @@ mod remote_serving;
 mod scheduler_role;
 mod scheduler_service;
 mod status;
+mod store;
 mod tensors;
 mod timer;
 mod wire;

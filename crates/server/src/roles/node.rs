@@ -19,6 +19,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::{LocalSet, spawn_local};
 
+mod dialling;
+
+pub use dialling::{Schedulers, fixed};
+
 use super::arena::{Arena, PeerArena};
 use super::complaints::Complaints;
 use super::machine::{Machine, Step};
@@ -34,16 +38,12 @@ const READ_BYTES: usize = 64 << 10;
 const EVENTS: usize = 1024;
 /// How long a peer may take to say who it is.
 const GREETS_WITHIN: Duration = Duration::from_secs(2);
-/// How long a connection may take to come about.
-const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
-/// How long it is waited before somebody is connected to again, at first and at most.
-const AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+/// How long it is waited after a connection that could not be taken.
+const AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Most connections that have not said who they are.
 const MOST_STRANGERS: usize = 64;
 /// How often it is said what links are like.
 const REPORTS_EVERY: Duration = Duration::from_secs(1);
-/// How often a frontend is tried that is not there.
-const TRIES: u32 = 8;
 
 /// What a process is to the others.
 #[derive(Clone, Debug)]
@@ -64,8 +64,8 @@ pub struct Setup {
     pub identity: Identity,
     /// Where it is connected to, if it is.
     pub listener: Option<std::net::TcpListener>,
-    /// Whom it connects to, again and again: schedulers.
-    pub dial: Vec<String>,
+    /// Whom it connects to.
+    pub dial: Schedulers,
     /// The time of its machine.
     pub clock: Clock,
     /// Most bytes of tensors in a frame, and most that wait to be written to one peer.
@@ -109,7 +109,7 @@ pub fn start<M: Machine>(
 struct Node<M> {
     identity: Identity,
     clock: Clock,
-    dial: Vec<String>,
+    dial: Schedulers,
     listener: RefCell<Option<TcpListener>>,
     port: u16,
     most_bytes: u64,
@@ -181,9 +181,7 @@ impl<M: Machine> Node<M> {
         if let Some(arena) = self.arena.clone() {
             spawn_local(arena.hand_out(self.identity.node));
         }
-        for address in &self.dial {
-            spawn_local(self.clone().keep_dialling(address.clone()));
-        }
+        spawn_local(self.clone().dial_schedulers(self.dial.clone()));
         let mut timer = Timer::new(self.clock)?;
         let mut come = Vec::with_capacity(EVENTS);
         let mut reports = tokio::time::interval(REPORTS_EVERY);
@@ -274,7 +272,7 @@ impl<M: Machine> Node<M> {
                 Ok((stream, _)) => drop(spawn_local(self.clone().welcome(stream))),
                 Err(error) => {
                     self.inner.borrow_mut().complaints.say("connections", &error.to_string());
-                    tokio::time::sleep(AGAIN_AFTER[0]).await;
+                    tokio::time::sleep(AGAIN_AFTER).await;
                 }
             }
         }
@@ -415,67 +413,6 @@ impl<M: Machine> Node<M> {
                 }
             }
         }
-    }
-
-    /// Has a connection to this address, always again.
-    async fn keep_dialling(self: Rc<Self>, address: String) {
-        let mut wait = AGAIN_AFTER[0];
-        loop {
-            match self.dial(&address).await {
-                Ok((peer, _)) if peer.node == self.identity.node => return,
-                Ok((peer, halves)) if matches!(peer.role, Role::Scheduler { .. }) => {
-                    wait = AGAIN_AFTER[0];
-                    if let Some(reason) = self.serve(&peer, halves).await {
-                        self.inner.borrow_mut().complaints.say(&address, &reason);
-                    }
-                }
-                Ok((peer, _)) => {
-                    self.inner
-                        .borrow_mut()
-                        .complaints
-                        .say(&address, &format!("there is a {:?}, and no scheduler", peer.role));
-                }
-                Err(error) => {
-                    tracing::debug!(%address, %error, "not connected");
-                    if !matches!(error, WireError::Ended(_)) {
-                        self.inner.borrow_mut().complaints.say(&address, &error.to_string());
-                    }
-                }
-            }
-            tokio::time::sleep(wait).await;
-            wait = (wait * 2).min(AGAIN_AFTER[1]);
-        }
-    }
-
-    /// Has a connection to a peer that somebody has named, unless it is not there.
-    async fn dial_peer(self: Rc<Self>, node: NodeId, address: String) {
-        for tried in 0..TRIES {
-            if self.inner.borrow().wires.contains_key(&node) {
-                return;
-            }
-            match self.dial(&address).await {
-                Ok((peer, halves)) if peer.node == node => {
-                    if let Some(reason) = self.serve(&peer, halves).await {
-                        self.inner.borrow_mut().complaints.say(&address, &reason);
-                    }
-                    return;
-                }
-                // It has started again since, and is somebody else.
-                Ok(_) => return,
-                Err(error) => tracing::debug!(%address, %error, "not connected"),
-            }
-            tokio::time::sleep(AGAIN_AFTER[0] * (tried + 1)).await;
-        }
-        self.inner
-            .borrow_mut()
-            .complaints
-            .say(&address, "nobody answers there: is it the address at which others reach it (--advertise)?");
-    }
-
-    async fn dial(&self, address: &str) -> Result<(Hello, Halves), WireError> {
-        let late = |_| WireError::Ended(std::io::ErrorKind::TimedOut.into());
-        let stream = tokio::time::timeout(CONNECTS_WITHIN, TcpStream::connect(address)).await.map_err(late)??;
-        self.greet(stream).await
     }
 }
 

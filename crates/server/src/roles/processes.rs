@@ -1,5 +1,6 @@
 //! The processes of a cluster, from their options to their end.
 
+use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -13,14 +14,15 @@ use super::arena::Arena;
 use super::backend_offer::OfferMaker;
 use super::backend_role::{BackendEvent, BackendRole};
 use super::cluster_load::ClusterLoad;
-use super::etcd::Etcd;
 use super::frontend_role::FrontendRole;
-use super::node::{self, Events, Identity, Setup};
+use super::membership::MOST_SCHEDULERS;
+use super::node::{self, Events, Identity, Schedulers, Setup};
 use super::remote_models::RemoteModels;
 use super::remote_serving::RemoteServing;
 use super::scheduler_role::{Allotted, SchedulerRole};
 use super::scheduler_service::SchedulerService;
 use super::status::{StatusBoard, role_name};
+use super::store::Store;
 use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
 use crate::clock::Clock;
@@ -61,15 +63,31 @@ fn arena(most: u64) -> Option<Arc<Arena>> {
     Arena::new(most).inspect_err(|error| tracing::info!(%error, "no shared memory: tensors go over TCP")).ok()
 }
 
-/// A number that no other process has, and what it is called.
-fn identity(role: Role, options: &ClusterOptions) -> Identity {
+/// A number that no other process has.
+fn draw_node() -> NodeId {
     // Keys of hashers are drawn from the operating system's random numbers.
-    let node = NodeId(RandomState::new().hash_one(std::process::id()));
+    NodeId(RandomState::new().hash_one(std::process::id()))
+}
+
+/// Who a process is, and what it is called.
+fn identity(node: NodeId, role: Role, options: &ClusterOptions) -> Identity {
     let name = options.name.clone().unwrap_or_else(|| match role {
         Role::Scheduler { rank } => format!("scheduler {rank}"),
         role => format!("{} {}", role_name(role), std::process::id()),
     });
     Identity { node, role, name, advertise: options.advertise.clone() }
+}
+
+/// Where the schedulers are, for whoever is none: as the options list them, or as etcd has them.
+fn schedulers(options: &ClusterOptions, board: &StatusBoard) -> Schedulers {
+    match Store::new(options).filter(|_| options.schedulers.is_empty()) {
+        None => node::fixed(&options.schedulers),
+        Some(store) => {
+            let (sender, dial) = watch::channel(BTreeSet::new());
+            tokio::spawn(store.follow(board.clone(), sender));
+            dial
+        }
+    }
 }
 
 fn listen(options: &ServerOptions, port: u16, what: &str) -> anyhow::Result<TcpListener> {
@@ -91,14 +109,14 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let listener = listen(&options, FRONTEND_PORT, "backends")?;
     let (clock, budget, metrics) = (Clock::start(), budget(&options), Arc::new(Metrics::new()?));
     let cluster = &options.cluster;
-    let identity = identity(Role::Frontend, cluster);
+    let identity = identity(draw_node(), Role::Frontend, cluster);
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
     let models = Arc::new(RemoteModels::new(Preprocessing::new(&options, clock)));
     let (shared, arena) = ((models, metrics, board.clone()), arena(budget.limit()));
     let (node, of_machine) = (identity.node, shared.clone());
     let machine =
         FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
-    let dial = cluster.schedulers.clone();
+    let dial = schedulers(cluster, &board);
     let setup = Setup {
         identity,
         listener: Some(listener),
@@ -131,35 +149,36 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
 
 async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let cluster = &options.cluster;
-    let schedulers = u32::try_from(cluster.schedulers.len()).unwrap_or(u32::MAX).max(1);
-    ensure!(
-        cluster.rank < schedulers,
-        "the rank of this scheduler is {}, and there are {schedulers} in the list (--schedulers): ranks are places in it, from 0",
-        cluster.rank
-    );
     let ports = Ports::open(&options)?;
-    let own = cluster.schedulers.get(cluster.rank as usize);
+    let own = cluster.schedulers.get(cluster.rank.unwrap_or(0) as usize);
     let port = own.and_then(|own| own.rsplit_once(':')?.1.parse().ok()).unwrap_or(SCHEDULER_PORT);
     let listener = listen(&options, port, "frontends, backends and other schedulers")?;
+    let mut signals = Signals::new()?;
+    let (node, mut store) = (draw_node(), Store::new(cluster));
+    let (rank, schedulers) = tokio::select! {
+        place = place(node, cluster, listener.local_addr()?, store.as_mut()) => place?,
+        () = signals.end() => return Ok(()),
+    };
     let (clock, metrics) = (Clock::start(), Arc::new(Metrics::new()?));
-    let identity = identity(Role::Scheduler { rank: cluster.rank }, cluster);
-    let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
+    let identity = identity(node, Role::Scheduler { rank }, cluster);
+    let board = StatusBoard::new(node, &identity.name, identity.role, metrics.registry())?;
     let machine = SchedulerOptions {
-        rank: cluster.rank,
+        rank,
         schedulers,
         heartbeat: cluster.heartbeat,
         takeover_after: cluster.takeover_after,
         peer_heartbeat: peer_heartbeat(cluster),
         lost_after: cluster.lost_after,
         wake_margin: WAKE_MARGIN,
-        epochs_are_allotted: !cluster.etcd.is_empty(),
+        epochs_are_allotted: store.is_some(),
     };
-    let (node, of_machine) = (identity.node, board.clone());
+    let of_machine = board.clone();
     let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;
     let autoscale = autoscale.map(Arc::new);
     let load = autoscale.clone().map(|watch| ClusterLoad::new(clock, watch, metrics.clone()));
-    // The later in the list connects to the earlier.
-    let dial = cluster.schedulers.iter().take(cluster.rank as usize).cloned().collect();
+    // Of two schedulers that of the higher rank connects to the other.
+    let listed: BTreeSet<String> = cluster.schedulers.iter().take(rank as usize).cloned().collect();
+    let (known, dial) = watch::channel(listed);
     let setup = Setup {
         identity,
         listener: Some(listener),
@@ -169,25 +188,56 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         arena: None,
         board: board.clone(),
     };
-    let (store, wanted) = mpsc::unbounded_channel();
-    let store = Some(store).filter(|_| machine.epochs_are_allotted);
-    let beside = (load, store);
+    let (wants, mut wanted) = mpsc::unbounded_channel();
+    let beside = (load, Some(wants).filter(|_| store.is_some()));
     let (events, _) = node::start(setup, move || SchedulerRole::new(node, machine, clock.now(), of_machine, beside))?;
-    if !cluster.etcd.is_empty() {
-        let etcd = Etcd::new(cluster.etcd.clone(), &cluster.etcd_prefix);
-        // A node that has ended wants none.
-        let give = move |epoch| drop(events.send(Allotted(epoch)));
-        tokio::spawn(etcd.serve(wanted, board.clone(), give));
-    }
-    let service = Arc::new(SchedulerService { name: options.server_name.clone(), board, autoscale });
+    let service = Arc::new(SchedulerService { name: options.server_name.clone(), board: board.clone(), autoscale });
     ports.answer_probes(service, Arc::new(move || metrics.render()));
-    let mut signals = Signals::new()?;
-    tokio::select! {
-        _ = signals.terminate.recv() => {}
-        _ = signals.interrupt.recv() => {}
+    let stored = async {
+        let Some(store) = &mut store else { return std::future::pending().await };
+        // A node that has ended wants no epoch.
+        let give = |epoch| drop(events.send(Allotted(epoch)));
+        store.serve(&mut wanted, &board, give, Some(known).filter(|_| cluster.schedulers.is_empty())).await
+    };
+    let ended = tokio::select! {
+        () = signals.end() => Ok(()),
+        displaced = stored => displaced,
+    };
+    if let Some(store) = store {
+        store.leave().await;
     }
     tracing::info!("stopped");
-    Ok(())
+    ended
+}
+
+/// The rank of a scheduler that is connected to at this address, and how many there may be: a place in the list, or in etcd.
+async fn place(
+    node: NodeId,
+    options: &ClusterOptions,
+    listens: SocketAddr,
+    store: Option<&mut Store>,
+) -> anyhow::Result<(u32, u32)> {
+    let list = &options.schedulers;
+    let (rank, schedulers) = match (options.rank, &store) {
+        (rank, Some(_)) if list.is_empty() => (rank, MOST_SCHEDULERS),
+        (rank, _) => (Some(rank.unwrap_or(0)), u32::try_from(list.len()).unwrap_or(u32::MAX).max(1)),
+    };
+    if let Some(rank) = rank {
+        ensure!(
+            rank < schedulers,
+            "the rank of this scheduler is {rank}, and there are {schedulers} in the list (--schedulers): ranks are places in it, from 0"
+        );
+    }
+    let Some(store) = store else { return Ok((rank.unwrap_or(0), schedulers)) };
+    let listed = rank.and_then(|rank| list.get(rank as usize)).cloned();
+    let here = (!listens.ip().is_unspecified()).then(|| listens.to_string());
+    let address = options.advertise.clone().or(listed).or(here);
+    store.sit(node, options.name.clone(), (address, listens.port()), rank);
+    match rank {
+        // The others find it by the list, and it need not wait for etcd.
+        Some(rank) if !list.is_empty() => Ok((rank, schedulers)),
+        _ => Ok((store.join().await?, schedulers)),
+    }
 }
 
 /// Longest silence between a scheduler, its frontends and backends.
@@ -208,7 +258,7 @@ impl BackendProcess {
     /// If the operating system has no thread left.
     pub fn start(registry: &Registry, options: &Arc<ServerOptions>) -> anyhow::Result<Self> {
         let cluster = &options.cluster;
-        let identity = identity(Role::Backend, cluster);
+        let identity = identity(draw_node(), Role::Backend, cluster);
         let board = StatusBoard::new(identity.node, &identity.name, identity.role, registry.metrics_registry())?;
         registry.join_cluster(board.clone());
         let machine = BackendOptions {
@@ -218,7 +268,7 @@ impl BackendProcess {
         };
         let (clock, node, its) = (registry.driver.clock(), identity.node, registry.clone());
         let arena = arena(registry.budget.limit());
-        let dial = cluster.schedulers.clone();
+        let dial = schedulers(cluster, &board);
         let setup = Setup {
             identity,
             listener: None,

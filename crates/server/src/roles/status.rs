@@ -17,7 +17,7 @@ metric_table! {
         epoch: IntGaugeVec[], "downbeat_cluster_epoch", "Number of the epoch that this process follows; 0: nobody has led yet";
         leads: IntGaugeVec[], "downbeat_cluster_leads", "1 while this scheduler leads";
         leaders: IntCounter[], "downbeat_cluster_leaders_total", "Times that somebody else has led from then on";
-        etcd: IntGaugeVec[], "downbeat_cluster_etcd_answers", "Whether etcd answered this scheduler last; none: it asks none";
+        etcd: IntGaugeVec[], "downbeat_cluster_etcd_answers", "Whether etcd answered this process last; none: it asks none";
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
             "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
@@ -66,7 +66,7 @@ pub struct ClusterStatus {
     pub leader: Option<u32>,
     /// Whether it is this one.
     pub leads: bool,
-    /// Whether etcd, which allots epochs to this scheduler, answered last.
+    /// Whether etcd answered it last, if it asks one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_answers: Option<bool>,
     /// Whom it is connected to, by number.
@@ -96,7 +96,7 @@ pub fn role_name(role: Role) -> &'static str {
 }
 
 /// A node's number, as it is shown.
-fn shown(node: NodeId) -> String {
+pub fn shown(node: NodeId) -> String {
     format!("{:016x}", node.0)
 }
 

@@ -1,0 +1,162 @@
+//! Where the schedulers of a cluster are, as etcd has it: each keeps `PREFIX/schedulers/RANK` under a lease, which ends with it.
+//!
+//! A rank is one process's. Whoever finds that another has its rank, and keeps it, is none of the schedulers, and ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use downbeat_core::roles::NodeId;
+use serde::{Deserialize, Serialize};
+
+use super::etcd::{Etcd, Kept, Lease};
+use super::status::shown;
+
+/// How often a lease is renewed, and the schedulers are read.
+pub const LOOKS_EVERY: Duration = Duration::from_secs(1);
+/// How long a scheduler that says nothing is one of them.
+const LEASE: Duration = Duration::from_secs(5);
+/// How often somebody else is seen at a rank before it is sure that its lease is renewed.
+const MOST_LOOKS: u32 = 10;
+/// Ranks are below.
+pub const MOST_SCHEDULERS: u32 = 64;
+
+/// A scheduler, as the others read it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Member {
+    /// Its number, drawn when it started.
+    node: String,
+    /// What people call it.
+    name: String,
+    /// Where others connect to it, `HOST:PORT`.
+    address: String,
+}
+
+/// What is at a rank; `None`: something that is no scheduler.
+struct Found {
+    member: Option<Member>,
+    revision: u64,
+}
+
+/// The schedulers, by rank.
+pub struct Members(BTreeMap<u32, Found>);
+
+/// A scheduler's own place among them.
+pub struct Seat {
+    folder: String,
+    node: String,
+    name: Option<String>,
+    address: Option<String>,
+    port: u16,
+    /// `None`: it takes the lowest that nobody has.
+    rank: Option<u32>,
+    /// Under which its key was written.
+    lease: Option<Lease>,
+    /// Who has its rank, and in how many looks.
+    held_by: Option<(Member, u32)>,
+}
+
+impl Members {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// In words, if etcd is of no use now.
+    pub async fn read(etcd: &mut Etcd, folder: &str) -> Result<Self, String> {
+        let found = |(key, kept): (String, Kept)| {
+            let rank: u32 = key.parse().ok()?;
+            let found = Found { member: serde_json::from_slice(&kept.value).ok(), revision: kept.revision };
+            (rank < MOST_SCHEDULERS && rank.to_string() == key).then_some((rank, found))
+        };
+        Ok(Members(etcd.list(folder, 2 * MOST_SCHEDULERS).await?.into_iter().filter_map(found).collect()))
+    }
+
+    /// Where those below this rank are.
+    pub fn addresses(&self, below: u32) -> BTreeSet<String> {
+        self.0.range(..below).filter_map(|(_, found)| Some(found.member.as_ref()?.address.clone())).collect()
+    }
+
+    fn lowest_free(&self) -> Result<u32, String> {
+        let free = (0..MOST_SCHEDULERS).find(|rank| !self.0.contains_key(rank));
+        free.ok_or_else(|| format!("all {MOST_SCHEDULERS} ranks of schedulers are taken"))
+    }
+}
+
+impl Seat {
+    /// Of this process, in that folder. `name`: what people call it, if not by its rank; `address`: where others connect to it, `None`: where it is connected to etcd from,
+    /// at `port`; `rank`: `None`: the lowest that nobody has.
+    pub fn new(
+        folder: &str,
+        node: NodeId,
+        name: Option<String>,
+        (address, port): (Option<String>, u16),
+        rank: Option<u32>,
+    ) -> Self {
+        let folder = folder.to_owned();
+        Seat { folder, node: shown(node), name, address, port, rank, lease: None, held_by: None }
+    }
+
+    /// Its rank; `None`: it has none yet.
+    pub fn rank(&self) -> Option<u32> {
+        self.rank
+    }
+
+    /// Sees to it that others read where it is, if nobody else has its rank. To be done again all the time.
+    ///
+    /// # Errors
+    /// In words, if etcd is of no use now.
+    pub async fn keep(&mut self, etcd: &mut Etcd, members: &Members) -> Result<(), String> {
+        let rank = self.rank.map_or_else(|| members.lowest_free(), Ok)?;
+        let (key, found) = (format!("{}/{rank}", self.folder), members.0.get(&rank));
+        match found.map(|found| &found.member) {
+            Some(None) => return Err(format!("its key '{key}' has something else: delete it, or take another prefix")),
+            Some(Some(other)) if other.node != self.node => {
+                let looks = self.held_by.take().filter(|(known, _)| known.node == other.node).map_or(0, |held| held.1);
+                (self.lease, self.held_by) = (None, Some((other.clone(), looks + 1)));
+                return Ok(());
+            }
+            _ => self.held_by = None,
+        }
+        if let Some(lease) = self.lease.take_if(|_| found.is_some())
+            && etcd.renew(&lease).await?
+        {
+            self.lease = Some(lease);
+            return Ok(());
+        }
+        let lease = etcd.grant(LEASE).await?;
+        let name = self.name.clone().unwrap_or_else(|| format!("scheduler {rank}"));
+        let here = || SocketAddr::new(etcd.local(), self.port).to_string();
+        let me = Member { node: self.node.clone(), name, address: self.address.clone().unwrap_or_else(here) };
+        let value = serde_json::to_vec(&me).map_err(|error| error.to_string())?;
+        if !etcd.replace(&key, found.map_or(0, |found| found.revision), &value, Some(&lease)).await? {
+            // Somebody was faster, who is seen next time.
+            return etcd.revoke(lease).await;
+        }
+        tracing::info!(rank, address = me.address, "etcd has this scheduler");
+        (self.rank, self.lease) = (Some(rank), Some(lease));
+        Ok(())
+    }
+
+    /// Whether others read where it is, as far as it knows.
+    pub fn is_taken(&self) -> bool {
+        self.lease.is_some()
+    }
+
+    /// Who has its rank, and whether that one is known to be alive.
+    pub fn held_by_another(&self) -> Option<(String, bool)> {
+        let (Member { node, name, address }, looks) = self.held_by.as_ref()?;
+        let rank = self.rank?;
+        let who = format!("rank {rank} is that of the scheduler '{name}' at {address} (node {node})");
+        Some((who, *looks >= MOST_LOOKS))
+    }
+
+    /// Is none of them any more.
+    ///
+    /// # Errors
+    /// In words, if etcd is of no use now: its lease ends by itself.
+    pub async fn leave(&mut self, etcd: &mut Etcd) -> Result<(), String> {
+        match self.lease.take() {
+            Some(lease) => etcd.revoke(lease).await,
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! What a cluster has in etcd: the last epoch that was allotted, and its schedulers ([`membership`](super::membership)).
+//!
+//! Whoever is to lead raises `PREFIX/epoch`, in a transaction that fails if another has raised it meanwhile: no two schedulers get the same, whoever can hear whom. What is
+//! asked for and not used, as its answer was lost, is a number that nobody has.
+//!
+//! No request waits for any of it. While etcd is away, who is known stays known, and whoever leads goes on.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use downbeat_core::roles::NodeId;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Interval, MissedTickBehavior};
+
+use super::etcd::Etcd;
+use super::membership::{LOOKS_EVERY, MOST_SCHEDULERS, Members, Seat};
+use super::status::StatusBoard;
+use crate::cluster_options::ClusterOptions;
+
+/// How often others may be faster in one request for an epoch.
+const TRIES: usize = 8;
+/// How long a scheduler that ends waits to say so.
+const LEAVES_WITHIN: Duration = Duration::from_secs(1);
+
+/// What a cluster has in etcd.
+pub struct Store {
+    etcd: Etcd,
+    /// Of the last epoch.
+    epoch: String,
+    /// Of the schedulers.
+    schedulers: String,
+    /// Of a scheduler.
+    seat: Option<Seat>,
+    /// Whether etcd was of use last.
+    is_there: Option<bool>,
+}
+
+impl Store {
+    /// That of this cluster; `None`: it has no etcd.
+    pub fn new(options: &ClusterOptions) -> Option<Self> {
+        let prefix = &options.etcd_prefix;
+        (!options.etcd.is_empty()).then(|| Store {
+            etcd: Etcd::new(options.etcd.clone()),
+            epoch: format!("{prefix}/epoch"),
+            schedulers: format!("{prefix}/schedulers"),
+            seat: None,
+            is_there: None,
+        })
+    }
+
+    /// This process is a scheduler: see [`Seat::new`].
+    pub fn sit(&mut self, node: NodeId, name: Option<String>, address: (Option<String>, u16), rank: Option<u32>) {
+        self.seat = Some(Seat::new(&self.schedulers, node, name, address, rank));
+    }
+
+    /// Waits until this process is one of the schedulers, and those that are there have read it; gives its rank.
+    ///
+    /// # Errors
+    /// If its rank is that of another.
+    pub async fn join(&mut self) -> anyhow::Result<u32> {
+        let (mut looks, mut waits) = (looks(), false);
+        loop {
+            looks.tick().await;
+            let found = self.look().await;
+            self.say(&found);
+            let Ok(members) = found else { continue };
+            let Some(seat) = &self.seat else { anyhow::bail!("a process that is no scheduler has no rank") };
+            if let (true, Some(rank)) = (seat.is_taken(), seat.rank()) {
+                if !members.addresses(MOST_SCHEDULERS).is_empty() {
+                    // So that they say who leads before it takes the lead.
+                    tokio::time::sleep(LOOKS_EVERY).await;
+                }
+                return Ok(rank);
+            }
+            self.displaced()?;
+            if let Some((who, _)) = seat.held_by_another()
+                && !std::mem::replace(&mut waits, true)
+            {
+                tracing::info!("{who}: it is waited until its lease ends, if it is not alive");
+            }
+        }
+    }
+
+    /// Allots an epoch above each number that is `wanted`, and hands it to `give` (`None`: there is none now), has this process be one of the schedulers, and says in `dial`
+    /// where those are that it connects to. Goes on for ever.
+    ///
+    /// # Errors
+    /// If its rank is that of another.
+    pub async fn serve(
+        &mut self,
+        wanted: &mut mpsc::UnboundedReceiver<u64>,
+        board: &StatusBoard,
+        give: impl Fn(Option<u64>),
+        dial: Option<watch::Sender<BTreeSet<String>>>,
+    ) -> anyhow::Result<()> {
+        let mut looks = looks();
+        loop {
+            let found = tokio::select! {
+                biased;
+                Some(mut above) = wanted.recv() => {
+                    // Whoever has asked again meanwhile wants one answer.
+                    while let Ok(later) = wanted.try_recv() {
+                        above = later;
+                    }
+                    let allotted = self.allot(above).await;
+                    give(allotted.as_ref().ok().copied());
+                    allotted.map(drop)
+                }
+                _ = looks.tick() => self.look().await.map(|members| {
+                    if let Some(dial) = &dial {
+                        let rank = self.seat.as_ref().and_then(Seat::rank).unwrap_or(MOST_SCHEDULERS);
+                        say_where(dial, members.addresses(rank));
+                    }
+                }),
+            };
+            board.etcd_answers(found.is_ok());
+            self.say(&found);
+            self.displaced()?;
+        }
+    }
+
+    /// Says in `dial` where the schedulers are, for as long as anybody connects to them.
+    pub async fn follow(mut self, board: StatusBoard, dial: watch::Sender<BTreeSet<String>>) {
+        let mut looks = looks();
+        while !dial.is_closed() {
+            looks.tick().await;
+            let found = self.look().await;
+            board.etcd_answers(found.is_ok());
+            self.say(&found);
+            if let Ok(members) = found {
+                say_where(&dial, members.addresses(MOST_SCHEDULERS));
+            }
+        }
+    }
+
+    /// This process is no scheduler any more.
+    pub async fn leave(mut self) {
+        if let Some(mut seat) = self.seat.take() {
+            // Its lease ends by itself otherwise.
+            let _ = tokio::time::timeout(LEAVES_WITHIN, seat.leave(&mut self.etcd)).await;
+        }
+    }
+
+    /// An epoch above this number that nobody else has.
+    async fn allot(&mut self, above: u64) -> Result<u64, String> {
+        for _ in 0..TRIES {
+            let kept = self.etcd.get(&self.epoch).await?;
+            let number = |value: &[u8]| std::str::from_utf8(value).ok()?.parse::<u64>().ok();
+            let last = kept.as_ref().map_or(Some(0), |kept| number(&kept.value));
+            let last = last.ok_or_else(|| {
+                format!("its key '{}' has something else than a number: delete it, or take another prefix", self.epoch)
+            })?;
+            let epoch = last.max(above).checked_add(1).ok_or("there are no epochs left")?;
+            let revision = kept.map_or(0, |kept| kept.revision);
+            if self.etcd.replace(&self.epoch, revision, epoch.to_string().as_bytes(), None).await? {
+                return Ok(epoch);
+            }
+        }
+        Err("others raised the epoch again and again".to_owned())
+    }
+
+    /// The schedulers. Of a scheduler: has it be one of them.
+    async fn look(&mut self) -> Result<Members, String> {
+        let members = Members::read(&mut self.etcd, &self.schedulers).await?;
+        if let Some(seat) = &mut self.seat {
+            seat.keep(&mut self.etcd, &members).await?;
+        }
+        Ok(members)
+    }
+
+    fn displaced(&self) -> anyhow::Result<()> {
+        match self.seat.as_ref().and_then(Seat::held_by_another) {
+            Some((who, true)) => anyhow::bail!(
+                "{who}, which is alive: stop that one, or give this one another rank (--rank) or cluster (--etcd-prefix)"
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says in the log whether etcd is of use, when that changes.
+    fn say<T>(&mut self, found: &Result<T, String>) {
+        let is_there = found.is_ok();
+        if self.is_there.replace(is_there) == Some(is_there) {
+            return;
+        }
+        let servers = self.etcd.servers();
+        match found {
+            Ok(_) => tracing::info!(?servers, "etcd answers"),
+            Err(reason) => tracing::warn!(
+                ?servers, %reason,
+                "etcd is of no use now: schedulers that are known are kept, and whoever leads goes on, but nobody else can begin to"
+            ),
+        }
+    }
+}
+
+/// Tells the node, if that is something else.
+fn say_where(dial: &watch::Sender<BTreeSet<String>>, addresses: BTreeSet<String>) {
+    dial.send_if_modified(|known| std::mem::replace(known, addresses.clone()) != addresses);
+}
+
+fn looks() -> Interval {
+    let mut looks = tokio::time::interval(LOOKS_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    looks
+}

@@ -3,16 +3,12 @@
 //! Whoever is to lead raises `PREFIX/epoch`, in a transaction that fails if another has raised it meanwhile: no two schedulers get the same, whoever can hear whom. What is
 //! asked for and not used, as its answer was lost, is a number that nobody has.
 //!
-//! What whoever leads has planned is in `PREFIX/plan`, and is not replaced by what was planned in a lower epoch.
-//!
 //! No request waits for any of it. While etcd is away, who is known stays known, and whoever leads goes on.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use downbeat_core::roles::NodeId;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 
@@ -23,19 +19,8 @@ use crate::cluster_options::ClusterOptions;
 
 /// How often others may be faster in one request for an epoch.
 const TRIES: usize = 8;
-/// Most bytes of a plan, which etcd takes 1.5 MiB of.
-const LARGEST_PLAN: usize = 1 << 20;
 /// How long a scheduler that ends waits to say so.
 const LEAVES_WITHIN: Duration = Duration::from_secs(1);
-
-/// What whoever leads has planned, as `PREFIX/plan` has it.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Planned {
-    /// Number of the epoch in which it was planned.
-    pub epoch: u64,
-    /// Anything.
-    pub plan: Value,
-}
 
 /// What a cluster has in etcd.
 pub struct Store {
@@ -44,8 +29,6 @@ pub struct Store {
     epoch: String,
     /// Of the schedulers.
     schedulers: String,
-    /// Of what is planned.
-    plan: String,
     /// Of a scheduler.
     seat: Option<Seat>,
     /// Whether etcd was of use last.
@@ -60,7 +43,6 @@ impl Store {
             etcd: Etcd::new(options.etcd.clone()),
             epoch: format!("{prefix}/epoch"),
             schedulers: format!("{prefix}/schedulers"),
-            plan: format!("{prefix}/plan"),
             seat: None,
             is_there: None,
         })
@@ -177,47 +159,6 @@ impl Store {
         Err("others raised the epoch again and again".to_owned())
     }
 
-    /// What was planned last; `None`: nothing.
-    ///
-    /// # Errors
-    /// In words, if etcd is of no use now, or has something else there.
-    #[cfg_attr(not(test), expect(dead_code, reason = "nothing is planned yet"))]
-    pub async fn read_plan(&mut self) -> Result<Option<Planned>, String> {
-        Ok(self.kept_plan().await?.map(|(planned, _)| planned))
-    }
-
-    /// Keeps this, unless something of a higher epoch is kept: false.
-    ///
-    /// # Errors
-    /// In words, if etcd is of no use now, or has something else there, or this is larger than 1 MiB.
-    #[cfg_attr(not(test), expect(dead_code, reason = "nothing is planned yet"))]
-    pub async fn write_plan(&mut self, planned: &Planned) -> Result<bool, String> {
-        let value = serde_json::to_vec(planned).map_err(|error| error.to_string())?;
-        if value.len() > LARGEST_PLAN {
-            return Err(format!("a plan of {} bytes is not kept: at most {LARGEST_PLAN} are", value.len()));
-        }
-        for _ in 0..TRIES {
-            let kept = self.kept_plan().await?;
-            let revision = kept.as_ref().map_or(0, |(_, revision)| *revision);
-            match kept {
-                Some((kept, _)) if kept.epoch > planned.epoch => return Ok(false),
-                Some((kept, _)) if kept == *planned => return Ok(true),
-                _ if self.etcd.replace(&self.plan, revision, &value, None).await? => return Ok(true),
-                _ => {}
-            }
-        }
-        Err("others wrote their plans again and again".to_owned())
-    }
-
-    /// With the revision of its key.
-    async fn kept_plan(&mut self) -> Result<Option<(Planned, u64)>, String> {
-        let Some(kept) = self.etcd.get(&self.plan).await? else { return Ok(None) };
-        let planned = serde_json::from_slice(&kept.value).map_err(|error| {
-            format!("its key '{}' has no plan ({error}): delete it, or take another prefix", self.plan)
-        })?;
-        Ok(Some((planned, kept.revision)))
-    }
-
     /// The schedulers. Of a scheduler: has it be one of them.
     async fn look(&mut self) -> Result<Members, String> {
         let members = Members::read(&mut self.etcd, &self.schedulers).await?;
@@ -262,70 +203,4 @@ fn looks() -> Interval {
     let mut looks = tokio::time::interval(LOOKS_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     looks
-}
-
-#[cfg(test)]
-mod tests {
-    use std::process::{Child, Command, Stdio};
-
-    use serde_json::json;
-
-    use super::*;
-
-    struct Ended(Child);
-
-    impl Drop for Ended {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    /// An etcd of its own; `None`: there is no such program here.
-    fn etcd(folder: &std::path::Path) -> Option<(Ended, String)> {
-        let free = || std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let [clients, peers] = [free(), free()].map(|listener| listener.local_addr().unwrap().to_string());
-        let (url, of_peers) = (format!("http://{clients}"), format!("http://{peers}"));
-        let mut etcd = Command::new("etcd");
-        etcd.args(["--listen-client-urls", &url, "--advertise-client-urls", &url, "--listen-peer-urls", &of_peers]);
-        etcd.args(["--initial-advertise-peer-urls", &of_peers, "--initial-cluster", &format!("default={of_peers}")]);
-        match etcd.arg("--data-dir").arg(folder).stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
-            Ok(child) => Some((Ended(child), clients)),
-            Err(error) => {
-                assert!(std::env::var_os("DOWNBEAT_REQUIRE_ETCD").is_none(), "etcd: {error}");
-                None
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn a_plan_is_kept_unless_one_of_a_higher_epoch_is() {
-        let folder = tempfile::tempdir().unwrap();
-        let Some((_etcd, server)) = etcd(folder.path()) else { return };
-        let store = || Store::new(&ClusterOptions { etcd: vec![server.clone()], ..Default::default() }).unwrap();
-        let (mut one, mut other) = (store(), store());
-        let mut tries = 0;
-        while let Err(reason) = one.read_plan().await {
-            tries += 1;
-            assert!(tries < 600, "{reason}");
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        let planned = |epoch: u64, plan: Value| Planned { epoch, plan };
-        assert_eq!(one.read_plan().await, Ok(None));
-        let large = planned(3, "x".repeat(LARGEST_PLAN - 100).into());
-        assert_eq!(one.write_plan(&large).await, Ok(true));
-        assert_eq!(other.read_plan().await, Ok(Some(large)));
-        let later = planned(4, json!({ "models": ["a"] }));
-        assert_eq!(other.write_plan(&later).await, Ok(true));
-        assert_eq!(other.write_plan(&later).await, Ok(true), "its answer was lost");
-        assert_eq!(one.write_plan(&planned(3, json!(7))).await, Ok(false));
-        assert_eq!(one.read_plan().await, Ok(Some(later)));
-        assert_eq!(other.write_plan(&planned(4, json!(8))).await, Ok(true));
-        let too_large = one.write_plan(&planned(5, "x".repeat(LARGEST_PLAN).into())).await;
-        assert!(too_large.unwrap_err().contains("at most 1048576"));
-        assert_eq!(one.etcd.replace(&one.plan.clone(), 0, b"?", None).await, Ok(false));
-        let kept = one.etcd.get(&one.plan.clone()).await.unwrap().unwrap();
-        assert_eq!(one.etcd.replace(&one.plan.clone(), kept.revision, b"?", None).await, Ok(true));
-        assert!(one.read_plan().await.unwrap_err().contains("'downbeat/plan' has no plan"));
-    }
 }

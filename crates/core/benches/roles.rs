@@ -65,7 +65,11 @@ fn offer() -> Offer {
         shape: Vec::new(),
         profiles: (0..32).map(|slot| (slot, profile.clone())).collect(),
     };
-    Offer { slots: (0..32).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect(), models: vec![model] }
+    Offer {
+        slots: (0..32).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect(),
+        models: vec![model],
+        ..Offer::default()
+    }
 }
 
 fn batch(number: u64) -> BatchKey {
@@ -110,6 +114,7 @@ impl World {
                 lost_after,
                 wake_margin: Duration::ZERO,
                 epochs_are_allotted: false,
+                sub_clusters: None,
             };
             let mut node = SchedulerNode::new(me, options, time);
             time += heartbeat;
@@ -119,7 +124,7 @@ impl World {
             let fetch_within = Duration::from_millis(5);
             let mut node = BackendNode::new(me, BackendOptions { heartbeat, lost_after, fetch_within }, time);
             let slots = vec![Slot { hardware: "cpu".to_owned(), device: 0 }];
-            node.handle_offer(time, Offer { slots, models: Vec::new() });
+            node.handle_offer(time, Offer { slots, ..Offer::default() });
             Node::Backend(node)
         };
         let others = [FRONTEND, SCHEDULER, BACKEND].into_iter().filter(|peer| *peer != me);

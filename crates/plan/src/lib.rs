@@ -8,6 +8,8 @@
 //! [`SlotProblem::choose`] answers another question of a plan: how large the slots of each device are to be, where devices can be cut (`core::device::spatial`), so that
 //! the cluster as a whole holds most. Each layout is judged by a linear program over models and sizes of slots; all are looked at, or a local search's.
 //!
+//! [`divide`] is the same for a scheduler that leads a running cluster.
+//!
 //! # How
 //!
 //! Where there are at most half a million partitions (13 models on 3 sub-clusters, 11 on 4) every one is looked at, and the best is proved to be it. Else
@@ -26,6 +28,7 @@
 //! local search answers by itself where there are more. That costs little in balance (docs/results/symphony.md, figure 16), but nothing is
 //! proved: not that a partition is the best, and not, beyond sums, that there is none.
 
+mod divide;
 mod enumeration;
 mod evaluation;
 mod fluid;
@@ -42,6 +45,7 @@ mod solve;
 pub mod words;
 pub mod workload;
 
+pub use divide::divide;
 pub use evaluation::{Evaluation, Load, Violation};
 pub use fluid::{FluidNeed, fluid_need};
 pub use generator::generate;

@@ -8,6 +8,7 @@ use super::following::{Claimed, Following};
 use super::gathering::{Batch, Member};
 use super::link::{Frame, LinkTiming};
 use super::links::{LinkEvent, Links};
+use super::loading::{Doing, Loading};
 use super::message::{BatchKey, Delays, Hello, Message, NodeId, Offer, Outcome, Plan, QueueKey, RequestKey, Role};
 use super::queue_names::HeardNames;
 use super::under_way::UnderWay;
@@ -56,6 +57,8 @@ pub enum BackendOutput<P> {
         /// In their order, at least one.
         members: Vec<Member<P>>,
     },
+    /// Load a model, or unload it. To be answered with [`BackendNode::handle_done`], and with what there is then.
+    Model(String, Doing),
     /// Somebody else leads.
     Leader(NodeId, Epoch),
     /// The link to this peer is given up: close what carried it.
@@ -85,7 +88,9 @@ pub struct BackendNode<P> {
     options: BackendOptions,
     links: Links<P>,
     following: Following,
+    /// All that there is.
     offer: Offer,
+    loading: Box<Loading>,
     under_way: UnderWay<P>,
     /// By scheduler.
     names: BTreeMap<NodeId, HeardNames>,
@@ -95,6 +100,10 @@ pub struct BackendNode<P> {
     /// When the leader is told of delays.
     delays_at: Time,
     is_draining: bool,
+    /// There are no more batches for it.
+    is_let_go: bool,
+    /// When it lost whoever led, or began.
+    leaderless_since: Time,
     is_drained: bool,
     refused_plans: u64,
     outputs: VecDeque<BackendOutput<P>>,
@@ -108,6 +117,7 @@ impl<P: Clone> BackendNode<P> {
             links: Links::new(node),
             following: Following::new(),
             offer: Offer::default(),
+            loading: Box::default(),
             under_way: UnderWay::new(),
             names: BTreeMap::new(),
             met: BTreeMap::new(),
@@ -115,6 +125,8 @@ impl<P: Clone> BackendNode<P> {
             said: None,
             delays_at: now + DELAYS_EVERY,
             is_draining: false,
+            is_let_go: false,
+            leaderless_since: now,
             is_drained: false,
             refused_plans: 0,
             outputs: VecDeque::new(),
@@ -173,9 +185,27 @@ impl<P: Clone> BackendNode<P> {
     pub fn handle_offer(&mut self, now: Time, offer: Offer) {
         self.offer = offer;
         self.under_way.set_slots(self.offer.slots.len());
-        let offer = self.offer.clone();
-        self.tell_leader(now, Message::Offer(offer));
+        self.loading.handle_offer(&self.offer);
+        self.have(now);
         self.settle(now);
+    }
+
+    /// A model that it was told to load or to unload is loaded, or unloaded; or it is not, and why.
+    pub fn handle_done(&mut self, now: Time, model: &str, result: Result<(), String>) {
+        let failed = result.is_err();
+        self.loading.handle_done(model, result);
+        if failed {
+            self.have(now);
+        }
+        self.settle(now);
+    }
+
+    /// Begins what it takes to have what it was told to have, and tells what it has.
+    fn have(&mut self, now: Time) {
+        let begun = self.loading.begin(&self.offer);
+        self.outputs.extend(begun.into_iter().map(|(model, doing)| BackendOutput::Model(model, doing)));
+        let said = self.loading.said(&self.offer);
+        self.tell_leader(now, Message::Offer(said));
     }
 
     /// It has a version of a model no more: it is not offered any longer. Batches of it that are still to run are for [`BackendNode::handle_ran`] to give back.
@@ -183,8 +213,8 @@ impl<P: Clone> BackendNode<P> {
         let before = self.offer.models.len();
         self.offer.models.retain(|offered| offered.model != model || offered.version != version);
         if self.offer.models.len() < before {
-            let offer = self.offer.clone();
-            self.tell_leader(now, Message::Offer(offer));
+            self.loading.handle_offer(&self.offer);
+            self.have(now);
             self.settle(now);
         }
     }
@@ -218,12 +248,18 @@ impl<P: Clone> BackendNode<P> {
         self.settle(now);
     }
 
-    /// It is to take no more batches, and go once it has none.
+    /// It is to go once the scheduler lets it, which may have others load its models before, and once it has no batches.
     pub fn handle_drain(&mut self, now: Time) {
         if !std::mem::replace(&mut self.is_draining, true) {
             self.tell_leader(now, Message::Leave);
             self.settle(now);
         }
+    }
+
+    /// When there is nobody left who could let it go; it waits as long as for any other peer.
+    fn is_left_alone_at(&self) -> Option<Time> {
+        let is_alone = self.is_draining && !self.is_let_go && self.following.leader().is_none();
+        is_alone.then(|| self.leaderless_since + self.options.lost_after)
     }
 
     /// Does what is due.
@@ -233,6 +269,7 @@ impl<P: Clone> BackendNode<P> {
         for slot in 0..self.under_way.slots() {
             self.start(now, slot);
         }
+        self.is_let_go |= self.is_left_alone_at().is_some_and(|at| at <= now);
         if self.delays_at <= now {
             self.delays_at = now + DELAYS_EVERY;
             self.tell_delays(now);
@@ -248,7 +285,7 @@ impl<P: Clone> BackendNode<P> {
         if let Some((peer, frame)) = self.links.poll_frame(now) {
             return Some(BackendOutput::Send(peer, frame));
         }
-        let has_nothing = self.is_draining && self.under_way.len() == 0 && self.links.is_acknowledged();
+        let has_nothing = self.is_let_go && self.under_way.len() == 0 && self.links.is_acknowledged();
         if has_nothing && !self.is_drained {
             self.is_drained = true;
             return Some(BackendOutput::Drained);
@@ -260,7 +297,8 @@ impl<P: Clone> BackendNode<P> {
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         let gathers = self.under_way.next_due().map(|at| (at, "inputs that have not come"));
         let delays = self.following.leader().map(|_| (self.delays_at, "delays"));
-        [self.links.poll_timeout(), gathers, delays].into_iter().flatten().min()
+        let alone = self.is_left_alone_at().map(|at| (at, "a scheduler that lets it go"));
+        [self.links.poll_timeout(), gathers, delays, alone].into_iter().flatten().min()
     }
 
     fn settle(&mut self, now: Time) {
@@ -288,6 +326,13 @@ impl<P: Clone> BackendNode<P> {
             }
             (Role::Scheduler { .. }, Message::Meet { frontend, address }) => self.handle_meet(frontend, address),
             (Role::Scheduler { .. }, Message::Plan(plan)) => self.handle_plan(now, from, plan),
+            (Role::Scheduler { .. }, Message::Assign(assigned)) if self.following.leader() == Some(from) => {
+                self.loading.handle_assigned(assigned);
+                self.have(now);
+            }
+            (Role::Scheduler { .. }, Message::LetGo) if self.following.leader() == Some(from) => {
+                self.is_let_go = self.is_draining;
+            }
             (Role::Frontend, Message::Inputs { batch, granted, gone }) => {
                 self.handle_inputs(now, from, batch, granted, gone);
             }
@@ -322,7 +367,8 @@ impl<P: Clone> BackendNode<P> {
                 self.outputs.push_back(BackendOutput::Leader(from, epoch));
                 let under_way = self.under_way.running(now);
                 self.links.say(now, from, Message::UnderWay(under_way));
-                self.links.say(now, from, Message::Offer(self.offer.clone()));
+                self.is_let_go = false;
+                self.links.say(now, from, Message::Offer(self.loading.said(&self.offer)));
                 if self.is_draining {
                     self.links.say(now, from, Message::Leave);
                 }
@@ -356,7 +402,7 @@ impl<P: Clone> BackendNode<P> {
             return;
         }
         let queue = self.names.get(&from).and_then(|names| names.get(plan.queue)).cloned();
-        let has_room = !self.is_draining && self.under_way.len() < MOST_BATCHES;
+        let has_room = !self.is_let_go && self.under_way.len() < MOST_BATCHES;
         let (key, slot) = (plan.batch, plan.slot as usize);
         let Some(queue) = queue.filter(|_| has_room && slot < self.under_way.slots()) else {
             let Plan { batch, members, .. } = plan;
@@ -446,6 +492,7 @@ impl<P: Clone> BackendNode<P> {
 
     fn handle_lost(&mut self, now: Time, peer: NodeId) {
         if self.following.handle_lost(peer) {
+            self.leaderless_since = now;
             self.tell_epoch(now);
         }
         self.names.remove(&peer);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::assignment::Assignment;
 use super::epoch::Epoch;
 use super::known_backend::{Backend, KindKey, SlotState, keys_of};
 use super::message::{BatchKey, Hello, NodeId, Offer, Running};
@@ -34,6 +35,8 @@ struct Kind {
 #[derive(Debug)]
 pub(super) struct ClusterMap {
     epoch: Epoch,
+    /// Backends are told which models to have.
+    assigns: bool,
     backends: BTreeMap<NodeId, Backend>,
     joined: u64,
     kinds: Vec<Option<Kind>>,
@@ -43,10 +46,11 @@ pub(super) struct ClusterMap {
 }
 
 impl ClusterMap {
-    /// Without backends, in this epoch.
-    pub fn new(epoch: Epoch) -> Self {
+    /// Without backends, in this epoch. `assigns`: backends are told which models to have.
+    pub fn new(epoch: Epoch, assigns: bool) -> Self {
         ClusterMap {
             epoch,
+            assigns,
             backends: BTreeMap::new(),
             joined: 0,
             kinds: Vec::new(),
@@ -85,7 +89,7 @@ impl ClusterMap {
             }
             // The models of one that did not say that it goes stay known: it may come back, or another with them.
             for key in keys.iter().filter(|_| backend.is_leaving) {
-                if !self.backends.values().any(|other| other.offers(key).next().is_some()) {
+                if !self.may_have(key) {
                     changed |= models.remove(now, scheduler, key);
                 }
             }
@@ -94,12 +98,36 @@ impl ClusterMap {
         (members, changed)
     }
 
-    /// A backend takes no more batches.
-    pub fn handle_leave(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
-        if let Some(backend) = self.backends.get_mut(&node) {
-            backend.is_leaving = true;
-            self.retire(now, scheduler, node);
-        }
+    /// A backend is to go: whether it is one that did not say so before.
+    pub fn handle_leave(&mut self, node: NodeId) -> bool {
+        self.backends.get_mut(&node).is_some_and(|backend| !std::mem::replace(&mut backend.is_leaving, true))
+    }
+
+    /// A backend gets no more batches: whether it did before.
+    pub fn let_go(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) -> bool {
+        let Some(backend) = self.backends.get_mut(&node) else { return false };
+        let is_new = !std::mem::replace(&mut backend.is_let_go, true);
+        self.retire(now, scheduler, node);
+        is_new
+    }
+
+    /// A backend is told what to have: nothing else is planned there any more. Whether frontends are to hear of models.
+    pub fn handle_assigned(
+        &mut self,
+        now: Time,
+        scheduler: &mut Scheduler,
+        models: &mut ServedModels,
+        (node, assigned): (NodeId, &Assignment),
+    ) -> bool {
+        let withheld = self.backends.get_mut(&node).map(|backend| backend.withhold(assigned)).unwrap_or_default();
+        !withheld.is_empty() && self.settle(now, scheduler, models, &withheld)
+    }
+
+    /// Whether anybody has a model, or may be told to load it.
+    fn may_have(&self, key: &ModelKey) -> bool {
+        let may =
+            |backend: &Backend| backend.offers(key).next().is_some() || (self.assigns && backend.can_load(&key.0));
+        self.backends.values().any(may)
     }
 
     /// Its devices leave; what runs there goes on.
@@ -154,10 +182,10 @@ impl ClusterMap {
         let had: BTreeSet<ModelKey> = backend.offer.iter().flat_map(keys_of).collect();
         let has: BTreeSet<ModelKey> = keys_of(&offer).collect();
         backend.slots.resize_with(backend.slots.len().max(offer.slots.len()), SlotState::default);
-        backend.offer = Some(offer);
+        backend.set_offer(offer);
         let mut changed = false;
         for key in had.difference(&has) {
-            if !self.backends.values().any(|backend| backend.offers(key).next().is_some()) {
+            if !self.may_have(key) {
                 changed |= models.remove(now, scheduler, key);
             }
         }
@@ -188,7 +216,7 @@ impl ClusterMap {
             let offers: Vec<_> = order
                 .iter()
                 .filter_map(|node| self.backends.get(node))
-                .filter(|backend| !backend.refused.contains(key))
+                .filter(|backend| backend.is_used(key))
                 .flat_map(|backend| backend.offers(key).map(|offer| (offer, self.kinds_of(backend, key))))
                 .collect();
             changed |= models.set(now, scheduler, key, &offers);
@@ -301,7 +329,7 @@ impl ClusterMap {
     /// Adds the slots of a backend that are devices from now on.
     fn add_devices(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
         let Some(backend) = self.backends.get_mut(&node) else { return };
-        if !backend.is_known || backend.is_leaving {
+        if !backend.is_known || backend.is_let_go {
             return;
         }
         for (slot, state) in (0..).zip(&mut backend.slots) {

@@ -1,8 +1,10 @@
 //! What a scheduler that leads knows of one backend.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::message::{BatchKey, Delays, Hello, Offer, OfferedModel, Slot};
+use super::assigner::BackendView;
+use super::assignment::{Assignment, Stamp};
+use super::message::{BatchKey, Delays, Hello, NodeId, Offer, OfferedModel, Slot};
 use super::served_models::ModelKey;
 use crate::ids::{DeviceId, DeviceKind};
 use crate::time::Duration;
@@ -25,10 +27,15 @@ pub(super) struct Backend {
     pub offer: Option<Offer>,
     /// What it had under way is known.
     pub is_known: bool,
+    /// It is to go.
     pub is_leaving: bool,
+    /// It gets no more batches.
+    pub is_let_go: bool,
     pub slots: Vec<SlotState>,
     /// Models of its offer that are not used.
     pub refused: BTreeSet<ModelKey>,
+    /// By name, models that it is not to have any more: since which thing that was said. It may offer them still, as it has not heard of it.
+    pub withheld: BTreeMap<String, Stamp>,
     /// What it has measured.
     pub delays: Option<Delays>,
     /// Places of the queues that it has been told of.
@@ -58,12 +65,57 @@ impl Backend {
             offer: None,
             is_known: false,
             is_leaving: false,
+            is_let_go: false,
             slots: Vec::new(),
             refused: BTreeSet::new(),
+            withheld: BTreeMap::new(),
             delays: None,
             told: BTreeSet::new(),
             met: BTreeSet::new(),
         }
+    }
+
+    /// Whether batches of a model that it offers are planned there.
+    pub fn is_used(&self, key: &ModelKey) -> bool {
+        !self.refused.contains(key) && !self.withheld.contains_key(&key.0)
+    }
+
+    /// It says what it has.
+    pub fn set_offer(&mut self, offer: Offer) {
+        let heard = offer.assigned.as_ref().map(|assigned| assigned.stamp);
+        self.withheld.retain(|_, since| heard.is_none_or(|heard| heard < *since));
+        self.offer = Some(offer);
+    }
+
+    /// It is told what to have. Models that it offers and is not to have.
+    pub fn withhold(&mut self, assigned: &Assignment) -> BTreeSet<ModelKey> {
+        let Some(offer) = &self.offer else { return BTreeSet::new() };
+        let is_managed = |name: &str| offer.repository.iter().any(|loadable| loadable.model == name);
+        let withheld = keys_of(offer).filter(|(name, _)| is_managed(name) && !assigned.has(name));
+        let withheld: BTreeSet<ModelKey> = withheld.collect();
+        self.withheld.extend(withheld.iter().map(|(name, _)| (name.clone(), assigned.stamp)));
+        withheld
+    }
+
+    /// Whether it could load a model.
+    pub fn can_load(&self, model: &str) -> bool {
+        let mut repository = self.offer.iter().flat_map(|offer| &offer.repository);
+        !self.is_leaving && repository.any(|loadable| loadable.model == model && loadable.failed.is_none())
+    }
+
+    /// As whoever says what it is to have sees it; `None`: it has not said what it has.
+    pub fn view(&self, node: NodeId) -> Option<BackendView<'_>> {
+        let offer = self.offer.as_ref()?;
+        let is_ready = |model: &&OfferedModel| self.is_used(&(model.model.clone(), model.version));
+        Some(BackendView {
+            node,
+            joined: self.joined,
+            is_leaving: self.is_leaving,
+            repository: &offer.repository,
+            memory: offer.memory,
+            ready: offer.models.iter().filter(is_ready).map(|model| &*model.model).collect(),
+            assigned: offer.assigned.as_ref(),
+        })
     }
 
     /// Its devices.
@@ -95,7 +147,7 @@ impl Backend {
                 offer.models.iter().take_while(|m| m.model != model.model || m.version != model.version).count();
             let key = (model.model.clone(), model.version);
             let slots = model.profiles.len();
-            if self.refused.contains(&key) || slots == 0 {
+            if !self.is_used(&key) || slots == 0 {
                 continue;
             }
             // Models that may not run everywhere are spread over the slots.

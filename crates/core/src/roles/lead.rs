@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::assigner::{Assigner, AssignerOutput, SubClusterOptions};
+use super::assignment::SubClusterPlan;
 use super::cluster_map::ClusterMap;
 use super::epoch::Epoch;
 use super::links::Links;
@@ -10,6 +12,7 @@ use super::load_count::LoadCount;
 use super::message::{
     BatchKey, HandedIn, Hello, Message, NodeId, Offer, Plan, QueueAlias, QueueKey, Refusal, RequestKey, Role,
 };
+use super::model_rates::ModelRates;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_REQUESTS, Place, Waiting};
 use crate::cluster::{AutoscaleSample, DropReason, NetworkBudget, Output, Reject, Request, Scheduler};
@@ -29,6 +32,15 @@ struct Parked {
     request: Request,
 }
 
+/// A sub-cluster, as it is now.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SubCluster {
+    /// Its backends, each with the models of the sub-cluster that it does not have yet.
+    pub backends: Vec<(NodeId, Vec<String>)>,
+    /// Its models, by name.
+    pub models: Vec<String>,
+}
+
 /// What a scheduler does while it leads.
 #[derive(Debug)]
 pub(super) struct Lead {
@@ -46,6 +58,11 @@ pub(super) struct Lead {
     network: NetworkBudget,
     measures_at: Time,
     load: LoadCount,
+    rates: ModelRates,
+    /// Of a scheduler that says which models backends are to have.
+    assigner: Option<Assigner>,
+    /// What backends have, or which there are, has changed since they were told what to have.
+    assigns: bool,
 }
 
 /// The instant at which what is left now is over.
@@ -54,14 +71,23 @@ fn end_of(now: Time, left: Duration) -> Time {
 }
 
 impl Lead {
-    /// Begins to lead; who is connected is to be told to it, with [`Lead::handle_up`].
-    pub fn new(epoch: Epoch, wake_margin: Duration, settles_at: Time, now: Time) -> Self {
+    /// Begins to lead; who is connected is to be told to it, with [`Lead::handle_up`]. `settles`: how long backends may be on their way here. `sub_clusters`: how models are divided among
+    /// them, and the last plan that is known; `None`: which models they have is their own affair.
+    pub fn new(
+        epoch: Epoch,
+        wake_margin: Duration,
+        settles: Duration,
+        sub_clusters: Option<(SubClusterOptions, Option<SubClusterPlan>)>,
+        now: Time,
+    ) -> Self {
+        let assigner = sub_clusters.map(|(options, plan)| Assigner::new(options, epoch, plan, now, settles));
+        let settles_at = now + settles;
         let mut scheduler = Scheduler::new();
         scheduler.set_wake_margin(now, wake_margin);
         Lead {
             epoch,
             scheduler,
-            map: ClusterMap::new(epoch),
+            map: ClusterMap::new(epoch, assigner.is_some()),
             models: ServedModels::default(),
             waiting: Waiting::default(),
             parked: BTreeMap::new(),
@@ -71,6 +97,9 @@ impl Lead {
             network: NetworkBudget::default(),
             measures_at: now + MEASURE_EVERY,
             load: LoadCount::default(),
+            rates: ModelRates::default(),
+            assigner,
+            assigns: true,
         }
     }
 
@@ -119,6 +148,7 @@ impl Lead {
         }
         let (batches, changed) = self.map.handle_lost(now, &mut self.scheduler, &mut self.models, node);
         self.models_changed |= changed;
+        self.assigns = true;
         for members in batches {
             for id in &members {
                 self.waiting.end(*id, Some(Refusal::Lost));
@@ -169,7 +199,7 @@ impl Lead {
             (Role::Backend, Message::Completed { batch, ran, missed }) => {
                 self.handle_completed(now, from, batch, ran.map(|(_, took)| took), &missed);
             }
-            (Role::Backend, Message::Leave) => self.map.handle_leave(now, &mut self.scheduler, from),
+            (Role::Backend, Message::Leave) => self.assigns |= self.map.handle_leave(from),
             // Not for a scheduler, or not from there: a peer of another mind.
             _ => {}
         }
@@ -211,6 +241,7 @@ impl Lead {
         let reject = match model {
             Ok(model) => {
                 parked.request.model = model;
+                self.rates.arrived(model);
                 match self.scheduler.handle_request(now, parked.request) {
                     Ok(ticket) => return self.waiting.set_place(id, Place::Queued(model, ticket)),
                     Err(reject) => reject,
@@ -245,6 +276,7 @@ impl Lead {
     fn handle_offer(&mut self, now: Time, from: NodeId, offer: Offer) {
         let changed = self.map.handle_offer(now, &mut self.scheduler, &mut self.models, from, offer);
         self.models_changed |= changed;
+        self.assigns = true;
         if changed && !self.parked.is_empty() {
             for (_, parked) in std::mem::take(&mut self.parked) {
                 self.enter(now, parked);
@@ -294,7 +326,64 @@ impl Lead {
         if now >= self.measures_at {
             self.measures_at = now + MEASURE_EVERY;
             self.measure(now, links);
+            let models = &self.models;
+            self.rates.measure(now, |model| models.queue_of(model).map(|(_, key)| &*key.model));
         }
+        self.assigns |= self.assigner.as_ref().is_some_and(|assigner| assigner.poll_timeout() <= now);
+    }
+
+    /// Tells backends which models to have, and those that leave that they may.
+    fn assign<P: Clone>(&mut self, now: Time, links: &mut Links<P>) {
+        if !std::mem::take(&mut self.assigns) {
+            return;
+        }
+        let let_go = match &mut self.assigner {
+            None => self.map.backends().filter(|(_, backend)| backend.is_leaving).map(|(node, _)| node).collect(),
+            Some(assigner) => {
+                let views: Vec<_> = self.map.backends().filter_map(|(node, backend)| backend.view(node)).collect();
+                let (rates, models) = (&self.rates, &self.models);
+                let told = assigner.settle(now, &views, |model| rates.of(model) * models.least_seconds(model));
+                for (node, assigned) in told.assignments {
+                    let place = (node, &assigned);
+                    let changed = self.map.handle_assigned(now, &mut self.scheduler, &mut self.models, place);
+                    self.models_changed |= changed;
+                    links.say(now, node, Message::Assign(assigned));
+                }
+                told.let_go
+            }
+        };
+        for node in let_go {
+            if self.map.let_go(now, &mut self.scheduler, node) {
+                links.say(now, node, Message::LetGo);
+            }
+        }
+    }
+
+    /// Who says which models backends are to have, if that is somebody.
+    pub fn assigner_mut(&mut self) -> Option<&mut Assigner> {
+        self.assigns = true;
+        self.assigner.as_mut()
+    }
+
+    /// What is to be done about plans.
+    pub fn poll_plan(&mut self) -> Option<AssignerOutput> {
+        self.assigner.as_mut()?.poll_output()
+    }
+
+    /// The sub-clusters as they are.
+    pub fn sub_clusters(&self) -> Vec<SubCluster> {
+        let Some(assigner) = &self.assigner else { return Vec::new() };
+        let mut all: BTreeMap<u32, SubCluster> = BTreeMap::new();
+        for (model, group) in assigner.plan().map(|plan| &plan.models).into_iter().flatten() {
+            all.entry(*group).or_default().models.push(model.clone());
+        }
+        for (node, backend) in self.map.backends() {
+            let (Some(group), Some(view)) = (assigner.group(node), backend.view(node)) else { continue };
+            let group = all.entry(group).or_default();
+            let missing = group.models.iter().filter(|model| !view.ready.contains(&***model)).cloned().collect();
+            group.backends.push((node, missing));
+        }
+        all.into_values().collect()
     }
 
     /// Plans with what messages take now (Symphony appendix D): with what the worst backend has measured, unless that is far from the others.
@@ -342,6 +431,7 @@ impl Lead {
                 }
             }
         }
+        self.assign(now, links);
         while let Some((frontend, refused)) = self.waiting.poll_refused() {
             links.say(now, frontend, Message::Refused(refused));
         }
@@ -415,7 +505,12 @@ impl Lead {
     pub fn poll_timeout(&self) -> (Time, &'static str) {
         let due = self.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
         let settles = if self.is_settled && self.parked.is_empty() { Time::MAX } else { self.settles_at };
-        let others = [(settles, "models that nobody offers"), (self.measures_at, "what messages take")];
+        let assigns = self.assigner.as_ref().map_or(Time::MAX, Assigner::poll_timeout);
+        let others = [
+            (settles, "models that nobody offers"),
+            (self.measures_at, "what messages take"),
+            (assigns, "which models backends have"),
+        ];
         others.into_iter().fold((due, "a batch or a deadline"), |least, due| if due.0 < least.0 { due } else { least })
     }
 }

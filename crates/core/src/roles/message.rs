@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::assignment::Assignment;
 use super::epoch::Epoch;
 use crate::cluster::{DispatchPolicy, DropPolicy, DropReason, PriorityLevel, Reject};
 use crate::ids::BatchId;
@@ -11,7 +12,7 @@ use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
 /// Which protocol this is. Peers of another one are told so and left alone.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 
 /// A process: drawn at random when it starts, so that one that starts again is another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -172,6 +173,17 @@ pub struct OfferedModel {
     pub profiles: Vec<(u32, LatencyProfile)>,
 }
 
+/// A model that a backend could load if it were told to.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Loadable {
+    /// Name of the model.
+    pub model: String,
+    /// Bytes that it takes on a device as long as it is loaded, as far as that is known beforehand: those of its files.
+    pub memory: u64,
+    /// Why it could not be loaded when it was told to last.
+    pub failed: Option<String>,
+}
+
 /// What a backend has.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Offer {
@@ -179,6 +191,12 @@ pub struct Offer {
     pub slots: Vec<Slot>,
     /// All of them.
     pub models: Vec<OfferedModel>,
+    /// What schedulers may have it load and unload; empty: which models it has is its own affair.
+    pub repository: Vec<Loadable>,
+    /// Bytes for models that the smallest of its devices has; `None`: not known.
+    pub memory: Option<u64>,
+    /// What it was told last to have; what it is not to have any more is not among its models.
+    pub assigned: Option<Assignment>,
 }
 
 /// A batch that a backend has, as it says to whoever begins to lead.
@@ -270,6 +288,8 @@ pub enum Message<P> {
     Plan(Plan),
     /// Backend to scheduler: what I have, in place of what I said before.
     Offer(Offer),
+    /// Scheduler to backend: the models that you are to have, in place of what I said before.
+    Assign(Assignment),
     /// Backend to scheduler: what I have measured of the network.
     Delays(Delays),
     /// Backend to scheduler that leads from now on: what I have under way.
@@ -283,8 +303,10 @@ pub enum Message<P> {
         /// Members whose inputs did not come.
         missed: Vec<RequestKey>,
     },
-    /// Backend to scheduler: no more batches; I go once what I have is done.
+    /// Backend to scheduler: I am to go. It goes once it is [let go](Message::LetGo) and what it has is done.
     Leave,
+    /// Scheduler to backend that leaves: there are no more batches for you.
+    LetGo,
     /// Backend to frontend: these requests are in a batch of mine; let me have their inputs.
     Claim {
         /// The batch.
@@ -351,9 +373,11 @@ impl<P> Message<P> {
             | Message::Standing { .. }
             | Message::Meet { .. }
             | Message::Offer(_)
+            | Message::Assign(_)
             | Message::Delays(_)
             | Message::Completed { .. }
             | Message::Leave
+            | Message::LetGo
             | Message::Claim { .. }
             | Message::Release { .. }
             | Message::Answers(_) => {}

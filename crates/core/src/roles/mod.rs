@@ -28,8 +28,11 @@
 //! | `link.rs`, `links.rs` | in order and once between two nodes; all links of one node |
 //! | `delay.rs` | what messages take, measured (Symphony appendix D) |
 //! | `epoch.rs`, `election.rs` | who leads |
+//! | `assignment.rs`, `assigner.rs`, `loading.rs` | which models backends have (Symphony §4.4): what is said of it, who says so, and how a backend comes to have them |
 //! | `frontend_node.rs`, `scheduler_node.rs`, `backend_node.rs` | the roles |
 
+mod assigner;
+mod assignment;
 mod backend_node;
 mod cluster_map;
 mod delay;
@@ -44,7 +47,9 @@ mod lead;
 mod link;
 mod links;
 mod load_count;
+mod loading;
 mod message;
+mod model_rates;
 mod numbered;
 mod open_requests;
 mod queue_names;
@@ -53,16 +58,20 @@ mod served_models;
 mod under_way;
 mod waiting;
 
+pub use assigner::SubClusterOptions;
+pub use assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
 pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, RequestEnd};
 pub use gathering::Member;
+pub use lead::SubCluster;
 pub use link::{Frame, LinkTiming, MOST_UNACKED};
 pub use links::{LinkEvent, Links};
+pub use loading::Doing;
 pub use message::{
-    BatchKey, Delays, HandedIn, Hello, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan, QueueAlias,
-    QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
+    BatchKey, Delays, HandedIn, Hello, Loadable, Message, NodeId, Offer, OfferedModel, Outcome, PROTOCOL, Plan,
+    QueueAlias, QueueKey, Refusal, RequestKey, Role, Running, ServedModel, Slot,
 };
 pub use open_requests::NewRequest;
 pub use scheduler_node::{SchedulerNode, SchedulerOptions, SchedulerOutput};

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use super::assigner::{AssignerOutput, SubClusterOptions};
+use super::assignment::{PlanWanted, SubClusterPlan};
 use super::election::{Election, ElectionEvent};
 use super::epoch::Epoch;
-use super::lead::Lead;
+use super::lead::{Lead, SubCluster};
 use super::link::{Frame, LinkTiming};
 use super::links::{LinkEvent, Links};
 use super::message::{Hello, Message, NodeId, Role};
@@ -30,15 +32,21 @@ pub struct SchedulerOptions {
     pub wake_margin: Duration,
     /// Whether epochs are allotted by a store that all schedulers ask ([`SchedulerNode::handle_epoch`]); otherwise each takes the next one by itself.
     pub epochs_are_allotted: bool,
+    /// How models are divided among sub-clusters of backends; `None`: which models backends have is their own affair.
+    pub sub_clusters: Option<SubClusterOptions>,
 }
 
 /// What a scheduler does.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum SchedulerOutput<P> {
     /// Send this frame.
     Send(NodeId, Frame<P>),
     /// Ask the store for an epoch above this number; to be answered by [`SchedulerNode::handle_epoch`].
     WantEpoch(u64),
+    /// Divide models among sub-clusters; to be answered by [`SchedulerNode::handle_planned`].
+    WantPlan(PlanWanted),
+    /// This plan holds from now on: keep it for whoever leads next, if there is a store.
+    KeepPlan(SubClusterPlan),
     /// It leads from now on.
     Leads(Epoch),
     /// It stands by from now on; the epoch is that of whoever leads.
@@ -59,6 +67,8 @@ pub struct SchedulerNode<P> {
     election: Election,
     /// What it has while it leads.
     lead: Option<Lead>,
+    /// The newest that the store is known to have.
+    kept_plan: Option<SubClusterPlan>,
     /// What the other schedulers were told last.
     standing: (Epoch, bool),
     outputs: VecDeque<SchedulerOutput<P>>,
@@ -76,6 +86,7 @@ impl<P: Clone> SchedulerNode<P> {
             standing: election.standing(),
             election,
             lead: None,
+            kept_plan: None,
             outputs: VecDeque::new(),
             options,
         }
@@ -143,6 +154,31 @@ impl<P: Clone> SchedulerNode<P> {
     pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
         self.election.handle_epoch(now, number);
         self.attend(now);
+    }
+
+    /// The plan that the store has: what to go on with, if it is to lead.
+    pub fn handle_kept_plan(&mut self, plan: SubClusterPlan) {
+        if self.kept_plan.as_ref().is_none_or(|known| known.stamp < plan.stamp) {
+            self.kept_plan = Some(plan);
+        }
+    }
+
+    /// The answer to [`SchedulerOutput::WantPlan`], of this number: by model the sub-cluster, or why there is no plan.
+    pub fn handle_planned(&mut self, number: u64, planned: Result<Vec<u32>, String>) {
+        if let Some(assigner) = self.lead.as_mut().and_then(Lead::assigner_mut) {
+            assigner.handle_planned(number, planned);
+        }
+    }
+
+    /// Models are to be divided anew, at once. False: it does not lead, or does not divide them.
+    pub fn handle_plan_wanted(&mut self, now: Time) -> bool {
+        let assigner = self.lead.as_mut().and_then(Lead::assigner_mut);
+        assigner.map(|assigner| assigner.handle_wanted(now)).is_some()
+    }
+
+    /// The sub-clusters as they are; none: it does not lead, or has none.
+    pub fn sub_clusters(&self) -> Vec<SubCluster> {
+        self.lead.as_ref().map(Lead::sub_clusters).unwrap_or_default()
     }
 
     /// Does what is due.
@@ -249,7 +285,9 @@ impl<P: Clone> SchedulerNode<P> {
     }
 
     fn begin(&mut self, now: Time, epoch: Epoch) {
-        let mut lead = Lead::new(epoch, self.options.wake_margin, now + self.options.lost_after, now);
+        let SchedulerOptions { wake_margin, lost_after, sub_clusters, .. } = self.options;
+        let sub_clusters = sub_clusters.map(|options| (options, self.kept_plan.clone()));
+        let mut lead = Lead::new(epoch, wake_margin, lost_after, sub_clusters, now);
         let peers: Vec<Hello> = self.links.peers().cloned().collect();
         for hello in &peers {
             lead.handle_up(now, &mut self.links, hello);
@@ -264,6 +302,13 @@ impl<P: Clone> SchedulerNode<P> {
             lead.flush(now, &mut self.links);
             while let Some(note) = lead.poll_note() {
                 self.outputs.push_back(SchedulerOutput::Note(note));
+            }
+            while let Some(output) = lead.poll_plan() {
+                self.outputs.push_back(match output {
+                    AssignerOutput::Want(wanted) => SchedulerOutput::WantPlan(wanted),
+                    AssignerOutput::Keep(plan) => SchedulerOutput::KeepPlan(plan),
+                    AssignerOutput::Note(note) => SchedulerOutput::Note(note),
+                });
             }
         }
         // A peer that was too slow for what it was to be told.

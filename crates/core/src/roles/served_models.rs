@@ -88,6 +88,23 @@ impl ServedModels {
         self.models.values().map(|served| served.offered.item_bytes).max().unwrap_or(0)
     }
 
+    /// Seconds that a device takes for an item of a model in the largest batch, where it is fastest; of a model that nobody has offered yet, the mean of the others.
+    pub fn least_seconds(&self, name: &str) -> f64 {
+        let seconds = |served: &Served| {
+            let profiles = served.shapes.iter().flat_map(|(_, kinds)| kinds).map(|(_, profile)| profile);
+            let of = |profile: &LatencyProfile| {
+                profile.latency(profile.max_batch()).as_secs_f64() / f64::from(profile.max_batch().max(1))
+            };
+            profiles.map(of).reduce(f64::min)
+        };
+        let of_name = self.models.iter().filter(|((model, _), _)| model == name);
+        let own = of_name.filter_map(|(_, served)| seconds(served)).reduce(f64::max);
+        own.unwrap_or_else(|| {
+            let all: Vec<f64> = self.models.values().filter_map(seconds).collect();
+            if all.is_empty() { 1.0 } else { all.iter().sum::<f64>() / all.len() as f64 }
+        })
+    }
+
     /// The place of a queue, which has one from now on, and that of one that was forgotten for it. `None`: there are too many.
     pub fn place(&mut self, now: Time, scheduler: &mut Scheduler, key: &Arc<QueueKey>) -> Option<(u32, Option<u32>)> {
         if let Some(place) = self.by_key.get(key) {

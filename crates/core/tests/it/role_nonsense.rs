@@ -65,10 +65,16 @@ fn message(step: &Step) -> Message<P> {
             let (queue, slot, size) = (alias, c as u32, a as u32);
             Message::Plan(Plan { batch, slot, queue, members, size, starts_in: long, expected: short })
         }
-        13 => Message::Offer(Offer { slots: vec![Slot { hardware: String::new(), device: 0 }], models: Vec::new() }),
+        13 => Message::Offer(Offer { slots: vec![Slot { hardware: String::new(), device: 0 }], ..Offer::default() }),
         14 => Message::Delays(Delays { control: long, fetch: short, fetch_per_kib: c }),
         15 => Message::UnderWay(vec![Running { batch, slot: c as u32, ends_in: long }; 2]),
         16 => Message::Completed { batch, ran: Some((a as u32, long)), missed: members },
+        17 if c % 3 == 0 => Message::LetGo,
+        17 if c % 3 == 1 => {
+            let stamp = Stamp { epoch, number: b };
+            let (planned, kept) = (vec!["m".to_owned()], vec!["m".to_owned(), "n".to_owned()]);
+            Message::Assign(Assignment { stamp, plan: stamp, sub_cluster: b as u32, planned, kept })
+        }
         17 => Message::Leave,
         18 => Message::Claim { batch, numbers: vec![a, b, c, c] },
         19 | 20 => {
@@ -156,7 +162,7 @@ impl World {
             }
             (25, Node::Backend(node)) => {
                 let slots = (0..=a.min(3)).map(|_| Slot { hardware: String::new(), device: 0 }).collect();
-                node.handle_offer(now, Offer { slots, models: Vec::new() });
+                node.handle_offer(now, Offer { slots, ..Offer::default() });
             }
             (26, Node::Frontend(node)) => node.handle_cancel(now, a.min(b)),
             (26, Node::Backend(node)) => {

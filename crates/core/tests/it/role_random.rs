@@ -97,7 +97,7 @@ impl World {
                 let fetch_within = Duration::from_millis(4);
                 let mut node = BackendNode::new(id, BackendOptions { heartbeat, lost_after, fetch_within }, self.now);
                 let slots = (0..2).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect();
-                node.handle_offer(self.now, Offer { slots, models: Vec::new() });
+                node.handle_offer(self.now, Offer { slots, ..Offer::default() });
                 self.engines.insert(id, Engine::default());
                 Node::Backend(node)
             }
@@ -214,6 +214,7 @@ impl World {
                             None
                         }
                         Some(BackendOutput::Leader(..)) => None,
+                        Some(BackendOutput::Model(model, _)) => panic!("nobody told it to have {model}"),
                         Some(BackendOutput::Drained) => panic!("nobody told it to go"),
                     }
                 }

@@ -152,6 +152,8 @@ impl World {
                         });
                         format!("runs {} of {} on slot {slot}: {}", batch_text(batch), queue.model, list(members))
                     }
+                    BackendOutput::Model(model, Doing::Load) => format!("loads {model}"),
+                    BackendOutput::Model(model, Doing::Unload) => format!("unloads {model}"),
                     BackendOutput::Leader(who, epoch) => format!("obeys {} as {}", name(who), epoch_text(epoch)),
                     BackendOutput::Lost(peer) => format!("gives {} up", name(peer)),
                     BackendOutput::Drained => "has nothing left to do".to_owned(),
@@ -249,10 +251,14 @@ impl World {
                 self.requests += 1;
             }
             (["cancel", number], Node::Frontend(node)) => node.handle_cancel(now, number.parse().unwrap()),
-            (["offer", model, ..], Node::Backend(node)) => {
+            (["offer", models, ..], Node::Backend(node)) => {
                 let slots = option(words, "slots").map_or(1, |slots| slots.parse().unwrap());
-                node.handle_offer(now, offer(model, slots));
+                let loadable = |model: &str| Loadable { model: model.to_owned(), memory: 1, failed: None };
+                let repository = option(words, "repository").map(|names| names.split(',').map(loadable).collect());
+                node.handle_offer(now, Offer { repository: repository.unwrap_or_default(), ..offer(models, slots) });
             }
+            (["done", model], Node::Backend(node)) => node.handle_done(now, model, Ok(())),
+            (["failed", model], Node::Backend(node)) => node.handle_done(now, model, Err("too large".to_owned())),
             (["ran", batch, members @ ..], Node::Backend(node)) => {
                 let (ran, members) = match members {
                     ["nothing", members @ ..] => (None, members),
@@ -299,4 +305,6 @@ scenarios! {
     backend_drops_members_of_a_lost_frontend
     backend_copes_with_nonsense
     backend_leaves
+    backend_leaves_once_it_is_let_go
+    backend_loads_and_unloads_as_it_is_told
 }

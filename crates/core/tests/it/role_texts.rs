@@ -39,6 +39,13 @@ pub fn message(words: &[&str], from: NodeId) -> Message<P> {
             let (alias, model) = words[1].split_once('=').unwrap();
             Message::Queue { alias: QueueAlias(alias.parse().unwrap()), key: queue(model) }
         }
+        "assigns" => {
+            let stamp = Stamp { epoch: epoch(words[1]), number: words[2].parse().unwrap() };
+            let models = |name| option(words, name).map_or(Vec::new(), |m| m.split(',').map(str::to_owned).collect());
+            let (planned, kept) = (models("planned"), models("kept"));
+            Message::Assign(Assignment { stamp, plan: stamp, sub_cluster: 0, planned, kept })
+        }
+        "lets_go" => Message::LetGo,
         "meets" => Message::Meet { frontend: id(words[1]), address: format!("{}:1", words[1]) },
         "plans" => {
             let number = |name| option(words, name).map_or(0, |value| value.parse().unwrap());
@@ -79,7 +86,9 @@ pub fn message_text(message: &Message<P>) -> String {
         Message::Standing { epoch, .. } => format!("not below {}", epoch_text(*epoch)),
         Message::Offer(offer) => {
             let models = list(offer.models.iter().map(|model| model.model.clone()));
-            format!("offer of {models} on {} slots", offer.slots.len())
+            let heard = offer.assigned.as_ref().map_or(String::new(), |a| format!(", heard {}", a.stamp.number));
+            let failed = offer.repository.iter().filter_map(|l| Some(format!(", {}: {}", l.model, l.failed.as_ref()?)));
+            format!("offer of {models} on {} slots{heard}{}", offer.slots.len(), failed.collect::<String>())
         }
         Message::Delays(_) => "delays".to_owned(),
         Message::UnderWay(running) => {
@@ -157,9 +166,10 @@ pub fn queue(model: &str) -> QueueKey {
     QueueKey { model: model.to_owned(), version: 1, shape: Vec::new() }
 }
 
-pub fn offer(model: &str, slots: u32) -> Offer {
-    let profiles = (0..slots).map(|slot| (slot, LatencyProfile::linear_ms(1.0, 4.0, 16).unwrap())).collect();
-    let model = OfferedModel {
+/// Of models, `m,n` or `none`.
+pub fn offer(models: &str, slots: u32) -> Offer {
+    let profiles: Vec<_> = (0..slots).map(|slot| (slot, LatencyProfile::linear_ms(1.0, 4.0, 16).unwrap())).collect();
+    let model = |model: &str| OfferedModel {
         model: model.to_owned(),
         version: 1,
         fingerprint: String::new(),
@@ -173,9 +183,11 @@ pub fn offer(model: &str, slots: u32) -> Offer {
         item_bytes: 1_000,
         may_repeat: true,
         shape: Vec::new(),
-        profiles,
+        profiles: profiles.clone(),
     };
-    Offer { slots: (0..slots).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect(), models: vec![model] }
+    let models = models.split(',').filter(|name| *name != "none").map(model).collect();
+    let slots = (0..slots).map(|_| Slot { hardware: "cpu".to_owned(), device: 0 }).collect();
+    Offer { slots, models, ..Offer::default() }
 }
 
 pub fn epoch(text: &str) -> Epoch {

@@ -42,6 +42,7 @@ impl World {
             lost_after: LOST_AFTER,
             wake_margin: Duration::ZERO,
             epochs_are_allotted: false,
+            sub_clusters: None,
         };
         let node = SchedulerNode::new(NODE, options, Time::ZERO);
         World {
@@ -208,7 +209,11 @@ fn model(name: &str, latency: Duration, slots: u32) -> OfferedModel {
 }
 
 fn offer(slots: u32, models: Vec<OfferedModel>) -> Offer {
-    Offer { slots: (0..slots).map(|_| Slot { hardware: "cpu".into(), device: 0 }).collect(), models }
+    Offer {
+        slots: (0..slots).map(|_| Slot { hardware: "cpu".into(), device: 0 }).collect(),
+        models,
+        ..Offer::default()
+    }
 }
 
 fn numbers(plan: &Plan) -> Vec<u64> {

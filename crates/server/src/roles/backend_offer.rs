@@ -74,7 +74,7 @@ impl OfferMaker {
             hardware: hardware(*device, parts.get(*partition).map(|part| &*part.size)),
             device: u32::try_from(*device).unwrap_or(u32::MAX),
         };
-        let mut offer = Offer { slots: slots.iter().map(slot).collect(), models: Vec::new() };
+        let mut offer = Offer { slots: slots.iter().map(slot).collect(), ..Offer::default() };
         for served in self.registry.serving().all() {
             for (number, loaded) in &served.versions {
                 offer.models.extend(self.model(&served.definition, *number, loaded, &slots));

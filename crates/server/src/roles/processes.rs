@@ -171,6 +171,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         lost_after: cluster.lost_after,
         wake_margin: WAKE_MARGIN,
         epochs_are_allotted: store.is_some(),
+        sub_clusters: None,
     };
     let of_machine = board.clone();
     let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;

@@ -100,6 +100,7 @@ impl Process {
                     lost_after: timing.lost_after,
                     wake_margin: timing.wakes_late,
                     epochs_are_allotted: scenario.has_store,
+                    sub_clusters: None,
                 };
                 Machine::Scheduler(Box::new(SchedulerNode::new(node, options, local)))
             }
@@ -248,5 +249,6 @@ fn offer(scenario: &NetworkScenario) -> Offer {
     Offer {
         slots: (0..slots).map(|device| Slot { hardware: "emulated".into(), device }).collect(),
         models: scenario.models.iter().enumerate().map(model).collect(),
+        ..Offer::default()
     }
 }

@@ -284,6 +284,7 @@ impl<'a> NetworkRun<'a> {
             }
             SchedulerOutput::StandsBy(_) => {}
             SchedulerOutput::Lost(peer) => self.close(at, peer),
+            SchedulerOutput::WantPlan(_) | SchedulerOutput::KeepPlan(_) => {}
             SchedulerOutput::Note(note) => self.judge.breaks(self.now, "nothing waits", || note),
         }
     }
@@ -297,6 +298,7 @@ impl<'a> NetworkRun<'a> {
                 }
             }
             BackendOutput::Run { batch, slot, queue, members } => self.run_batch(at, batch, slot, &queue, &members),
+            BackendOutput::Model(..) => {}
             BackendOutput::Leader(_, epoch) => self.judge.obeys(self.now, self.processes[at].node(), epoch),
             BackendOutput::Lost(peer) => self.close(at, peer),
             BackendOutput::Drained => {

@@ -1,0 +1,361 @@
+//! Which models each backend is to have, while a scheduler leads (Symphony §4.4).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
+use super::epoch::Epoch;
+use super::message::{Loadable, NodeId};
+use crate::time::{Duration, Time};
+
+/// How models are divided among sub-clusters of backends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SubClusterOptions {
+    /// How many sub-clusters there are, while there are as many backends.
+    pub count: u32,
+    /// How often models are divided anew; `Duration::MAX`: only when backends come and go, models are new, or somebody asks.
+    pub plan_every: Duration,
+    /// Models that one plan may move; `None`: any number.
+    pub most_moves: Option<u32>,
+}
+
+/// What the assigner knows of a backend.
+#[derive(Debug)]
+pub(super) struct BackendView<'a> {
+    pub node: NodeId,
+    /// Who came first.
+    pub joined: u64,
+    pub is_leaving: bool,
+    pub repository: &'a [Loadable],
+    pub memory: Option<u64>,
+    /// Models that may be planned there.
+    pub ready: BTreeSet<&'a str>,
+    /// As it was told last, by whomever.
+    pub assigned: Option<&'a Assignment>,
+}
+
+impl BackendView<'_> {
+    /// Whether it can have a model, as far as is known.
+    fn can_have(&self, model: &str) -> bool {
+        self.repository.iter().any(|loadable| loadable.model == model && loadable.failed.is_none())
+    }
+}
+
+/// What the assigner has others do.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) enum AssignerOutput {
+    /// Find a plan.
+    Want(PlanWanted),
+    /// There is a new one.
+    Keep(SubClusterPlan),
+    /// People should know.
+    Note(String),
+}
+
+/// What backends are to be told.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pub assignments: Vec<(NodeId, Assignment)>,
+    /// Backends that leave, and whose models others have.
+    pub let_go: Vec<NodeId>,
+}
+
+/// Where a planned model is to be.
+struct Place {
+    /// Backends of its sub-cluster that can have it.
+    backends: usize,
+    /// All of these have it.
+    is_ready: bool,
+}
+
+/// Says which models each backend is to have.
+///
+/// Backends that may be told are divided into sub-clusters of even size, and each is to have the models that the plan has in its own. A model is not taken from a backend before all backends of its sub-cluster that
+/// can have it do, so that no request waits for a move. Plans are made by whoever is asked with [`AssignerOutput::Want`].
+///
+/// What it needs to go on from whoever led before is what backends say that they were told and, where there is a store, the last plan.
+#[derive(Debug)]
+pub(super) struct Assigner {
+    options: SubClusterOptions,
+    epoch: Epoch,
+    /// Of the last thing that was said.
+    number: u64,
+    plan: Option<SubClusterPlan>,
+    /// By backend: its sub-cluster.
+    groups: BTreeMap<NodeId, u32>,
+    told: BTreeMap<NodeId, Assignment>,
+    /// Until then backends may be on their way here.
+    settles_at: Time,
+    is_settled: bool,
+    /// How long backends that come and go are waited for before models are divided anew.
+    quiet: Duration,
+    plans_at: Time,
+    /// There is something that the last plan does not have: the number of sub-clusters, models.
+    unplanned: Option<(u32, BTreeSet<String>)>,
+    /// What somebody was last asked about.
+    tried: Option<(u32, BTreeSet<String>)>,
+    pending: Option<PlanWanted>,
+    outputs: VecDeque<AssignerOutput>,
+}
+
+impl Assigner {
+    /// Of a scheduler that leads from now on, and knows its backends after `settles`. `plan`: the last one that is known.
+    pub fn new(
+        options: SubClusterOptions,
+        epoch: Epoch,
+        plan: Option<SubClusterPlan>,
+        now: Time,
+        settles: Duration,
+    ) -> Self {
+        Assigner {
+            options,
+            epoch,
+            number: 0,
+            plan,
+            groups: BTreeMap::new(),
+            told: BTreeMap::new(),
+            settles_at: now + settles,
+            is_settled: false,
+            quiet: settles,
+            plans_at: now + options.plan_every,
+            unplanned: None,
+            tried: None,
+            pending: None,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    fn stamp(&mut self) -> Stamp {
+        self.number += 1;
+        Stamp { epoch: self.epoch, number: self.number }
+    }
+
+    /// Models are to be divided anew.
+    pub fn handle_wanted(&mut self, now: Time) {
+        self.plans_at = self.plans_at.min(now);
+    }
+
+    /// The answer to [`AssignerOutput::Want`]: by model the sub-cluster, or why there is no plan.
+    pub fn handle_planned(&mut self, number: u64, planned: Result<Vec<u32>, String>) {
+        let Some(wanted) = self.pending.take_if(|wanted| wanted.number == number) else { return };
+        let assignment = match planned {
+            Ok(assignment) if assignment.len() == wanted.models.len() => assignment,
+            Ok(_) => return,
+            Err(reason) => {
+                let note = format!("models are not divided among {} sub-clusters anew: {reason}", wanted.sub_clusters);
+                return self.outputs.push_back(AssignerOutput::Note(note));
+            }
+        };
+        let of = |(model, to): (PlannedModel, u32)| (model.name, to.min(wanted.sub_clusters.saturating_sub(1)));
+        let models = wanted.models.into_iter().zip(assignment).map(of).collect();
+        let plan = SubClusterPlan { stamp: self.stamp(), sub_clusters: wanted.sub_clusters, models };
+        self.outputs.push_back(AssignerOutput::Keep(plan.clone()));
+        self.plan = Some(plan);
+        // What could not be loaded is tried again.
+        self.told.clear();
+    }
+
+    /// What is to be done outside.
+    pub fn poll_output(&mut self) -> Option<AssignerOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// When [`Assigner::settle`] is to be called again at the latest.
+    pub fn poll_timeout(&self) -> Time {
+        match (self.is_settled, &self.pending) {
+            (false, _) => self.settles_at,
+            (true, Some(_)) => Time::MAX,
+            (true, None) => self.plans_at,
+        }
+    }
+
+    /// The plan in use.
+    pub fn plan(&self) -> Option<&SubClusterPlan> {
+        self.plan.as_ref()
+    }
+
+    /// The sub-cluster of a backend.
+    pub fn group(&self, node: NodeId) -> Option<u32> {
+        self.groups.get(&node).copied()
+    }
+
+    /// Goes by what backends are there and have now. `load`: devices that a model keeps busy.
+    pub fn settle(&mut self, now: Time, backends: &[BackendView<'_>], load: impl Fn(&str) -> f64) -> Told {
+        self.told.retain(|node, _| backends.iter().any(|backend| backend.node == *node));
+        let mut let_go: Vec<NodeId> = Vec::new();
+        let managed = backends.iter().filter(|backend| !backend.repository.is_empty());
+        let (leaving, mut staying): (Vec<_>, Vec<_>) = managed.partition(|backend| backend.is_leaving);
+        let_go.extend(backends.iter().filter(|b| b.is_leaving && b.repository.is_empty()).map(|b| b.node));
+        if now < self.settles_at {
+            return Told { assignments: Vec::new(), let_go };
+        }
+        self.is_settled = true;
+        staying.sort_by_key(|backend| backend.joined);
+        self.adopt(&staying);
+        let count = self.options.count.min(staying.len() as u32);
+        self.regroup(&staying, count);
+        self.want(now, &staying, count, load);
+        let places = self.places(&staying, count);
+        let mut assignments = Vec::new();
+        for backend in staying.iter().chain(&leaving) {
+            let (planned, kept) = self.wanted(backend, &staying, &places, count);
+            if backend.is_leaving && kept.is_empty() {
+                let_go.push(backend.node);
+                continue;
+            }
+            let Some(plan) = self.plan.as_ref().map(|plan| plan.stamp) else { continue };
+            let sub_cluster = self.group(backend.node).unwrap_or(0);
+            let is_same = |told: &Assignment| {
+                (told.plan, told.sub_cluster, &told.planned, &told.kept) == (plan, sub_cluster, &planned, &kept)
+            };
+            if !self.told.get(&backend.node).is_some_and(is_same) {
+                let assignment = Assignment { stamp: self.stamp(), plan, sub_cluster, planned, kept };
+                self.told.insert(backend.node, assignment.clone());
+                assignments.push((backend.node, assignment));
+            }
+        }
+        Told { assignments, let_go }
+    }
+
+    /// Takes over what whoever led before told backends.
+    fn adopt(&mut self, staying: &[&BackendView<'_>]) {
+        let heard = staying.iter().filter_map(|backend| backend.assigned);
+        let newest = heard.clone().map(|assigned| assigned.plan).max();
+        if newest > self.plan.as_ref().map(|plan| plan.stamp) {
+            let of = heard.filter(|assigned| Some(assigned.plan) == newest);
+            let models: BTreeMap<String, u32> = of
+                .flat_map(|assigned| assigned.planned.iter().map(|model| (model.clone(), assigned.sub_cluster)))
+                .collect();
+            let sub_clusters = models.values().max().map_or(0, |last| last + 1);
+            self.plan = newest.map(|stamp| SubClusterPlan { stamp, sub_clusters, models });
+        }
+    }
+
+    /// Has sub-clusters of even size, and as few backends as possible go to another.
+    fn regroup(&mut self, staying: &[&BackendView<'_>], count: u32) {
+        self.groups.retain(|node, group| *group < count && staying.iter().any(|backend| backend.node == *node));
+        if count == 0 {
+            return;
+        }
+        let mut members: Vec<Vec<NodeId>> = vec![Vec::new(); count as usize];
+        let mut strangers = Vec::new();
+        for backend in staying {
+            let told = backend.assigned.map(|assigned| assigned.sub_cluster);
+            let group = self.group(backend.node).or(told);
+            match group.and_then(|group| members.get_mut(group as usize)) {
+                Some(group) => group.push(backend.node),
+                None => strangers.push(backend.node),
+            }
+        }
+        for node in strangers {
+            if let Some(least) = members.iter_mut().min_by_key(|members| members.len()) {
+                least.push(node);
+            }
+        }
+        loop {
+            let sizes = || members.iter().map(Vec::len).enumerate();
+            let least = sizes().min_by_key(|(group, size)| (*size, *group));
+            let most = sizes().max_by_key(|(group, size)| (*size, *group));
+            let (Some((to, small)), Some((from, large))) = (least, most) else { break };
+            if large <= small + 1 {
+                break;
+            }
+            // Who came last goes.
+            if let Some(node) = members.get_mut(from).and_then(Vec::pop)
+                && let Some(to) = members.get_mut(to)
+            {
+                to.push(node);
+            }
+        }
+        let of = |(group, members): (u32, Vec<NodeId>)| members.into_iter().map(move |node| (node, group));
+        self.groups = (0..).zip(members).flat_map(of).collect();
+    }
+
+    /// Asks for a plan if one is due.
+    fn want(&mut self, now: Time, staying: &[&BackendView<'_>], count: u32, load: impl Fn(&str) -> f64) {
+        let mut memory: BTreeMap<&str, u64> = BTreeMap::new();
+        for loadable in staying.iter().flat_map(|backend| backend.repository) {
+            let most = memory.entry(&loadable.model).or_default();
+            *most = loadable.memory.max(*most);
+        }
+        if memory.is_empty() || count == 0 {
+            self.plans_at = now + self.options.plan_every;
+            return;
+        }
+        let planned = self.plan.as_ref();
+        let is_planned = planned.is_some_and(|plan| {
+            plan.sub_clusters == count && memory.keys().all(|model| plan.models.contains_key(*model))
+        });
+        let facts = (count, memory.keys().map(|model| (*model).to_owned()).collect::<BTreeSet<String>>());
+        let unplanned = (!is_planned && self.tried.as_ref() != Some(&facts)).then_some(facts);
+        if unplanned.is_some() && self.unplanned != unplanned {
+            // The first plan is made at once, as everybody has had the time to come.
+            let soon = if planned.is_none() { now } else { now + self.quiet };
+            self.plans_at = self.plans_at.min(soon);
+        }
+        self.unplanned = unplanned;
+        if self.plans_at > now || self.pending.is_some() {
+            return;
+        }
+        self.plans_at = now + self.options.plan_every;
+        self.tried = Some((count, memory.keys().map(|model| (*model).to_owned()).collect()));
+        let running =
+            |model: &str| planned.and_then(|plan| plan.models.get(model)).copied().filter(|group| *group < count);
+        let model = |(name, memory): (&str, u64)| PlannedModel {
+            name: name.to_owned(),
+            load: load(name),
+            memory,
+            running: running(name),
+        };
+        let models = memory.into_iter().map(model).collect();
+        self.number += 1;
+        let wanted = PlanWanted {
+            number: self.number,
+            sub_clusters: count,
+            models,
+            memory: staying.iter().filter_map(|backend| backend.memory).min(),
+            most_moves: self.options.most_moves,
+        };
+        self.pending = Some(wanted.clone());
+        self.outputs.push_back(AssignerOutput::Want(wanted));
+    }
+
+    /// By model: where it is to be, if it can be there.
+    fn places(&self, staying: &[&BackendView<'_>], count: u32) -> BTreeMap<String, Place> {
+        let mut places = BTreeMap::new();
+        for (model, group) in self.plan.iter().flat_map(|plan| &plan.models).filter(|(_, group)| **group < count) {
+            let its = staying.iter().filter(|backend| self.group(backend.node) == Some(*group));
+            let its: Vec<_> = its.filter(|backend| backend.can_have(model)).collect();
+            let is_ready = its.iter().all(|backend| backend.ready.contains(&**model));
+            places.insert(model.clone(), Place { backends: its.len(), is_ready });
+        }
+        places
+    }
+
+    /// What a backend is to have: the models of its sub-cluster, and those that it has until others have them.
+    fn wanted(
+        &self,
+        backend: &BackendView<'_>,
+        staying: &[&BackendView<'_>],
+        places: &BTreeMap<String, Place>,
+        count: u32,
+    ) -> (Vec<String>, Vec<String>) {
+        let plan = self.plan.as_ref();
+        let group = self.group(backend.node).filter(|_| !backend.is_leaving);
+        let is_planned =
+            |model: &str| group.is_some() && plan.and_then(|plan| plan.models.get(model)).copied() == group;
+        let is_kept = |model: &str| match places.get(model).filter(|place| place.backends > 0) {
+            Some(place) => !place.is_ready,
+            // Nobody else can have it, unless a plan is to come that says where.
+            None if backend.is_leaving => {
+                let is_late = plan.is_none_or(|plan| plan.sub_clusters != count || !plan.models.contains_key(model));
+                is_late && staying.iter().any(|other| other.can_have(model))
+            }
+            None => true,
+        };
+        let names = backend.repository.iter().map(|loadable| &*loadable.model);
+        let (planned, others): (Vec<&str>, Vec<&str>) = names.partition(|model| is_planned(model));
+        let kept = others.into_iter().filter(|model| backend.ready.contains(model) && is_kept(model));
+        let owned = |models: Vec<&str>| models.into_iter().map(str::to_owned).collect();
+        (owned(planned), kept.map(str::to_owned).collect())
+    }
+}

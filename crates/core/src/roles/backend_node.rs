@@ -202,10 +202,14 @@ impl<P: Clone> BackendNode<P> {
 
     /// Begins what it takes to have what it was told to have, and tells what it has.
     fn have(&mut self, now: Time) {
-        let begun = self.loading.begin(&self.offer);
-        self.outputs.extend(begun.into_iter().map(|(model, doing)| BackendOutput::Model(model, doing)));
+        self.begin();
         let said = self.loading.said(&self.offer);
         self.tell_leader(now, Message::Offer(said));
+    }
+
+    fn begin(&mut self) {
+        let begun = self.loading.begin(&self.offer, |model| self.under_way.has(model));
+        self.outputs.extend(begun.into_iter().map(|(model, doing)| BackendOutput::Model(model, doing)));
     }
 
     /// It has a version of a model no more: it is not offered any longer. Batches of it that are still to run are for [`BackendNode::handle_ran`] to give back.
@@ -523,6 +527,9 @@ impl<P: Clone> BackendNode<P> {
     fn complete(&mut self, now: Time, batch: BatchKey, ran: Option<(u32, Duration)>, missed: Vec<RequestKey>) {
         if self.under_way.remove(now, batch).is_some() {
             self.tell_leader(now, Message::Completed { batch, ran, missed });
+            if self.loading.waits() {
+                self.begin();
+            }
         }
     }
 

@@ -23,6 +23,7 @@ pub(super) struct Loading {
     /// Under way, or done and not seen yet.
     doing: BTreeMap<String, Doing>,
     failed: BTreeMap<String, String>,
+    waits: bool,
 }
 
 fn names(offer: &Offer) -> BTreeSet<&str> {
@@ -50,8 +51,14 @@ impl Loading {
         }
     }
 
-    /// What is to be begun.
-    pub fn begin(&mut self, offer: &Offer) -> Vec<(String, Doing)> {
+    /// Whether something waits for the last batch of its model.
+    pub fn waits(&self) -> bool {
+        self.waits
+    }
+
+    /// What is to be begun. `runs`: whether there are batches of a model, which is not unloaded before they are done; no more come, as whoever says that it is to go plans none.
+    pub fn begin(&mut self, offer: &Offer, runs: impl Fn(&str) -> bool) -> Vec<(String, Doing)> {
+        self.waits = false;
         let Some(assigned) = &self.assigned else { return Vec::new() };
         let there = names(offer);
         let mut begun = Vec::new();
@@ -59,7 +66,11 @@ impl Loading {
             let is_loaded = there.contains(&**model) || self.doing.get(model) == Some(&Doing::Load);
             let doing = match (assigned.has(model), is_loaded) {
                 (true, false) if !self.doing.contains_key(model) && !self.failed.contains_key(model) => Doing::Load,
-                (false, true) if !self.doing.contains_key(model) => Doing::Unload,
+                (false, true) if !self.doing.contains_key(model) && !runs(model) => Doing::Unload,
+                (false, true) if !self.doing.contains_key(model) => {
+                    self.waits = true;
+                    continue;
+                }
                 _ => continue,
             };
             self.doing.insert(model.clone(), doing);

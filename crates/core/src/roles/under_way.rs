@@ -47,6 +47,11 @@ impl<P> UnderWay<P> {
         self.batches.contains_key(&key)
     }
 
+    /// Whether it has a batch of that model.
+    pub fn has(&self, model: &str) -> bool {
+        self.batches.values().any(|batch| batch.queue.model == model)
+    }
+
     /// All names, in order.
     pub fn keys(&self) -> Vec<BatchKey> {
         self.batches.keys().copied().collect()

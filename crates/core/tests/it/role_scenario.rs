@@ -300,6 +300,7 @@ scenarios! {
     backend_runs_a_batch_once_its_inputs_are_there
     backend_runs_without_what_is_late
     backend_unloads_a_model
+    backend_unloads_a_model_after_its_last_batch
     backend_runs_a_slot_s_batches_in_order
     backend_obeys_the_highest_epoch
     backend_drops_members_of_a_lost_frontend

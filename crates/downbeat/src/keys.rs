@@ -406,6 +406,13 @@ fn cluster() -> Vec<Key<Draft>> {
             .flag("fetch-within-ms", "How long the inputs of a batch may take to come to its backend; it runs without those that have not come"),
         key("cluster.tries", number(0..=255), |d| &mut d.options.cluster.tries)
             .flag("tries", "How often a request is tried again whose backend was lost; a model with the parameter run_once = true is not"),
+        key("cluster.sub_clusters", number(0..=1024), |d| &mut d.options.cluster.sub_clusters)
+            .flag("sub-clusters", "Sub-clusters that the backends with --model-control-mode explicit are divided into; schedulers say which models these have. 0: each backend has its own models"),
+        key("cluster.plan_every_s", seconds(), |d| &mut d.options.cluster.plan_every)
+            .flag("plan-every-s", "How often a scheduler divides models among sub-clusters anew, by the load of the last minute. 0: only when backends or models come and go, or POST /v2/cluster/plan asks"),
+        optional("cluster.plan_moves", number(0..=u32::MAX.into()), |d| &mut d.options.cluster.plan_moves,
+            "any number", "2")
+            .flag("plan-moves", "Models that may change their sub-cluster at a time"),
     ]
 }
 

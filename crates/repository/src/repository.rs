@@ -61,6 +61,13 @@ pub struct Scan {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Fingerprint(BTreeMap<PathBuf, (u64, Option<SystemTime>)>);
 
+impl Fingerprint {
+    /// Bytes of all files.
+    pub fn bytes(&self) -> u64 {
+        self.0.values().fold(0, |sum, (bytes, _)| sum.saturating_add(*bytes))
+    }
+}
+
 impl FromIterator<Fingerprint> for Fingerprint {
     fn from_iter<I: IntoIterator<Item = Fingerprint>>(all: I) -> Self {
         Fingerprint(all.into_iter().flat_map(|one| one.0).collect())

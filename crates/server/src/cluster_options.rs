@@ -37,6 +37,12 @@ with_defaults! {
         pub lost_after: Duration = Duration::from_millis(1_000),
         /// How long inputs of a batch may take to come to its backend.
         pub fetch_within: Duration = Duration::from_millis(100),
+        /// Sub-clusters that backends are divided into, whose models the scheduler chooses; 0: which models a backend has is its own affair.
+        pub sub_clusters: u32 = 0,
+        /// How often models are divided among sub-clusters anew; 0: only when backends or models come and go, or somebody asks.
+        pub plan_every: Duration = Duration::from_millis(300_000),
+        /// Models that one plan may move from one sub-cluster to another; `None`: any number.
+        pub plan_moves: Option<u32> = None,
         /// How often a request is tried again whose backend was lost.
         pub tries: u8 = 2,
     }

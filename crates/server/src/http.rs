@@ -122,6 +122,7 @@ pub(crate) fn health_routes<S: Service>() -> Router<HttpState<S>> {
         .route("/v2/health/live", get(health::live::<S>))
         .route("/v2/health/ready", get(health::ready::<S>))
         .route("/v2/cluster", get(cluster::status::<S>))
+        .route("/v2/cluster/plan", post(cluster::plan::<S>))
         .route("/v2/autoscale", get(autoscale::advice::<S>))
 }
 

@@ -59,6 +59,11 @@ impl ModelMemory {
         ModelMemory::limited(limit, memory::run_budget(options))
     }
 
+    /// Bytes that all models may hold; `None`: there is no limit.
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
     fn limited(limit: Option<u64>, runs: Option<u64>) -> Arc<Self> {
         Arc::new(ModelMemory { limit, runs, held: Mutex::default() })
     }

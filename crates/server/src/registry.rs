@@ -29,7 +29,7 @@ use crate::loaded_version::LoadedVersion;
 use crate::loader::Loader;
 use crate::metrics::{Metrics, Totals};
 use crate::model_memory::ModelMemory;
-use crate::options::ServerOptions;
+use crate::options::{ModelControl, ServerOptions};
 use crate::policy_report;
 use crate::roles::StatusBoard;
 use crate::service::LoadOverrides;
@@ -447,6 +447,20 @@ impl Registry {
     /// `Internal` if the repository cannot be read.
     pub fn fingerprints(&self) -> Result<BTreeMap<String, Fingerprint>, ServiceError> {
         Ok(self.names()?.into_iter().map(|name| (name.clone(), self.repository.fingerprint(&name))).collect())
+    }
+
+    /// The models that others may have it load and unload, by name with the bytes of their files: those of its repositories, if it was started for that.
+    pub fn loadable(&self) -> Vec<(String, u64)> {
+        if !matches!(self.options.model_control, ModelControl::Explicit { .. }) {
+            return Vec::new();
+        }
+        let found = self.fingerprints().inspect_err(|error| tracing::error!(%error, "no models can be loaded"));
+        found.unwrap_or_default().into_iter().map(|(name, files)| (name, files.bytes())).collect()
+    }
+
+    /// Bytes for models that the smallest of its devices has; `None`: any number.
+    pub fn device_memory(&self) -> Option<u64> {
+        self.gpus.iter().map(|gpu| gpu.memory).min().or_else(|| self.model_memory.limit())
     }
 
     /// The models in the repository's folder.

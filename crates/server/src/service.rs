@@ -133,6 +133,15 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
+    /// Has the models of its cluster be divided among sub-clusters anew.
+    ///
+    /// # Errors
+    /// If it is not the scheduler that does that.
+    fn plan_cluster(&self) -> impl Future<Output = Result<(), ServiceError>> + Send {
+        let reason = "models are divided by the scheduler of a cluster that leads; ask that one";
+        std::future::ready(Err(ServiceError::NotFound(reason.to_owned())))
+    }
+
     /// What ran on the lanes of devices `last` long until now, at most `host::REMEMBERED`; `None` if there are none.
     fn timeline(&self, _last: std::time::Duration) -> Option<Timeline> {
         None

@@ -188,29 +188,50 @@ impl Cluster {
 
     /// The same with requests of one kind, `some` of them before it and after it.
     fn under_load_of(&self, body: &str, some: usize, happens: impl FnOnce()) -> Vec<u16> {
-        let (over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
-        let more = |count: usize| {
-            let from = answered.load(Ordering::Relaxed);
-            until("requests are answered", || answered.load(Ordering::Relaxed) >= from + count);
-        };
-        let frontend = self.frontend.http;
-        std::thread::scope(|scope| {
-            let client = || {
-                let mut statuses = Vec::new();
-                while !over.load(Ordering::Relaxed) {
-                    statuses.push(http(frontend, "POST", "/v2/models/digits/infer", body).0);
-                    answered.fetch_add(1, Ordering::Relaxed);
-                }
-                statuses
-            };
-            let clients: Vec<_> = (0..4).map(|_| scope.spawn(client)).collect();
-            more(some);
-            happens();
-            more(some);
-            over.store(true, Ordering::Relaxed);
-            clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
-        })
+        under_load(self.frontend.http, &["digits"], body, some, happens)
     }
+}
+
+/// Says that it is over when it goes.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What `happens` while clients ask a frontend for models in turn; gives the statuses of all requests, of which there are `some` before it and after it.
+pub fn under_load(frontend: SocketAddr, models: &[&str], body: &str, some: usize, happens: impl FnOnce()) -> Vec<u16> {
+    let (over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let more = |count: usize| {
+        let from = answered.load(Ordering::Relaxed);
+        until("requests are answered", || answered.load(Ordering::Relaxed) >= from + count);
+    };
+    std::thread::scope(|scope| {
+        let client = || {
+            let mut statuses = Vec::new();
+            let mut models = models.iter().cycle();
+            while !over.load(Ordering::Relaxed) {
+                let Some(model) = models.next() else { break };
+                let (status, said) = http(frontend, "POST", &format!("/v2/models/{model}/infer"), body);
+                if status != 200 {
+                    eprintln!("{model}: {status} {said}");
+                }
+                statuses.push(status);
+                answered.fetch_add(1, Ordering::Relaxed);
+            }
+            statuses
+        };
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(client)).collect();
+        // Also where a step fails: the scope waits for its clients.
+        let ends = Ends(&over);
+        more(some);
+        happens();
+        more(some);
+        drop(ends);
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    })
 }
 
 #[test]
@@ -416,14 +437,14 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
         bytes.extend_from_slice(body);
         bytes
     };
-    // Postcard: protocol 2, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
-    let backend = [hello(2, &[2, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
-    let taken = hello(2, &[&[2][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
+    // Postcard: protocol 3, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
+    let backend = [hello(3, &[3, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
+    let taken = hello(3, &[&[3][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
     let taken = [taken, vec![0]].concat();
     let strange: [(&str, Vec<u8>); 5] = [
         ("garbage", vec![b'x'; 4096]),
         ("another version", hello(9, &[0; 40])),
-        ("a hello of nothing", hello(2, &[0xff; 40])),
+        ("a hello of nothing", hello(3, &[0xff; 40])),
         ("a frame of 4 GiB", backend),
         ("a peer that is there", taken),
     ];

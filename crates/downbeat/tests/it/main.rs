@@ -4,6 +4,7 @@
 
 mod cluster;
 mod cluster_etcd;
+mod cluster_layout;
 mod command_line;
 mod config_check;
 mod engine_install;

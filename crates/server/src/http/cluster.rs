@@ -13,3 +13,8 @@ pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>) -> Han
         None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server is no part of a cluster".to_owned())),
     }
 }
+
+pub(super) async fn plan<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
+    state.service().plan_cluster().await?;
+    ok(&serde_json::json!({}))
+}

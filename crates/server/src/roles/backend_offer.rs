@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use std::io::Read;
 use std::sync::{Arc, Weak};
 
-use downbeat_core::LatencyProfile;
-use downbeat_core::roles::{Offer, OfferedModel, Slot};
+use downbeat_core::roles::{Loadable, Offer, OfferedModel, Slot};
+use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_preprocess::Recipe;
 use downbeat_repository::ModelDefinition;
 use prost::Message;
@@ -21,6 +21,8 @@ use crate::registry::Registry;
 
 /// A change of what a batch takes that is worth telling, as a share of it.
 const WORTH_TELLING: f64 = 0.03;
+/// How often it is looked at which models the repositories have.
+const LOOKS_AT_FILES_EVERY: Duration = Duration::from_millis(2_000);
 /// The parameter of a model whose requests must not run a second time where it is not known whether they ran.
 const RUN_ONCE: &str = "run_once";
 
@@ -35,6 +37,9 @@ pub struct OfferMaker {
     /// What has been said of models that are not offered.
     said: BTreeSet<(String, u64)>,
     last: Option<Offer>,
+    /// What schedulers may have it load and unload, and when that was looked at.
+    repository: Vec<Loadable>,
+    looked: Option<Time>,
 }
 
 /// What was read of the files of a version.
@@ -48,8 +53,8 @@ struct Files {
 impl OfferMaker {
     /// One that has offered nothing yet.
     pub fn new(registry: Registry, options: Arc<ServerOptions>) -> Self {
-        let (files, said) = Default::default();
-        OfferMaker { registry, options, processor: processor(), files, said, last: None }
+        let (files, said, repository) = Default::default();
+        OfferMaker { registry, options, processor: processor(), files, said, last: None, repository, looked: None }
     }
 
     /// What there is, if that is something else than last time. Reads files of models that are new.
@@ -63,6 +68,12 @@ impl OfferMaker {
     }
 
     fn offer(&mut self) -> Offer {
+        let now = self.registry.driver.clock().now();
+        if self.looked.is_none_or(|looked| now.since(looked) >= LOOKS_AT_FILES_EVERY) {
+            self.looked = Some(now);
+            let loadable = |(model, memory)| Loadable { model, memory, failed: None };
+            self.repository = self.registry.loadable().into_iter().map(loadable).collect();
+        }
         let slots = self.registry.driver.slots();
         let hardware = |device: usize, part: Option<&str>| {
             let gpu = self.registry.gpus.get(device).map(|gpu| gpu.name.clone());
@@ -74,7 +85,12 @@ impl OfferMaker {
             hardware: hardware(*device, parts.get(*partition).map(|part| &*part.size)),
             device: u32::try_from(*device).unwrap_or(u32::MAX),
         };
-        let mut offer = Offer { slots: slots.iter().map(slot).collect(), ..Offer::default() };
+        let mut offer = Offer {
+            slots: slots.iter().map(slot).collect(),
+            repository: self.repository.clone(),
+            memory: self.registry.device_memory(),
+            ..Offer::default()
+        };
         for served in self.registry.serving().all() {
             for (number, loaded) in &served.versions {
                 offer.models.extend(self.model(&served.definition, *number, loaded, &slots));
@@ -201,5 +217,7 @@ fn is_like(last: &Offer, now: &Offer) -> bool {
             && a.profiles.len() == b.profiles.len()
             && a.profiles.iter().zip(&b.profiles).all(close)
     };
-    last.slots == now.slots && last.models.len() == now.models.len() && last.models.iter().zip(&now.models).all(same)
+    (&last.slots, &last.repository, last.memory) == (&now.slots, &now.repository, now.memory)
+        && last.models.len() == now.models.len()
+        && last.models.iter().zip(&now.models).all(same)
 }

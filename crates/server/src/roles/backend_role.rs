@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use downbeat_core::roles::{
-    BackendNode, BackendOptions, BackendOutput, BatchKey, Frame, Hello, Member, NodeId, Offer, Outcome, QueueKey,
-    RequestKey, Role,
+    BackendNode, BackendOptions, BackendOutput, BatchKey, Doing, Frame, Hello, Member, NodeId, Offer, Outcome,
+    QueueKey, RequestKey, Role,
 };
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_protocol::{InferRequest, InferTensor};
+use tokio::sync::mpsc;
 
 use super::arena::Arena;
 use super::machine::{Machine, Step};
@@ -25,9 +26,11 @@ use crate::serving::InFlight;
 /// What a backend's threads tell its node.
 pub enum BackendEvent {
     /// A slot is done with its batch.
-    Done(SlotDone),
+    Ran(SlotDone),
     /// What it has from now on.
     Offer(Offer),
+    /// What it was told to do with a model is done, or could not be.
+    Done(String, Result<(), String>),
     /// It is to go.
     Drain,
 }
@@ -58,6 +61,8 @@ pub struct BackendRole {
     /// By what this process calls it: at most one of each slot.
     running: BTreeMap<BatchId, Running>,
     next_batch: u64,
+    /// Loads and unloads models; the answer is an event.
+    loader: mpsc::UnboundedSender<(String, Doing)>,
     board: StatusBoard,
     arena: Option<Arc<Arena>>,
 }
@@ -74,11 +79,12 @@ impl BackendRole {
         node: NodeId,
         options: BackendOptions,
         now: Time,
-        registry: Registry,
+        (registry, loader): (Registry, mpsc::UnboundedSender<(String, Doing)>),
         (board, arena): (StatusBoard, Option<Arc<Arena>>),
     ) -> Self {
         let node = BackendNode::new(node, options, now);
-        BackendRole { node, registry, waiting: BTreeMap::new(), running: BTreeMap::new(), next_batch: 0, board, arena }
+        let (waiting, running) = Default::default();
+        BackendRole { node, registry, waiting, running, next_batch: 0, loader, board, arena }
     }
 
     /// Gives a slot its next batch, if it has none.
@@ -232,13 +238,14 @@ impl Machine for BackendRole {
 
     fn handle_event(&mut self, now: Time, event: BackendEvent) {
         match event {
-            BackendEvent::Done(SlotDone { batch, ran }) => {
+            BackendEvent::Ran(SlotDone { batch, ran }) => {
                 if let Some(Running { batch, slot, members, answers, _model }) = self.running.remove(&batch) {
                     self.done(now, batch, ran, members, &answers, None);
                     self.begin(now, slot);
                 }
             }
             BackendEvent::Offer(offer) => self.node.handle_offer(now, offer),
+            BackendEvent::Done(model, result) => self.node.handle_done(now, &model, result),
             BackendEvent::Drain => self.node.handle_drain(now),
         }
     }
@@ -259,6 +266,11 @@ impl Machine for BackendRole {
                 BackendOutput::Run { batch, slot, queue, members } => {
                     self.waiting.entry(slot).or_default().push_back(Waiting { batch, queue, members });
                     self.begin(now, slot);
+                }
+                BackendOutput::Model(model, doing) => {
+                    if let Err(mpsc::error::SendError((model, _))) = self.loader.send((model, doing)) {
+                        self.node.handle_done(now, &model, Err("the process is about to end".to_owned()));
+                    }
                 }
                 BackendOutput::Leader(_, epoch) => self.board.follows(epoch, false),
                 BackendOutput::Drained => return Some(Step::End),

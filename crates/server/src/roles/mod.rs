@@ -9,7 +9,8 @@
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
 //! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
 //! | `backend_offer.rs` | what a backend has |
-//! | `store.rs`, `membership.rs`, `etcd.rs` | epochs that are allotted, and schedulers that are found, by etcd |
+//! | `planner.rs`, `model_loader.rs` | plans that a scheduler asks for; models that a backend is told to have |
+//! | `store.rs`, `membership.rs`, `etcd.rs` | epochs that are allotted, plans that are kept, and schedulers that are found, by etcd |
 //! | `cluster_load.rs` | what a cluster's load is, for advice on how many devices it should have |
 //! | `status.rs`, `complaints.rs` | what people are told |
 
@@ -23,7 +24,9 @@ mod etcd;
 mod frontend_role;
 mod machine;
 mod membership;
+mod model_loader;
 mod node;
+mod planner;
 mod processes;
 mod remote_models;
 mod remote_serving;

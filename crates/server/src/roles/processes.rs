@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use downbeat_core::roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions};
+use downbeat_core::Duration as Span;
+use downbeat_core::roles::{BackendOptions, FrontendOptions, NodeId, Role, SchedulerOptions, SubClusterOptions};
 use tokio::sync::{mpsc, watch};
 
 use super::arena::Arena;
@@ -16,10 +17,12 @@ use super::backend_role::{BackendEvent, BackendRole};
 use super::cluster_load::ClusterLoad;
 use super::frontend_role::FrontendRole;
 use super::membership::MOST_SCHEDULERS;
+use super::model_loader;
 use super::node::{self, Events, Identity, Schedulers, Setup};
+use super::planner;
 use super::remote_models::RemoteModels;
 use super::remote_serving::RemoteServing;
-use super::scheduler_role::{Allotted, SchedulerRole};
+use super::scheduler_role::{SchedulerEvent, SchedulerRole};
 use super::scheduler_service::SchedulerService;
 use super::status::{StatusBoard, role_name};
 use super::store::Store;
@@ -171,7 +174,11 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         lost_after: cluster.lost_after,
         wake_margin: WAKE_MARGIN,
         epochs_are_allotted: store.is_some(),
-        sub_clusters: None,
+        sub_clusters: (cluster.sub_clusters > 0).then(|| SubClusterOptions {
+            count: cluster.sub_clusters,
+            plan_every: Some(cluster.plan_every).filter(|every| *every > Span::ZERO).unwrap_or(Span::MAX),
+            most_moves: cluster.plan_moves,
+        }),
     };
     let of_machine = board.clone();
     let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;
@@ -190,14 +197,18 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         board: board.clone(),
     };
     let (wants, mut wanted) = mpsc::unbounded_channel();
-    let beside = (load, Some(wants).filter(|_| store.is_some()));
-    let (events, _) = node::start(setup, move || SchedulerRole::new(node, machine, clock.now(), of_machine, beside))?;
-    let service = Arc::new(SchedulerService { name: options.server_name.clone(), board: board.clone(), autoscale });
+    let (asks, questions) = mpsc::unbounded_channel();
+    let beside = (Some(wants).filter(|_| store.is_some()), asks);
+    let role = move || SchedulerRole::new(node, machine, clock.now(), of_machine, load, beside);
+    let (events, _) = node::start(setup, role)?;
+    tokio::spawn(planner::plan(questions, clock, events.clone()));
+    let (name, node) = (options.server_name.clone(), events.clone());
+    let service = Arc::new(SchedulerService { name, board: board.clone(), autoscale, node });
     ports.answer_probes(service, Arc::new(move || metrics.render()));
     let stored = async {
         let Some(store) = &mut store else { return std::future::pending().await };
         // A node that has ended wants no epoch.
-        let give = |epoch| drop(events.send(Allotted(epoch)));
+        let give = |allotted| drop(events.send(SchedulerEvent::Allotted(allotted)));
         store.serve(&mut wanted, &board, give, Some(known).filter(|_| cluster.schedulers.is_empty())).await
     };
     let ended = tokio::select! {
@@ -242,8 +253,8 @@ async fn place(
 }
 
 /// Longest silence between a scheduler, its frontends and backends.
-fn peer_heartbeat(options: &ClusterOptions) -> downbeat_core::Duration {
-    downbeat_core::Duration::from_nanos(options.lost_after.as_nanos() / 10)
+fn peer_heartbeat(options: &ClusterOptions) -> Span {
+    Span::from_nanos(options.lost_after.as_nanos() / 10)
 }
 
 /// What makes a server of models a backend of a cluster.
@@ -267,7 +278,8 @@ impl BackendProcess {
             lost_after: cluster.lost_after,
             fetch_within: cluster.fetch_within,
         };
-        let (clock, node, its) = (registry.driver.clock(), identity.node, registry.clone());
+        let (loader, told) = mpsc::unbounded_channel();
+        let (clock, node, its) = (registry.driver.clock(), identity.node, (registry.clone(), loader));
         let arena = arena(registry.budget.limit());
         let dial = schedulers(cluster, &board);
         let setup = Setup {
@@ -283,7 +295,7 @@ impl BackendProcess {
             node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, (board, arena)))?;
         let done = events.clone();
         // A node that has ended grants nothing.
-        registry.driver.is_granted_from_afar(Box::new(move |slot| drop(done.send(BackendEvent::Done(slot)))));
+        registry.driver.is_granted_from_afar(Box::new(move |slot| drop(done.send(BackendEvent::Ran(slot)))));
         let mut offers = OfferMaker::new(registry.clone(), options.clone());
         let offered = events.clone();
         // Files are read there.
@@ -297,7 +309,9 @@ impl BackendProcess {
                 std::thread::park_timeout(LOOKS_EVERY);
             }
         };
-        std::thread::Builder::new().name("offers".to_owned()).spawn(offer)?;
+        let offers = std::thread::Builder::new().name("offers".to_owned()).spawn(offer)?;
+        let looks = offers.thread().clone();
+        tokio::spawn(model_loader::follow(told, registry.clone(), events.clone(), move || looks.unpark()));
         Ok(BackendProcess { events, thread })
     }
 

@@ -1,8 +1,10 @@
 //! A scheduler's machine: it has no models and no tensors, only what decides.
 
 use downbeat_core::Time;
-use downbeat_core::roles::{Frame, Hello, NodeId, Role, SchedulerNode, SchedulerOptions, SchedulerOutput};
-use tokio::sync::mpsc;
+use downbeat_core::roles::{
+    Frame, Hello, NodeId, PlanWanted, Role, SchedulerNode, SchedulerOptions, SchedulerOutput, SubClusterPlan,
+};
+use tokio::sync::{mpsc, oneshot};
 
 use super::cluster_load::ClusterLoad;
 use super::machine::{Machine, Step};
@@ -15,28 +17,45 @@ pub struct SchedulerRole {
     rank: u32,
     board: StatusBoard,
     load: Option<ClusterLoad>,
-    store: Option<mpsc::UnboundedSender<u64>>,
+    store: Option<mpsc::UnboundedSender<StoreWork>>,
+    planner: mpsc::UnboundedSender<PlanWanted>,
 }
 
-/// The store's answer to whoever wants an epoch; `None`: it has none now.
-pub struct Allotted(pub Option<u64>);
+/// What comes to a scheduler's machine from other threads.
+pub enum SchedulerEvent {
+    /// The store's answer to whoever wants an epoch, with the plan that it has; `None`: it has none now.
+    Allotted(Option<(u64, Option<SubClusterPlan>)>),
+    /// The answer to a question for a plan: by model the sub-cluster, or why there is none.
+    Planned(u64, Result<Vec<u32>, String>),
+    /// Somebody wants models to be divided anew; is told whether they are.
+    Plan(oneshot::Sender<bool>),
+}
+
+/// What a store is to do.
+pub enum StoreWork {
+    /// Allot an epoch above this number; the answer is an event.
+    Allot(u64),
+    /// Keep a plan.
+    Keep(SubClusterPlan),
+}
 
 impl SchedulerRole {
-    /// Without peers. `load`: whoever is told what requests and devices come to while it leads. `store`: is told above which number it wants an epoch, where epochs are
-    /// allotted; the answer is an event.
+    /// Without peers. `load`: whoever is told what requests and devices come to while it leads. `store`: who allots epochs and keeps plans, if anybody does. `planner`: who makes plans; the answer is an
+    /// event.
     pub fn new(
         node: NodeId,
         options: SchedulerOptions,
         now: Time,
         board: StatusBoard,
-        (load, store): (Option<ClusterLoad>, Option<mpsc::UnboundedSender<u64>>),
+        load: Option<ClusterLoad>,
+        (store, planner): (Option<mpsc::UnboundedSender<StoreWork>>, mpsc::UnboundedSender<PlanWanted>),
     ) -> Self {
-        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load, store }
+        SchedulerRole { rank: options.rank, node: SchedulerNode::new(node, options, now), board, load, store, planner }
     }
 }
 
 impl Machine for SchedulerRole {
-    type Event = Allotted;
+    type Event = SchedulerEvent;
 
     fn accepts(&self, role: Role) -> bool {
         // Of two schedulers the later in the list connects.
@@ -57,8 +76,19 @@ impl Machine for SchedulerRole {
         self.node.handle_frame(now, frame);
     }
 
-    fn handle_event(&mut self, now: Time, Allotted(epoch): Allotted) {
-        self.node.handle_epoch(now, epoch);
+    fn handle_event(&mut self, now: Time, event: SchedulerEvent) {
+        match event {
+            SchedulerEvent::Allotted(allotted) => {
+                let (number, plan) = allotted.unzip();
+                if let Some(plan) = plan.flatten() {
+                    self.node.handle_kept_plan(plan);
+                }
+                self.node.handle_epoch(now, number);
+            }
+            SchedulerEvent::Planned(number, planned) => self.node.handle_planned(number, planned),
+            // Whoever asked may have gone.
+            SchedulerEvent::Plan(answer) => drop(answer.send(self.node.handle_plan_wanted(now))),
+        }
     }
 
     fn handle_timeout(&mut self, now: Time) {
@@ -77,8 +107,21 @@ impl Machine for SchedulerRole {
                 SchedulerOutput::StandsBy(epoch) => self.board.follows(epoch, false),
                 SchedulerOutput::Note(note) => tracing::warn!("{note}"),
                 SchedulerOutput::WantEpoch(above) => {
-                    if self.store.as_ref().is_none_or(|store| store.send(above).is_err()) {
+                    if self.store.as_ref().is_none_or(|store| store.send(StoreWork::Allot(above)).is_err()) {
                         self.node.handle_epoch(now, None);
+                    }
+                }
+                SchedulerOutput::WantPlan(wanted) => {
+                    let number = wanted.number;
+                    if self.planner.send(wanted).is_err() {
+                        self.node.handle_planned(number, Err("the process is about to end".to_owned()));
+                    }
+                }
+                SchedulerOutput::KeepPlan(plan) => {
+                    tracing::info!(sub_clusters = plan.sub_clusters, models = plan.models.len(), "models are divided");
+                    if let Some(store) = &self.store {
+                        // A store that has ended keeps nothing, and neither does this process much longer.
+                        let _ = store.send(StoreWork::Keep(plan));
                     }
                 }
             }
@@ -87,6 +130,7 @@ impl Machine for SchedulerRole {
 
     fn report(&self) {
         self.board.measured(self.node.links());
+        self.board.divided(self.node.sub_clusters());
         if let Some(load) = &self.load {
             load.look(self.node.leads(), self.node.sample());
         }

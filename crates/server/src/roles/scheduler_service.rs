@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
+use tokio::sync::oneshot;
 
+use super::node::Events;
+use super::scheduler_role::{SchedulerEvent, SchedulerRole};
 use super::status::{ClusterStatus, StatusBoard};
 use crate::autoscale::{AutoscaleStatus, AutoscaleWatch};
 use crate::error::ServiceError;
@@ -17,6 +20,8 @@ pub struct SchedulerService {
     pub board: StatusBoard,
     /// How many devices the cluster should have, while it leads.
     pub autoscale: Option<Arc<AutoscaleWatch>>,
+    /// The thread that decides.
+    pub node: Events<SchedulerRole>,
 }
 
 /// Whom to ask instead.
@@ -68,6 +73,17 @@ impl Service for SchedulerService {
 
     fn cluster(&self) -> Option<ClusterStatus> {
         Some(self.board.status())
+    }
+
+    async fn plan_cluster(&self) -> Result<(), ServiceError> {
+        let (answer, answered) = oneshot::channel();
+        let is_told = self.node.send(SchedulerEvent::Plan(answer)).is_ok();
+        match is_told && answered.await.unwrap_or(false) {
+            true => Ok(()),
+            false => Err(ServiceError::Unavailable(
+                "models are not divided by this scheduler: ask the one that leads (GET /v2/cluster says which), started with --sub-clusters".to_owned(),
+            )),
+        }
     }
 
     fn autoscale(&self) -> Option<AutoscaleStatus> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_core::Duration;
-use downbeat_core::roles::{Epoch, Hello, Links, NodeId, Role};
+use downbeat_core::roles::{Epoch, Hello, Links, NodeId, Role, SubCluster};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -18,6 +18,8 @@ metric_table! {
         leads: IntGaugeVec[], "downbeat_cluster_leads", "1 while this scheduler leads";
         leaders: IntCounter[], "downbeat_cluster_leaders_total", "Times that somebody else has led from then on";
         etcd: IntGaugeVec[], "downbeat_cluster_etcd_answers", "Whether etcd answered this process last; none: it asks none";
+        missing: IntGaugeVec[], "downbeat_cluster_models_missing",
+            "Models that backends of their sub-cluster do not have, yet or because they could not be loaded; counted by the scheduler that leads, and none elsewhere";
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
             "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
@@ -71,6 +73,29 @@ pub struct ClusterStatus {
     pub etcd_answers: Option<bool>,
     /// Whom it is connected to, by number.
     pub peers: Vec<PeerStatus>,
+    /// Of a scheduler that leads and divides models: the sub-clusters, from 0.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub sub_clusters: Vec<SubClusterStatus>,
+}
+
+/// A sub-cluster as it is.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SubClusterStatus {
+    /// Its models, by name.
+    pub models: Vec<String>,
+    /// Its backends.
+    pub backends: Vec<MemberStatus>,
+}
+
+/// A backend of a sub-cluster.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct MemberStatus {
+    /// Its number.
+    pub node: String,
+    /// What people call it.
+    pub name: String,
+    /// Models of the sub-cluster that it does not have, yet or because they could not be loaded.
+    pub missing: Vec<String>,
 }
 
 /// Where a node's thread says what others read.
@@ -186,6 +211,24 @@ impl StatusBoard {
             let longest = its.reduce(f64::max);
             self.table.round_trip.with_label_values(&[role]).set(longest.map_or(0.0, |us| us / 1e6));
         }
+    }
+
+    /// The sub-clusters are so now.
+    pub fn divided(&self, sub_clusters: Vec<SubCluster>) {
+        let known = &mut *self.status.lock();
+        let missing: usize =
+            sub_clusters.iter().flat_map(|group| &group.backends).map(|(_, models)| models.len()).sum();
+        self.table.missing.with_label_values::<&str>(&[]).set(i64::try_from(missing).unwrap_or(i64::MAX));
+        let member = |(node, missing): (NodeId, Vec<String>)| MemberStatus {
+            node: shown(node),
+            name: known.peers.get(&node).map(|peer| peer.name.clone()).unwrap_or_default(),
+            missing,
+        };
+        let group = |SubCluster { backends, models }| SubClusterStatus {
+            models,
+            backends: backends.into_iter().map(member).collect(),
+        };
+        known.status.sub_clusters = sub_clusters.into_iter().map(group).collect();
     }
 
     /// This epoch is followed from now on; `leads`: it is this process's.

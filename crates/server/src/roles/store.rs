@@ -1,19 +1,22 @@
-//! What a cluster has in etcd: the last epoch that was allotted, and its schedulers ([`membership`](super::membership)).
+//! What a cluster has in etcd: the last epoch that was allotted, the plan of its sub-clusters, and its schedulers ([`membership`](super::membership)).
 //!
 //! Whoever is to lead raises `PREFIX/epoch`, in a transaction that fails if another has raised it meanwhile: no two schedulers get the same, whoever can hear whom. What is
 //! asked for and not used, as its answer was lost, is a number that nobody has.
+//!
+//! The plan is `PREFIX/plan`, as JSON. A newer one takes the place of an older one and never the other way round, whoever is late.
 //!
 //! No request waits for any of it. While etcd is away, who is known stays known, and whoever leads goes on.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use downbeat_core::roles::NodeId;
+use downbeat_core::roles::{NodeId, SubClusterPlan};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::etcd::Etcd;
 use super::membership::{LOOKS_EVERY, MOST_SCHEDULERS, Members, Seat};
+use super::scheduler_role::StoreWork;
 use super::status::StatusBoard;
 use crate::cluster_options::ClusterOptions;
 
@@ -27,6 +30,10 @@ pub struct Store {
     etcd: Etcd,
     /// Of the last epoch.
     epoch: String,
+    /// Of the plan.
+    plan: String,
+    /// One that is to be kept and is not yet.
+    unkept: Option<SubClusterPlan>,
     /// Of the schedulers.
     schedulers: String,
     /// Of a scheduler.
@@ -42,6 +49,8 @@ impl Store {
         (!options.etcd.is_empty()).then(|| Store {
             etcd: Etcd::new(options.etcd.clone()),
             epoch: format!("{prefix}/epoch"),
+            plan: format!("{prefix}/plan"),
+            unkept: None,
             schedulers: format!("{prefix}/schedulers"),
             seat: None,
             is_there: None,
@@ -81,37 +90,50 @@ impl Store {
         }
     }
 
-    /// Allots an epoch above each number that is `wanted`, and hands it to `give` (`None`: there is none now), has this process be one of the schedulers, and says in `dial`
-    /// where those are that it connects to. Goes on for ever.
+    /// Does what is `wanted`, has this process be one of the schedulers, and says in `dial` where those are that it connects to. An epoch is handed to `give`, with the plan that is kept
+    /// (`None`: there is none now). Goes on for ever.
     ///
     /// # Errors
     /// If its rank is that of another.
     pub async fn serve(
         &mut self,
-        wanted: &mut mpsc::UnboundedReceiver<u64>,
+        wanted: &mut mpsc::UnboundedReceiver<StoreWork>,
         board: &StatusBoard,
-        give: impl Fn(Option<u64>),
+        give: impl Fn(Option<(u64, Option<SubClusterPlan>)>),
         dial: Option<watch::Sender<BTreeSet<String>>>,
     ) -> anyhow::Result<()> {
         let mut looks = looks();
         loop {
             let found = tokio::select! {
                 biased;
-                Some(mut above) = wanted.recv() => {
+                Some(work) = wanted.recv() => {
                     // Whoever has asked again meanwhile wants one answer.
-                    while let Ok(later) = wanted.try_recv() {
-                        above = later;
+                    let mut above = None;
+                    for work in std::iter::once(work).chain(std::iter::from_fn(|| wanted.try_recv().ok())) {
+                        match work {
+                            StoreWork::Allot(number) => above = Some(number),
+                            StoreWork::Keep(plan) => self.unkept = Some(plan),
+                        }
                     }
-                    let allotted = self.allot(above).await;
-                    give(allotted.as_ref().ok().copied());
-                    allotted.map(drop)
+                    match above {
+                        Some(above) => {
+                            let allotted = self.allot(above).await;
+                            give(allotted.as_ref().ok().cloned());
+                            allotted.map(drop)
+                        }
+                        None => self.keep().await,
+                    }
                 }
-                _ = looks.tick() => self.look().await.map(|members| {
-                    if let Some(dial) = &dial {
-                        let rank = self.seat.as_ref().and_then(Seat::rank).unwrap_or(MOST_SCHEDULERS);
-                        say_where(dial, members.addresses(rank));
+                _ = looks.tick() => match self.look().await {
+                    Ok(members) => {
+                        if let Some(dial) = &dial {
+                            let rank = self.seat.as_ref().and_then(Seat::rank).unwrap_or(MOST_SCHEDULERS);
+                            say_where(dial, members.addresses(rank));
+                        }
+                        self.keep().await
                     }
-                }),
+                    Err(reason) => Err(reason),
+                },
             };
             board.etcd_answers(found.is_ok());
             self.say(&found);
@@ -141,8 +163,8 @@ impl Store {
         }
     }
 
-    /// An epoch above this number that nobody else has.
-    async fn allot(&mut self, above: u64) -> Result<u64, String> {
+    /// An epoch above this number that nobody else has, and the plan that is kept.
+    async fn allot(&mut self, above: u64) -> Result<(u64, Option<SubClusterPlan>), String> {
         for _ in 0..TRIES {
             let kept = self.etcd.get(&self.epoch).await?;
             let number = |value: &[u8]| std::str::from_utf8(value).ok()?.parse::<u64>().ok();
@@ -153,10 +175,33 @@ impl Store {
             let epoch = last.max(above).checked_add(1).ok_or("there are no epochs left")?;
             let revision = kept.map_or(0, |kept| kept.revision);
             if self.etcd.replace(&self.epoch, revision, epoch.to_string().as_bytes(), None).await? {
-                return Ok(epoch);
+                return Ok((epoch, self.kept_plan().await?.0));
             }
         }
         Err("others raised the epoch again and again".to_owned())
+    }
+
+    /// The plan that is kept, and the revision of its key. One that cannot be read is as good as none.
+    async fn kept_plan(&mut self) -> Result<(Option<SubClusterPlan>, u64), String> {
+        let Some(kept) = self.etcd.get(&self.plan).await? else { return Ok((None, 0)) };
+        let plan = serde_json::from_slice(&kept.value);
+        let plan = plan.inspect_err(|error| tracing::warn!(key = %self.plan, %error, "what etcd has there is no plan of sub-clusters: the next one takes its place"));
+        Ok((plan.ok(), kept.revision))
+    }
+
+    /// Keeps the plan that is to be kept, unless there is a newer one.
+    async fn keep(&mut self) -> Result<(), String> {
+        let Some(plan) = self.unkept.clone() else { return Ok(()) };
+        let text = serde_json::to_vec(&plan).map_err(|error| format!("a plan cannot be written: {error}"))?;
+        for _ in 0..TRIES {
+            let (kept, revision) = self.kept_plan().await?;
+            let is_newer = kept.is_some_and(|kept| kept.stamp >= plan.stamp);
+            if is_newer || self.etcd.replace(&self.plan, revision, &text, None).await? {
+                self.unkept = None;
+                return Ok(());
+            }
+        }
+        Err("others wrote plans again and again".to_owned())
     }
 
     /// The schedulers. Of a scheduler: has it be one of them.

@@ -1,0 +1,185 @@
+//! Sub-clusters of real processes: the scheduler divides models among backends, and moves them while clients ask for them.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+
+use crate::cluster::{Member, under_load, until};
+use crate::serve::{REQUEST, digits, http};
+
+/// Under these names the repository has the same model.
+const MODELS: [&str; 4] = ["a", "b", "c", "d"];
+/// So patient that on a busy machine only those lose the lead that are gone.
+const PATIENT: [&str; 4] = ["--takeover-after-ms", "2000", "--lost-after-ms", "3000"];
+
+fn repository() -> tempfile::TempDir {
+    let repository = digits();
+    let original = repository.path().join("digits");
+    for name in MODELS {
+        let folder = repository.path().join(name);
+        std::fs::create_dir_all(folder.join("1")).unwrap();
+        std::fs::copy(original.join("1/model.onnx"), folder.join("1/model.onnx")).unwrap();
+        std::fs::copy(original.join("labels.txt"), folder.join("labels.txt")).unwrap();
+        let config = std::fs::read_to_string(original.join("config.pbtxt")).unwrap();
+        std::fs::write(folder.join("config.pbtxt"), config.replace("\"digits\"", &format!("\"{name}\""))).unwrap();
+    }
+    std::fs::remove_dir_all(original).unwrap();
+    repository
+}
+
+/// Schedulers that divide models between two sub-clusters, and what starts others.
+struct SubClusters {
+    schedulers: Vec<Member>,
+    list: String,
+    repository: tempfile::TempDir,
+}
+
+impl SubClusters {
+    fn start(schedulers: usize, flags: &[&str]) -> SubClusters {
+        let free: Vec<_> = (0..schedulers).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<String> = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
+        drop(free);
+        let list = addresses.join(",");
+        let scheduler = |rank: usize| {
+            let own = ["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]];
+            let divides = ["--sub-clusters", "2", "--plan-every-s", "0"];
+            Member::start("scheduler", &[&own, &divides[..], &PATIENT, flags].concat())
+        };
+        SubClusters { schedulers: (0..schedulers).map(scheduler).collect(), list, repository: repository() }
+    }
+
+    fn backend(&self, name: &str) -> Member {
+        let own = ["--schedulers", &self.list, "--node-name", name, "--model-control-mode", "explicit"];
+        let engine = ["--engine", "rten", "--profiling-budget", "0", "--default-slo-ms", "60000"];
+        Member::start("backend", &[&own[..], &engine, &PATIENT, &[self.repository.path().to_str().unwrap()]].concat())
+    }
+
+    fn frontend(&self) -> Member {
+        Member::start("frontend", &[&["--schedulers", &self.list, "--listen", "127.0.0.1:0"], &PATIENT[..]].concat())
+    }
+
+    /// By sub-cluster, its models and its backends, as whoever leads says, once nothing is missing any more.
+    fn layout(&self) -> Vec<(Vec<String>, Vec<String>)> {
+        let Some(leader) = self.schedulers.iter().find(|scheduler| scheduler.leads()) else { return Vec::new() };
+        let status = leader.cluster();
+        let names = |values: &serde_json::Value| {
+            let values = values.as_array().unwrap().iter();
+            values.map(|value| value.as_str().unwrap_or_default().to_owned()).collect::<Vec<String>>()
+        };
+        let groups = status["sub_clusters"].as_array().cloned().unwrap_or_default();
+        let of = |group: &serde_json::Value| {
+            let backends = group["backends"].as_array().unwrap();
+            let is_whole = backends.iter().all(|backend| backend["missing"].as_array().unwrap().is_empty());
+            let mut members: Vec<String> = backends.iter().map(|b| b["name"].as_str().unwrap().to_owned()).collect();
+            members.sort();
+            is_whole.then(|| (names(&group["models"]), members))
+        };
+        groups.iter().map(of).collect::<Option<_>>().unwrap_or_default()
+    }
+
+    /// Waits until each of two sub-clusters has these many backends and two models, which all of them have and no other; gives by backend its models.
+    fn settled(&self, backends: &[&Member], sizes: [usize; 2]) -> Vec<BTreeSet<String>> {
+        until("each sub-cluster has its models, and no backend another", || {
+            let layout = self.layout();
+            let mut members: Vec<usize> = layout.iter().map(|(_, members)| members.len()).collect();
+            members.sort_unstable();
+            // Four equal models are two and two.
+            let is_even = layout.iter().all(|(models, _)| models.len() == 2);
+            let loaded: usize = backends.iter().map(|backend| ready(backend).len()).sum();
+            let wanted: usize = layout.iter().map(|(models, members)| models.len() * members.len()).sum();
+            members == sizes && is_even && loaded == wanted
+        });
+        backends.iter().map(|backend| ready(backend)).collect()
+    }
+}
+
+/// The models that a backend serves.
+fn ready(backend: &Member) -> BTreeSet<String> {
+    let is_ready = |model: &&&str| backend.get(&format!("/v2/models/{model}/ready")).0 == 200;
+    MODELS.iter().filter(is_ready).map(|model| (*model).to_owned()).collect()
+}
+
+fn all_answered(statuses: &[u16]) {
+    let other = statuses.iter().filter(|status| **status != 200).count();
+    assert_eq!(other, 0, "of {}", statuses.len());
+}
+
+#[test]
+fn section_4_4_models_are_divided_and_move_under_load_without_a_refusal() {
+    let cluster = SubClusters::start(1, &[]);
+    let (first, frontend) = (cluster.backend("first"), cluster.frontend());
+    until("a lone backend has all", || ready(&first).len() == MODELS.len());
+    until("all are served", || MODELS.iter().all(|m| frontend.get(&format!("/v2/models/{m}/ready")).0 == 200));
+    let body = std::fs::read_to_string(REQUEST).unwrap();
+    let under_load = |happens: &mut dyn FnMut()| {
+        all_answered(&under_load(frontend.http, &MODELS, &body, 50, happens));
+    };
+    // Another joins, and takes half of the models.
+    let (mut second, mut third) = (None, None);
+    under_load(&mut || {
+        let joins = second.insert(cluster.backend("second"));
+        let loaded = cluster.settled(&[&first, joins], [1, 1]);
+        assert!(loaded[0].is_disjoint(&loaded[1]), "{loaded:?}");
+    });
+    let Some(second) = second else { return };
+    // A third one joins a sub-cluster, and has the models of the other one there.
+    under_load(&mut || {
+        let joins = third.insert(cluster.backend("third"));
+        cluster.settled(&[&first, &second, joins], [1, 2]);
+    });
+    let Some(third) = third else { return };
+    // One of them is stopped in good order: it goes once others have what it has.
+    let mut first = first;
+    under_load(&mut || {
+        first.signal("-TERM");
+        assert!(first.child.wait().unwrap().success());
+        cluster.settled(&[&second, &third], [1, 1]);
+    });
+    // Nothing moves without need, however often somebody asks.
+    let before = (ready(&second), ready(&third));
+    let (status, said) = http(cluster.schedulers[0].http, "POST", "/v2/cluster/plan", "");
+    assert_eq!(status, 200, "{said}");
+    cluster.settled(&[&second, &third], [1, 1]);
+    assert_eq!((ready(&second), ready(&third)), before);
+    let (status, said) = http(frontend.http, "POST", "/v2/cluster/plan", "");
+    assert_eq!(status, 404, "{said}");
+}
+
+#[test]
+fn a_new_leader_goes_on_with_the_layout_that_is_there() {
+    let mut cluster = SubClusters::start(2, &[]);
+    let backends = [cluster.backend("first"), cluster.backend("second")];
+    let frontend = cluster.frontend();
+    let refs: Vec<&Member> = backends.iter().collect();
+    until("two have come", || cluster.layout().len() == 2);
+    let before = cluster.settled(&refs, [1, 1]);
+    until("all are served", || MODELS.iter().all(|m| frontend.get(&format!("/v2/models/{m}/ready")).0 == 200));
+    let rank = cluster.schedulers.iter().position(Member::leads).unwrap();
+    let leader = cluster.schedulers.remove(rank);
+    let (status, said) = http(cluster.schedulers[0].http, "POST", "/v2/cluster/plan", "");
+    assert_eq!(status, 503, "{said}");
+    let body = std::fs::read_to_string(REQUEST).unwrap();
+    let statuses = under_load(frontend.http, &MODELS, &body, 50, || {
+        leader.signal("-KILL");
+        until("the other leads", || cluster.schedulers[0].leads());
+        assert_eq!(cluster.settled(&refs, [1, 1]), before, "nothing moves");
+    });
+    all_answered(&statuses);
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_is_said_and_the_others_are_served() {
+    let cluster = SubClusters::start(1, &[]);
+    std::fs::write(cluster.repository.path().join("d/1/model.onnx"), b"nothing").unwrap();
+    let (mut backend, frontend) = (cluster.backend("only"), cluster.frontend());
+    backend.wait_for("not done, which the scheduler asks");
+    until("the others are served", || {
+        MODELS[..3].iter().all(|m| frontend.get(&format!("/v2/models/{m}/ready")).0 == 200)
+    });
+    let missing = || cluster.schedulers[0].cluster()["sub_clusters"][0]["backends"][0]["missing"].clone();
+    until("what is missing is said", || missing() == serde_json::json!(["d"]));
+    // Mended, it is loaded with the next plan.
+    std::fs::copy(cluster.repository.path().join("a/1/model.onnx"), cluster.repository.path().join("d/1/model.onnx"))
+        .unwrap();
+    assert_eq!(http(cluster.schedulers[0].http, "POST", "/v2/cluster/plan", "").0, 200);
+    until("it is served", || frontend.get("/v2/models/d/ready").0 == 200);
+}

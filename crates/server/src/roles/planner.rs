@@ -1,0 +1,31 @@
+//! Plans that a scheduler's machine asks for, made beside its thread.
+
+use downbeat_core::Duration;
+use downbeat_core::roles::PlanWanted;
+use tokio::sync::mpsc;
+
+use super::scheduler_role::SchedulerEvent;
+use crate::clock::Clock;
+
+/// Most time that is spent on a plan.
+const WITHIN: Duration = Duration::from_millis(2_000);
+
+/// Answers what is asked, one after the other, until nobody asks any more.
+pub async fn plan(
+    mut wanted: mpsc::UnboundedReceiver<PlanWanted>,
+    clock: Clock,
+    answers: mpsc::UnboundedSender<SchedulerEvent>,
+) {
+    while let Some(question) = wanted.recv().await {
+        let number = question.number;
+        let divide = move || {
+            let since = clock.now();
+            downbeat_plan::divide(&question, WITHIN, &|| clock.now().since(since)).map_err(|error| error.to_string())
+        };
+        let found = tokio::task::spawn_blocking(divide).await;
+        let found = found.unwrap_or_else(|_| Err("the search ended in a panic: this is a defect".to_owned()));
+        if answers.send(SchedulerEvent::Planned(number, found)).is_err() {
+            return;
+        }
+    }
+}

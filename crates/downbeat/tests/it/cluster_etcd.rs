@@ -11,16 +11,16 @@ use crate::cluster::{Cluster, Member, until};
 use crate::serve::{REQUEST, digits, http};
 
 /// An etcd with a folder of its own. Killed when the test is over.
-struct Etcd {
+pub struct Etcd {
     child: Child,
     folder: tempfile::TempDir,
-    clients: String,
+    pub clients: String,
     peers: String,
 }
 
 impl Etcd {
     /// `None`: there is no such program here.
-    fn start() -> Option<Etcd> {
+    pub fn start() -> Option<Etcd> {
         let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
         let (folder, clients, peers) = (tempfile::tempdir().unwrap(), url(&free[0]), url(&free[1]));

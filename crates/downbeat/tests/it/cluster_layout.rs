@@ -1,9 +1,13 @@
 //! Sub-clusters of real processes: the scheduler divides models among backends, and moves them while clients ask for them.
 
 use std::collections::BTreeSet;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 
 use crate::cluster::{Member, under_load, until};
+use crate::cluster_etcd::Etcd;
 use crate::serve::{REQUEST, digits, http};
 
 /// Under these names the repository has the same model.
@@ -168,6 +172,49 @@ fn a_new_leader_goes_on_with_the_layout_that_is_there() {
         assert_eq!(cluster.settled(&refs, [1, 1]), before, "nothing moves");
     });
     all_answered(&statuses);
+}
+
+#[test]
+fn a_plan_that_etcd_has_outlives_all_processes() {
+    let Some(etcd) = Etcd::start() else { return };
+    let of = |cluster: &SubClusters, names: [&str; 2]| {
+        let backends = names.map(|name| cluster.backend(name));
+        until("two have come", || cluster.layout().len() == 2);
+        let models = cluster.settled(&backends.iter().collect::<Vec<_>>(), [1, 1]);
+        models.into_iter().collect::<BTreeSet<_>>()
+    };
+    let mut cluster = SubClusters::start(1, &["--etcd", &etcd.clients]);
+    let before = of(&cluster, ["first", "second"]);
+    for scheduler in cluster.schedulers.drain(..) {
+        scheduler.signal("-KILL");
+    }
+    // As one that is as even, and which nobody would make of nothing: a model of each sub-cluster goes to the other.
+    let [one, other] = &before.iter().collect::<Vec<_>>()[..] else { panic!("{before:?}") };
+    let server: SocketAddr = etcd.clients.strip_prefix("http://").unwrap().parse().unwrap();
+    let ask = |what: &str, body: serde_json::Value| -> serde_json::Value {
+        let (status, said) = http(server, "POST", &format!("/v3/kv/{what}"), &body.to_string());
+        assert_eq!(status, 200, "{said}");
+        serde_json::from_str(&said).unwrap()
+    };
+    let key = BASE64_STANDARD.encode("downbeat/plan");
+    let kept = ask("range", serde_json::json!({ "key": key }))["kvs"][0]["value"].as_str().unwrap().to_owned();
+    let mut plan: serde_json::Value = serde_json::from_slice(&BASE64_STANDARD.decode(kept).unwrap()).unwrap();
+    let (goes, comes) = (one.first().unwrap(), other.first().unwrap());
+    let swapped = (plan["models"][comes].clone(), plan["models"][goes].clone());
+    (plan["models"][goes], plan["models"][comes]) = swapped;
+    ask("put", serde_json::json!({ "key": key, "value": BASE64_STANDARD.encode(plan.to_string()) }));
+    let swap = |models: &BTreeSet<String>, goes: &String, comes: &String| {
+        models.iter().map(|model| if model == goes { comes.clone() } else { model.clone() }).collect()
+    };
+    let expected = BTreeSet::from([swap(one, goes, comes), swap(other, comes, goes)]);
+    // Other processes, which have been told nothing yet.
+    let anew = SubClusters::start(1, &["--etcd", &etcd.clients]);
+    assert_eq!(of(&anew, ["third", "fourth"]), expected);
+    // What is no plan costs nothing but a line in the log.
+    ask("put", serde_json::json!({ "key": key, "value": BASE64_STANDARD.encode("nothing") }));
+    let mut last = SubClusters::start(1, &["--etcd", &etcd.clients]);
+    last.schedulers[0].wait_for("no plan of sub-clusters");
+    of(&last, ["fifth", "sixth"]);
 }
 
 #[test]

@@ -144,8 +144,8 @@ impl Batcher {
         } else if let Some(preferred) = self.preferred_fill(now, first_arrival, prefix) {
             (size, full) = (preferred, true);
         }
-        let delay = self.kinds.network.delay(size);
-        let KindPlan { profile, pace, .. } = &self.kinds.plans[plan];
+        let KindPlan { profile, pace, network, .. } = &self.kinds.plans[plan];
+        let delay = network.delay(size);
         let forming = Forming { size, deadline, first_arrival, full, wait: self.wait, since, profile, delay };
         let (mut opens, mut bound) = self.dispatch.opens(&forming);
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };

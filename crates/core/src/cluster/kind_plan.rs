@@ -20,6 +20,8 @@ pub(super) struct KindPlan {
     pub sent: LatencyProfile,
     /// Whether the cluster has a device for it, or for none of the plans.
     pub in_use: bool,
+    /// What messages to and from its devices take.
+    pub network: NetworkBudget,
     /// `l(max_batch)`.
     pub pace: Duration,
     pub devices: u32,
@@ -40,7 +42,9 @@ pub(super) struct KindPlans {
     /// [`KindPlans::needed`] for one item, which nearly every request is.
     needed_alone: Duration,
     pub max_batch: u32,
+    /// What messages take where `networks` says nothing: its worst, if it says anything.
     pub network: NetworkBudget,
+    networks: Vec<(DeviceKind, NetworkBudget)>,
     /// By how much executions are planned longer than measured, percent.
     margin: u8,
     /// By kind: devices of the cluster.
@@ -57,6 +61,7 @@ impl KindPlans {
             needed_alone,
             max_batch,
             network,
+            networks: Vec::new(),
             margin: 0,
             devices: Vec::new(),
         };
@@ -103,7 +108,20 @@ impl KindPlans {
             let pace = profile.latency(self.max_batch);
             let [measured, planned, sent] = [profile.clone(), profile.clone(), profile.clone()];
             let (devices, target, limit) = (0, 1, self.max_batch);
-            KindPlan { kind, measured, profile: planned, sent, in_use: true, pace, devices, target, limit, candidate }
+            let (in_use, network) = (true, self.network);
+            KindPlan {
+                kind,
+                measured,
+                profile: planned,
+                sent,
+                in_use,
+                network,
+                pace,
+                devices,
+                target,
+                limit,
+                candidate,
+            }
         }));
         self.plan();
     }
@@ -119,14 +137,23 @@ impl KindPlans {
     }
 
     pub fn set_network(&mut self, network: NetworkBudget) {
-        self.network = network;
+        (self.network, self.networks) = (network, Vec::new());
+        self.plan();
+    }
+
+    pub fn set_networks(&mut self, networks: &[(DeviceKind, NetworkBudget)]) {
+        let all = networks.iter().map(|(_, network)| *network);
+        self.network = all.fold(NetworkBudget::default(), NetworkBudget::worse);
+        self.networks = networks.to_vec();
         self.plan();
     }
 
     fn plan(&mut self) {
         for plan in &mut self.plans {
             plan.profile = plan.measured.with_margin(self.margin);
-            plan.sent = plan.profile.with_overhead(self.network.control, self.network.data);
+            let of_kind = self.networks.iter().find(|(kind, _)| plan.kind == Some(*kind));
+            plan.network = of_kind.map_or(self.network, |(_, network)| *network);
+            plan.sent = plan.profile.with_overhead(plan.network.control, plan.network.data);
         }
         self.changed();
     }

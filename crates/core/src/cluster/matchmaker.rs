@@ -113,7 +113,9 @@ impl Matchmaker {
 
     /// Whether batches may be sent to a device that still runs another: there is a network.
     pub fn set_sends_ahead(&mut self, sends_ahead: bool) {
-        self.sends_ahead = sends_ahead;
+        if std::mem::replace(&mut self.sends_ahead, sends_ahead) == sends_ahead {
+            return;
+        }
         for device in 0..self.devices.len() {
             self.refresh_device(DeviceId(device as u32));
         }

@@ -60,7 +60,7 @@ impl ModelDemand {
             return;
         }
         let budget = self.meter.budget().unwrap_or(Duration::MAX);
-        let (max_batch, rate, network) = (kinds.max_batch, self.meter.rate(), kinds.network);
+        let (max_batch, rate) = (kinds.max_batch, self.meter.rate());
         if is_adaptive {
             // Before the first rates are known nothing can be said, and without deadlines nothing is late.
             let demand = match rate {
@@ -76,7 +76,7 @@ impl ModelDemand {
         // Whether it consolidates makes no difference to what drops aim at.
         let behaviour = self.behaviour(false);
         for plan in kinds.plans.iter_mut().filter(|plan| plan.in_use) {
-            let staggered = remote_staggered_batch(&plan.profile, max_batch, budget, rate, plan.devices, &network);
+            let staggered = remote_staggered_batch(&plan.profile, max_batch, budget, rate, plan.devices, &plan.network);
             plan.target = match drop {
                 DropPolicy::Adaptive => behaviour.target(&plan.sent, staggered),
                 _ => staggered,

@@ -205,6 +205,12 @@ impl ModelQueue {
         self.elision = UpdateElision::default();
     }
 
+    /// [`ModelQueue::set_network`] by kind of device; of other kinds, and of replies, the worst of these is expected.
+    pub fn set_networks(&mut self, networks: &[(DeviceKind, NetworkBudget)]) {
+        self.change_kinds(|kinds| kinds.set_networks(networks));
+        self.elision = UpdateElision::default();
+    }
+
     /// How many devices of a kind the cluster has: for the staggered target, and for what the fastest kind is. Whether that needs
     /// an update: which kinds there are has changed.
     pub fn set_devices(&mut self, kind: DeviceKind, devices: u32) -> bool {
@@ -400,11 +406,11 @@ impl ModelQueue {
         let formed = starting?;
         let size = self.batcher.pop(&formed, members);
         let Batcher { kinds, drop, .. } = &self.batcher;
-        let arrives = now + kinds.network.delay(size);
+        let KindPlan { measured, profile, network, .. } = &kinds.plans[plan];
+        let arrives = now + network.delay(size);
         let start = arrives.max(free_at);
         let bound = if waited || start > arrives { StartBound::Device } else { formed.bound };
         let deadline = formed.prefix.deadline;
-        let KindPlan { measured, profile, .. } = &kinds.plans[plan];
         let expected = measured.latency(size);
         let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         let reason = DispatchReason { bound, exec: formed.opens, latest, deadline, left: self.queued() };

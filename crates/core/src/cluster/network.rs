@@ -25,6 +25,16 @@ impl NetworkBudget {
         Duration::from_nanos(self.control.as_nanos().saturating_add(self.data.saturating_mul(items as u64).as_nanos()))
     }
 
+    /// What has to be expected of both: the worse of each part.
+    #[must_use]
+    pub fn worse(self, other: NetworkBudget) -> NetworkBudget {
+        NetworkBudget {
+            control: self.control.max(other.control),
+            data: self.data.max(other.data),
+            reply: self.reply.max(other.reply),
+        }
+    }
+
     /// Whether a batch takes time to get to its device.
     pub fn is_remote(&self) -> bool {
         self.delay(1) > Duration::ZERO

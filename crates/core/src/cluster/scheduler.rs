@@ -218,11 +218,23 @@ impl Scheduler {
         self.exchange(now);
     }
 
-    /// What messages take (nothing at first). Requests that are queued keep the deadlines that they have.
+    /// What messages take (nothing at first), for all models and those to come. Requests that are queued keep the deadlines that they have.
     pub fn set_network(&mut self, now: Time, network: NetworkBudget) {
         let now = self.advance(now);
         self.matchmaker.set_sends_ahead(network.is_remote());
         self.shard.set_network(now, network);
+        self.exchange(now);
+    }
+
+    /// What messages take for one model, in place of what was said before: by the kind of device that runs its batches. Of other kinds, and of replies, which are
+    /// taken off deadlines before the kind is known, the worst of these is expected. Unknown: nothing happens.
+    pub fn set_model_network(&mut self, now: Time, model: ModelId, networks: &[(DeviceKind, NetworkBudget)]) {
+        let now = self.advance(now);
+        // Once there is a network for one, there is: it makes no difference to models that have none.
+        if networks.iter().any(|(_, network)| network.is_remote()) {
+            self.matchmaker.set_sends_ahead(true);
+        }
+        self.shard.set_model_network(now, model, networks);
         self.exchange(now);
     }
 

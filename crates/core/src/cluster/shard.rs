@@ -293,6 +293,11 @@ impl Shard {
         }
     }
 
+    /// What messages take for one model; see [`super::Scheduler::set_model_network`]. The matchmaker is to be told as well. Unknown: nothing happens.
+    pub fn set_model_network(&mut self, now: Time, model: ModelId, networks: &[(DeviceKind, NetworkBudget)]) {
+        self.change(now, model, |queue| queue.set_networks(networks));
+    }
+
     /// How many devices of a kind the cluster has: for the staggered target, and for which candidates there are.
     pub fn set_devices(&mut self, now: Time, kind: DeviceKind, devices: u32) {
         let now = self.advance(now);

@@ -79,11 +79,13 @@ fn steps() -> impl Strategy<Value = Step> {
         .prop_map(|(us, kinds, dispatch)| Input::AddModel(ModelId(0), Box::new(options(us, kinds, dispatch))));
     let network = (0..90u64, 0..30u64, 0..90u64).prop_map(|(c, d, r)| {
         let [control, data, reply] = [c, d, r].map(Duration::from_micros);
-        Input::SetNetwork(NetworkBudget { control, data, reply })
+        NetworkBudget { control, data, reply }
     });
     let other = prop_oneof![
         add,
-        network,
+        network.clone().prop_map(Input::SetNetwork),
+        (0..4u32, prop::collection::btree_map((0..3u32).prop_map(DeviceKind), network, 0..3))
+            .prop_map(|(model, networks)| Input::SetModelNetwork(ModelId(model), networks.into_iter().collect())),
         (0..4u32).prop_map(|model| Input::RemoveModel(ModelId(model))),
         (0..4u32, 10..90u64).prop_map(|(model, us)| {
             Input::SetProfile(ModelId(model), Box::new(options(us, false, DispatchPolicy::Eager).profiles))

@@ -22,6 +22,7 @@ enum Event {
     RemoveModel(u32),
     SetProfile(u32, DeviceProfiles),
     SetNetwork(NetworkBudget),
+    SetModelNetwork(u32, Vec<(DeviceKind, NetworkBudget)>),
     SetDispatch(u32, DispatchPolicy),
     SetBehaviour(u32, Option<Behaviour>),
     SetOrder(Order),
@@ -131,6 +132,8 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (0..6u32).prop_map(Event::RemoveModel),
         1 => (0..6u32, profiles()).prop_map(|(m, p)| Event::SetProfile(m, p)),
         1 => networks().prop_map(Event::SetNetwork),
+        1 => (0..6u32, prop::collection::btree_map((0..KINDS).prop_map(DeviceKind), networks(), 0..=KINDS as usize))
+            .prop_map(|(m, networks)| Event::SetModelNetwork(m, networks.into_iter().collect())),
         1 => (0..6u32, dispatches()).prop_map(|(m, d)| Event::SetDispatch(m, d)),
         1 => (0..6u32, behaviours()).prop_map(|(m, b)| Event::SetBehaviour(m, b)),
         1 => orders().prop_map(Event::SetOrder),
@@ -168,6 +171,8 @@ struct Outside {
     scheduler: Scheduler,
     now: Time,
     network: NetworkBudget,
+    /// Of models that have their own.
+    networks: BTreeMap<ModelId, Vec<(DeviceKind, NetworkBudget)>>,
     models: Vec<(ModelOptions, bool)>,
     /// By how much adaptive models' executions are planned longer, percent.
     margins: BTreeMap<ModelId, u8>,
@@ -203,7 +208,20 @@ impl Outside {
         let is_adaptive = matches!(dispatch, DispatchPolicy::Adaptive { .. });
         let margin = self.margins.get(&request.model).copied().filter(|_| is_adaptive);
         let profile = profiles.get(kind).unwrap().with_margin(margin.unwrap_or(0));
-        self.network.delay(request.size) + profile.latency(request.size)
+        self.network(request.model, kind).delay(request.size) + profile.latency(request.size)
+    }
+
+    /// What messages take for a model's batches on a kind of device. Of kinds that nothing is known of, the worst; so of those of a model with one profile for all.
+    fn network(&self, model: ModelId, kind: DeviceKind) -> NetworkBudget {
+        let Some(networks) = self.networks.get(&model) else { return self.network };
+        let one_profile = self.models[model.0 as usize].0.profiles.iter().all(|(kind, _)| kind.is_none());
+        let own = networks.iter().find(|(own, _)| *own == kind && !one_profile);
+        own.map_or_else(|| self.worst_network(model), |(_, network)| *network)
+    }
+
+    fn worst_network(&self, model: ModelId) -> NetworkBudget {
+        let Some(networks) = self.networks.get(&model) else { return self.network };
+        networks.iter().fold(NetworkBudget::default(), |all, (_, network)| all.worse(*network))
     }
 
     fn fits(&self, request: &Request, kind: DeviceKind) -> bool {
@@ -291,7 +309,8 @@ impl Outside {
                     size: *size,
                 };
                 let result = self.scheduler.handle_request(self.now, request);
-                let request = Request { deadline: request.deadline - self.network.reply, ..request };
+                let reply = self.worst_network(request.model).reply;
+                let request = Request { deadline: request.deadline - reply, ..request };
                 // What was due before the request comes first; it may have made room.
                 let before = self.collect_until(id);
                 assert_eq!(result.map(|_| ()), self.expected_answer(&request), "{request:?}");
@@ -364,7 +383,16 @@ impl Outside {
                 self.scheduler.handle_timeout(self.now);
                 self.collect();
                 self.network = *network;
+                self.networks.clear();
                 self.scheduler.set_network(self.now, *network);
+            }
+            Event::SetModelNetwork(model, networks) => {
+                self.scheduler.handle_timeout(self.now);
+                self.collect();
+                if (*model as usize) < self.models.len() {
+                    self.networks.insert(ModelId(*model), networks.clone());
+                }
+                self.scheduler.set_model_network(self.now, ModelId(*model), networks);
             }
             Event::AddModel(options) => {
                 let id = self.scheduler.add_model(self.now, (**options).clone());
@@ -489,11 +517,12 @@ impl Outside {
                     "more batches of {model} than may be in flight"
                 );
                 assert!(*size >= 1 && *size <= options.max_batch, "a batch of {size}");
+                let delay = self.network(*model, self.devices[device].kind).delay(*size);
                 let to = self.devices.get_mut(device).unwrap();
                 let profile =
                     options.profiles.get(to.kind).unwrap_or_else(|| panic!("{model} does not run on {device}"));
                 assert_eq!(*expected, profile.latency(*size));
-                let arrives = now + self.network.delay(*size);
+                let arrives = now + delay;
                 assert_eq!(*start, arrives.max(to.free_at), "it starts when it is there and the device is free");
                 if to.batches.is_empty() {
                     to.free_at = *start + *expected;
@@ -526,7 +555,7 @@ impl Outside {
         assert!(to.batches.len() < 2, "{id} has two batches already");
         assert!(to.batches.is_empty() || to.free_at > now, "{id} is overdue and gets another batch");
         // The size that the way was planned for is known from outside only if it does not matter.
-        if self.network.data == Duration::ZERO {
+        if self.network.data == Duration::ZERO && self.networks.is_empty() {
             let arrives = now + self.network.delay(size);
             let ready =
                 |d: &Device| d.batches.is_empty() || d.batches.len() < 2 && d.free_at > now && d.free_at <= arrives;
@@ -666,7 +695,8 @@ proptest! {
         (waits, aims) in any::<(bool, bool)>(),
     ) {
         let kept = |e: &Event| {
-            !matches!(e, Event::SetDispatch(..) | Event::SetBehaviour(..) | Event::SetNetwork(_) | Event::AddModel(_))
+            let is_remote = matches!(e, Event::SetNetwork(_) | Event::SetModelNetwork(..));
+            !is_remote && !matches!(e, Event::SetDispatch(..) | Event::SetBehaviour(..) | Event::AddModel(_))
         };
         let mut events: Vec<Event> = events.into_iter().filter(kept).collect();
         if aims {

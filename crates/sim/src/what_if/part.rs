@@ -117,6 +117,9 @@ impl Part {
                 }
             }
             Input::SetNetwork(network) => self.network = network,
+            Input::SetModelNetwork(..) => {
+                self.passed_over.insert("what messages take for each model");
+            }
             Input::AddDevice(kind) => {
                 self.present.insert(DeviceId(self.added_devices), kind);
                 self.added_devices += 1;

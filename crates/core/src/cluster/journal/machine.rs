@@ -55,6 +55,7 @@ impl Machine for Scheduler {
             Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),
+            Input::SetModelNetwork(model, networks) => self.set_model_network(now, model, &networks),
             Input::AddDevice(kind) => return Reply::Device(self.add_device(now, kind)),
             Input::RemoveDevice(device) => self.remove_device(now, device),
             Input::SetLoad(device, until) => self.set_load(device, until),
@@ -94,6 +95,7 @@ impl Machine for Shard {
             Input::Flush(model) => self.flush(now, model),
             Input::SetWakeMargin(margin) => self.set_wake_margin(now, margin),
             Input::SetNetwork(network) => self.set_network(now, network),
+            Input::SetModelNetwork(model, networks) => self.set_model_network(now, model, &networks),
             Input::SetDevices(kind, devices) => self.set_devices(now, kind, devices),
             Input::SetOtherDemand(demand) => self.set_other_demand(now, demand),
             Input::Grant(grant) => self.handle_grant(now, grant),
@@ -125,6 +127,11 @@ impl Machine for Matchmaker {
             Input::AddSharedLimit(other) => return Reply::Model(self.add_model_sharing(other)),
             Input::RemoveModel(model) => self.remove_model(model),
             Input::SetNetwork(network) => self.set_sends_ahead(network.is_remote()),
+            Input::SetModelNetwork(_, networks) => {
+                if networks.iter().any(|(_, network)| network.is_remote()) {
+                    self.set_sends_ahead(true);
+                }
+            }
             Input::AddDevice(kind) => return Reply::Device(self.add_device(kind)),
             Input::RemoveDevice(device) => {
                 self.remove_device(device);

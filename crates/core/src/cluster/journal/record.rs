@@ -96,6 +96,8 @@ pub enum Input {
     Trial(Box<TrialRecord>),
     /// In which order candidates get devices, those of all models.
     SetOrder(Order),
+    /// What messages take for a model, by kind of device.
+    SetModelNetwork(ModelId, Vec<(DeviceKind, NetworkBudget)>),
 }
 
 /// What a machine says to an input at once.

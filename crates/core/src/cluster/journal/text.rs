@@ -6,6 +6,7 @@ use super::reader::Divergence;
 use super::record::{Decision, Entry, Input, Record};
 use crate::cluster::behaviour::Behaviour;
 use crate::cluster::messages::{Answer, Candidate};
+use crate::cluster::network::NetworkBudget;
 use crate::cluster::output::{DropReason, Output};
 use crate::cluster::reason::{DispatchReason, DropDetail, StartBound};
 use crate::cluster::request::Request;
@@ -107,9 +108,10 @@ impl fmt::Display for InputAt<'_> {
             Input::Trial(trial) => trial.fmt(f),
             Input::SetOrder(order) => write!(f, "whose turn it is: {order}"),
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
-            Input::SetNetwork(network) => {
-                let (control, data, reply) = (network.control, network.data, network.reply);
-                write!(f, "network: {control} a batch, {data} an item, {reply} a reply")
+            Input::SetNetwork(network) => write!(f, "network: {}", Budget(network)),
+            Input::SetModelNetwork(model, networks) => {
+                write!(f, "network of {model}:")?;
+                networks.iter().try_for_each(|(kind, network)| write!(f, " {} on {kind};", Budget(network)))
             }
             Input::AddDevice(kind) => write!(f, "add a device of kind {kind}"),
             Input::RemoveDevice(device) => write!(f, "remove {device}"),
@@ -123,6 +125,15 @@ impl fmt::Display for InputAt<'_> {
             }
             Input::Answer(answer) => AnswerText(answer).fmt(f),
         }
+    }
+}
+
+struct Budget<'a>(&'a NetworkBudget);
+
+impl fmt::Display for Budget<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NetworkBudget { control, data, reply } = self.0;
+        write!(f, "{control} a batch, {data} an item, {reply} a reply")
     }
 }
 

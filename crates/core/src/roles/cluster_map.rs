@@ -87,7 +87,7 @@ impl ClusterMap {
             for kind in backend.slots.iter().filter_map(|slot| slot.kind) {
                 self.leave_kind(kind, &mut keys);
             }
-            // The models of one that did not say that it goes stay known: it may come back, or another with them.
+            // The models of one that did not say that it goes stay known for a while: it may come back, or another with them.
             for key in keys.iter().filter(|_| backend.is_leaving) {
                 if !self.may_have(key) {
                     changed |= models.remove(now, scheduler, key);
@@ -124,7 +124,7 @@ impl ClusterMap {
     }
 
     /// Whether anybody has a model, or may be told to load it.
-    fn may_have(&self, key: &ModelKey) -> bool {
+    pub fn may_have(&self, key: &ModelKey) -> bool {
         let may =
             |backend: &Backend| backend.offers(key).next().is_some() || (self.assigns && backend.can_load(&key.0));
         self.backends.values().any(may)

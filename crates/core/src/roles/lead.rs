@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use super::assigner::{Assigner, AssignerOutput, SubClusterOptions};
 use super::assignment::SubClusterPlan;
+use super::budgets::{Measured, ModelBudget};
 use super::cluster_map::ClusterMap;
 use super::epoch::Epoch;
+use super::known_backend::Backend;
 use super::links::Links;
 use super::load_count::LoadCount;
 use super::message::{
@@ -15,14 +17,12 @@ use super::message::{
 use super::model_rates::ModelRates;
 use super::served_models::{NoQueue, ServedModels};
 use super::waiting::{Admitted, MOST_REQUESTS, Place, Waiting};
-use crate::cluster::{AutoscaleSample, DropReason, NetworkBudget, Output, Reject, Request, Scheduler};
+use crate::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler};
 use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
 /// How often the budgets of messages are measured anew.
 const MEASURE_EVERY: Duration = Duration::from_millis(100);
-/// How much worse than the median backend one may be measured: another is slow for a while, and costs itself only.
-const WORST_TO_MEDIAN: u64 = 4;
 
 /// A request that waits for somebody to offer its model.
 #[derive(Debug)]
@@ -55,7 +55,6 @@ pub(super) struct Lead {
     /// Frontends have been told of models.
     is_settled: bool,
     models_changed: bool,
-    network: NetworkBudget,
     measures_at: Time,
     load: LoadCount,
     rates: ModelRates,
@@ -88,13 +87,12 @@ impl Lead {
             epoch,
             scheduler,
             map: ClusterMap::new(epoch, assigner.is_some()),
-            models: ServedModels::default(),
+            models: ServedModels::new(settles),
             waiting: Waiting::default(),
             parked: BTreeMap::new(),
             settles_at,
             is_settled: false,
             models_changed: false,
-            network: NetworkBudget::default(),
             measures_at: now + MEASURE_EVERY,
             load: LoadCount::default(),
             rates: ModelRates::default(),
@@ -322,6 +320,7 @@ impl Lead {
     /// Does what is due.
     pub fn handle_timeout<P: Clone>(&mut self, now: Time, links: &Links<P>) {
         self.scheduler.handle_timeout(now);
+        self.models_changed |= self.models.give_up(now, &mut self.scheduler, |key| self.map.may_have(key));
         self.settle(now);
         if now >= self.measures_at {
             self.measures_at = now + MEASURE_EVERY;
@@ -386,29 +385,24 @@ impl Lead {
         all.into_values().collect()
     }
 
-    /// Plans with what messages take now (Symphony appendix D): with what the worst backend has measured, unless that is far from the others.
+    /// Plans with what messages take now (Symphony appendix D).
     fn measure<P: Clone>(&mut self, now: Time, links: &Links<P>) {
-        let item_kib = self.models.item_bytes().div_ceil(1024);
-        let known = self.map.backends().filter_map(|(node, backend)| Some((node, backend.delays?)));
-        let all: Vec<[Duration; 3]> = known
-            .map(|(node, delays)| {
-                let control = links.one_way(node).unwrap_or_default() + delays.fetch;
-                [control, Duration::from_nanos(delays.fetch_per_kib).saturating_mul(item_kib), delays.control]
-            })
-            .collect();
-        let worst = |what: usize| {
-            let mut values: Vec<Duration> = all.iter().filter_map(|all| all.get(what).copied()).collect();
-            values.sort_unstable();
-            let median = values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or_default();
-            values.last().copied().unwrap_or_default().min(median.saturating_mul(WORST_TO_MEDIAN))
-        };
-        let network = NetworkBudget { control: worst(0), data: worst(1), reply: worst(2) };
-        let is_near = |a: Duration, b: Duration| a.max(b).saturating_sub(a.min(b)).saturating_mul(8) <= a.max(b);
-        let NetworkBudget { control, data, reply } = self.network;
-        if !is_near(control, network.control) || !is_near(data, network.data) || !is_near(reply, network.reply) {
-            self.network = network;
-            self.scheduler.set_network(now, network);
-        }
+        let measured = self.map.backends().filter_map(|(node, backend)| {
+            let kinds = backend.slots.iter().filter_map(|slot| slot.kind).collect();
+            Some(Measured { kinds, there: links.one_way(node).unwrap_or_default(), delays: backend.delays? })
+        });
+        let measured: Vec<Measured> = measured.collect();
+        self.models.set_budgets(now, &mut self.scheduler, &measured);
+    }
+
+    /// What each model is planned with for messages, by the backends that have it.
+    pub fn budgets(&self) -> impl Iterator<Item = ModelBudget> {
+        self.models.budgets().map(|((model, version), (kind, network))| {
+            let has = |backend: &Backend| backend.slots.iter().any(|slot| slot.kind == Some(*kind));
+            let backends = self.map.backends().filter(|(_, backend)| has(backend));
+            let backends = backends.map(|(_, backend)| backend.name.clone()).collect();
+            ModelBudget { model: model.clone(), version: *version, backends, network: *network }
+        })
     }
 
     /// Says what was decided.
@@ -510,6 +504,7 @@ impl Lead {
             (settles, "models that nobody offers"),
             (self.measures_at, "what messages take"),
             (assigns, "which models backends have"),
+            (self.models.gives_up_at(), "models whose backends were lost"),
         ];
         others.into_iter().fold((due, "a batch or a deadline"), |least, due| if due.0 < least.0 { due } else { least })
     }

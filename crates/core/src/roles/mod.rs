@@ -26,7 +26,7 @@
 //! |---|---|
 //! | `message.rs` | what is said |
 //! | `link.rs`, `links.rs` | in order and once between two nodes; all links of one node |
-//! | `delay.rs` | what messages take, measured (Symphony appendix D) |
+//! | `delay.rs`, `budgets.rs` | what messages take, measured (Symphony appendix D); what is planned with |
 //! | `epoch.rs`, `election.rs` | who leads |
 //! | `assignment.rs`, `assigner.rs`, `loading.rs` | which models backends have (Symphony §4.4): what is said of it, who says so, and how a backend comes to have them |
 //! | `frontend_node.rs`, `scheduler_node.rs`, `backend_node.rs` | the roles |
@@ -34,6 +34,7 @@
 mod assigner;
 mod assignment;
 mod backend_node;
+mod budgets;
 mod cluster_map;
 mod delay;
 mod election;
@@ -52,6 +53,7 @@ mod message;
 mod model_rates;
 mod numbered;
 mod open_requests;
+mod orphans;
 mod queue_names;
 mod scheduler_node;
 mod served_models;
@@ -61,6 +63,7 @@ mod waiting;
 pub use assigner::SubClusterOptions;
 pub use assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
 pub use backend_node::{BackendNode, BackendOptions, BackendOutput};
+pub use budgets::ModelBudget;
 pub use delay::{DelayEstimate, FetchEstimate, Least};
 pub use epoch::Epoch;
 pub use frontend_node::{FrontendNode, FrontendOptions, FrontendOutput, RequestEnd};

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::assigner::{AssignerOutput, SubClusterOptions};
 use super::assignment::{PlanWanted, SubClusterPlan};
+use super::budgets::ModelBudget;
 use super::election::{Election, ElectionEvent};
 use super::epoch::Epoch;
 use super::lead::{Lead, SubCluster};
@@ -115,6 +116,11 @@ impl<P: Clone> SchedulerNode<P> {
     /// Requests that it has, waiting and in batches: none while it stands by.
     pub fn requests(&self) -> usize {
         self.lead.as_ref().map_or(0, Lead::requests)
+    }
+
+    /// What each model is planned with for messages, by the backends that have it, while it leads.
+    pub fn budgets(&self) -> impl Iterator<Item = ModelBudget> {
+        self.lead.iter().flat_map(Lead::budgets)
     }
 
     /// What messages take, for metrics.

@@ -1,10 +1,12 @@
 //! The models that a scheduler that leads can have run, and the queues of each.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::budgets::{Budgets, Measured, are_near, budgets};
 use super::message::{OfferedModel, QueueKey, ServedModel};
-use crate::cluster::{ModelOptions, Scheduler};
+use super::orphans::Orphans;
+use crate::cluster::{ModelOptions, NetworkBudget, Scheduler};
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::{DeviceKind, ModelId};
 use crate::profile::LatencyProfile;
@@ -35,6 +37,8 @@ struct Served {
     /// By shape: its profile on each kind.
     shapes: Vec<ShapeProfiles>,
     queues: u32,
+    /// What its queues are planned with.
+    budgets: Budgets,
 }
 
 #[derive(Debug)]
@@ -57,16 +61,28 @@ pub(super) enum NoQueue {
 }
 
 /// The models that are offered, and their queues. A queue's place is another's once it is forgotten.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ServedModels {
     models: BTreeMap<ModelKey, Served>,
     queues: Vec<Option<Queue>>,
     by_key: BTreeMap<Arc<QueueKey>, u32>,
     /// By [`ModelId`]: the place of its queue.
     by_model: Vec<u32>,
+    orphans: Orphans,
 }
 
 impl ServedModels {
+    /// None, where a peer is lost after such a silence.
+    pub fn new(lost_after: Duration) -> Self {
+        ServedModels {
+            models: BTreeMap::new(),
+            queues: Vec::new(),
+            by_key: BTreeMap::new(),
+            by_model: Vec::new(),
+            orphans: Orphans::new(lost_after),
+        }
+    }
+
     /// As frontends are to hear of them.
     pub fn list(&self) -> Vec<ServedModel> {
         let model = |(key, served): (&ModelKey, &Served)| ServedModel {
@@ -83,9 +99,30 @@ impl ServedModels {
         Some(&self.models.get(key)?.offered.fingerprint)
     }
 
-    /// The most bytes that an item's inputs have.
-    pub fn item_bytes(&self) -> u64 {
-        self.models.values().map(|served| served.offered.item_bytes).max().unwrap_or(0)
+    /// Has each model planned with what messages to and from the backends that have it take now.
+    pub fn set_budgets(&mut self, now: Time, scheduler: &mut Scheduler, backends: &[Measured]) {
+        let mut changed = Vec::new();
+        for (key, served) in &mut self.models {
+            let budgets = budgets(backends, &served.kinds(), served.offered.item_bytes);
+            // Of a model that nobody has, the last ones hold.
+            if !budgets.is_empty() && !are_near(&budgets, &served.budgets) {
+                served.budgets = budgets;
+                changed.push(key.clone());
+            }
+        }
+        for key in changed {
+            let Some(served) = self.models.get(&key) else { continue };
+            for place in self.places_of(&key) {
+                if let Some(Some(Queue { model: Some(model), .. })) = self.queues.get(place as usize) {
+                    scheduler.set_model_network(now, *model, &served.budgets);
+                }
+            }
+        }
+    }
+
+    /// What each model is planned with on each kind of device.
+    pub fn budgets(&self) -> impl Iterator<Item = (&ModelKey, &(DeviceKind, NetworkBudget))> {
+        self.models.iter().flat_map(|(key, served)| served.budgets.iter().map(move |budget| (key, budget)))
     }
 
     /// Seconds that a device takes for an item of a model in the largest batch, where it is fastest; of a model that nobody has offered yet, the mean of the others.
@@ -199,6 +236,7 @@ impl ServedModels {
             levels: offered.levels.clone(),
         };
         let model = scheduler.add_model(now, options);
+        scheduler.set_model_network(now, model, &served.budgets);
         if let Some(Some(queue)) = self.queues.get_mut(place as usize) {
             queue.model = Some(model);
         }
@@ -218,7 +256,22 @@ impl ServedModels {
         let is_known = self.models.contains_key(key);
         self.close_all(now, scheduler, key);
         self.models.remove(key);
+        self.orphans.remove(key);
         is_known
+    }
+
+    /// Gives models up that nobody has had for too long. `may_come`: somebody here could load it. Whether frontends are to be told.
+    pub fn give_up(&mut self, now: Time, scheduler: &mut Scheduler, may_come: impl Fn(&ModelKey) -> bool) -> bool {
+        let mut changed = false;
+        while let Some(key) = self.orphans.pop(now, &may_come) {
+            changed |= self.remove(now, scheduler, &key);
+        }
+        changed
+    }
+
+    /// When [`ServedModels::give_up`] has something to do.
+    pub fn gives_up_at(&self) -> Time {
+        self.orphans.next()
     }
 
     fn close_all(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
@@ -229,8 +282,9 @@ impl ServedModels {
     }
 
     fn places_of<'a>(&'a self, key: &'a ModelKey) -> impl Iterator<Item = u32> + 'a {
-        let of = move |queue: &Queue| queue.key.model == key.0 && queue.key.version == key.1;
-        (0..).zip(&self.queues).filter(move |(_, queue)| queue.as_ref().is_some_and(of)).map(|(place, _)| place)
+        let first = QueueKey { model: key.0.clone(), version: key.1, shape: Vec::new() };
+        let of = move |(queue, _): &(&Arc<QueueKey>, &u32)| queue.model == key.0 && queue.version == key.1;
+        self.by_key.range(first..).take_while(of).map(|(_, place)| *place)
     }
 
     /// Sets how a model is offered: by those who have it as the first of them has, each with the kinds of its slots (`None`: it is not to be run on that one). Whether frontends are to be told.
@@ -245,6 +299,7 @@ impl ServedModels {
             self.set_idle(now, scheduler, key);
             return false;
         };
+        self.orphans.remove(key);
         let offered = OfferedModel { profiles: Vec::new(), shape: Vec::new(), ..(*first).clone() };
         let mut shapes = merged(offers);
         for (shape, kinds) in &mut shapes {
@@ -270,17 +325,19 @@ impl ServedModels {
             }
             known => {
                 // Other settings: its queues begin anew, and what waits in them is handed in again.
-                let queues = known.map_or(0, |known| known.queues);
-                self.models.insert(key.clone(), Served { offered, shapes, queues });
+                let (queues, budgets) =
+                    known.map_or((0, Budgets::new()), |known| (known.queues, known.budgets.clone()));
+                self.models.insert(key.clone(), Served { offered, shapes, queues, budgets });
                 self.close_all(now, scheduler, key);
             }
         }
         is_new
     }
 
-    /// Nobody who is here has this model: what waits for it goes on to wait.
+    /// Nobody who is here has this model: what waits for it goes on to wait, for a while.
     fn set_idle(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
         let Some(served) = self.models.get_mut(key) else { return };
+        self.orphans.insert(now, key);
         for (_, kinds) in &mut served.shapes {
             kinds.truncate(1);
             if let Some((kind, _)) = kinds.first_mut() {
@@ -305,6 +362,11 @@ impl ServedModels {
 }
 
 impl Served {
+    /// The kinds of devices that run it.
+    fn kinds(&self) -> BTreeSet<DeviceKind> {
+        self.shapes.iter().flat_map(|(_, kinds)| kinds.iter().map(|(kind, _)| *kind)).collect()
+    }
+
     /// Of a shape: as offered, or guessed from the most similar one that is. `None`: no device runs it.
     fn profiles(&self, shape: &[i64], slo: Option<Duration>) -> Option<DeviceProfiles> {
         let known = self.shapes.iter().filter(|(_, kinds)| !kinds.is_empty());

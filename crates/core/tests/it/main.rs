@@ -16,6 +16,8 @@ mod elision;
 mod imports;
 mod journal;
 mod load;
+mod model_budgets;
+mod orphans;
 mod outcomes;
 mod overlap;
 mod overlap_runs;

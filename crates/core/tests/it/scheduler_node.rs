@@ -7,11 +7,11 @@ use downbeat_core::roles::*;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use proptest::prelude::*;
 
-type P = ();
+pub type P = ();
 const NODE: NodeId = NodeId(1000);
-const LOST_AFTER: Duration = Duration::from_millis(50);
+pub const LOST_AFTER: Duration = Duration::from_millis(50);
 
-fn ms(ms: u64) -> Duration {
+pub fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
@@ -20,8 +20,8 @@ fn hello(node: u64, role: Role) -> Hello {
 }
 
 /// A lone scheduler, or one of several, with its peers.
-struct World {
-    node: SchedulerNode<P>,
+pub struct World {
+    pub node: SchedulerNode<P>,
     now: Time,
     peers: BTreeMap<NodeId, Links<P>>,
     /// What each peer has heard and not yet looked at.
@@ -56,7 +56,7 @@ impl World {
     }
 
     /// A lone scheduler that leads.
-    fn leading() -> Self {
+    pub fn leading() -> Self {
         let mut world = World::new(0, 1);
         world.pass(ms(4));
         assert_eq!(world.node.leads(), Some(Epoch { number: 1, rank: 0 }));
@@ -73,7 +73,7 @@ impl World {
         NodeId(node)
     }
 
-    fn frontend(&mut self, node: u64) -> NodeId {
+    pub fn frontend(&mut self, node: u64) -> NodeId {
         let node = self.connect(node, Role::Frontend);
         for (alias, model) in [(0, "m"), (1, "n")] {
             self.say(node, Message::Queue { alias: QueueAlias(alias), key: queue(model, &[]) });
@@ -81,28 +81,33 @@ impl World {
         node
     }
 
-    fn backend(&mut self, node: u64, running: Vec<Running>, offer: Offer) -> NodeId {
+    pub fn backend(&mut self, node: u64, running: Vec<Running>, offer: Offer) -> NodeId {
         let node = self.connect(node, Role::Backend);
         self.say(node, Message::UnderWay(running));
         self.say(node, Message::Offer(offer));
         node
     }
 
-    fn say(&mut self, from: NodeId, message: Message<P>) {
+    pub fn say(&mut self, from: NodeId, message: Message<P>) {
         self.peers.get_mut(&from).unwrap().say(self.now, NODE, message);
         self.exchange();
     }
 
-    fn disconnect(&mut self, node: NodeId) {
+    pub fn disconnect(&mut self, node: NodeId) {
         self.peers.remove(&node);
         self.node.handle_disconnected(self.now, node);
         self.exchange();
     }
 
-    fn ask(&mut self, from: NodeId, numbers: &[u64], left: Duration) {
+    pub fn ask(&mut self, from: NodeId, numbers: &[u64], left: Duration) {
+        self.ask_of(from, 0, numbers, left);
+    }
+
+    /// Of model `m` (0) or `n` (1).
+    pub fn ask_of(&mut self, from: NodeId, queue: u32, numbers: &[u64], left: Duration) {
         let one = |number: &u64| HandedIn {
             number: *number,
-            queue: QueueAlias(0),
+            queue: QueueAlias(queue),
             left,
             queue_left: Duration::MAX,
             level: 0,
@@ -148,7 +153,7 @@ impl World {
         }
     }
 
-    fn pass(&mut self, time: Duration) {
+    pub fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
             self.now += Duration::from_micros(500);
@@ -156,16 +161,16 @@ impl World {
         }
     }
 
-    fn heard(&mut self, node: NodeId) -> Vec<Message<P>> {
+    pub fn heard(&mut self, node: NodeId) -> Vec<Message<P>> {
         self.heard.remove(&node).unwrap_or_default()
     }
 
-    fn plans(&mut self, node: NodeId) -> Vec<Plan> {
+    pub fn plans(&mut self, node: NodeId) -> Vec<Plan> {
         let plan = |message| if let Message::Plan(plan) = message { Some(plan) } else { None };
         self.heard(node).into_iter().filter_map(plan).collect()
     }
 
-    fn refused(&mut self, node: NodeId) -> Vec<(u64, Refusal)> {
+    pub fn refused(&mut self, node: NodeId) -> Vec<(u64, Refusal)> {
         let refused = |message| if let Message::Refused(refused) = message { refused } else { Vec::new() };
         self.heard(node).into_iter().flat_map(refused).collect()
     }
@@ -179,16 +184,16 @@ impl World {
         self.plans(backend).remove(0)
     }
 
-    fn complete(&mut self, backend: NodeId, batch: BatchKey) {
+    pub fn complete(&mut self, backend: NodeId, batch: BatchKey) {
         self.say(backend, Message::Completed { batch, ran: Some((1, ms(1))), missed: Vec::new() });
     }
 }
 
-fn queue(model: &str, shape: &[i64]) -> QueueKey {
+pub fn queue(model: &str, shape: &[i64]) -> QueueKey {
     QueueKey { model: model.into(), version: 1, shape: shape.to_vec() }
 }
 
-fn model(name: &str, latency: Duration, slots: u32) -> OfferedModel {
+pub fn model(name: &str, latency: Duration, slots: u32) -> OfferedModel {
     let profile = LatencyProfile::linear(Duration::from_nanos(1), latency, 4).unwrap();
     OfferedModel {
         model: name.into(),
@@ -208,7 +213,7 @@ fn model(name: &str, latency: Duration, slots: u32) -> OfferedModel {
     }
 }
 
-fn offer(slots: u32, models: Vec<OfferedModel>) -> Offer {
+pub fn offer(slots: u32, models: Vec<OfferedModel>) -> Offer {
     Offer {
         slots: (0..slots).map(|_| Slot { hardware: "cpu".into(), device: 0 }).collect(),
         models,
@@ -216,7 +221,7 @@ fn offer(slots: u32, models: Vec<OfferedModel>) -> Offer {
     }
 }
 
-fn numbers(plan: &Plan) -> Vec<u64> {
+pub fn numbers(plan: &Plan) -> Vec<u64> {
     plan.members.iter().map(|member| member.number).collect()
 }
 
@@ -438,16 +443,7 @@ fn models_that_may_not_run_everywhere_are_spread_over_the_slots() {
     let frontend = world.frontend(2);
     world.ask(frontend, &[0], ms(100));
     world.ask(frontend, &[1], ms(100));
-    let handed = HandedIn {
-        number: 2,
-        queue: QueueAlias(1),
-        left: ms(100),
-        queue_left: Duration::MAX,
-        level: 0,
-        size: 1,
-        tried: 0,
-    };
-    world.say(frontend, Message::Requests(vec![handed]));
+    world.ask_of(frontend, 1, &[2], ms(100));
     let plans = world.plans(backend);
     assert_eq!(plans.iter().map(|plan| (plan.slot, numbers(plan))).collect::<Vec<_>>(), [(0, vec![0]), (1, vec![2])]);
 }

@@ -1,0 +1,81 @@
+//! Models that nobody has any more, and how long they stay known.
+
+use std::collections::VecDeque;
+
+use crate::time::{Duration, Time};
+
+/// They stay known for so many times the silence after which a peer is lost: as long as one takes that is started again.
+const STAYS_KNOWN: u64 = 10;
+/// For so many times that, if somebody who is there could load them.
+const LOADS_WITHIN: u32 = 30;
+
+/// Name and version.
+type Key = (String, u64);
+
+/// Models whose last backend was lost without a word, or has left what others could load. It may come back, or another with them: what waits for them waits until they are given up.
+#[derive(Debug)]
+pub(super) struct Orphans {
+    stays_known: Duration,
+    /// In order of time: until when, which, and how often it was waited for before.
+    until: VecDeque<(Time, Key, u32)>,
+}
+
+impl Orphans {
+    /// None, where a peer is lost after such a silence.
+    pub fn new(lost_after: Duration) -> Self {
+        Orphans { stays_known: lost_after.saturating_mul(STAYS_KNOWN), until: VecDeque::new() }
+    }
+
+    /// Nobody has this model from now on, unless that was so before.
+    pub fn insert(&mut self, now: Time, key: &Key) {
+        if self.until.iter().all(|(_, known, _)| known != key) {
+            self.until.push_back((now + self.stays_known, key.clone(), 0));
+        }
+    }
+
+    /// Somebody has it, or it is gone.
+    pub fn remove(&mut self, key: &Key) {
+        self.until.retain(|(_, known, _)| known != key);
+    }
+
+    /// When to ask for those that are given up.
+    pub fn next(&self) -> Time {
+        self.until.front().map_or(Time::MAX, |(at, ..)| *at)
+    }
+
+    /// One that is given up. `may_come`: somebody who is there could load it.
+    pub fn pop(&mut self, now: Time, may_come: impl Fn(&Key) -> bool) -> Option<Key> {
+        while let Some((_, key, waited)) = self.until.pop_front_if(|(at, ..)| *at <= now) {
+            if waited + 1 >= LOADS_WITHIN || !may_come(&key) {
+                return Some(key);
+            }
+            self.until.push_back((now + self.stays_known, key, waited + 1));
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_somebody_could_load_is_waited_for_longer_and_not_for_ever() {
+        let ms = |ms| Time::ZERO + Duration::from_millis(ms);
+        let mut orphans = Orphans::new(Duration::from_millis(1));
+        let [loads, gone] = ["loads", "gone"].map(|name| (name.to_owned(), 1));
+        orphans.insert(ms(0), &loads);
+        orphans.insert(ms(5), &gone);
+        orphans.insert(ms(7), &loads);
+        let mut given_up = Vec::new();
+        let mut now = ms(0);
+        while orphans.next() < Time::MAX {
+            assert_eq!(orphans.pop(now, |_| true), None, "not before its time");
+            now = orphans.next();
+            while let Some(key) = orphans.pop(now, |key| *key == loads) {
+                given_up.push((now, key));
+            }
+        }
+        assert_eq!(given_up, [(ms(15), gone), (ms(300), loads)]);
+    }
+}

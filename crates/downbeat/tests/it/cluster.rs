@@ -265,6 +265,12 @@ fn a_frontend_answers_as_one_server_does() {
     assert_eq!(cluster.schedulers[0].peers("backend"), 2);
     let leads = || cluster.schedulers.iter().filter(|scheduler| scheduler.leads()).count();
     until("one leads", || leads() == 1);
+    let leader = &cluster.schedulers[cluster.leader()];
+    let budget = "downbeat_cluster_budget_seconds{model=\"digits\",part=\"control\",version=\"1\"} ";
+    until("it is said what messages are planned with", || {
+        let known = &leader.cluster()["budgets"][0];
+        known["model"] == "digits" && known["control_us"].as_f64() > Some(0.0) && metric(leader, budget) > 0.0
+    });
 }
 
 #[test]
@@ -319,6 +325,22 @@ fn a_backend_that_is_killed_costs_no_request_that_may_run_again() {
     assert_eq!(cluster.infer().0, 503);
 }
 
+#[test]
+fn what_waits_for_a_model_that_nobody_has_any_more_is_refused() {
+    let mut cluster = Cluster::of(digits(), &[], &["--lost-after-ms", "400"]);
+    assert_eq!(cluster.infer().0, 200);
+    cluster.backends.iter().for_each(|backend| backend.signal("-KILL"));
+    let (status, body) = cluster.infer();
+    assert!(status == 503 && body.contains("no backend has model 'digits' any more"), "{status}: {body}");
+    until("nothing is served", || cluster.frontend.get("/v2/health/ready").0 == 503);
+    assert_eq!(cluster.infer().0, 503);
+    // Until somebody comes with it.
+    let models = cluster._repository.path().to_str().unwrap();
+    let flags = ["--schedulers", &cluster.list, "--engine", "rten", "--profiling-budget", "0", models];
+    cluster.backends = vec![Member::start("backend", &flags)];
+    until("it is served again", || cluster.infer().0 == 200);
+}
+
 /// Items of a request whose inputs have 600 KB: each is a picture of 8 by 8 pixels of 4 bytes.
 const MANY: usize = 2400;
 
@@ -343,9 +365,13 @@ fn large_request() -> String {
 
 /// How many bytes of tensors a process has sent, by how they go.
 fn tensor_bytes(member: &Member, transport: &str) -> f64 {
+    metric(member, &format!("downbeat_cluster_tensor_bytes_total{{transport=\"{transport}\"}} "))
+}
+
+/// The metric whose line begins so; 0: there is none.
+fn metric(member: &Member, name: &str) -> f64 {
     let metrics = http(member.metrics, "GET", "/metrics", "").1;
-    let name = format!("downbeat_cluster_tensor_bytes_total{{transport=\"{transport}\"}} ");
-    metrics.lines().find_map(|line| line.strip_prefix(&name)).map_or(0.0, |value| value.parse().unwrap())
+    metrics.lines().find_map(|line| line.strip_prefix(name)).map_or(0.0, |value| value.parse().unwrap())
 }
 
 /// How tensors go between a process and the backends or frontends that it knows.

@@ -5,6 +5,7 @@ use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
 use downbeat_core::Time;
+use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::roles::{
     Frame, FrontendNode, FrontendOptions, FrontendOutput, Hello, NewRequest, NodeId, Outcome, Refusal, RequestEnd, Role,
 };
@@ -102,6 +103,12 @@ fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Ten
                 Unanswered::Engine
             };
             (reason, error)
+        }
+        RequestEnd::Refused(Refusal::Rejected(Reject::UnknownModel) | Refusal::Dropped(DropReason::ModelRemoved)) => {
+            let message = format!(
+                "no backend has model '{model}' any more: it was unloaded, or the last one that had it was lost"
+            );
+            (Unanswered::Unloaded, ServiceError::Unavailable(message))
         }
         RequestEnd::Refused(Refusal::Rejected(reject)) => refusal::rejected(model, &reject, call.deadline_is_slo, full),
         RequestEnd::Refused(Refusal::Dropped(reason)) => refusal::dropped(model, reason, now.since(call.arrival)),

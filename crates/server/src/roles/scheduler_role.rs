@@ -131,6 +131,7 @@ impl Machine for SchedulerRole {
     fn report(&self) {
         self.board.measured(self.node.links());
         self.board.divided(self.node.sub_clusters());
+        self.board.plans_with(self.node.budgets());
         if let Some(load) = &self.load {
             load.look(self.node.leads(), self.node.sample());
         }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use downbeat_core::Duration;
-use downbeat_core::roles::{Epoch, Hello, Links, NodeId, Role, SubCluster};
+use downbeat_core::cluster::NetworkBudget;
+use downbeat_core::roles::{Epoch, Hello, Links, ModelBudget, NodeId, Role, SubCluster};
 use parking_lot::Mutex;
 use serde::Serialize;
 
@@ -23,6 +24,8 @@ metric_table! {
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
             "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
+        budget: GaugeVec["model", "version", "part"], "downbeat_cluster_budget_seconds",
+            "What the scheduler that leads plans with for messages of a model, of its slowest backend: control (a batch to it), data (fetching an item's inputs), reply";
         tensors: IntCounterVec["transport"], "downbeat_cluster_tensor_bytes_total", "Bytes of tensors sent to other processes: over TCP, or in shared memory";
         lost: IntCounter[], "downbeat_cluster_peers_lost_total", "Times that a process this one was connected to was lost";
     }
@@ -52,6 +55,23 @@ pub struct PeerStatus {
     pub one_way_us: Option<f64>,
 }
 
+/// What a model is planned with for messages.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct BudgetStatus {
+    /// Name of the model.
+    pub model: String,
+    /// Its version.
+    pub version: String,
+    /// Names of the backends that it holds for.
+    pub backends: Vec<String>,
+    /// A batch's way to them without its inputs, microseconds.
+    pub control_us: f64,
+    /// Fetching an item's inputs, microseconds.
+    pub data_us: f64,
+    /// From the end of a batch to the client's answer, microseconds.
+    pub reply_us: f64,
+}
+
 /// What a process knows of its cluster.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ClusterStatus {
@@ -76,6 +96,9 @@ pub struct ClusterStatus {
     /// Of a scheduler that leads and divides models: the sub-clusters, from 0.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sub_clusters: Vec<SubClusterStatus>,
+    /// What each model is planned with for messages, by the backends that have it, if it leads.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub budgets: Vec<BudgetStatus>,
 }
 
 /// A sub-cluster as it is.
@@ -109,6 +132,8 @@ pub struct StatusBoard {
 struct Known {
     status: ClusterStatus,
     peers: BTreeMap<NodeId, PeerStatus>,
+    /// By model and version: what metrics say.
+    budgets: BTreeMap<(String, String), NetworkBudget>,
 }
 
 /// What a role is called.
@@ -125,6 +150,11 @@ pub fn shown(node: NodeId) -> String {
     format!("{:016x}", node.0)
 }
 
+/// The parts of a budget by name.
+fn parts(network: &NetworkBudget) -> [(&'static str, Duration); 3] {
+    [("control", network.control), ("data", network.data), ("reply", network.reply)]
+}
+
 impl StatusBoard {
     /// That of a process which knows nobody yet; its metrics are among those of `registry`.
     ///
@@ -139,7 +169,7 @@ impl StatusBoard {
         let status =
             ClusterStatus { node: shown(node), name: name.to_owned(), role: role_name(role), ..Default::default() };
         let table = Arc::new(Table::register(registry)?);
-        Ok(StatusBoard { status: Arc::new(Mutex::new(Known { status, peers: BTreeMap::new() })), table })
+        Ok(StatusBoard { status: Arc::new(Mutex::new(Known { status, ..Known::default() })), table })
     }
 
     /// What is known now.
@@ -229,6 +259,33 @@ impl StatusBoard {
             backends: backends.into_iter().map(member).collect(),
         };
         known.status.sub_clusters = sub_clusters.into_iter().map(group).collect();
+    }
+
+    /// What the scheduler plans with for messages: all of it, of a scheduler that leads.
+    pub fn plans_with(&self, budgets: impl Iterator<Item = ModelBudget>) {
+        let mut worst = BTreeMap::<(String, String), NetworkBudget>::new();
+        let status = |ModelBudget { model, version, backends, network }: ModelBudget| {
+            let version = version.to_string();
+            let known = worst.entry((model.clone(), version.clone())).or_default();
+            *known = known.worse(network);
+            let [control_us, data_us, reply_us] = parts(&network).map(|(_, part)| part.as_secs_f64() * 1e6);
+            BudgetStatus { model, version, backends, control_us, data_us, reply_us }
+        };
+        let status = budgets.map(status).collect();
+        let known = &mut *self.status.lock();
+        known.status.budgets = status;
+        for ((model, version), network) in &worst {
+            for (part, takes) in parts(network) {
+                self.table.budget.with_label_values(&[model, version, part]).set(takes.as_secs_f64());
+            }
+        }
+        let before = std::mem::replace(&mut known.budgets, worst);
+        for (model, version) in before.keys().filter(|key| !known.budgets.contains_key(*key)) {
+            for (part, _) in parts(&NetworkBudget::default()) {
+                // It is there: it was set.
+                let _ = self.table.budget.remove_label_values(&[model, version, part]);
+            }
+        }
     }
 
     /// This epoch is followed from now on; `leads`: it is this process's.

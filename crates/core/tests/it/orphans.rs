@@ -7,12 +7,10 @@ use downbeat_core::roles::*;
 use crate::scheduler_node::{LOST_AFTER, P, World, model, ms, numbers, offer};
 
 /// The names in each list of models that was said.
-fn lists(said: &[Message<P>]) -> Vec<Vec<&str>> {
-    let names = |said| match said {
-        &Message::Models(ref models) => Some(models.iter().map(|model| model.model.as_str()).collect()),
-        _ => None,
-    };
-    said.iter().filter_map(names).collect()
+fn lists<'a>(said: &'a [Message<P>]) -> Vec<Vec<&'a str>> {
+    let list = |said: &'a Message<P>| if let Message::Models(models) = said { Some(models) } else { None };
+    let names = |models: &'a Vec<ServedModel>| models.iter().map(|model| model.model.as_str()).collect();
+    said.iter().filter_map(list).map(names).collect()
 }
 
 #[test]

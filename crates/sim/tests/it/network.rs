@@ -58,7 +58,7 @@ fn gap(run: &NetworkOutcome) -> Duration {
 fn every_network_of_the_repository_runs_and_can_be_run_again() {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    assert!(files.len() >= 9, "{files:?}");
+    assert!(files.len() >= 10, "{files:?}");
     for file in files {
         let network = NetworkFile::read(&file).unwrap_or_else(|error| panic!("{error}"));
         let [first, again] = [network.run(&[]), network.run(&[network.scenario.seed])];
@@ -99,6 +99,15 @@ fn of_a_backend_that_is_killed_only_what_ran_there_is_handed_in_again() {
         assert!(run.repeated <= 64 && run.lost <= 32 && run.good + run.lost == run.requests, "{run:?}");
     }
     assert!(all.iter().any(|run| run.repeated > 0), "{all:?}");
+}
+
+/// Nobody is there from 0.35 s to 1.1 s. Until 0.55 s frontends take requests, 2000 a second without a deadline, which are refused then; from then on they do not know the models.
+#[test]
+fn requests_of_a_model_that_nobody_has_any_more_are_refused_until_somebody_is_back() {
+    for run in runs("backends_gone") {
+        assert_eq!(run.good + run.late + run.refused, run.requests, "{run:?}");
+        assert!(run.refused >= 350 && (1_100..1_500).contains(&run.unserved), "{run:?}");
+    }
 }
 
 #[test]

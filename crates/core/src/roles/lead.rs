@@ -397,11 +397,12 @@ impl Lead {
 
     /// What each model is planned with for messages, by the backends that have it.
     pub fn budgets(&self) -> impl Iterator<Item = ModelBudget> {
-        self.models.budgets().map(|((model, version), (kind, network))| {
+        self.models.budgets().filter_map(|((model, version), (kind, network))| {
             let has = |backend: &Backend| backend.slots.iter().any(|slot| slot.kind == Some(*kind));
             let backends = self.map.backends().filter(|(_, backend)| has(backend));
-            let backends = backends.map(|(_, backend)| backend.name.clone()).collect();
-            ModelBudget { model: model.clone(), version: *version, backends, network: *network }
+            let backends: Vec<String> = backends.map(|(_, backend)| backend.name.clone()).collect();
+            let is_there = !backends.is_empty();
+            is_there.then(|| ModelBudget { model: model.clone(), version: *version, backends, network: *network })
         })
     }
 

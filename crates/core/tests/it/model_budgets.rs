@@ -113,8 +113,8 @@ fn a_network_that_becomes_slower_or_faster_is_followed() {
 #[test]
 fn it_is_said_what_each_model_is_planned_with_and_for_whom() {
     let mut world = World::leading();
-    backend(&mut world, 1, vec![with_items_of(2, "m")], [us(50), us(100), us(10)]);
-    backend(&mut world, 3, vec![with_items_of(2, "m"), with_items_of(1, "n")], [us(20), us(200), us(10)]);
+    let near = backend(&mut world, 1, vec![with_items_of(2, "m")], [us(50), us(100), us(10)]);
+    let far = backend(&mut world, 3, vec![with_items_of(2, "m"), with_items_of(1, "n")], [us(20), us(200), us(10)]);
     world.pass(ms(100));
     let said = world.node.budgets().map(|budget| {
         let network = budget.network;
@@ -125,4 +125,7 @@ fn it_is_said_what_each_model_is_planned_with_and_for_whom() {
     let m = |who: &str, control| ("m".to_owned(), who.to_owned(), [control + WAY, us(20), us(50)]);
     let n = ("n".to_owned(), "n3".to_owned(), [us(200) + WAY, us(10), us(20)]);
     assert_eq!(said, [m("n1", us(100)), m("n3", us(200)), n]);
+    world.disconnect(near);
+    world.disconnect(far);
+    assert_eq!(world.node.budgets().count(), 0, "nobody has them");
 }

@@ -98,3 +98,14 @@ tests!(
     picture,
     role_frames,
 );
+
+/// A protocol of which nothing is read is not tried: `tools/record_roles.py` records what is said today.
+#[test]
+fn what_processes_said_to_each_other_is_of_the_protocol_that_they_speak_now() {
+    let target = TARGETS.iter().find(|target| target.name == "role_frames").unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for (index, data) in seeds(target).iter().enumerate() {
+        let frames = runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
+        assert!(frames > 5, "{frames} frames in file {index}");
+    }
+}

@@ -1,15 +1,23 @@
 #!/usr/bin/env python3
-"""Measures clusters of real processes on this machine, over TCP on loopback, beside one `downbeat serve`.
+"""Measures clusters of real processes on this machine beside one `downbeat serve`, or beside each other.
 
-    tools/cluster_bench.py lone       a lone request's latency
-    tools/cluster_bench.py loop       requests a second in a closed loop of 32 clients
-    tools/cluster_bench.py kill       the scheduler that leads is killed (SIGKILL) under 2,000 requests/s, 20 times
-    tools/cluster_bench.py pause      the same, stopped for a second (SIGSTOP)
+    tools/cluster_bench.py lone         a lone request's latency
+    tools/cluster_bench.py loop         requests a second in a closed loop of 32 clients, and CPU and bytes of tensors a request
+    tools/cluster_bench.py kill         the scheduler that leads is killed (SIGKILL) under 2,000 requests/s, 20 times
+    tools/cluster_bench.py pause        the same, stopped for a second (SIGSTOP)
+    tools/cluster_bench.py backend      one of two backends is killed: what is lost, and how many requests are handed in again
+    tools/cluster_bench.py tensors      inputs of 600 KB, by each transport
+    tools/cluster_bench.py incast       8 inputs of 150 KB into one backend, by each transport, and one copy of them
+    tools/cluster_bench.py feed         a scheduler alone, of one core, fed over sockets by processes that are played
+    tools/cluster_bench.py end-to-end   64 emulated devices: what the cluster holds to what its scheduler alone would
 
-Everything is started anew, on free ports. Prints a line for each round, and medians.
+Everything is started anew, on free ports. Prints a line for each round, and medians. `incast` and `feed` need the examples of the server:
+
+    cargo build --release -p downbeat && cargo build --release -p downbeat-server --examples
 """
 
 import argparse
+import csv
 import json
 import os
 import signal
@@ -21,6 +29,9 @@ import time
 import urllib.request
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# How a frontend is started so that tensors go between it and backends in this way, which is what `GET /v2/cluster` then says of them. Of two users' processes neither reads the other's memory.
+TRANSPORTS = {"shared_memory": {}, "tcp": {"user": "nobody"}}
+QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def free_ports(count):
@@ -31,143 +42,207 @@ def free_ports(count):
     return ports
 
 
+def get(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
+        return answer.read()
+
+
+def ready(process):
+    for _ in range(600):
+        try:
+            if json.loads(get(process.http, "/v2/health/ready"))["ready"]:
+                return
+        except OSError:
+            pass
+        time.sleep(0.1)
+    raise SystemExit(f"{process.role}: never ready")
+
+
+class Process:
+    """A process of ours: its ports for people and for metrics."""
+
+    def __init__(self, args, role, *flags, cores=None, **how):
+        self.role, (self.http, self.metrics) = role, free_ports(2)
+        ports = ["--http-port", str(self.http), "--metrics-port", str(self.metrics), "--grpc-port", "off"]
+        command = [args.binary, role, "--host", "127.0.0.1", *ports, *flags]
+        if cores is not None:
+            command = ["taskset", "-c", cores, *command]
+        stderr = None if args.verbose else subprocess.DEVNULL
+        self.child = subprocess.Popen(command, stderr=stderr, cwd=ROOT, **how)
+
+    def status(self):
+        return json.loads(get(self.http, "/v2/cluster"))
+
+    def metric(self, name):
+        """The sum over all labels, or those that are written behind the name."""
+        lines = get(self.metrics, "/metrics").decode().splitlines()
+        its = (line for line in lines if line.startswith(name) and line[len(name)] in "{, ")
+        return sum(float(line.rsplit(" ", 1)[1]) for line in its)
+
+    def cpu(self):
+        """Seconds of CPU: its own, and the kernel's for it."""
+        with open(f"/proc/{self.child.pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        return [int(fields[place]) / os.sysconf("SC_CLK_TCK") for place in (11, 12)]
+
+
 class Processes:
     """Processes that end with this."""
 
-    def __init__(self, binary, verbose):
-        self.binary, self.verbose, self.all = binary, verbose, []
+    def __init__(self, args):
+        self.args, self.all = args, []
 
-    def start(self, role, *flags, http):
-        flags = ["--host", "127.0.0.1", "--grpc-port", "off", "--metrics-port", "off", "--http-port", str(http), *flags]
-        stderr = None if self.verbose else subprocess.DEVNULL
-        child = subprocess.Popen([self.binary, role, *flags], stderr=stderr, cwd=ROOT)
-        self.all.append(child)
-        return child
+    def start(self, *what, **how):
+        self.all.append(Process(self.args, *what, **how))
+        return self.all[-1]
+
+    def cluster(self, models, flags=(), schedulers=2, backends=1, frontends=1, how=None):
+        """Starts so many of each, backends with these flags and frontends as `how` says, and gives them once they are ready. `schedulers` may be an address where one is already."""
+        addresses = schedulers if isinstance(schedulers, list) else [f"127.0.0.1:{port}" for port in free_ports(schedulers)]
+        listed = ["--schedulers", ",".join(addresses)]
+        of = {"schedulers": [], "backends": [], "frontends": []}
+        for rank, address in enumerate(addresses if addresses is not schedulers else []):
+            of["schedulers"].append(self.start("scheduler", *listed, "--rank", str(rank), "--listen", address))
+        for _ in range(backends):
+            of["backends"].append(self.start("backend", *listed, *flags, models))
+        for _ in range(frontends):
+            of["frontends"].append(self.start("frontend", *listed, "--listen", "127.0.0.1:0", **(how or {})))
+        for process in self.all:
+            ready(process)
+        return of
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for child in self.all:
-            child.kill()
-            child.wait()
+        for process in self.all:
+            process.child.kill()
+            process.child.wait()
 
 
-def get(port, path):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=2) as answer:
-        return json.load(answer)
+class Load:
+    """The load generator, while it runs; `end` gives what it measured."""
 
+    def __init__(self, args, process, *flags, model="mlp"):
+        self.folder = tempfile.TemporaryDirectory()
+        self.out = os.path.join(self.folder.name, "bench.json")
+        models = [model] if isinstance(model, str) else model
+        named = [word for model in models for word in ("-m", model)]
+        command = [args.binary, "bench", *named, "-u", f"127.0.0.1:{process.http}", "--json", self.out, *flags]
+        self.child = subprocess.Popen(command, **QUIET)
 
-def ready(port):
-    for _ in range(600):
-        try:
-            if get(port, "/v2/health/ready")["ready"]:
-                return
-        except OSError:
-            pass
-        time.sleep(0.1)
-    raise SystemExit("never ready")
-
-
-def cluster(processes, args, flags=()):
-    """Two schedulers, a backend and a frontend; gives the frontend's port, and the schedulers with theirs."""
-    a, b, *http = free_ports(6)
-    addresses = [f"127.0.0.1:{a}", f"127.0.0.1:{b}"]
-    listed = ["--schedulers", ",".join(addresses)]
-    schedulers = []
-    for rank, address in enumerate(addresses):
-        own = ["--rank", str(rank), "--listen", address]
-        schedulers.append((processes.start("scheduler", *listed, *own, http=http[rank]), http[rank]))
-    processes.start("backend", *listed, *flags, *args.engine, args.models, http=http[2])
-    processes.start("frontend", *listed, "--listen", "127.0.0.1:0", http=http[3])
-    for port in http:
-        ready(port)
-    return http[3], schedulers
-
-
-def bench(args, port, *flags):
-    with tempfile.TemporaryDirectory() as folder:
-        out = os.path.join(folder, "bench.json")
-        command = [args.binary, "bench", "-m", "mlp", "-u", f"127.0.0.1:{port}", "--json", out, *flags]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        with open(out) as file:
+    def end(self):
+        # 3: nothing was answered well, which is for whoever reads it.
+        if self.child.wait() not in (0, 3):
+            raise SystemExit("the load generator failed")
+        with self.folder, open(self.out) as file:
             return json.load(file)
 
-
-def beside(args, *flags):
-    """The same load on a cluster and on one server, in turns."""
-    with Processes(args.binary, args.verbose) as processes:
-        apart, _ = cluster(processes, args)
-        (whole,) = free_ports(1)
-        processes.start("serve", *args.engine, args.models, http=whole)
-        ready(whole)
-        for _ in range(args.rounds):
-            yield bench(args, apart, *flags), bench(args, whole, *flags)
+    def stop(self):
+        self.child.kill()
+        self.child.wait()
+        self.folder.cleanup()
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["lone", "loop", "kill", "pause"])
-    parser.add_argument("--binary", default=os.path.join(ROOT, "target/release/downbeat"))
-    parser.add_argument("--models", default=os.path.join(ROOT, "examples/models"))
-    parser.add_argument("--engine", type=str.split, default=["--engine", "rten"])
-    parser.add_argument("--rounds", type=int, default=0)
-    parser.add_argument("--rate", default="2000")
-    parser.add_argument("--verbose", action="store_true")
-    args = parser.parse_args()
-    args.rounds = args.rounds or {"lone": 7, "loop": 7, "kill": 20, "pause": 20}[args.what]
-    {"lone": lone, "loop": loop, "kill": failover, "pause": failover}[args.what](args)
+def bench(args, process, *flags, **what):
+    return Load(args, process, *flags, **what).end()
+
+
+def medians(title, rows):
+    columns = [statistics.median(column) for column in zip(*rows)]
+    print(title, *[f"{figure:.4g}" for figure in columns], flush=True)
+    return columns
+
+
+def emulated(folder, name, latency, items):
+    """Writes a model that computes nothing, of so many FP32 an item; `latency`: lines of its file."""
+    os.makedirs(os.path.join(folder, name, "1"))
+    tensor = '[[{}]]\nname = "{}"\ndatatype = "FP32"\ndims = [-1, {}]\n'
+    with open(os.path.join(folder, name, "1", "model.emulated.toml"), "w") as file:
+        file.write(latency + tensor.format("inputs", "x", items) + tensor.format("outputs", "y", 1))
+
+
+def goes_by(transport, frontend):
+    """Once a backend has had a batch of the frontend's requests, and so is connected to it."""
+    backends = [peer for peer in frontend.status()["peers"] if peer["role"] == "backend"]
+    if not backends or any(peer["transport"] != transport for peer in backends):
+        raise SystemExit(f"tensors do not go by {transport}: {backends} (tcp takes to be root here)")
 
 
 def lone(args):
     rows = []
-    for apart, whole in beside(args, "--closed", "-c", "1", "-d", "3"):
-        (a, b) = (measured["total"]["latency_ms"] for measured in (apart, whole))
-        row = [1e3 * figure for figure in (a["p50"], b["p50"], a["p99"], b["p99"])]
-        rows.append(row)
-        print("cluster p50 %.0f us, serve p50 %.0f us; p99 %.0f and %.0f us" % tuple(row), flush=True)
-    print("medians:", [round(statistics.median(column)) for column in zip(*rows)])
+    with Processes(args) as processes:
+        (apart,) = processes.cluster(args.models, args.engine)["frontends"]
+        whole = processes.start("serve", *args.engine, args.models)
+        ready(whole)
+        for _ in range(args.rounds):
+            (a, b) = (bench(args, process, "--closed", "-c", "1", "-d", "3")["total"]["latency_ms"] for process in (apart, whole))
+            rows.append([1e3 * figure for figure in (a["p50"], b["p50"], a["p50"] - b["p50"], a["p99"], b["p99"])])
+            print("cluster p50 %.0f us, serve p50 %.0f us (%.0f apart); p99 %.0f and %.0f us" % tuple(rows[-1]), flush=True)
+    medians("medians:", rows)
 
 
 def loop(args):
-    rows = []
-    for apart, whole in beside(args, "--closed", "-c", "32", "-d", "4"):
-        row = [measured["total"]["answered_per_second"] for measured in (apart, whole)]
-        rows.append(row)
-        print("cluster %.0f requests/s, serve %.0f" % tuple(row), flush=True)
-    print("medians:", [round(statistics.median(column)) for column in zip(*rows)])
+    rows, costs = [], []
+    with Processes(args) as processes:
+        cluster = processes.cluster(args.models, args.engine)
+        whole = processes.start("serve", *args.engine, args.models)
+        ready(whole)
+        (apart,), (backend,) = cluster["frontends"], cluster["backends"]
+        leader = next(process for process in cluster["schedulers"] if process.status()["leads"])
+        of = [apart, leader, backend]
+        sent = lambda: [process.metric(f'downbeat_cluster_tensor_bytes_total{{transport="{transport}"}}')
+                        for process in (apart, backend) for transport in TRANSPORTS]
+        for _ in range(args.rounds):
+            before, bytes_before = [process.cpu() for process in (*of, whole)], sent()
+            (a, b) = (bench(args, process, "--closed", "-c", "32", "-d", "4", "-w", "0") for process in (apart, whole))
+            counts = [measured["total"]["ok"] for measured in (a, b)]
+            rows.append([measured["total"]["answered_per_second"] for measured in (a, b)])
+            rows[-1].append(rows[-1][0] / rows[-1][1])
+            print("cluster %.0f requests/s, serve %.0f: %.2f" % tuple(rows[-1]), flush=True)
+            cost = []
+            for process, was, count in zip((*of, whole), before, [counts[0]] * 3 + [counts[1]]):
+                own, kernel = (1e6 * (now - then) / count for now, then in zip(process.cpu(), was))
+                cost += [own + kernel, kernel]
+            costs.append(cost + [(now - then) / counts[0] for now, then in zip(sent(), bytes_before)])
+    medians("medians: cluster, serve, ratio:", rows)
+    medians("CPU a request, us, in all and in the kernel: frontend, scheduler, backend, serve; bytes of tensors sent a request: "
+            "frontend, backend, each by " + ", ".join(TRANSPORTS) + ":", costs)
 
 
 def failover(args):
-    rows = []
+    """A process dies, or stands still, in the middle of open-loop load: `kill`, `pause`, `backend`."""
+    rows, of_backend = [], args.what == "backend"
     for _ in range(args.rounds):
-        with Processes(args.binary, args.verbose) as processes:
-            port, schedulers = cluster(processes, args, ["--default-slo-ms", "100"])
-            calm = bench(args, port, "--rate", args.rate, "-d", "2")
-            leader = next(child for child, http in schedulers if get(http, "/v2/cluster")["leads"])
-            load = ["--rate", args.rate, "-d", "3"]
-            with tempfile.TemporaryDirectory() as folder:
-                out = os.path.join(folder, "bench.json")
-                command = [args.binary, "bench", "-m", "mlp", "-u", f"127.0.0.1:{port}", "--json", out, *load]
-                running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                time.sleep(2)
-                if args.what == "kill":
-                    leader.kill()
-                else:
-                    leader.send_signal(signal.SIGSTOP)
-                    time.sleep(1)
-                    leader.send_signal(signal.SIGCONT)
-                running.wait()
-                with open(out) as file:
-                    hit = json.load(file)
-            row = summary(calm) + summary(hit)
+        with Processes(args) as processes:
+            flags = [*args.engine, "--default-slo-ms", "100"]
+            cluster = processes.cluster(args.models, flags, backends=2 if of_backend else 1)
+            (frontend,) = cluster["frontends"]
+            calm = bench(args, frontend, "--rate", args.rate, "-d", "2")
+            if of_backend:
+                hit = cluster["backends"][0]
+            else:
+                hit = next(process for process in cluster["schedulers"] if process.status()["leads"])
+            again = frontend.metric("downbeat_cluster_run_again_total")
+            load = Load(args, frontend, "--rate", args.rate, "-d", "3")
+            time.sleep(2)
+            if args.what == "pause":
+                hit.child.send_signal(signal.SIGSTOP)
+                time.sleep(1)
+                hit.child.send_signal(signal.SIGCONT)
+            else:
+                hit.child.kill()
+            with_it = load.end()
+            # It is counted once a second.
+            time.sleep(1.2)
+            row = summary(calm) + summary(with_it) + [frontend.metric("downbeat_cluster_run_again_total") - again]
             rows.append(row)
-            print("before: longest %.1f ms, %d of %d failed; with it: longest %.1f ms, %d of %d failed" % tuple(row), flush=True)
-    longest = sorted(row[3] for row in rows)
-    print("longest: median %.1f ms, worst %.1f ms; failed %d of %d" % (
-        statistics.median(longest), longest[-1], sum(row[4] for row in rows), sum(row[5] for row in rows)))
-    print("before:  median %.1f ms, worst %.1f ms" % (
-        statistics.median(row[0] for row in rows), max(row[0] for row in rows)))
+            print("before: longest %.1f ms, %d of %d failed; with it: longest %.1f ms, %d of %d failed, %d handed in again "
+                  "as their backend was lost" % tuple(row), {why: its["count"] for why, its in with_it["total"]["failures"].items()}, flush=True)
+    longest, columns = sorted(row[3] for row in rows), list(zip(*rows))
+    print("longest: median %.1f ms, worst %.1f ms; failed %d of %d; handed in again: median %d, most %d" % (
+        statistics.median(longest), longest[-1], sum(columns[4]), sum(columns[5]), statistics.median(columns[6]), max(columns[6])))
+    print("before:  median %.1f ms, worst %.1f ms" % (statistics.median(columns[0]), max(columns[0])))
 
 
 def summary(measured):
@@ -175,4 +250,161 @@ def summary(measured):
     return [total["latency_ms"]["max"], total["scheduled"] - total["ok"], total["scheduled"]]
 
 
-main()
+def tensors(args):
+    rows = []
+    with tempfile.TemporaryDirectory() as models, Processes(args) as processes:
+        emulated(models, "large", "alpha_ms = 0.05\nbeta_ms = 0.05\nmax_batch = 8\n", 150_000)
+        engine, ways = ["--engine", "emulated"], {}
+        for transport in args.transports:
+            (ways[transport],) = processes.cluster(models, engine, schedulers=1, how=TRANSPORTS[transport])["frontends"]
+            bench(args, ways[transport], "--requests", "20", "-w", "0", model="large")
+            goes_by(transport, ways[transport])
+        for _ in range(args.rounds):
+            row = []
+            for frontend in ways.values():
+                one = bench(args, frontend, "--closed", "-c", "1", "-d", "3", "--variants", "4", model="large")
+                all = bench(args, frontend, "--closed", "-c", "8", "-d", "3", "--variants", "4", model="large")
+                row += [1e3 * one["total"]["latency_ms"]["p50"], all["total"]["answered_per_second"]]
+            row += [figure / row[n % 2] for n, figure in enumerate(row[2:])]
+            rows.append(row)
+            print(*[f"{figure:.4g}" for figure in row], flush=True)
+    names = [f"{transport} {what}" for transport in args.transports for what in ("lone p50 us", "8 clients requests/s")]
+    medians("medians: " + ", ".join(names) + f"; the others' to those of {args.transports[0]}:", rows)
+
+
+def incast(args):
+    rows = []
+    with tempfile.TemporaryDirectory() as models:
+        emulated(models, "a_small", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 8\n", 1)
+        emulated(models, "b_large", "alpha_ms = 0.001\nbeta_ms = 0.01\nmax_batch = 8\n", 37_500)
+        for _ in range(args.rounds):
+            for transport in args.transports:
+                with Processes(args) as processes:
+                    address = f"127.0.0.1:{free_ports(1)[0]}"
+                    played = subprocess.Popen([example(args, "incast"), address, "2", "8", "1000"], stdout=subprocess.PIPE, text=True)
+                    try:
+                        of = processes.cluster(models, ["--engine", "emulated"], [address], frontends=2, how=TRANSPORTS[transport])
+                        told = []
+                        for model in ("a_small", "b_large"):
+                            load = [Load(args, frontend, "--closed", "-c", "4", "-d", "600", "--variants", "8", model=model)
+                                    for frontend in of["frontends"]]
+                            told.append(json.loads(played.stdout.readline()))
+                            for frontend in of["frontends"]:
+                                goes_by(transport, frontend)
+                            for generator in load:
+                                generator.stop()
+                    finally:
+                        played.kill()
+                        played.wait()
+                small, large = told
+                row = [small["p50_us"], large["p50_us"], large["p99_us"], large["one_copy_us"]]
+                rows.append((transport, row + [(row[1] - row[0]) / row[3]]))
+                print(transport, "8 small inputs p50 %.0f us; 8 of 150 KB p50 %.0f, p99 %.0f us; one copy of them %.0f us: what they take more is %.1f copies"
+                      % tuple(rows[-1][1]), flush=True)
+    for transport in args.transports:
+        medians(f"medians, {transport}:", [row for its, row in rows if its == transport])
+
+
+def example(args, name):
+    path = os.path.join(os.path.dirname(args.binary), "examples", name)
+    if not os.path.exists(path):
+        raise SystemExit(f"{path} is not there: cargo build --release -p downbeat-server --examples")
+    return path
+
+
+def feed(args):
+    rows = []
+    for _ in range(args.rounds):
+        for rate in args.rates:
+            with Processes(args) as processes:
+                address = f"127.0.0.1:{free_ports(1)[0]}"
+                # Their ports for probes are of other threads, which do nothing meanwhile.
+                scheduler = processes.start("scheduler", "--schedulers", address, "--listen", address, cores="0")
+                ready(scheduler)
+                before = scheduler.cpu()
+                command = ["taskset", "-c", "1", example(args, "feed"), address, str(rate), "5"]
+                told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+                own, kernel = (now - then for now, then in zip(scheduler.cpu(), before))
+            offered, bad = told["handed_in_per_second"], 100 * told["refused"] / told["handed_in"]
+            each = 1e9 * (own + kernel) / told["handed_in_in_all"]
+            rows.append((rate, [offered, told["planned_per_second"], bad, told["mean_batch"], each, 100 * kernel / (own + kernel), 1e3 / each]))
+            print("%.0f requests/s handed in, %.0f planned, %.2f%% refused, mean batch %.1f; %.0f ns of the scheduler's CPU a request, %.0f%% of it "
+                  "in the kernel: %.2f million/s would fill its core" % tuple(rows[-1][1]), flush=True)
+    for rate in args.rates:
+        medians(f"medians at {rate:.0f}/s:", [row for its, row in rows if its == rate])
+
+
+def end_to_end(args):
+    """Symphony's figure 9, "e" to "s": 64 devices on two backends, two frontends, open-loop load; times as the paper's, longer by `--scale`."""
+    with open(os.path.join(ROOT, "experiments/profiles/profiles_1080ti.csv")) as file:
+        profiles = list(csv.DictReader(file))
+    for profile in profiles:
+        for column in ("alpha_ms", "beta_ms", "slo_ms"):
+            profile[column] = float(profile[column]) * args.scale
+    with tempfile.TemporaryDirectory() as folder, Processes(args) as processes:
+        named, models = os.path.join(folder, "profiles.csv"), os.path.join(folder, "models")
+        with open(named, "w") as file:
+            rows = csv.DictWriter(file, profiles[0].keys())
+            rows.writeheader()
+            rows.writerows(profiles)
+        slos = []
+        for profile in profiles:
+            # As far as the SLO allows, as the simulation takes it.
+            most = max(1, int((profile["slo_ms"] - profile["beta_ms"]) / profile["alpha_ms"]))
+            emulated(models, profile["name"], "alpha_ms = {alpha_ms}\nbeta_ms = {beta_ms}\n".format(**profile) + f"max_batch = {most}\n", 1)
+            slos += ["--slo-ms", f"{profile['name']}={profile['slo_ms']}"]
+        seconds = args.seconds * args.scale
+        simulate = [args.binary, "simulate", "capacity", "--profiles", named, "--devices", "64", "--policy", "deferred+window",
+                    "--span", str(seconds), "--warm-up", str(2 * args.scale), "--json"]
+        told = json.loads(subprocess.run(simulate, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        alone = told["cases"][0]["value"]["median"]
+        print("scheduler alone: %.0f requests/s" % alone, flush=True)
+        flags = ["--engine", "emulated", "--devices", "32", "--scheduler", "deferred", "--drop", "window", *slos]
+        cluster = processes.cluster(models, flags, backends=2, frontends=2)
+
+        low, high, share = 0.0, args.most, 0.95
+        while high - low > 0.02:
+            worst, all = bad_shares(args, cluster["frontends"], alone * share, seconds, [profile["name"] for profile in profiles])
+            print("%.0f requests/s, %.3f of that: %.2f%% of a model's are bad at most, %.2f%% of all" % (alone * share, share, worst, all), flush=True)
+            (low, high) = (share, high) if worst <= 1 else (low, share)
+            share = (max(low, 0.7 * high) + high) / 2
+    print("end to end %.0f requests/s, scheduler alone %.0f: %.3f (times are %g times the paper's)" % (low * alone, alone, low, args.scale))
+
+
+def bad_shares(args, frontends, rate, seconds, models):
+    """What share of requests is not answered in time, percent: of the model with the most, and of all."""
+    late_of = lambda: [frontend.metric(f'downbeat_requests_late_total{{model="{model}"') for frontend in frontends for model in models]
+    late = late_of()
+    load = [Load(args, frontend, "--rate", str(rate / len(frontends)), "-d", str(seconds), "-w", "0", "--seed", str(seed), model=models)
+            for seed, frontend in enumerate(frontends)]
+    told = [{model["name"]: model for model in generator.end()["models"]} for generator in load]
+    late = [now - was for now, was in zip(late_of(), late)]
+    scheduled = [sum(by[model]["scheduled"] for by in told) for model in models]
+    bad = [sum(by[model]["scheduled"] - by[model]["ok"] for by in told) + sum(late[place::len(models)]) for place, model in enumerate(models)]
+    return max(100 * its / of for its, of in zip(bad, scheduled)), 100 * sum(bad) / sum(scheduled)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    measurements = {"lone": (lone, 7), "loop": (loop, 7), "kill": (failover, 20), "pause": (failover, 20), "backend": (failover, 20),
+                    "tensors": (tensors, 5), "incast": (incast, 3), "feed": (feed, 3), "end-to-end": (end_to_end, 1)}
+    parser.add_argument("what", choices=measurements)
+    parser.add_argument("--binary", default=os.path.join(ROOT, "target/release/downbeat"))
+    parser.add_argument("--models", default=os.path.join(ROOT, "examples/models"))
+    parser.add_argument("--engine", type=str.split, default=["--engine", "rten"])
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--rate", default="2000", help="of kill, pause and backend")
+    parser.add_argument("--transports", type=lambda text: text.split(","), default=list(TRANSPORTS), help="of tensors and incast: " + ",".join(TRANSPORTS))
+    parser.add_argument("--rates", type=lambda text: [float(rate) for rate in text.split(",")], default=[5e5, 1e6, 1.5e6, 2e6], help="of feed")
+    parser.add_argument("--scale", type=float, default=4, help="of end-to-end: how many times the paper's times")
+    parser.add_argument("--most", type=float, default=1.05, help="of end-to-end: the largest share of the scheduler's own that is tried")
+    parser.add_argument("--seconds", type=float, default=10, help="of end-to-end: of the paper's time, for each rate")
+    parser.add_argument("--verbose", action="store_true")
+    args = parser.parse_args()
+    measure, rounds = measurements[args.what]
+    args.rounds = args.rounds or rounds
+    measure(args)
+
+
+if __name__ == "__main__":
+    main()

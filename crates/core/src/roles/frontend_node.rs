@@ -96,6 +96,7 @@ pub struct FrontendNode<P> {
     to_cancel: Vec<u64>,
     /// Name, version, [`ServedModel::may_repeat`].
     models: Vec<(String, u64, bool)>,
+    run_again: u64,
     outputs: VecDeque<FrontendOutput<P>>,
 }
 
@@ -110,6 +111,7 @@ impl<P: Clone> FrontendNode<P> {
             to_hand_in: Vec::new(),
             to_cancel: Vec::new(),
             models: Vec::new(),
+            run_again: 0,
             outputs: VecDeque::new(),
         }
     }
@@ -117,6 +119,11 @@ impl<P: Clone> FrontendNode<P> {
     /// Requests that have not ended.
     pub fn open(&self) -> usize {
         self.requests.len()
+    }
+
+    /// Requests so far that were handed in again because the backend that had them was lost.
+    pub fn run_again(&self) -> u64 {
+        self.run_again
     }
 
     /// The scheduler that it follows, if that one is there.
@@ -339,6 +346,7 @@ impl<P: Clone> FrontendNode<P> {
         if open.deadline <= now {
             self.end(number, RequestEnd::TooLate);
         } else if has_chances {
+            self.run_again += u64::from(back == Back::PerhapsRun);
             self.wait(now, number);
         } else {
             self.end(number, RequestEnd::Lost);

@@ -18,6 +18,7 @@ use super::tensors::Tensors;
 use crate::call::Call;
 use crate::driver::{QueuedCall, SlotDone};
 use crate::error::ServiceError;
+use crate::host::run_own;
 use crate::loaded_version::LoadedVersion;
 use crate::registry::Registry;
 use crate::reply::{Answer, Gathered, Reply};
@@ -106,7 +107,9 @@ impl BackendRole {
                     let id = BatchId(self.next_batch);
                     self.next_batch += 1;
                     self.running.insert(id, Running { batch, slot, members: requests, answers, _model: model });
-                    self.registry.driver.grant(DeviceId(slot), id, jobs);
+                    // A brief batch with none beside it runs on the node's thread: two changes of threads take longer than it does.
+                    let is_alone = self.node.batches() == 1;
+                    run_own(is_alone, || self.registry.driver.grant(DeviceId(slot), id, jobs));
                 }
                 prepared => {
                     let failed = prepared.err();

@@ -189,6 +189,7 @@ impl Machine for FrontendRole {
 
     fn report(&self) {
         self.board.measured(self.node.links());
+        self.board.run_again(self.node.run_again());
     }
 
     fn poll_timeout(&self) -> Option<Time> {

@@ -7,6 +7,7 @@ use downbeat_core::roles::{NewRequest, QueueKey};
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::arena::Arena;
@@ -31,6 +32,19 @@ use crate::unanswered::Unanswered;
 const MOST_IN_FLIGHT: u64 = 1 << 18;
 /// When to try again where there are so many.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
+
+/// What a thread has to tell nodes, once its event loop has had its turn.
+type Outbox = Arc<Mutex<Vec<(mpsc::UnboundedSender<FrontendEvent>, FrontendEvent)>>>;
+
+thread_local! {
+    static OUTBOX: Outbox = Outbox::default();
+}
+
+/// Tells nodes what there is.
+fn flush(outbox: &Outbox) {
+    // A node that has ended has no request that waits.
+    outbox.lock().drain(..).for_each(|(events, event)| drop(events.send(event)));
+}
 
 /// Answers inference requests with models that backends have.
 pub struct RemoteServing {
@@ -62,6 +76,7 @@ impl Drop for Ticket<'_> {
         self.serving.in_flight.fetch_sub(1, Ordering::Relaxed);
         let Some(reason) = self.end else { return };
         self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
+        let _ = OUTBOX.try_with(flush);
         // A node that has ended has no requests, and one that was not told of it yet has none of this number.
         let _ = self.serving.events.send(FrontendEvent::Cancel(self.number));
     }
@@ -109,6 +124,19 @@ impl RemoteServing {
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
         self.metrics.set_budget(&self.budget);
         self.metrics.render()
+    }
+
+    /// Tells the node of a request, together with the others that the thread's event loop comes to in the same turn: the node wakes once for them, and they share a message.
+    fn hand_over(&self, event: FrontendEvent) {
+        let outbox = OUTBOX.with(Outbox::clone);
+        let mut waiting = outbox.lock();
+        waiting.push((self.events.clone(), event));
+        let is_first = waiting.len() == 1;
+        drop(waiting);
+        if is_first {
+            // Behind whatever is ready now.
+            tokio::spawn(async move { flush(&outbox) });
+        }
     }
 
     /// A place among the requests in flight.
@@ -278,9 +306,10 @@ impl Service for RemoteServing {
         };
         let (deadline, deadline_is_slo) = (limits.deadline, limits.deadline_is_slo);
         let call = RemoteCall { version: version.clone(), arrival, deadline, deadline_is_slo, rows, reply };
-        if self.events.send(FrontendEvent::Request(ticket.number, asked, call)).is_err() {
+        if !self.is_live() {
             return Err(ServiceError::Unavailable("the frontend is shutting down".to_owned()));
         }
+        self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
         ticket.end = Some(Unanswered::Cancelled);
         let Some(outputs) = limits.wait(answer, self.clock.now().since(arrival)).await else {
             ticket.end = Some(Unanswered::Timeout);

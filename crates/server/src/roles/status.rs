@@ -22,6 +22,7 @@ metric_table! {
         missing: IntGaugeVec[], "downbeat_cluster_models_missing",
             "Models that backends of their sub-cluster do not have, yet or because they could not be loaded; counted by the scheduler that leads, and none elsewhere";
         handed_in: IntCounter[], "downbeat_cluster_handed_in_again_total", "Requests that were handed in to a scheduler that has begun to lead";
+        run_again: IntCounter[], "downbeat_cluster_run_again_total", "Requests that were handed in again because the backend that had them was lost";
         round_trip: GaugeVec["role"], "downbeat_cluster_round_trip_seconds",
             "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
         budget: GaugeVec["model", "version", "part"], "downbeat_cluster_budget_seconds",
@@ -224,7 +225,8 @@ impl StatusBoard {
 
     /// So many bytes of tensors were sent over TCP, and so many in shared memory.
     pub fn sent(&self, [tcp, shared]: [u64; 2]) {
-        for (transport, bytes) in [("tcp", tcp), ("shared_memory", shared)] {
+        for (transport, bytes) in [("tcp", tcp), ("shared_memory", shared)].into_iter().filter(|(_, bytes)| *bytes > 0)
+        {
             self.table.tensors.with_label_values(&[transport]).inc_by(bytes);
         }
     }
@@ -310,5 +312,10 @@ impl StatusBoard {
     /// So many requests were handed in to a scheduler that has begun to lead.
     pub fn handed_in(&self, requests: u64) {
         self.table.handed_in.inc_by(requests);
+    }
+
+    /// So many requests so far were handed in again because their backend was lost.
+    pub fn run_again(&self, requests: u64) {
+        self.table.run_again.inc_by(requests.saturating_sub(self.table.run_again.get()));
     }
 }

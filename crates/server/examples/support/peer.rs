@@ -1,0 +1,117 @@
+//! A process of a cluster that is played: a connection to a real one, with the link on it, as `crates/server/src/roles/wire.rs` writes frames.
+
+use std::io;
+
+use anyhow::{Result, bail, ensure};
+use downbeat_core::Duration;
+use downbeat_core::Time;
+use downbeat_core::roles::{Frame, Hello, LinkEvent, LinkTiming, Links, Message, NodeId, PROTOCOL};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+/// Timing of the links: as with the default `lost_after`.
+const TIMING: LinkTiming =
+    LinkTiming { heartbeat: Duration::from_millis(100), lost_after: Duration::from_millis(10_000) };
+/// Bytes that are read at once.
+const READ_BYTES: usize = 256 << 10;
+
+/// One end of a connection. Whoever it is connected to is the other.
+pub struct Peer {
+    /// Who the other is.
+    pub other: Hello,
+    links: Links<()>,
+    stream: TcpStream,
+    come: Vec<u8>,
+    to_write: Vec<u8>,
+    read_into: Vec<u8>,
+}
+
+impl Peer {
+    /// Says who this is, and hears who the other is.
+    pub async fn greet(mut stream: TcpStream, me: &Hello, now: Time) -> Result<Peer> {
+        stream.set_nodelay(true)?;
+        let hello = postcard::to_allocvec(me)?;
+        let mut bytes = b"downbeat".to_vec();
+        bytes.extend_from_slice(&PROTOCOL.to_le_bytes());
+        bytes.extend_from_slice(&u16::try_from(hello.len())?.to_le_bytes());
+        bytes.extend_from_slice(&hello);
+        // No memory of the other's is read.
+        bytes.push(0);
+        stream.write_all(&bytes).await?;
+        let mut head = [0; 12];
+        stream.read_exact(&mut head).await?;
+        ensure!(head[..8] == *b"downbeat" && head[8..10] == PROTOCOL.to_le_bytes(), "it speaks another protocol");
+        let mut body = vec![0; u16::from_le_bytes([head[10], head[11]]).into()];
+        stream.read_exact(&mut body).await?;
+        let other: Hello = postcard::from_bytes(&body)?;
+        stream.read_u8().await?;
+        let mut links = Links::new(me.node);
+        links.handle_connected(now, &other, TIMING);
+        Ok(Peer { other, links, stream, come: Vec::new(), to_write: Vec::new(), read_into: vec![0; READ_BYTES] })
+    }
+
+    /// Until there is something to read.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.stream.readable().await
+    }
+
+    /// Says something; it is written by [`Peer::write`].
+    pub fn say(&mut self, now: Time, message: Message<()>) {
+        self.links.say(now, self.other.node, message);
+    }
+
+    /// Reads what is there, and gives what it says; `None` in its place when the link has come up.
+    pub fn read(&mut self, now: Time) -> Result<Vec<Option<Message<()>>>> {
+        loop {
+            match self.stream.try_read(&mut self.read_into) {
+                Ok(0) => bail!("{} has closed its connection", self.other.name),
+                Ok(count) => self.come.extend_from_slice(&self.read_into[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut done = 0;
+        while let Some((head, rest)) = self.come[done..].split_first_chunk::<4>() {
+            let Some(body) = rest.get(..u32::from_le_bytes(*head) as usize) else { break };
+            let frame: Frame<()> = postcard::from_bytes(body)?;
+            self.links.handle_frame(now, frame);
+            done += 4 + body.len();
+        }
+        self.come.drain(..done);
+        self.links.handle_timeout(now);
+        let mut said = Vec::new();
+        while let Some(event) = self.links.poll_event() {
+            match event {
+                LinkEvent::Up(_) => said.push(None),
+                LinkEvent::Message(_, message) => said.push(Some(message)),
+                LinkEvent::Lost { .. } => bail!("the link to {} is lost", self.other.name),
+            }
+        }
+        Ok(said)
+    }
+
+    /// Writes what there is to say; gives how many bytes are left to be written.
+    pub fn write(&mut self, now: Time) -> Result<usize> {
+        while let Some((_, frame)) = self.links.poll_frame(now) {
+            let begin = self.to_write.len();
+            self.to_write.extend_from_slice(&[0; 4]);
+            self.to_write = postcard::to_extend(&frame, std::mem::take(&mut self.to_write))?;
+            let length = u32::try_from(self.to_write.len() - begin - 4)?;
+            self.to_write[begin..begin + 4].copy_from_slice(&length.to_le_bytes());
+        }
+        if !self.to_write.is_empty() {
+            match self.stream.try_write(&self.to_write) {
+                Ok(written) => drop(self.to_write.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(self.to_write.len())
+    }
+}
+
+/// A node that is played: `number` tells it from others.
+pub fn hello(number: u64, role: downbeat_core::roles::Role, name: &str, address: &str) -> Hello {
+    let node = NodeId((u64::from(std::process::id()) << 32) + number);
+    Hello { protocol: PROTOCOL, node, role, name: name.to_owned(), address: address.to_owned() }
+}

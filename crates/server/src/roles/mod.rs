@@ -5,7 +5,7 @@
 //! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and what makes a server of models a backend |
 //! | `node.rs`, `machine.rs`, `timer.rs` | the one thread that has a machine, its connections and its timer |
 //! | `wire.rs`, `tensors.rs` | frames as bytes, tensors beside them |
-//! | `arena.rs` | large tensors in memory that processes of one machine read |
+//! | `arena.rs`, `peer_memory.rs` | large tensors in memory that other processes read: those of one machine, and by UCX those of others |
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
 //! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
 //! | `backend_offer.rs` | what a backend has |
@@ -26,6 +26,7 @@ mod machine;
 mod membership;
 mod model_loader;
 mod node;
+mod peer_memory;
 mod planner;
 mod processes;
 mod remote_models;

@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupOrder;
+use downbeat_server::cluster_options::UcxUse;
 use downbeat_server::etcd_server;
 use downbeat_server::options::{
     BatchesBy, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS, MOST_DEVICES,
@@ -413,6 +414,8 @@ fn cluster() -> Vec<Key<Draft>> {
         optional("cluster.plan_moves", number(0..=u32::MAX.into()), |d| &mut d.options.cluster.plan_moves,
             "any number", "2")
             .flag("plan-moves", "Models that may change their sub-cluster at a time"),
+        key("cluster.ucx", name("WHEN").of(UcxUse::names()), |d| &mut d.options.cluster.ucx)
+            .flag("ucx", "Whether frontends and backends read each other's large tensors by UCX, over RDMA: off, auto (on other machines) or always (on one machine as well)"),
     ]
 }
 

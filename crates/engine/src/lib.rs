@@ -31,6 +31,7 @@ mod stop;
 pub mod strings;
 pub mod tensor;
 mod traits;
+pub mod ucx;
 
 pub use activations::Activations;
 pub use choice::{Choice, ChooseError, Preference, available, choose};

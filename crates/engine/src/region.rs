@@ -23,9 +23,9 @@ pub(crate) struct Region {
 }
 
 /// A region as it is seen at some address. It stays as long as somebody reads there, also once the region has grown and is seen elsewhere.
-struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
+pub(crate) struct Mapping {
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
 }
 
 // SAFETY: the bytes may be read and written from any thread; who does when is settled by the messages of the two processes.
@@ -172,6 +172,11 @@ impl OwnRegion {
         // This process's mapping stays as it is.
         rustix::fs::fcntl_add_seals(&region.file, SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         Ok(OwnRegion(region))
+    }
+
+    /// All of it: for whoever has others read it by another way than its file.
+    pub(crate) fn mapping(&self) -> Arc<Mapping> {
+        self.0.mapping.clone()
     }
 
     /// For those who read.

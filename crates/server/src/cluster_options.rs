@@ -4,12 +4,26 @@ use std::net::SocketAddr;
 
 use downbeat_core::Duration;
 
+use downbeat_repository::named;
+
 use crate::options::with_defaults;
 
 /// Port of schedulers, where nobody says another.
 pub const SCHEDULER_PORT: u16 = 8003;
 /// Port at which frontends are connected to by backends, where nobody says another.
 pub const FRONTEND_PORT: u16 = 8004;
+
+named! {
+    /// Which processes' large tensors are read by UCX.
+    UcxUse as "use of UCX" {
+        /// Nobody's.
+        Off = "off",
+        /// Those of processes whose memory cannot be mapped, as they are on other machines.
+        Auto = "auto",
+        /// Those of processes of the same machine, too, whose memory is not mapped then.
+        Always = "always",
+    }
+}
 
 with_defaults! {
     /// What a frontend, a scheduler or a backend was asked for.
@@ -45,5 +59,7 @@ with_defaults! {
         pub plan_moves: Option<u32> = None,
         /// How often a request is tried again whose backend was lost.
         pub tries: u8 = 2,
+        /// Whether large tensors are read by UCX.
+        pub ucx: UcxUse = UcxUse::Off,
     }
 }

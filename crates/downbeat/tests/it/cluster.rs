@@ -29,11 +29,17 @@ pub struct Member {
 
 impl Member {
     pub fn start(role: &str, flags: &[&str]) -> Member {
+        Member::within(role, flags, &[])
+    }
+
+    /// With these variables in its environment.
+    pub fn within(role: &str, flags: &[&str], environment: &[(&str, &str)]) -> Member {
         let cache = tempfile::tempdir().unwrap();
         let mut command = downbeat(&[role]);
         command.args(["--host", "127.0.0.1", "--http-port", "0", "--metrics-port", "0", "--grpc-port", "off"]);
         command.args(["--log-format", "json"]).args(flags);
         command.env("DOWNBEAT_SHUTDOWN_GRACE", "0").env("XDG_CACHE_HOME", cache.path());
+        command.envs(environment.iter().copied());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let (sender, log) = mpsc::channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -121,9 +127,9 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 /// Two schedulers, two backends with the model `digits`, and a frontend that serves it.
 pub struct Cluster {
     pub schedulers: Vec<Member>,
-    backends: Vec<Member>,
+    pub backends: Vec<Member>,
     pub frontend: Member,
-    list: String,
+    pub list: String,
     _repository: tempfile::TempDir,
 }
 
@@ -134,6 +140,16 @@ impl Cluster {
 
     /// Of this repository; backends, and schedulers, have these flags too.
     pub fn of(repository: tempfile::TempDir, flags: &[&str], of_schedulers: &[&str]) -> Cluster {
+        Cluster::of_variables(repository, flags, of_schedulers, &[])
+    }
+
+    /// The same, its backends and its frontend with these variables in their environment.
+    pub fn of_variables(
+        repository: tempfile::TempDir,
+        flags: &[&str],
+        of_schedulers: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Cluster {
         let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses: Vec<String> = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
         drop(free);
@@ -143,20 +159,33 @@ impl Cluster {
             Member::start("scheduler", &[&own, of_schedulers].concat())
         };
         let schedulers = (0..2).map(scheduler).collect();
-        Cluster { list: list.clone(), ..Cluster::around(schedulers, &["--schedulers", &list], repository, flags) }
+        Cluster {
+            list: list.clone(),
+            ..Cluster::join(schedulers, &["--schedulers", &list], repository, flags, environment)
+        }
     }
 
     /// Of these schedulers, which the others find so.
     pub fn around(schedulers: Vec<Member>, found: &[&str], repository: tempfile::TempDir, flags: &[&str]) -> Cluster {
+        Cluster::join(schedulers, found, repository, flags, &[])
+    }
+
+    fn join(
+        schedulers: Vec<Member>,
+        found: &[&str],
+        repository: tempfile::TempDir,
+        flags: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Cluster {
         let models = repository.path().to_str().unwrap();
         let backend = |_| {
             let own = ["--engine", "rten", "--profiling-budget", "0", SLO[0], SLO[1]];
-            Member::start("backend", &[found, &own, flags, &[models]].concat())
+            Member::within("backend", &[found, &own, flags, &[models]].concat(), environment)
         };
         let cluster = Cluster {
             schedulers,
             backends: (0..2).map(backend).collect(),
-            frontend: Member::start("frontend", &[found, &["--listen", "127.0.0.1:0"]].concat()),
+            frontend: Member::within("frontend", &[found, &["--listen", "127.0.0.1:0"]].concat(), environment),
             list: String::new(),
             _repository: repository,
         };
@@ -177,7 +206,7 @@ impl Cluster {
         leader.unwrap()
     }
 
-    fn infer(&self) -> (u16, String) {
+    pub fn infer(&self) -> (u16, String) {
         http(self.frontend.http, "POST", "/v2/models/digits/infer", &std::fs::read_to_string(REQUEST).unwrap())
     }
 
@@ -187,7 +216,7 @@ impl Cluster {
     }
 
     /// The same with requests of one kind, `some` of them before it and after it.
-    fn under_load_of(&self, body: &str, some: usize, happens: impl FnOnce()) -> Vec<u16> {
+    pub fn under_load_of(&self, body: &str, some: usize, happens: impl FnOnce()) -> Vec<u16> {
         under_load(self.frontend.http, &["digits"], body, some, happens)
     }
 }
@@ -342,10 +371,10 @@ fn what_waits_for_a_model_that_nobody_has_any_more_is_refused() {
 }
 
 /// Items of a request whose inputs have 600 KB: each is a picture of 8 by 8 pixels of 4 bytes.
-const MANY: usize = 2400;
+pub const MANY: usize = 2400;
 
 /// The model `digits`, for batches of [`MANY`].
-fn large_digits() -> tempfile::TempDir {
+pub fn large_digits() -> tempfile::TempDir {
     let repository = digits();
     let config = repository.path().join("digits/config.pbtxt");
     let text = std::fs::read_to_string(&config).unwrap();
@@ -355,7 +384,7 @@ fn large_digits() -> tempfile::TempDir {
 }
 
 /// A request with so many different pictures.
-fn large_request() -> String {
+pub fn large_request() -> String {
     let mut request: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(REQUEST).unwrap()).unwrap();
     let pixels: Vec<_> = (0..MANY * 64).map(|pixel| serde_json::Value::from((pixel / 64 + pixel * 7) % 256)).collect();
     let input = &mut request["inputs"][0];
@@ -364,7 +393,7 @@ fn large_request() -> String {
 }
 
 /// How many bytes of tensors a process has sent, by how they go.
-fn tensor_bytes(member: &Member, transport: &str) -> f64 {
+pub fn tensor_bytes(member: &Member, transport: &str) -> f64 {
     metric(member, &format!("downbeat_cluster_tensor_bytes_total{{transport=\"{transport}\"}} "))
 }
 
@@ -375,7 +404,7 @@ fn metric(member: &Member, name: &str) -> f64 {
 }
 
 /// How tensors go between a process and the backends or frontends that it knows.
-fn transports(member: &Member) -> Vec<String> {
+pub fn transports(member: &Member) -> Vec<String> {
     let cluster = member.cluster();
     let peers = cluster["peers"].as_array().unwrap().iter().filter(|peer| peer["role"] != "scheduler");
     peers.map(|peer| peer["transport"].as_str().unwrap().to_owned()).collect()
@@ -463,14 +492,14 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
         bytes.extend_from_slice(body);
         bytes
     };
-    // Postcard: protocol 3, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
-    let backend = [hello(3, &[3, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
-    let taken = hello(3, &[&[3][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
+    // Postcard: protocol 4, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
+    let backend = [hello(4, &[4, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
+    let taken = hello(4, &[&[4][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
     let taken = [taken, vec![0]].concat();
     let strange: [(&str, Vec<u8>); 5] = [
         ("garbage", vec![b'x'; 4096]),
         ("another version", hello(9, &[0; 40])),
-        ("a hello of nothing", hello(3, &[0xff; 40])),
+        ("a hello of nothing", hello(4, &[0xff; 40])),
         ("a frame of 4 GiB", backend),
         ("a peer that is there", taken),
     ];

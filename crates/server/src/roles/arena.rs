@@ -1,4 +1,4 @@
-//! Large tensors in memory that processes of the same machine read, instead of on a connection.
+//! Large tensors in memory that other processes read, instead of on a connection: those of the same machine, and by UCX those of others.
 //!
 //! A process has one region. It is divided into pages; at its start is a number for each: that of the tensor that begins there, never used again, or 0. A frame says page and number, and whoever reads
 //! copies first and looks at the number after that: a tensor that was taken away meanwhile is no tensor, and the frame as good as lost on its way, which links cope with.
@@ -13,6 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use downbeat_core::roles::NodeId;
 use downbeat_engine::region::{OwnRegion, PeerRegion};
+use downbeat_engine::ucx::{Ucx, UcxError};
 use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -24,7 +25,7 @@ pub const IN_FRAME: usize = 4 << 10;
 /// Bytes that places of tensors are counted in.
 const PAGE: usize = 4 << 10;
 /// Most bytes of a region.
-const MOST: usize = 256 << 20;
+pub const MOST: usize = 256 << 20;
 /// Free pieces that are looked at for a tensor; if none is large enough it goes by the connection.
 const LOOKS_AT: usize = 64;
 /// How long the way to a peer's region may take.
@@ -46,6 +47,10 @@ pub struct Arena {
     free: Mutex<BTreeMap<usize, usize>>,
     next: AtomicU64,
     readers: AtomicUsize,
+    /// By which processes that do not map the region read it.
+    ucx: Option<Ucx>,
+    /// UCX is for processes of this machine, too.
+    is_by_ucx_alone: bool,
 }
 
 /// Pages of a tensor, until nobody has it any more.
@@ -76,12 +81,46 @@ impl Arena {
     ///
     /// # Errors
     /// If the system has no such memory.
-    pub fn new(most: u64) -> io::Result<Arc<Arena>> {
+    pub fn new(most: u64) -> io::Result<Arena> {
         let pages = (usize::try_from(most).unwrap_or(MOST).min(MOST) / PAGE).max(2);
         let region = OwnRegion::create("downbeat-tensors", pages * PAGE)?;
         let first = (pages * size_of::<u64>()).div_ceil(PAGE);
         let free = Mutex::new(BTreeMap::from([(first, pages - first)]));
-        Ok(Arc::new(Arena { region, free, next: AtomicU64::new(1), readers: AtomicUsize::new(0) }))
+        let (next, readers) = (AtomicU64::new(1), AtomicUsize::new(0));
+        Ok(Arena { region, free, next, readers, ucx: None, is_by_ucx_alone: false })
+    }
+
+    /// Has it read by UCX, too, as that of this process; `alone`: by processes of this machine as well.
+    ///
+    /// # Errors
+    /// If there is no UCX, or it cannot be used.
+    pub fn with_ucx(self, node: NodeId, alone: bool) -> Result<Arena, UcxError> {
+        // In place of the number of a tensor on the page where the numbers begin. Whoever reads sees by it whose region it is.
+        if let Some(number) = self.region.number(0) {
+            number.store(node.0, Ordering::Relaxed);
+        }
+        let ucx = Some(Ucx::start(&self.region)?);
+        Ok(Arena { ucx, is_by_ucx_alone: alone, ..self })
+    }
+
+    /// By which processes that do not map it read it, if they may.
+    pub fn ucx(&self) -> Option<&Ucx> {
+        self.ucx.as_ref()
+    }
+
+    /// Whether it is not mapped by processes of this machine, nor are theirs here.
+    pub fn is_by_ucx_alone(&self) -> bool {
+        self.is_by_ucx_alone
+    }
+
+    /// Where a tensor begins in a region.
+    pub fn begin(place: Place) -> Option<usize> {
+        usize::try_from(place.page).ok()?.checked_mul(PAGE)
+    }
+
+    /// Where its number is.
+    pub fn begin_of_number(place: Place) -> Option<usize> {
+        usize::try_from(place.page).ok()?.checked_mul(size_of::<u64>())
     }
 
     /// Has bytes where others read them, if they are many, somebody reads, and there is room: else they stay where they are.
@@ -219,9 +258,8 @@ impl PeerArena {
 
     /// A copy of a tensor: `None` if it is outside of the region, `Some(None)` if it is not there any more.
     pub fn read(&self, place: Place, len: usize) -> Option<Option<Bytes>> {
-        let page = usize::try_from(place.page).ok()?;
-        let number = self.0.number(page)?;
-        let copy = self.0.copy(page.checked_mul(PAGE)?, len)?;
+        let number = self.0.number(usize::try_from(place.page).ok()?)?;
+        let copy = self.0.copy(Arena::begin(place)?, len)?;
         // With the fence of `keep`: if any of these bytes is of a later tensor, the number is not this one's any more.
         fence(Ordering::Acquire);
         Some((number.load(Ordering::Relaxed) == place.number).then_some(copy))

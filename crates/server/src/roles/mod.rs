@@ -5,7 +5,7 @@
 //! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and what makes a server of models a backend |
 //! | `node.rs`, `machine.rs`, `timer.rs` | the one thread that has a machine, its connections and its timer |
 //! | `wire.rs`, `tensors.rs` | frames as bytes, tensors beside them |
-//! | `arena.rs` | large tensors in memory that processes of one machine read |
+//! | `arena.rs`, `peer_memory.rs` | large tensors in memory that other processes read: those of one machine, and by UCX those of others |
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
 //! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
 //! | `backend_offer.rs` | what a backend has |
@@ -26,6 +26,7 @@ mod machine;
 mod membership;
 mod model_loader;
 mod node;
+mod peer_memory;
 mod planner;
 mod processes;
 mod remote_models;
@@ -39,6 +40,7 @@ mod timer;
 mod wire;
 
 use downbeat_core::roles::Message;
+use tokio::io::AsyncReadExt as _;
 
 pub use etcd::etcd_server;
 pub use processes::{BackendProcess, serve_frontend, serve_scheduler};
@@ -47,7 +49,15 @@ pub use status::{ClusterStatus, StatusBoard};
 /// Reads bytes as what a peer sends: who it is, then frames, with at most `most` bytes of tensors each, and what they say of models. Gives how many frames could be read. For whoever tries this with
 /// anything.
 pub async fn read_as_peer(mut bytes: &[u8], most: u64) -> usize {
-    if wire::read_greeting(&mut bytes).await.is_err() {
+    let greeted = async {
+        wire::read_greeting(&mut bytes).await?;
+        if peer_memory::Transport::of_byte(bytes.read_u8().await?) == peer_memory::Transport::Ucx {
+            peer_memory::read_offer(&mut bytes).await?;
+            bytes.read_u8().await?;
+        }
+        Ok::<_, wire::WireError>(())
+    };
+    if greeted.await.is_err() {
         return 0;
     }
     let (mut scratch, mut frames) = (Vec::new(), 0);

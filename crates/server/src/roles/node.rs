@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use downbeat_core::Time;
 use downbeat_core::roles::{Frame, Hello, NodeId, PROTOCOL, Role};
+use downbeat_engine::ucx::UcxMeeting;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -26,6 +27,7 @@ pub use dialling::{Schedulers, fixed};
 use super::arena::{Arena, PeerArena};
 use super::complaints::Complaints;
 use super::machine::{Machine, Step};
+use super::peer_memory::{self, PeerMemory, Transport};
 use super::status::StatusBoard;
 use super::tensors::Tensors;
 use super::timer::Timer;
@@ -70,7 +72,7 @@ pub struct Setup {
     pub clock: Clock,
     /// Most bytes of tensors in a frame, and most that wait to be written to one peer.
     pub most_bytes: u64,
-    /// Where its large tensors are for processes of this machine, if it has any.
+    /// Where its large tensors are for processes that read them there, if it has any.
     pub arena: Option<Arc<Arena>>,
     /// Where it says who shares memory.
     pub board: StatusBoard,
@@ -132,10 +134,10 @@ struct Inner<M> {
 struct Halves {
     reader: BufReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
-    /// Of the other, if it is on this machine.
-    memory: Option<PeerArena>,
-    /// It reads this process's.
-    reads_mine: bool,
+    /// Of the other, if it is read.
+    memory: Option<PeerMemory>,
+    /// How it reads this process's tensors.
+    reads_mine: Transport,
 }
 
 /// A connection whose other end is known.
@@ -145,8 +147,8 @@ struct Wire {
     half: Rc<OwnedWriteHalf>,
     /// It takes no more for now; its task writes the rest.
     is_full: bool,
-    /// It reads this process's memory.
-    reads_mine: bool,
+    /// How it reads this process's tensors.
+    reads_mine: Transport,
     writes: Rc<Notify>,
     closed: Rc<Notify>,
 }
@@ -178,7 +180,7 @@ impl<M: Machine> Node<M> {
         if let Some(listener) = self.listener.take() {
             spawn_local(self.clone().listen(listener));
         }
-        if let Some(arena) = self.arena.clone() {
+        if let Some(arena) = self.arena.clone().filter(|arena| !arena.is_by_ucx_alone()) {
             spawn_local(arena.hand_out(self.identity.node));
         }
         spawn_local(self.clone().dial_schedulers(self.dial.clone()));
@@ -238,12 +240,12 @@ impl<M: Machine> Node<M> {
 
     fn send(&self, inner: &mut Inner<M>, peer: NodeId, frame: &Frame<Tensors>) {
         let Some(wire) = inner.wires.get_mut(&peer) else { return };
-        let written = wire.outbox.put_frame(frame, self.arena.as_deref().filter(|_| wire.reads_mine));
+        let written = wire.outbox.put_frame(frame, self.arena.as_deref().filter(|_| wire.reads_mine > Transport::Tcp));
         let waits = wire.outbox.bytes() as u64;
         let reason = match written {
             Err(error) => format!("a frame for it cannot be written: {error}"),
             Ok(_) if waits > self.most_bytes => format!("it reads too slowly: {waits} bytes wait for it"),
-            Ok(sent) => return self.board.sent(sent),
+            Ok(sent) => return self.board.sent(wire.reads_mine, sent),
         };
         inner.complaints.say(&format!("{peer:?}"), &reason);
         self.end(inner, peer);
@@ -307,22 +309,50 @@ impl<M: Machine> Node<M> {
         let exchange = async {
             writer.write_all(&hello).await?;
             let peer = wire::read_greeting(&mut reader).await?;
+            let memory = self.map(&peer).await;
             // Whoever has tensors of its own may read those of another.
-            let memory = if self.arena.is_some() { PeerArena::of(peer.node).await } else { Ok(None) };
-            let memory = memory.unwrap_or_else(|error| self.refuse_memory(&peer, &error));
-            writer.write_all(&[memory.is_some().into()]).await?;
-            let reads_mine = reader.read_u8().await? == 1 && self.arena.is_some();
-            Ok::<_, WireError>((peer, memory, reads_mine))
+            let is_by_ucx = memory.is_none()
+                && !matches!(peer.role, Role::Scheduler { .. })
+                && self.arena.as_ref().is_some_and(|arena| arena.ucx().is_some());
+            let mine =
+                if is_by_ucx { Transport::Ucx } else { memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport) };
+            writer.write_all(&[mine.byte()]).await?;
+            let its = Transport::of_byte(reader.read_u8().await?);
+            if mine != Transport::Ucx && its != Transport::Ucx {
+                return Ok((peer, memory, its));
+            }
+            let meeting = peer_memory::offer(self.arena.as_deref()).await;
+            let meeting = meeting.unwrap_or_else(|error| self.refuse_memory(&peer, &error));
+            writer.write_all(&peer_memory::written(meeting.as_ref().map(UcxMeeting::offer))).await?;
+            // Both ends make the way, and read by it, also if only one of them wished to: it is there as long as both have it.
+            let by_ucx = match (meeting, peer_memory::read_offer(&mut reader).await?) {
+                (Some(meeting), Some(offer)) => {
+                    let reached = peer_memory::reach(meeting, offer, peer.node).await;
+                    reached.map_or_else(|error| self.refuse_memory(&peer, &error), Some)
+                }
+                _ => None,
+            };
+            let memory = by_ucx.map(PeerMemory::Ucx).or(memory);
+            writer.write_all(&[memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport).byte()]).await?;
+            Ok::<_, WireError>((peer, memory, Transport::of_byte(reader.read_u8().await?)))
         };
         let late = || WireError::Ended(std::io::ErrorKind::TimedOut.into());
         let greeted = tokio::time::timeout(GREETS_WITHIN, exchange).await.map_err(|_| late())?;
         let (peer, memory, reads_mine) = greeted?;
+        let reads_mine = if self.arena.is_some() { reads_mine } else { Transport::Tcp };
         Ok((peer, Halves { reader, writer, memory, reads_mine }))
     }
 
-    /// The peer is read over the connection alone.
-    fn refuse_memory(&self, peer: &Hello, error: &std::io::Error) -> Option<PeerArena> {
-        self.inner.borrow_mut().complaints.say(&peer.name, &format!("its shared memory is not read: {error}"));
+    /// The memory of a peer on this machine, if it is to be mapped.
+    async fn map(&self, peer: &Hello) -> Option<PeerMemory> {
+        self.arena.as_ref().filter(|arena| !arena.is_by_ucx_alone())?;
+        let memory = PeerArena::of(peer.node).await;
+        memory.unwrap_or_else(|error| self.refuse_memory(peer, &error)).map(PeerMemory::Mapped)
+    }
+
+    /// The peer is not read by this way.
+    fn refuse_memory<T>(&self, peer: &Hello, error: &dyn std::fmt::Display) -> Option<T> {
+        self.inner.borrow_mut().complaints.say(&peer.name, &format!("its memory is not read: {error}"));
         None
     }
 
@@ -349,13 +379,12 @@ impl<M: Machine> Node<M> {
             let wire = Wire { number, outbox, half, is_full, reads_mine, writes: its.0, closed: its.1 };
             inner.wires.insert(peer.node, wire);
             inner.machine.handle_connected(self.clock.now(), peer);
-            if reads_mine && memory.is_some() {
-                self.board.shares(peer.node);
-            }
+            let reads_its = memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport);
+            self.board.goes(peer.node, reads_mine.min(reads_its));
             (number, closed, writes)
         };
         self.woken.notify_one();
-        let arena = self.arena.as_ref().filter(|_| reads_mine);
+        let arena = self.arena.as_ref().filter(|_| reads_mine > Transport::Tcp);
         arena.inspect(|arena| arena.is_read(true));
         let ended = tokio::select! {
             ended = self.read(peer.node, number, &mut reader, memory.as_ref()) => Some(ended),
@@ -379,7 +408,7 @@ impl<M: Machine> Node<M> {
         peer: NodeId,
         number: u64,
         reader: &mut BufReader<OwnedReadHalf>,
-        memory: Option<&PeerArena>,
+        memory: Option<&PeerMemory>,
     ) -> WireError {
         let mut scratch = Vec::new();
         loop {

@@ -29,7 +29,7 @@ use super::store::Store;
 use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
 use crate::clock::Clock;
-use crate::cluster_options::{ClusterOptions, FRONTEND_PORT, SCHEDULER_PORT};
+use crate::cluster_options::{ClusterOptions, FRONTEND_PORT, SCHEDULER_PORT, UcxUse};
 use crate::connections::{self, Stage};
 use crate::driver::WAKE_MARGIN;
 use crate::memory;
@@ -61,9 +61,26 @@ pub fn serve_scheduler(options: ServerOptions) -> anyhow::Result<()> {
     start(options, scheduler)
 }
 
-/// Memory for tensors that processes of this machine read; `None`: the system has none.
-fn arena(most: u64) -> Option<Arc<Arena>> {
-    Arena::new(most).inspect_err(|error| tracing::info!(%error, "no shared memory: tensors go over TCP")).ok()
+/// Memory for tensors that other processes read; `None`: the system has none.
+///
+/// # Errors
+/// If UCX is asked for and cannot be used.
+fn arena(most: u64, node: NodeId, ucx: UcxUse) -> anyhow::Result<Option<Arc<Arena>>> {
+    let arena = match (Arena::new(most), ucx) {
+        (Ok(arena), UcxUse::Off) => arena,
+        (Ok(arena), UcxUse::Auto | UcxUse::Always) => {
+            let arena = arena.with_ucx(node, ucx == UcxUse::Always);
+            arena.context("tensors are to go by UCX (--ucx), and cannot")?
+        }
+        (Err(error), UcxUse::Off) => {
+            tracing::info!(%error, "no shared memory: tensors go over TCP");
+            return Ok(None);
+        }
+        (Err(error), _) => {
+            return Err(error).context("there is no memory that tensors could be read from by UCX (--ucx)");
+        }
+    };
+    Ok(Some(Arc::new(arena)))
 }
 
 /// A number that no other process has.
@@ -115,7 +132,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let identity = identity(draw_node(), Role::Frontend, cluster);
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
     let models = Arc::new(RemoteModels::new(Preprocessing::new(&options, clock)));
-    let (shared, arena) = ((models, metrics, board.clone()), arena(budget.limit()));
+    let (shared, arena) = ((models, metrics, board.clone()), arena(budget.limit(), identity.node, cluster.ucx)?);
     let (node, of_machine) = (identity.node, shared.clone());
     let machine =
         FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
@@ -267,7 +284,7 @@ impl BackendProcess {
     /// Offers the models of a registry to the schedulers that the options name, and has its slots run what they are granted.
     ///
     /// # Errors
-    /// If the operating system has no thread left.
+    /// If the operating system has no thread left, or UCX is asked for and cannot be used.
     pub fn start(registry: &Registry, options: &Arc<ServerOptions>) -> anyhow::Result<Self> {
         let cluster = &options.cluster;
         let identity = identity(draw_node(), Role::Backend, cluster);
@@ -280,7 +297,7 @@ impl BackendProcess {
         };
         let (loader, told) = mpsc::unbounded_channel();
         let (clock, node, its) = (registry.driver.clock(), identity.node, (registry.clone(), loader));
-        let arena = arena(registry.budget.limit());
+        let arena = arena(registry.budget.limit(), node, cluster.ucx)?;
         let dial = schedulers(cluster, &board);
         let setup = Setup {
             identity,

@@ -9,6 +9,7 @@ use downbeat_core::roles::{Epoch, Hello, Links, ModelBudget, NodeId, Role, SubCl
 use parking_lot::Mutex;
 use serde::Serialize;
 
+use super::peer_memory::Transport;
 use crate::metric_table::metric_table;
 
 metric_table! {
@@ -27,7 +28,7 @@ metric_table! {
             "What a message to a process of a role and its answer take, as measured lately: of the slowest a high percentile; 0: not known";
         budget: GaugeVec["model", "version", "part"], "downbeat_cluster_budget_seconds",
             "What the scheduler that leads plans with for messages of a model, of its slowest backend: control (a batch to it), data (fetching an item's inputs), reply";
-        tensors: IntCounterVec["transport"], "downbeat_cluster_tensor_bytes_total", "Bytes of tensors sent to other processes: over TCP, or in shared memory";
+        tensors: IntCounterVec["transport"], "downbeat_cluster_tensor_bytes_total", "Bytes of tensors sent to other processes: over TCP, in shared memory, or by UCX";
         lost: IntCounter[], "downbeat_cluster_peers_lost_total", "Times that a process this one was connected to was lost";
     }
 }
@@ -46,7 +47,7 @@ pub struct PeerStatus {
     pub rank: Option<u32>,
     /// Where others connect to it; empty: nowhere.
     pub address: String,
-    /// How its large tensors get here and mine there: `tcp`, or `shared_memory`.
+    /// How its large tensors get here and mine there: `tcp`, `ucx`, or `shared_memory`.
     pub transport: &'static str,
     /// What a message to it and its answer take, as measured lately: a high percentile, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -216,18 +217,18 @@ impl StatusBoard {
         }
     }
 
-    /// It reads this process's memory, and this process its.
-    pub fn shares(&self, peer: NodeId) {
+    /// This is how tensors go between it and this process.
+    pub fn goes(&self, peer: NodeId, transport: Transport) {
         if let Some(known) = self.status.lock().peers.get_mut(&peer) {
-            known.transport = "shared_memory";
+            known.transport = transport.name();
         }
     }
 
-    /// So many bytes of tensors were sent over TCP, and so many in shared memory.
-    pub fn sent(&self, [tcp, shared]: [u64; 2]) {
-        for (transport, bytes) in [("tcp", tcp), ("shared_memory", shared)].into_iter().filter(|(_, bytes)| *bytes > 0)
-        {
-            self.table.tensors.with_label_values(&[transport]).inc_by(bytes);
+    /// So many bytes of tensors were sent in a frame, and so many where the peer reads them by this way.
+    pub fn sent(&self, transport: Transport, [in_frame, elsewhere]: [u64; 2]) {
+        let sent = [(Transport::Tcp, in_frame), (transport, elsewhere)];
+        for (transport, bytes) in sent.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            self.table.tensors.with_label_values(&[transport.name()]).inc_by(bytes);
         }
     }
 

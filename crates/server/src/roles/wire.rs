@@ -5,10 +5,12 @@ use std::io::IoSlice;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_core::roles::{Frame, Hello, Message, Outcome, PROTOCOL};
+use downbeat_engine::ucx::UcxError;
 use postcard::ser_flavors::Flavor;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use super::arena::{Arena, IN_FRAME, PeerArena, Place};
+use super::arena::{Arena, IN_FRAME, Place};
+use super::peer_memory::PeerMemory;
 use super::tensors::Tensors;
 
 /// The first bytes of a connection.
@@ -50,6 +52,9 @@ pub enum WireError {
     /// It says that tensors are where it has no memory.
     #[error("it says that {0} bytes are in its memory where it has none")]
     Outside(u64),
+    /// Its memory cannot be read any more.
+    #[error("its memory cannot be read: {0}")]
+    Unread(#[from] UcxError),
 }
 
 /// What a process says first.
@@ -97,7 +102,7 @@ pub async fn read_frame(
     reader: &mut (impl AsyncRead + Unpin),
     scratch: &mut Vec<u8>,
     most: u64,
-    memory: Option<&PeerArena>,
+    memory: Option<&PeerMemory>,
 ) -> Result<Option<Frame<Tensors>>, WireError> {
     let length = reader.read_u32_le().await?;
     if length > LARGEST_HEAD {
@@ -114,18 +119,13 @@ pub async fn read_frame(
     if announced > most {
         return Err(WireError::TooLarge { announced, most });
     }
-    let mut is_whole = true;
+    let mut elsewhere = Vec::new();
     for tensors in frame.messages.iter_mut().flat_map(tensors_mut) {
         for (length, data) in tensors.unfilled() {
-            if let Some(memory) = memory.filter(|_| length > IN_FRAME as u64) {
+            if memory.is_some() && length > IN_FRAME as u64 {
                 let (page, number) = (reader.read_u32_le().await?, reader.read_u64_le().await?);
                 if number > 0 {
-                    let outside = || WireError::Outside(length);
-                    let len = usize::try_from(length).map_err(|_| outside())?;
-                    match memory.read(Place { page, number }, len).ok_or_else(outside)? {
-                        Some(copy) => *data = copy,
-                        None => is_whole = false,
-                    }
+                    elsewhere.push((Place { page, number }, length, data));
                     continue;
                 }
             }
@@ -139,6 +139,11 @@ pub async fn read_frame(
             *data = buffer.freeze();
         }
     }
+    // What follows on the connection waits meanwhile, so that frames come in order.
+    let is_whole = match memory.filter(|_| !elsewhere.is_empty()) {
+        Some(memory) => memory.fill(elsewhere).await?,
+        None => true,
+    };
     Ok(is_whole.then_some(frame))
 }
 

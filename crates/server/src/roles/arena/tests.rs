@@ -2,7 +2,7 @@ use super::*;
 
 /// A region of 16 pages, 15 of them for tensors, and its reader.
 pub fn both() -> (Arc<Arena>, PeerArena) {
-    let arena = Arena::new(16 * PAGE as u64).unwrap();
+    let arena = Arc::new(Arena::new(16 * PAGE as u64).unwrap());
     arena.is_read(true);
     let file = arena.region.file().try_clone_to_owned().unwrap();
     (arena, PeerArena(PeerRegion::open(file, MOST).unwrap()))

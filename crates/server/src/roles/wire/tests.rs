@@ -5,6 +5,7 @@ use downbeat_core::roles::{BatchKey, Epoch, NodeId, Role};
 use super::*;
 use crate::batch_codec::OutputPart;
 use crate::roles::arena::tests::both;
+use crate::roles::peer_memory::PeerMemory;
 
 fn tensors_of(sizes: &[usize]) -> Tensors {
     let part = |(place, size): (usize, &usize)| OutputPart {
@@ -101,6 +102,7 @@ async fn greetings_tell_who_it_is_and_which_protocol_it_speaks() {
 #[tokio::test]
 async fn large_tensors_go_by_memory_where_the_peer_reads_it_and_frames_whose_tensors_are_gone_are_lost() {
     let (arena, peer) = both();
+    let peer = PeerMemory::Mapped(peer);
     let (kept, elsewhere) = (Tensors::kept(tensors_of(&[100, 8000]), Some(&arena)), tensors_of(&[5000]));
     let sent = [frame(vec![inputs(vec![kept.clone(), elsewhere])]), frame(Vec::new())];
     let mut outbox = Outbox::default();
@@ -126,6 +128,7 @@ async fn large_tensors_go_by_memory_where_the_peer_reads_it_and_frames_whose_ten
 #[tokio::test]
 async fn a_tensor_beyond_the_memory_of_a_peer_ends_its_connection() {
     let (arena, peer) = both();
+    let peer = PeerMemory::Mapped(peer);
     let kept = Tensors::kept(tensors_of(&[8000]), Some(&arena));
     let mut outbox = Outbox::default();
     outbox.put_frame(&frame(vec![inputs(vec![kept])]), Some(&arena)).unwrap();

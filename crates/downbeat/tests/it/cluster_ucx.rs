@@ -1,0 +1,101 @@
+//! Frontends and backends whose large tensors are read by UCX, by its own shared memory, as that is what one machine has. Without UCX nothing is tried, unless DOWNBEAT_REQUIRE_UCX is set.
+
+use std::process::Command;
+
+use crate::cluster::{Cluster, MANY, Member, large_digits, large_request, tensor_bytes, transports, until};
+use crate::command_line::downbeat;
+use crate::serve::http;
+
+/// What UCX is to take, and that it is to close what has failed.
+fn by(transport: &str) -> [(&str, &str); 4] {
+    [
+        ("DOWNBEAT_UCX", "always"),
+        ("UCX_TLS", transport),
+        ("UCX_MM_ERROR_HANDLING", "y"),
+        ("UCX_WARN_UNUSED_ENV_VARS", "n"),
+    ]
+}
+
+/// Whether there is UCX here.
+fn is_there() -> bool {
+    let libraries = Command::new("ldconfig").arg("-p").output();
+    let is_there = libraries.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("libucp.so.0"));
+    assert!(is_there || std::env::var_os("DOWNBEAT_REQUIRE_UCX").is_none(), "there is no libucp.so.0");
+    if !is_there {
+        eprintln!("not tried: there is no libucp.so.0");
+    }
+    is_there
+}
+
+/// Whether that is how tensors go between a process and all whom it knows.
+fn are_by_ucx(member: &Member) -> bool {
+    let transports = transports(member);
+    !transports.is_empty() && transports.iter().all(|transport| transport == "ucx")
+}
+
+#[test]
+fn large_tensors_are_read_by_ucx() {
+    let body = large_request();
+    for transport in if is_there() { &["posix,self", "sysv,self", "cma,posix"][..] } else { &[] } {
+        let cluster = Cluster::of_variables(large_digits(), &[], &[], &by(transport));
+        // A backend connects to a frontend with the first batch that it has of it.
+        assert_eq!(cluster.infer().0, 200);
+        let answer = http(cluster.frontend.http, "POST", "/v2/models/digits/infer", &body);
+        assert_eq!(answer.0, 200, "{transport}: {}", answer.1);
+        assert!(are_by_ucx(&cluster.frontend), "{transport}: {:?}", transports(&cluster.frontend));
+        // More, if a batch was given back on a busy machine.
+        assert!(tensor_bytes(&cluster.frontend, "ucx") >= (MANY * 64 * 4) as f64, "{transport}");
+        assert_eq!(tensor_bytes(&cluster.frontend, "shared_memory"), 0.0, "{transport}");
+        let outputs: f64 = cluster.backends.iter().map(|backend| tensor_bytes(backend, "ucx")).sum();
+        assert!(outputs >= (MANY * 10 * 4) as f64, "{transport}: {outputs}");
+        // Without UCX the tensors are the same, bit for bit.
+        let list = ["--schedulers", &cluster.list, "--listen", "127.0.0.1:0"];
+        let other = Member::start("frontend", &list);
+        until("ready", || other.get("/v2/health/ready").0 == 200);
+        assert!(http(other.http, "POST", "/v2/models/digits/infer", &body) == answer, "{transport}: another answer");
+        assert_eq!(tensor_bytes(&other, "ucx"), 0.0, "it was told nothing of UCX");
+    }
+}
+
+#[test]
+fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
+    if !is_there() {
+        return;
+    }
+    let body = large_request();
+    for transport in ["posix,self", "sysv,self"] {
+        let mut cluster = Cluster::of_variables(large_digits(), &[], &[], &by(transport));
+        let backend = cluster.backends.remove(0);
+        let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
+        assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{transport}: {statuses:?}");
+        until("the other backend serves it by UCX", || are_by_ucx(&cluster.frontend));
+        // A frontend goes in the midst of its requests, and another is served as if nothing had been.
+        let list = ["--schedulers", &cluster.list, "--listen", "127.0.0.1:0"];
+        let other = Member::within("frontend", &list, &by(transport));
+        until("ready", || other.get("/v2/health/ready").0 == 200);
+        let old = std::mem::replace(&mut cluster.frontend, other);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                // It ends without an answer.
+                scope.spawn(|| std::panic::catch_unwind(|| http(old.http, "POST", "/v2/models/digits/infer", &body)));
+            }
+            let statuses = cluster.under_load_of(&body, 8, || old.signal("-KILL"));
+            assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{transport}: {statuses:?}");
+        });
+        until("the frontend is missed", || transports(&cluster.backends[0]) == ["ucx"]);
+        assert!(tensor_bytes(&cluster.frontend, "ucx") > 0.0);
+    }
+}
+
+#[test]
+fn ucx_that_would_end_the_process_with_a_peer_is_refused_at_the_start() {
+    if !is_there() {
+        return;
+    }
+    let mut frontend = downbeat(&["frontend"]);
+    frontend.args(["--schedulers", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--host", "127.0.0.1"]);
+    frontend.args(["--http-port", "0", "--metrics-port", "0", "--grpc-port", "off"]);
+    let output = frontend.envs(by("tcp")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("UCX_TLS has tcp"), "{said}");
+}

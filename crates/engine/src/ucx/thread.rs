@@ -1,0 +1,203 @@
+//! The thread that UCX has: it carries out what it is told, and sleeps while there is nothing to do.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fd::OwnedFd;
+
+use super::library::{self, Library, MemoryParams, UcxError};
+use super::worker::{Rest, Worker};
+use super::{Done, Handle, Offer};
+use crate::region::Mapping;
+
+/// Longest sleep: the library looks after its peers now and then.
+const SLEEPS: Duration = Duration::from_secs(1);
+/// Sleep while the library wants no sleep, but has had nothing to do for [`IDLE_TURNS`]: what it waits for has no wake-up, as a peer that takes nothing.
+const NAPS: Duration = Duration::from_millis(1);
+const IDLE_TURNS: usize = 256;
+
+/// What the thread is told.
+pub(super) enum Command {
+    /// Make what one peer needs.
+    Open { number: u64, done: Done<Offer> },
+    /// Make the way to its region.
+    Connect { number: u64, offer: Offer, done: Done<()> },
+    /// Read some bytes of its region, which are within it.
+    Read { number: u64, begin: u64, len: usize, done: Done<Bytes> },
+    /// The peer is not needed any more. What is under way to it ends.
+    Close { number: u64 },
+    /// Nobody is left.
+    End,
+}
+
+/// UCX, on its thread.
+pub(super) struct UcxThread {
+    library: Arc<Library>,
+    /// Registered with the library, and read by others through it.
+    region: Arc<Mapping>,
+    context: Handle,
+    memory: Handle,
+    /// What others need to read the region.
+    key: Vec<u8>,
+    peers: BTreeMap<u64, Worker>,
+    /// Those that are not needed any more, until all that was under way is over.
+    closing: Vec<Worker>,
+    /// A worker was left as it is: then so is all else.
+    is_left: bool,
+}
+
+/// What a function made.
+pub(super) fn made(what: &'static str, handle: *mut c_void) -> Result<Handle, UcxError> {
+    Handle::new(handle).ok_or(UcxError::Failed { what, words: "it made nothing".to_owned() })
+}
+
+impl UcxThread {
+    /// Registers the region.
+    pub fn start(region: Arc<Mapping>) -> Result<UcxThread, UcxError> {
+        let library = Arc::new(Library::load()?);
+        let context = made("ucp_init_version", library.context()?)?;
+        let mut memory = std::ptr::null_mut();
+        let address = region.start.as_ptr().cast();
+        let params = MemoryParams { field_mask: library::MEMORY_FIELDS, address, length: region.len, unused: [0; 2] };
+        // SAFETY: the region stays mapped as long as this thread, which gives it back before.
+        let mapped = unsafe { (library.ucp_mem_map)(context.as_ptr(), &params, &mut memory) };
+        library.answer("ucp_mem_map", mapped)?;
+        let memory = made("ucp_mem_map", memory)?;
+        let (mut key, mut len) = (std::ptr::null_mut(), 0);
+        // SAFETY: it gives so many bytes, which are given back once they are copied.
+        let key = unsafe {
+            let packed = (library.ucp_rkey_pack)(context.as_ptr(), memory.as_ptr(), &mut key, &mut len);
+            library.answer("ucp_rkey_pack", packed)?;
+            let copy = std::slice::from_raw_parts(key.cast::<u8>(), len).to_vec();
+            (library.ucp_rkey_buffer_release)(key);
+            copy
+        };
+        let (peers, closing, is_left) = (BTreeMap::new(), Vec::new(), false);
+        let mut thread = UcxThread { library, region, context, memory, key, peers, closing, is_left };
+        // Whether there is a network that it can use shows here, and not with the first peer.
+        thread.open(0)?;
+        thread.close(0);
+        Ok(thread)
+    }
+
+    /// The library's major and minor version.
+    pub fn version(&self) -> (u32, u32) {
+        self.library.version()
+    }
+
+    /// Does what it is told until nobody is left.
+    pub fn run(&mut self, commands: &Receiver<Command>, wake: &OwnedFd) {
+        let mut idle = 0;
+        loop {
+            // Before the commands, so that none that comes later finds it quiet.
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+            let mut is_busy = false;
+            loop {
+                match commands.try_recv() {
+                    Ok(Command::End) | Err(TryRecvError::Disconnected) => return,
+                    Ok(command) => self.carry_out(command),
+                    Err(TryRecvError::Empty) => break,
+                }
+                is_busy = true;
+            }
+            for worker in self.peers.values_mut() {
+                is_busy |= worker.turn();
+            }
+            self.end_closing();
+            if is_busy {
+                idle = 0;
+                continue;
+            }
+            let rests = self.workers().map(Worker::rest).max().unwrap_or(Rest::Sleeps);
+            let limit = match rests {
+                Rest::Wakes if idle < IDLE_TURNS => {
+                    idle += 1;
+                    continue;
+                }
+                Rest::Wakes => NAPS,
+                Rest::Sleeps => SLEEPS,
+            };
+            let mut files = vec![PollFd::new(wake, PollFlags::IN)];
+            files.extend(self.workers().map(|worker| PollFd::new(worker.events(), PollFlags::IN)));
+            let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+            // A signal wakes it as well.
+            let _ = rustix::event::poll(&mut files, Some(&limit));
+        }
+    }
+
+    fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.peers.values().chain(&self.closing)
+    }
+
+    fn carry_out(&mut self, command: Command) {
+        let ended = || UcxError::Ended;
+        match command {
+            Command::Open { number, done } => done(self.open(number)),
+            Command::Connect { number, offer, done } => {
+                let made = self.peers.get_mut(&number).ok_or_else(ended).and_then(|worker| worker.connect(&offer));
+                done(made);
+            }
+            Command::Read { number, begin, len, done } => match self.peers.get_mut(&number) {
+                Some(worker) => worker.read(begin, len, done),
+                None => done(Err(UcxError::Ended)),
+            },
+            Command::Close { number } => self.close(number),
+            Command::End => {}
+        }
+    }
+
+    fn open(&mut self, number: u64) -> Result<Offer, UcxError> {
+        let worker = Worker::new(self.library.clone(), self.context)?;
+        let (version, address, key) = (self.version(), worker.address()?, self.key.clone());
+        let (begin, len) = (self.region.start.as_ptr() as u64, self.region.len as u64);
+        self.peers.insert(number, worker);
+        Ok(Offer { version, address, key, begin, len, checksum: 0 }.sealed())
+    }
+
+    fn close(&mut self, number: u64) {
+        if let Some(mut worker) = self.peers.remove(&number) {
+            worker.close();
+            self.closing.push(worker);
+        }
+    }
+
+    /// Gives back those by which nothing is under way any more, and gives up those by which something will be for good.
+    fn end_closing(&mut self) {
+        for mut worker in std::mem::take(&mut self.closing) {
+            worker.turn();
+            if worker.is_over() {
+                worker.destroy();
+            } else if worker.is_hopeless() {
+                self.is_left = true;
+                worker.leave();
+            } else {
+                self.closing.push(worker);
+            }
+        }
+    }
+}
+
+impl Drop for UcxThread {
+    fn drop(&mut self) {
+        let peers: Vec<u64> = self.peers.keys().copied().collect();
+        peers.into_iter().for_each(|number| self.close(number));
+        while !self.closing.is_empty() {
+            self.end_closing();
+        }
+        if self.is_left {
+            // The library may still have the region read.
+            std::mem::forget(self.region.clone());
+            return;
+        }
+        // SAFETY: nothing is under way, and nothing of it is used after this.
+        unsafe {
+            (self.library.ucp_mem_unmap)(self.context.as_ptr(), self.memory.as_ptr());
+            (self.library.ucp_cleanup)(self.context.as_ptr());
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! What UCX has for one peer: a worker of its own, by which the peer reads this process's region, and the endpoint by which this process reads the peer's.
+//!
+//! A worker of its own, because what the library has of a peer's endpoints can then be forgotten as a whole: connections end at different times at their two ends, and begin anew.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use rustix::fd::{BorrowedFd, OwnedFd};
+
+use super::library::{self, EndpointParams, Library, RequestParams, Status, UcxError, WorkerParams};
+use super::thread::made;
+use super::{Done, Handle, Offer};
+
+/// Zeros behind an address or a key: the library is not told how long they are, and finds the end by what they say.
+const PADDING: usize = 4096;
+/// How often the library is called before others are looked at.
+const CALLS: usize = 256;
+/// Turns after which what is not over of a worker that is closed never will be. Its endpoint is closed by force, which needs no peer.
+const HOPELESS: usize = 100_000;
+
+/// What a worker does when there is nothing to do.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Rest {
+    /// Its file becomes readable when there is.
+    Sleeps,
+    /// There is something that it has to be asked for.
+    Wakes,
+}
+
+/// The way to a peer's region.
+struct Endpoint {
+    endpoint: Handle,
+    key: Handle,
+    /// Where the region begins there.
+    begin: u64,
+}
+
+/// A read under way: the library writes to the buffer until it is over.
+struct Reading {
+    request: Handle,
+    buffer: Vec<u8>,
+    len: usize,
+    done: Done<Bytes>,
+}
+
+/// What UCX has for one peer. It is to be [closed](Worker::close), and destroyed or left; dropped alone, it stays as it is for good.
+pub(super) struct Worker {
+    library: Arc<Library>,
+    worker: Handle,
+    /// Readable when there may be something to do.
+    events: OwnedFd,
+    endpoint: Option<Endpoint>,
+    reads: Vec<Reading>,
+    /// The key of an endpoint that was closed, while reads by it are not over.
+    key: Option<Handle>,
+    /// The end of the endpoint.
+    closing: Option<Handle>,
+    turns_since: usize,
+}
+
+impl Worker {
+    /// Of this context, on the thread that has it.
+    pub fn new(library: Arc<Library>, context: Handle) -> Result<Worker, UcxError> {
+        let mut worker = std::ptr::null_mut();
+        let params = WorkerParams { field_mask: library::WORKER_THREAD_MODE, thread_mode: 0, unused: [0; 23] };
+        // SAFETY: the context is there as long as any of its workers; all of it is done on one thread.
+        let created = unsafe { (library.ucp_worker_create)(context.as_ptr(), &params, &mut worker) };
+        library.answer("ucp_worker_create", created)?;
+        let worker = made("ucp_worker_create", worker)?;
+        let mut file = -1;
+        // SAFETY: it writes the descriptor of the library's own wake-up, which lives as long as the worker.
+        let events = unsafe { (library.ucp_worker_get_efd)(worker.as_ptr(), &mut file) };
+        library.answer("ucp_worker_get_efd", events)?;
+        // SAFETY: it is open, as the library has just said.
+        let events = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned();
+        let events = events.map_err(|error| UcxError::NoThread(error.to_string()))?;
+        let (endpoint, reads, key, closing) = (None, Vec::new(), None, None);
+        Ok(Worker { library, worker, events, endpoint, reads, key, closing, turns_since: 0 })
+    }
+
+    /// How the peer reaches it.
+    pub fn address(&self) -> Result<Vec<u8>, UcxError> {
+        let (mut address, mut len) = (std::ptr::null_mut(), 0);
+        // SAFETY: it gives so many bytes, which are given back once they are copied.
+        unsafe {
+            let given = (self.library.ucp_worker_get_address)(self.worker.as_ptr(), &mut address, &mut len);
+            self.library.answer("ucp_worker_get_address", given)?;
+            let copy = std::slice::from_raw_parts(address.cast::<u8>(), len).to_vec();
+            (self.library.ucp_worker_release_address)(self.worker.as_ptr(), address);
+            Ok(copy)
+        }
+    }
+
+    /// Readable when there may be something to do, once it [rests](Worker::rest).
+    pub fn events(&self) -> &OwnedFd {
+        &self.events
+    }
+
+    /// Makes the way to the peer's region.
+    pub fn connect(&mut self, offer: &Offer) -> Result<(), UcxError> {
+        let padded = |bytes: &[u8]| [bytes, &[0; PADDING]].concat();
+        let (address, key) = (padded(&offer.address), padded(&offer.key));
+        let params = EndpointParams {
+            field_mask: library::ENDPOINT_FIELDS,
+            address: address.as_ptr().cast(),
+            error_mode: library::PEER_MAY_FAIL,
+            error_handler: library::peer_failed,
+            error_argument: std::ptr::null_mut(),
+            unused: [0; 8],
+        };
+        let mut endpoint = std::ptr::null_mut();
+        // SAFETY: the address is as a worker of this version has said it, by its checksum, and is copied.
+        let created = unsafe { (self.library.ucp_ep_create)(self.worker.as_ptr(), &params, &mut endpoint) };
+        self.library.answer("ucp_ep_create", created)?;
+        let endpoint = made("ucp_ep_create", endpoint)?;
+        let mut unpacked = std::ptr::null_mut();
+        // SAFETY: so is the key.
+        let is_key =
+            unsafe { (self.library.ucp_ep_rkey_unpack)(endpoint.as_ptr(), key.as_ptr().cast(), &mut unpacked) };
+        match self.library.answer("ucp_ep_rkey_unpack", is_key).and_then(|()| made("ucp_ep_rkey_unpack", unpacked)) {
+            Ok(key) => self.endpoint = Some(Endpoint { endpoint, key, begin: offer.begin }),
+            Err(error) => {
+                self.close_endpoint(endpoint);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads bytes that the peer's region has, as it said.
+    pub fn read(&mut self, begin: u64, len: usize, done: Done<Bytes>) {
+        let Some(Endpoint { endpoint, key, begin: start }) = &self.endpoint else {
+            return done(Err(UcxError::Ended));
+        };
+        let mut buffer: Vec<u8> = Vec::with_capacity(len);
+        let (to, from) = (buffer.as_mut_ptr().cast::<c_void>(), start.wrapping_add(begin));
+        let params = RequestParams::default();
+        // SAFETY: the buffer has room for them, and stays where it is until the request is over.
+        let request = unsafe { (self.library.ucp_get_nbx)(endpoint.as_ptr(), to, len, from, key.as_ptr(), &params) };
+        match (Library::at_once(request), Handle::new(request)) {
+            (None, Some(request)) => self.reads.push(Reading { request, buffer, len, done }),
+            (status, _) => done(self.over(status.unwrap_or(library::OK), buffer, len)),
+        }
+    }
+
+    /// What came of a read.
+    fn over(&self, status: Status, mut buffer: Vec<u8>, len: usize) -> Result<Bytes, UcxError> {
+        self.library.answer("ucp_get_nbx", status)?;
+        // SAFETY: the library has written all of them.
+        unsafe { buffer.set_len(len) };
+        Ok(buffer.into())
+    }
+
+    /// Does what there is to do; whether there was something.
+    pub fn turn(&mut self) -> bool {
+        self.turns_since += 1;
+        // SAFETY: on the worker's own thread.
+        let call = |_: &usize| unsafe { (self.library.ucp_worker_progress)(self.worker.as_ptr()) } > 0;
+        let is_busy = (0..CALLS).take_while(call).count() > 0;
+        self.end_reads();
+        // SAFETY: the request is not given back yet, and is once it is over.
+        self.closing = self.closing.take().filter(|request| unsafe {
+            let is_over = (self.library.ucp_request_check_status)(request.as_ptr()) != library::IN_PROGRESS;
+            if is_over {
+                (self.library.ucp_request_free)(request.as_ptr());
+            }
+            !is_over
+        });
+        is_busy
+    }
+
+    /// Answers the reads that are over.
+    fn end_reads(&mut self) {
+        let mut place = 0;
+        while let Some(reading) = self.reads.get(place) {
+            // SAFETY: the request is not given back yet.
+            let status = unsafe { (self.library.ucp_request_check_status)(reading.request.as_ptr()) };
+            if status == library::IN_PROGRESS {
+                place += 1;
+                continue;
+            }
+            let Reading { request, buffer, len, done } = self.reads.swap_remove(place);
+            // SAFETY: it is over, and given back once.
+            unsafe { (self.library.ucp_request_free)(request.as_ptr()) };
+            done(self.over(status, buffer, len));
+        }
+        self.drop_key();
+    }
+
+    /// Gives the key back once it is of no use.
+    fn drop_key(&mut self) {
+        if self.reads.is_empty()
+            && let Some(key) = self.key.take()
+        {
+            // SAFETY: no read is under way with it.
+            unsafe { (self.library.ucp_rkey_destroy)(key.as_ptr()) };
+        }
+    }
+
+    /// Has it rest until there is something to do.
+    pub fn rest(&self) -> Rest {
+        // SAFETY: on the worker's own thread.
+        match unsafe { (self.library.ucp_worker_arm)(self.worker.as_ptr()) } {
+            library::OK => Rest::Sleeps,
+            _ => Rest::Wakes,
+        }
+    }
+
+    /// The peer is not needed any more.
+    pub fn close(&mut self) {
+        self.turns_since = 0;
+        if let Some(Endpoint { endpoint, key, .. }) = self.endpoint.take() {
+            self.key = Some(key);
+            self.drop_key();
+            self.close_endpoint(endpoint);
+        }
+    }
+
+    /// Closes an endpoint by force: what is under way ends.
+    fn close_endpoint(&mut self, endpoint: Handle) {
+        let flags = library::CLOSE_AT_ONCE;
+        let params = RequestParams { mask: library::REQUEST_FLAGS, flags, ..RequestParams::default() };
+        // SAFETY: it is not used after this.
+        let closing = unsafe { (self.library.ucp_ep_close_nbx)(endpoint.as_ptr(), &params) };
+        self.closing = Handle::new(closing).filter(|_| Library::at_once(closing).is_none());
+    }
+
+    /// Whether nothing of it is under way, once it is closed.
+    pub fn is_over(&self) -> bool {
+        self.reads.is_empty() && self.closing.is_none()
+    }
+
+    /// Whether something of it will be under way for good.
+    pub fn is_hopeless(&self) -> bool {
+        self.turns_since > HOPELESS
+    }
+
+    /// Gives it back, once it is over.
+    pub fn destroy(self) {
+        // SAFETY: nothing is under way, and nothing of it is used after this.
+        unsafe { (self.library.ucp_worker_destroy)(self.worker.as_ptr()) };
+    }
+
+    /// Leaves it as it is: the library may still write to its buffers.
+    pub fn leave(mut self) {
+        for Reading { buffer, done, .. } in self.reads.drain(..) {
+            std::mem::forget(buffer);
+            done(Err(UcxError::Ended));
+        }
+    }
+}

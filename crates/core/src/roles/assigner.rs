@@ -222,10 +222,11 @@ impl Assigner {
         let newest = heard.clone().map(|assigned| assigned.plan).max();
         if newest > self.plan.as_ref().map(|plan| plan.stamp) {
             let of = heard.filter(|assigned| Some(assigned.plan) == newest);
+            // Also those that have no models.
+            let sub_clusters = of.clone().map(|assigned| assigned.sub_cluster.saturating_add(1)).max().unwrap_or(0);
             let models: BTreeMap<String, u32> = of
                 .flat_map(|assigned| assigned.planned.iter().map(|model| (model.clone(), assigned.sub_cluster)))
                 .collect();
-            let sub_clusters = models.values().max().map_or(0, |last| last + 1);
             self.plan = newest.map(|stamp| SubClusterPlan { stamp, sub_clusters, models });
         }
     }
@@ -319,6 +320,11 @@ impl Assigner {
         self.outputs.push_back(AssignerOutput::Want(wanted));
     }
 
+    /// Somebody is asked for a plan of what is there now, or will be soon: there is none if somebody was, and it could not be made.
+    fn plan_may_come(&self) -> bool {
+        self.pending.is_some() || self.unplanned.is_some()
+    }
+
     /// By model: where it is to be, if it can be there.
     fn places(&self, staying: &[&BackendView<'_>], count: u32) -> BTreeMap<String, Place> {
         let mut places = BTreeMap::new();
@@ -348,7 +354,7 @@ impl Assigner {
             // Nobody else can have it, unless a plan is to come that says where.
             None if backend.is_leaving => {
                 let is_late = plan.is_none_or(|plan| plan.sub_clusters != count || !plan.models.contains_key(model));
-                is_late && staying.iter().any(|other| other.can_have(model))
+                is_late && self.plan_may_come() && staying.iter().any(|other| other.can_have(model))
             }
             None => true,
         };

@@ -197,10 +197,18 @@ impl Assigner {
         let places = self.places(&staying, count);
         let mut assignments = Vec::new();
         for backend in staying.iter().chain(&leaving) {
-            let (planned, kept) = self.wanted(backend, &staying, &places, count);
+            let (planned, mut kept) = self.wanted(backend, &staying, &places, count);
             if backend.is_leaving && kept.is_empty() {
                 let_go.push(backend.node);
                 continue;
+            }
+            if backend.is_leaving {
+                // What nobody else can have does not hold it back, and is served until it goes.
+                let has_place = |model: &str| places.get(model).is_some_and(|place| place.backends > 0);
+                let names = backend.repository.iter().map(|loadable| &loadable.model);
+                let is_kept =
+                    |model: &String| kept.contains(model) || (backend.ready.contains(&**model) && !has_place(model));
+                kept = names.filter(|model| is_kept(model)).cloned().collect();
             }
             let Some(plan) = self.plan.as_ref().map(|plan| plan.stamp) else { continue };
             let sub_cluster = self.group(backend.node).unwrap_or(0);

@@ -156,6 +156,25 @@ fn a_backend_that_leaves_is_let_go_if_there_is_no_plan_for_its_models() {
 }
 
 #[test]
+fn a_backend_that_leaves_has_what_nobody_else_can_have_until_it_is_let_go() {
+    let mut world = leading(1);
+    let first = world.backend(1, vec![], managed(&["m", "n"], None));
+    world.pass(LOST_AFTER);
+    answer(&mut world, [0, 0]);
+    let second = world.backend(3, vec![], managed(&[], None));
+    let to_second = told(&mut world, second).unwrap();
+    world.heard(first);
+    world.say(first, Message::Leave);
+    let mut failed = managed(&[], Some(&to_second));
+    failed.repository[0].failed = Some("no".into());
+    world.say(second, Message::Offer(failed.clone()));
+    assert_eq!(told(&mut world, first).unwrap().kept, ["m", "n"], "n is on its way");
+    failed.models = vec![model("n", ms(5), 1)];
+    world.say(second, Message::Offer(failed));
+    assert!(world.heard(first).contains(&Message::LetGo));
+}
+
+#[test]
 fn a_new_leader_goes_on_from_what_backends_were_told_and_moves_nothing() {
     let mut before = leading(3);
     let nodes = [1, 3, 4];

@@ -197,10 +197,18 @@ impl Assigner {
         let places = self.places(&staying, count);
         let mut assignments = Vec::new();
         for backend in staying.iter().chain(&leaving) {
-            let (planned, kept) = self.wanted(backend, &staying, &places, count);
+            let (planned, mut kept) = self.wanted(backend, &staying, &places, count);
             if backend.is_leaving && kept.is_empty() {
                 let_go.push(backend.node);
                 continue;
+            }
+            if backend.is_leaving {
+                // What nobody else can have does not hold it back, and is served until it goes.
+                let has_place = |model: &str| places.get(model).is_some_and(|place| place.backends > 0);
+                let names = backend.repository.iter().map(|loadable| &loadable.model);
+                let is_kept =
+                    |model: &String| kept.contains(model) || (backend.ready.contains(&**model) && !has_place(model));
+                kept = names.filter(|model| is_kept(model)).cloned().collect();
             }
             let Some(plan) = self.plan.as_ref().map(|plan| plan.stamp) else { continue };
             let sub_cluster = self.group(backend.node).unwrap_or(0);
@@ -222,10 +230,11 @@ impl Assigner {
         let newest = heard.clone().map(|assigned| assigned.plan).max();
         if newest > self.plan.as_ref().map(|plan| plan.stamp) {
             let of = heard.filter(|assigned| Some(assigned.plan) == newest);
+            // Also those that have no models.
+            let sub_clusters = of.clone().map(|assigned| assigned.sub_cluster.saturating_add(1)).max().unwrap_or(0);
             let models: BTreeMap<String, u32> = of
                 .flat_map(|assigned| assigned.planned.iter().map(|model| (model.clone(), assigned.sub_cluster)))
                 .collect();
-            let sub_clusters = models.values().max().map_or(0, |last| last + 1);
             self.plan = newest.map(|stamp| SubClusterPlan { stamp, sub_clusters, models });
         }
     }
@@ -319,6 +328,11 @@ impl Assigner {
         self.outputs.push_back(AssignerOutput::Want(wanted));
     }
 
+    /// Somebody is asked for a plan of what is there now, or will be soon: there is none if somebody was, and it could not be made.
+    fn plan_may_come(&self) -> bool {
+        self.pending.is_some() || self.unplanned.is_some()
+    }
+
     /// By model: where it is to be, if it can be there.
     fn places(&self, staying: &[&BackendView<'_>], count: u32) -> BTreeMap<String, Place> {
         let mut places = BTreeMap::new();
@@ -348,7 +362,7 @@ impl Assigner {
             // Nobody else can have it, unless a plan is to come that says where.
             None if backend.is_leaving => {
                 let is_late = plan.is_none_or(|plan| plan.sub_clusters != count || !plan.models.contains_key(model));
-                is_late && staying.iter().any(|other| other.can_have(model))
+                is_late && self.plan_may_come() && staying.iter().any(|other| other.can_have(model))
             }
             None => true,
         };

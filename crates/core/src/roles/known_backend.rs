@@ -34,7 +34,7 @@ pub(super) struct Backend {
     pub slots: Vec<SlotState>,
     /// Models of its offer that are not used.
     pub refused: BTreeSet<ModelKey>,
-    /// By name, models that it is not to have any more: since which thing that was said. It may offer them still, as it has not heard of it.
+    /// By name, models that it is not to have: since which thing that was said. It may offer them still, or once they are loaded, as it has not heard of it.
     pub withheld: BTreeMap<String, Stamp>,
     /// What it has measured.
     pub delays: Option<Delays>,
@@ -91,9 +91,9 @@ impl Backend {
     pub fn withhold(&mut self, assigned: &Assignment) -> BTreeSet<ModelKey> {
         let Some(offer) = &self.offer else { return BTreeSet::new() };
         let is_managed = |name: &str| offer.repository.iter().any(|loadable| loadable.model == name);
-        let withheld = keys_of(offer).filter(|(name, _)| is_managed(name) && !assigned.has(name));
-        let withheld: BTreeSet<ModelKey> = withheld.collect();
-        self.withheld.extend(withheld.iter().map(|(name, _)| (name.clone(), assigned.stamp)));
+        let withheld = keys_of(offer).filter(|(name, _)| is_managed(name) && !assigned.has(name)).collect();
+        let names = offer.repository.iter().map(|loadable| &loadable.model).filter(|name| !assigned.has(name));
+        self.withheld.extend(names.map(|name| (name.clone(), assigned.stamp)));
         withheld
     }
 

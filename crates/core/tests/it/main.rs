@@ -38,4 +38,5 @@ mod shards;
 
 mod spatial;
 mod starvation;
+mod sub_clusters;
 mod turns;

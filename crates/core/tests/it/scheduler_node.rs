@@ -22,17 +22,23 @@ fn hello(node: u64, role: Role) -> Hello {
 /// A lone scheduler, or one of several, with its peers.
 pub struct World {
     pub node: SchedulerNode<P>,
-    now: Time,
+    pub now: Time,
     peers: BTreeMap<NodeId, Links<P>>,
     /// What each peer has heard and not yet looked at.
     heard: BTreeMap<NodeId, Vec<Message<P>>>,
-    notes: Vec<String>,
+    pub notes: Vec<String>,
     /// Epochs in which it led.
     led: Vec<Epoch>,
+    /// Questions how to divide models.
+    pub wanted: Vec<PlanWanted>,
 }
 
 impl World {
     fn new(rank: u32, schedulers: u32) -> Self {
+        World::with(rank, schedulers, None)
+    }
+
+    pub fn with(rank: u32, schedulers: u32, sub_clusters: Option<SubClusterOptions>) -> Self {
         let options = SchedulerOptions {
             rank,
             schedulers,
@@ -42,7 +48,7 @@ impl World {
             lost_after: LOST_AFTER,
             wake_margin: Duration::ZERO,
             epochs_are_allotted: false,
-            sub_clusters: None,
+            sub_clusters,
         };
         let node = SchedulerNode::new(NODE, options, Time::ZERO);
         World {
@@ -52,6 +58,7 @@ impl World {
             heard: BTreeMap::new(),
             notes: Vec::new(),
             led: Vec::new(),
+            wanted: Vec::new(),
         }
     }
 
@@ -118,7 +125,7 @@ impl World {
     }
 
     /// Everything that is said comes.
-    fn exchange(&mut self) {
+    pub fn exchange(&mut self) {
         loop {
             let mut moved = false;
             for (peer, links) in &mut self.peers {
@@ -144,6 +151,7 @@ impl World {
                     }
                     SchedulerOutput::Leads(epoch) => self.led.push(epoch),
                     SchedulerOutput::Note(note) => self.notes.push(note),
+                    SchedulerOutput::WantPlan(wanted) => self.wanted.push(wanted),
                     _ => {}
                 }
             }

@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use downbeat_core::roles::SubClusterOptions;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
@@ -11,6 +12,7 @@ use toml::Spanned;
 
 use super::outcome::NetworkResults;
 use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};
+use super::sub_clusters::{MODEL_BYTES, SubClusters};
 use crate::numbers::{Number, Share, millis, some_millis, spoken, yes};
 use crate::policy::Policy;
 use crate::system::System;
@@ -71,6 +73,7 @@ struct Text {
     /// A store allots epochs.
     #[serde(default)]
     store: bool,
+    sub_clusters: Option<SubClustersText>,
     #[serde(default)]
     noise: Share,
     /// The share of the requests whose clients go before they are answered.
@@ -104,6 +107,28 @@ struct WiresText {
     reorder: bool,
     #[serde(deserialize_with = "some_millis")]
     redial_ms: Option<Duration>,
+}
+
+/// Whoever leads says which models backends have.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SubClustersText {
+    count: Number<1, 64>,
+    /// How often models are divided anew; not by time if it is not said.
+    #[serde(default, deserialize_with = "some_millis")]
+    plan_every_ms: Option<Duration>,
+    most_moves: Option<Number<0, 1000>>,
+    /// What a backend takes to load a model.
+    #[serde(deserialize_with = "millis")]
+    load_ms: Duration,
+    /// The share of the loads that fail.
+    #[serde(default)]
+    load_fails: Share,
+    /// Models that the memory of a device holds.
+    holds: Option<Number<1, 1000>>,
+    /// Backends begin with all models.
+    #[serde(default)]
+    begins_loaded: bool,
 }
 
 #[derive(Default, Deserialize)]
@@ -184,6 +209,12 @@ struct FaultText {
     loss: Option<Share>,
     drain: Option<Spanned<HostName>>,
     join: Option<Spanned<HostName>>,
+    /// The model that is asked for so often from now on, from 0.
+    busy: Option<Number<0, 1000>>,
+    rate: Option<f64>,
+    /// Models are divided anew.
+    #[serde(default)]
+    divide: bool,
     #[serde(default)]
     store_away: bool,
     #[serde(default, deserialize_with = "some_millis")]
@@ -253,7 +284,16 @@ impl Text {
         let models: Result<Vec<NetworkModel>, Misplaced> = self.model.iter().map(ModelText::resolve).collect();
         let mut faults = Vec::new();
         for fault in &self.fault {
-            faults.push((Time::ZERO + fault.get_ref().at_ms, fault.get_ref().resolve(fault.span().start, roles)?));
+            let resolved = fault.get_ref().resolve(fault.span().start, roles)?;
+            if let Fault::Rate { model, .. } = resolved
+                && model >= self.model.len()
+            {
+                return Err((
+                    fault.span().start,
+                    format!("there is no model {model}; there are {}, from 0", self.model.len()),
+                ));
+            }
+            faults.push((Time::ZERO + fault.get_ref().at_ms, resolved));
         }
         faults.sort_by_key(|(at, _)| *at);
         let scenario = NetworkScenario {
@@ -263,6 +303,7 @@ impl Text {
             wires: self.wires.resolve(),
             timing: self.timing.resolve(),
             has_store: self.store,
+            sub_clusters: self.sub_clusters.map(SubClustersText::resolve),
             cancelled: self.cancelled.0,
             failed: self.failed.0,
             noise: self.noise.0,
@@ -271,6 +312,22 @@ impl Text {
             absent: absent?,
         };
         Ok(NetworkFile { title: self.title, note: self.note, scenario })
+    }
+}
+
+impl SubClustersText {
+    fn resolve(self) -> SubClusters {
+        SubClusters {
+            options: SubClusterOptions {
+                count: self.count.0,
+                plan_every: self.plan_every_ms.map_or(Duration::MAX, |every| every.max(Duration::from_millis(10))),
+                most_moves: self.most_moves.map(|moves| moves.0),
+            },
+            load_time: self.load_ms,
+            load_fails: self.load_fails.0,
+            memory: self.holds.map(|models| u64::from(models.0) * MODEL_BYTES),
+            begins_loaded: self.begins_loaded,
+        }
     }
 }
 
@@ -378,11 +435,19 @@ impl FaultText {
         if let Some(name) = &self.join {
             faults.push(Fault::Join { backend: backend(roles, name)? });
         }
+        if let Some(Number(model)) = self.busy {
+            let rate = self.rate.filter(|rate| (1e-6..=MOST_RATE).contains(rate));
+            let rate = rate.ok_or_else(|| (at, format!("busy needs rate: above 0 and up to {MOST_RATE} a second")))?;
+            faults.push(Fault::Rate { model: model as usize, rate });
+        }
+        if self.divide {
+            faults.push(Fault::Divide);
+        }
         if self.store_away {
             faults.push(Fault::StoreAway { lasts: lasts()? });
         }
         <[Fault; 1]>::try_from(faults).map(|[fault]| fault).map_err(|faults| {
-            let expected = "exactly one of kill, pause, slow, cut, loss, drain, join and store_away";
+            let expected = "exactly one of kill, pause, slow, cut, loss, drain, join, busy, divide and store_away";
             (at, format!("a fault is {expected}; here are {}", faults.len()))
         })
     }

@@ -40,6 +40,8 @@ struct Asked {
 /// - *budgets shrink*: nobody says, or is given, more time than is left until the client's deadline and was said before;
 /// - *own epochs*: where a store allots epochs, no two schedulers lead in one of the same number;
 /// - *nothing waits*: once everything is mended, everything ends, and nobody keeps anything.
+///
+/// The rules of models that move are in `copies.rs`.
 #[derive(Debug)]
 pub struct NetworkJudge {
     has_store: bool,

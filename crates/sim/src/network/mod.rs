@@ -11,9 +11,11 @@
 //! | `wires.rs` | what becomes of a frame |
 //! | `process.rs` | a process: its clock, its machine, its slots |
 //! | `run.rs` | what happens when |
-//! | `judge.rs` | the rules |
+//! | `sub_clusters.rs` | which models backends have, where the scheduler says so |
+//! | `judge.rs`, `copies.rs` | the rules: of requests, of models |
 //! | `outcome.rs` | what came of it |
 
+mod copies;
 mod delay;
 mod events;
 
@@ -24,6 +26,7 @@ mod process;
 mod random;
 mod run;
 mod scenario;
+mod sub_clusters;
 mod wires;
 
 pub use delay::{Delay, Network, UnknownDelay};
@@ -32,3 +35,4 @@ pub use file::{BadNetwork, NetworkFile};
 pub use judge::{Broken, NetworkJudge};
 pub use outcome::{NetworkOutcome, NetworkResults, SeedResults};
 pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};
+pub use sub_clusters::{MODEL_BYTES, SubClusters};

@@ -37,6 +37,8 @@ pub struct NetworkOutcome {
     pub repeated: u64,
     /// How often a scheduler began to lead.
     pub leads: u64,
+    /// How often models were divided.
+    pub plans: u64,
     /// Batches that began.
     pub batches: u64,
     /// Frames that were sent.
@@ -59,7 +61,7 @@ impl NetworkOutcome {
     /// Adds the counts of another run.
     pub fn add(&mut self, other: &NetworkOutcome) {
         let NetworkOutcome { requests, good, late, failed, refused, too_late, lost, cancelled, died, .. } = self;
-        let NetworkOutcome { unserved, repeated, leads, batches, frames, faults, .. } = self;
+        let NetworkOutcome { unserved, repeated, leads, plans, batches, frames, faults, .. } = self;
         for (sum, more) in [
             (requests, other.requests),
             (good, other.good),
@@ -73,6 +75,7 @@ impl NetworkOutcome {
             (unserved, other.unserved),
             (repeated, other.repeated),
             (leads, other.leads),
+            (plans, other.plans),
             (batches, other.batches),
             (frames, other.frames),
             (faults, other.faults),
@@ -192,6 +195,7 @@ impl fmt::Display for SeedResults {
             ("run again", sum.repeated),
             ("faults", sum.faults),
             ("leads", sum.leads),
+            ("times that models were divided", sum.plans),
             ("batches", sum.batches),
             ("frames", sum.frames),
         ];

@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 
 use downbeat_core::roles::{
-    BackendNode, BackendOptions, BatchKey, Frame, FrontendNode, FrontendOptions, Hello, NewRequest, NodeId, Offer,
-    OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, SchedulerNode, SchedulerOptions, Slot,
+    BackendNode, BackendOptions, BatchKey, Doing, Frame, FrontendNode, FrontendOptions, Hello, Loadable, NewRequest,
+    NodeId, Offer, OfferedModel, Outcome, PROTOCOL, QueueKey, RequestKey, Role, SchedulerNode, SchedulerOptions, Slot,
+    SubClusterPlan,
 };
 use downbeat_core::{Duration, Time};
 
 use super::scenario::{Host, NetworkScenario};
+use super::sub_clusters::{MODEL_BYTES, SubClusters};
 
 /// What tensors are: which request's they are.
 pub(super) type Tensors = u64;
@@ -28,12 +30,23 @@ pub(super) enum Inbound {
     /// A batch is done on a slot.
     Ran {
         batch: BatchKey,
+        model: usize,
         members: Vec<RequestKey>,
         took: Duration,
         outcomes: Vec<(RequestKey, Outcome<Tensors>)>,
     },
-    /// The store's answer.
-    Epoch(Option<u64>),
+    /// The store's answer: the epoch that it allots, and the plan that it has.
+    Epoch(Option<u64>, Option<SubClusterPlan>),
+    /// The answer to the question of that number which models share a sub-cluster.
+    Planned(u64, Result<Vec<u32>, String>),
+    /// Somebody wants models to be divided anew.
+    Divide,
+    /// A model is loaded or unloaded, or that failed.
+    Done {
+        model: usize,
+        doing: Doing,
+        result: Result<(), String>,
+    },
     Drain,
 }
 
@@ -45,6 +58,19 @@ pub(super) enum Machine {
     Backend(Box<BackendNode<Tensors>>),
     /// It is dead.
     None,
+}
+
+/// How a backend has a model.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Copy {
+    /// Not at all, or not yet.
+    No,
+    /// It could not be loaded when that was tried last.
+    Failed,
+    /// Loaded; so many batches of it have not ended.
+    Loaded(u32),
+    /// On its way out.
+    Unloading,
 }
 
 /// A process.
@@ -67,6 +93,8 @@ pub(super) struct Process {
     pub wakes_at: Time,
     /// By slot: when it is free.
     pub slots: Vec<Time>,
+    /// By model: how it has it, if it is a backend.
+    pub copies: Vec<Copy>,
     /// Models that it has heard of, if it is a frontend.
     pub models: Vec<bool>,
 }
@@ -81,6 +109,9 @@ impl Process {
             Host::Backend(_) => (Role::Backend, host.to_string()),
         };
         let local = now + clock;
+        let begins_loaded = scenario.sub_clusters.as_ref().is_none_or(|clusters| clusters.begins_loaded);
+        let first = if begins_loaded && matches!(host, Host::Backend(_)) { Copy::Loaded(0) } else { Copy::No };
+        let copies = vec![first; scenario.models.len()];
         let machine = match host {
             Host::Frontend(_) => {
                 let options = FrontendOptions {
@@ -100,7 +131,7 @@ impl Process {
                     lost_after: timing.lost_after,
                     wake_margin: timing.wakes_late,
                     epochs_are_allotted: scenario.has_store,
-                    sub_clusters: None,
+                    sub_clusters: scenario.sub_clusters.as_ref().map(|clusters| clusters.options),
                 };
                 Machine::Scheduler(Box::new(SchedulerNode::new(node, options, local)))
             }
@@ -111,7 +142,7 @@ impl Process {
                     fetch_within: timing.fetch_within,
                 };
                 let mut backend = BackendNode::new(node, options, local);
-                backend.handle_offer(local, offer(scenario));
+                backend.handle_offer(local, offer(scenario, &copies));
                 Machine::Backend(Box::new(backend))
             }
         };
@@ -126,6 +157,7 @@ impl Process {
             slow_until: Time::ZERO,
             wakes_at: Time::MAX,
             slots: vec![Time::ZERO; scenario.roles.slots as usize],
+            copies,
             models: vec![false; scenario.models.len()],
         }
     }
@@ -184,9 +216,14 @@ impl Process {
             (Machine::Scheduler(node), Inbound::Disconnected(peer)) => node.handle_disconnected(local, peer),
             (Machine::Backend(node), Inbound::Disconnected(peer)) => node.handle_disconnected(local, peer),
             (Machine::Frontend(node), Inbound::Cancel(number)) => node.handle_cancel(local, number),
-            (Machine::Scheduler(node), Inbound::Epoch(number)) => node.handle_epoch(local, number),
+            (Machine::Scheduler(node), Inbound::Epoch(number, plan)) => {
+                plan.into_iter().for_each(|plan| node.handle_kept_plan(plan));
+                node.handle_epoch(local, number);
+            }
+            (Machine::Scheduler(node), Inbound::Planned(number, planned)) => node.handle_planned(number, planned),
+            (Machine::Scheduler(node), Inbound::Divide) => drop(node.handle_plan_wanted(local)),
             (Machine::Backend(node), Inbound::Drain) => node.handle_drain(local),
-            (Machine::Backend(node), Inbound::Ran { batch, members, took, outcomes }) => {
+            (Machine::Backend(node), Inbound::Ran { batch, members, took, outcomes, .. }) => {
                 node.handle_ran(local, batch, Some((members.len() as u32, took)), outcomes);
             }
             _ => {}
@@ -228,7 +265,13 @@ pub(super) fn model_name(model: usize) -> String {
     format!("m{model}")
 }
 
-fn offer(scenario: &NetworkScenario) -> Offer {
+/// The model of a name.
+pub(super) fn model_of(name: &str) -> Option<usize> {
+    name.strip_prefix('m')?.parse().ok()
+}
+
+/// What a backend with these copies says that it has.
+pub(super) fn offer(scenario: &NetworkScenario, copies: &[Copy]) -> Offer {
     let slots = scenario.roles.slots;
     let model = |(number, model): (usize, &super::scenario::NetworkModel)| OfferedModel {
         model: model_name(number),
@@ -246,9 +289,14 @@ fn offer(scenario: &NetworkScenario) -> Offer {
         shape: Vec::new(),
         profiles: (0..slots).map(|slot| (slot, model.profile.clone())).collect(),
     };
+    let has = |number: &usize| matches!(copies.get(*number), Some(Copy::Loaded(_) | Copy::Unloading));
+    let loadable = |number| Loadable { model: model_name(number), memory: MODEL_BYTES, failed: None };
+    let clusters: Option<&SubClusters> = scenario.sub_clusters.as_ref();
     Offer {
         slots: (0..slots).map(|device| Slot { hardware: "emulated".into(), device }).collect(),
-        models: scenario.models.iter().enumerate().map(model).collect(),
-        ..Offer::default()
+        models: scenario.models.iter().enumerate().filter(|(number, _)| has(number)).map(model).collect(),
+        repository: scenario.sub_clusters.iter().flat_map(|_| (0..scenario.models.len()).map(loadable)).collect(),
+        memory: clusters.and_then(|clusters| clusters.memory),
+        assigned: None,
     }
 }

@@ -1,11 +1,13 @@
 //! Networks that nobody chose, and what goes wrong with them.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
+use downbeat_core::roles::SubClusterOptions;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use rand::RngExt;
 use rand_pcg::Pcg64;
 
 use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};
+use super::sub_clusters::SubClusters;
 use crate::arrivals::random;
 
 /// Most seconds in which clients come.
@@ -68,6 +70,7 @@ impl NetworkScenario {
             wires,
             timing,
             has_store: chance(rng, 0.3),
+            sub_clusters: None,
             cancelled: if chance(rng, 0.5) { rng.random_range(0.0..0.2) } else { 0.0 },
             failed: if chance(rng, 0.3) { 0.01 } else { 0.0 },
             noise: rng.random_range(0.0..0.3),
@@ -82,7 +85,46 @@ impl NetworkScenario {
             scenario.absent = vec![roles.backends - 1];
             scenario.faults.push((instant(rng, span), Fault::Join { backend: roles.backends - 1 }));
         }
+        scenario.divide(&mut random(seed, 4));
         scenario
+    }
+}
+
+impl NetworkScenario {
+    /// Has sub-clusters in a third of the cases: in some of these nothing goes wrong but that backends join and go.
+    fn divide(&mut self, rng: &mut Pcg64) {
+        if !chance(rng, 0.33) {
+            return;
+        }
+        let options = SubClusterOptions {
+            count: rng.random_range(1..=4),
+            plan_every: micros(rng, 30_000..1_000_000),
+            most_moves: chance(rng, 0.3).then(|| rng.random_range(0..3)),
+        };
+        self.sub_clusters = Some(SubClusters {
+            options,
+            load_time: micros(rng, 500..100_000),
+            load_fails: if chance(rng, 0.3) { rng.random_range(0.0..0.5) } else { 0.0 },
+            memory: None,
+            begins_loaded: chance(rng, 0.3),
+        });
+        if chance(rng, 0.4) {
+            self.faults.retain(|(_, fault)| matches!(fault, Fault::Drain { .. } | Fault::Join { .. }));
+            for _ in 0..rng.random_range(0..3) {
+                let restart_after = Some(micros(rng, 100..300_000));
+                let drain = Fault::Drain { backend: rng.random_range(0..self.roles.backends), restart_after };
+                self.faults.push((instant(rng, self.span), drain));
+            }
+        }
+        for _ in 0..rng.random_range(0..4) {
+            let model = rng.random_range(0..self.models.len());
+            let fault = match chance(rng, 0.5) {
+                true => Fault::Divide,
+                false => Fault::Rate { model, rate: self.models[model].rate * rng.random_range(0.2..3.0) },
+            };
+            self.faults.push((instant(rng, self.span), fault));
+        }
+        self.faults.sort_by_key(|(at, _)| *at);
     }
 }
 

@@ -1,22 +1,24 @@
 //! A run of a network: what happens when.
 
 mod faults;
+mod models;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use downbeat_core::roles::{
     BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, Refusal, RequestEnd, RequestKey,
-    SchedulerOutput,
+    Role, SchedulerOutput, SubClusterPlan,
 };
 use downbeat_core::{Duration, Time};
 use rand::RngExt;
 use rand_distr::{Distribution, Exp};
 use rand_pcg::Pcg64;
 
+use super::copies::CopyJudge;
 use super::events::Events;
 use super::judge::NetworkJudge;
 use super::outcome::NetworkOutcome;
-use super::process::{Inbound, Machine, Process, Tensors, model_name};
+use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model_of};
 use super::scenario::{Fault, Host, NetworkScenario};
 use super::wires::Wiring;
 use crate::arrivals::random;
@@ -65,8 +67,15 @@ pub(super) struct NetworkRun<'a> {
     /// Backends that begin anew once they have gone.
     drains: BTreeMap<usize, Option<Duration>>,
     store: (u64, Time),
+    /// The plan that the store has.
+    kept_plan: Option<SubClusterPlan>,
+    /// By model: requests a second.
+    rates: Vec<f64>,
     is_mended: bool,
     judge: NetworkJudge,
+    copies: CopyJudge,
+    /// By request: its model, where models move.
+    models: BTreeMap<RequestKey, usize>,
     outcome: NetworkOutcome,
     next_input: u64,
     /// When answers came, for gaps.
@@ -91,6 +100,14 @@ impl<'a> NetworkRun<'a> {
             ended: BTreeMap::new(),
             drains: BTreeMap::new(),
             store: (0, Time::ZERO),
+            kept_plan: None,
+            rates: scenario.models.iter().map(|model| model.rate).collect(),
+            copies: CopyJudge::new(
+                timing.lost_after.saturating_mul(3)
+                    + scenario.wires.redial.saturating_mul(2)
+                    + Duration::from_millis(100),
+            ),
+            models: BTreeMap::new(),
             is_mended: false,
             judge: NetworkJudge::new(scenario.has_store, claimed_before),
             outcome: NetworkOutcome { seed: scenario.seed, ..NetworkOutcome::default() },
@@ -191,13 +208,18 @@ impl<'a> NetworkRun<'a> {
                 }
                 self.processes[at].handle(now, Inbound::Cancel(number));
             }
+            Inbound::Done { model, doing, result } => self.model_done(at, model, doing, result),
             Inbound::Disconnected(peer) => {
+                self.copies_part(self.processes[at].node(), peer);
+                let process = &mut self.processes[at];
                 self.judge.lost(now, process.node(), peer);
                 process.handle(now, Inbound::Disconnected(peer));
             }
-            Inbound::Ran { batch, members, took, outcomes } => {
+            Inbound::Ran { batch, model, members, took, outcomes } => {
                 self.judge.is_done(process.node(), batch, &members);
-                process.handle(now, Inbound::Ran { batch, members, took, outcomes });
+                self.batch_ends(at, model);
+                let process = &mut self.processes[at];
+                process.handle(now, Inbound::Ran { batch, model, members, took, outcomes });
             }
             inbound => process.handle(now, inbound),
         }
@@ -250,6 +272,11 @@ impl<'a> NetworkRun<'a> {
     fn ends(&mut self, at: usize, number: u64, end: &RequestEnd<Tensors>) {
         let request = RequestKey { frontend: self.processes[at].node(), number };
         let in_time = self.judge.ended(self.now, request, end);
+        if let Some(wrong) =
+            self.models.remove(&request).and_then(|model| self.copies.request_ends(self.now, model, end))
+        {
+            self.judge.breaks(self.now, "moves refuse nothing", || wrong);
+        }
         let outcome = &mut self.outcome;
         let count = match end {
             RequestEnd::Ran(Outcome::Outputs(_)) if in_time => &mut outcome.good,
@@ -276,7 +303,7 @@ impl<'a> NetworkRun<'a> {
                     *last = above.max(*last) + 1;
                     (Some(*last), STORE)
                 };
-                self.events.push(self.now + takes, Event::Comes(at, Inbound::Epoch(number)));
+                self.events.push(self.now + takes, Event::Comes(at, Inbound::Epoch(number, self.kept_plan.clone())));
             }
             SchedulerOutput::Leads(epoch) => {
                 self.outcome.leads += 1;
@@ -284,7 +311,8 @@ impl<'a> NetworkRun<'a> {
             }
             SchedulerOutput::StandsBy(_) => {}
             SchedulerOutput::Lost(peer) => self.close(at, peer),
-            SchedulerOutput::WantPlan(_) | SchedulerOutput::KeepPlan(_) => {}
+            SchedulerOutput::WantPlan(wanted) => self.want_plan(at, &wanted),
+            SchedulerOutput::KeepPlan(plan) => self.keep_plan(plan),
             SchedulerOutput::Note(note) => self.judge.breaks(self.now, "nothing waits", || note),
         }
     }
@@ -298,7 +326,7 @@ impl<'a> NetworkRun<'a> {
                 }
             }
             BackendOutput::Run { batch, slot, queue, members } => self.run_batch(at, batch, slot, &queue, &members),
-            BackendOutput::Model(..) => {}
+            BackendOutput::Model(name, doing) => self.model_does(at, &name, doing),
             BackendOutput::Leader(_, epoch) => self.judge.obeys(self.now, self.processes[at].node(), epoch),
             BackendOutput::Lost(peer) => self.close(at, peer),
             BackendOutput::Drained => {
@@ -318,8 +346,16 @@ impl<'a> NetworkRun<'a> {
         let (node, local) = (process.node(), process.local(self.now));
         self.judge.begins(self.now, (node, slot), batch, members, local);
         self.outcome.batches += 1;
-        let model = (0..self.scenario.models.len()).find(|number| model_name(*number) == queue.model);
-        let Some(model) = model.and_then(|number| self.scenario.models.get(number)) else { return };
+        let Some(number) = model_of(&queue.model) else { return };
+        let Some(model) = self.scenario.models.get(number) else { return };
+        match process.copies.get_mut(number) {
+            Some(Copy::Loaded(batches)) => *batches += 1,
+            other => {
+                let what = || format!("{node:?} begins {batch:?} of {}, which is {other:?}", queue.model);
+                self.judge.breaks(self.now, "runs where it is loaded", what);
+                return;
+            }
+        }
         let noise = 1.0 + self.scenario.noise * (2.0 * self.rng.random::<f64>() - 1.0);
         let latency = model.profile.latency(members.len() as u32).as_secs_f64();
         let took = Duration::from_secs_f64(latency * noise.max(0.0));
@@ -336,12 +372,17 @@ impl<'a> NetworkRun<'a> {
         };
         let outcomes = members.iter().map(&mut outcome).collect();
         let members = members.iter().map(|member| member.request).collect();
-        self.events.push(at_time, Event::Comes(at, Inbound::Ran { batch, members, took, outcomes }));
+        self.events.push(at_time, Event::Comes(at, Inbound::Ran { batch, model: number, members, took, outcomes }));
     }
 
     fn send(&mut self, from: usize, to: NodeId, frame: Frame<Tensors>) {
         self.outcome.frames += 1;
         self.judge.sent(self.now, &frame);
+        for message in &frame.messages {
+            if let Some(wrong) = self.copies.sent(self.now, frame.from, to, message) {
+                self.judge.breaks(self.now, "last copy stays", || wrong);
+            }
+        }
         let Some(to) = self.by_node.get(&to).copied() else { return };
         if !self.connections.contains(&pair(from, to)) {
             return;
@@ -371,6 +412,8 @@ impl<'a> NetworkRun<'a> {
     /// A process closes its connection to another.
     fn close(&mut self, at: usize, peer: NodeId) {
         self.judge.lost(self.now, self.processes[at].node(), peer);
+        self.copies_part(self.processes[at].node(), peer);
+        self.troubled(Duration::ZERO);
         let Some(other) = self.by_node.get(&peer).copied() else { return };
         if self.connections.remove(&pair(at, other)) {
             self.ended.insert(pair(at, other), self.now);
@@ -427,6 +470,14 @@ impl<'a> NetworkRun<'a> {
         let at = self.processes.len();
         self.processes.push(Process::new(self.scenario, host, node, clock, self.now));
         self.by_node.insert(node, at);
+        if matches!(host, Host::Backend(_)) {
+            self.copies.begins(self.now, node);
+            for model in 0..self.scenario.models.len() {
+                if self.processes[at].copies[model] == Copy::Loaded(0) {
+                    self.copies.loaded(self.now, node, model, true);
+                }
+            }
+        }
         self.by_host.insert(host, at);
         let dials: Vec<Host> = match host {
             Host::Scheduler(rank) => (0..rank).map(Host::Scheduler).collect(),
@@ -445,7 +496,7 @@ impl<'a> NetworkRun<'a> {
     }
 
     fn next_client(&mut self, at: usize, model: usize) {
-        let rate = self.scenario.models[model].rate / f64::from(self.scenario.roles.frontends);
+        let rate = self.rates[model] / f64::from(self.scenario.roles.frontends);
         let Ok(gaps) = Exp::new(rate) else { return };
         let next = self.now + Duration::from_secs_f64(gaps.sample(&mut self.rng));
         if next < Time::ZERO + self.scenario.span {
@@ -473,12 +524,39 @@ impl<'a> NetworkRun<'a> {
         let Some(number) = process.ask(self.now, model, input, asked.slo) else { return };
         self.outcome.requests += 1;
         let request = RequestKey { frontend: process.node(), number };
+        if self.scenario.sub_clusters.is_some() {
+            self.models.insert(request, model);
+        }
         let deadline = asked.slo.map_or(Time::MAX, |slo| self.now + slo);
         self.judge.asked(self.now, request, deadline, input, asked.may_repeat);
         if self.scenario.cancelled > 0.0 && self.rng.random::<f64>() < self.scenario.cancelled {
             let longest = asked.slo.unwrap_or(Duration::from_millis(50)).as_nanos();
             let after = Duration::from_nanos(self.rng.random_range(0..=longest));
             self.events.push(self.now + after, Event::Comes(at, Inbound::Cancel(number)));
+        }
+    }
+
+    /// Something goes wrong for so long.
+    fn troubled(&mut self, lasts: Duration) {
+        self.copies.troubled(self.now + lasts);
+    }
+
+    /// Two have no link any more.
+    fn copies_part(&mut self, a: NodeId, b: NodeId) {
+        for (a, b) in [(a, b), (b, a)] {
+            let of = |node: NodeId| Some(&self.processes[*self.by_node.get(&node)?]);
+            let is_pair = of(a).is_some_and(|a| a.hello.role == Role::Backend)
+                && of(b).is_some_and(|b| matches!(b.hello.role, Role::Scheduler { .. }));
+            if is_pair {
+                self.copies.lost(a, b);
+            }
+        }
+    }
+
+    /// A batch is done.
+    fn batch_ends(&mut self, at: usize, model: usize) {
+        if let Some(Copy::Loaded(batches)) = self.processes[at].copies.get_mut(model) {
+            *batches = batches.saturating_sub(1);
         }
     }
 
@@ -489,7 +567,14 @@ impl<'a> NetworkRun<'a> {
         let leads = |process: &Process| matches!(&process.machine, Machine::Scheduler(node) if node.leads().is_some());
         let is_quiet = self.judge.open() == 0 && self.processes.iter().all(is_done);
         let leaders = self.processes.iter().filter(|process| leads(process)).count();
-        self.is_over = late || (is_quiet && leaders == 1);
+        let layout = if leaders == 1 { self.check_layout() } else { Err(format!("{leaders} lead")) };
+        self.is_over = late || (is_quiet && leaders == 1 && layout.is_ok());
+        if late
+            && is_quiet
+            && let Err(wrong) = layout
+        {
+            self.judge.breaks(self.now, "the layout is reached", || wrong);
+        }
         if late && self.judge.open() == 0 {
             let keeps = |process: &Process| format!("{} keeps {}", process.hello.name, process.keeps());
             let all: Vec<String> = self.processes.iter().filter(|process| !is_done(process)).map(keeps).collect();

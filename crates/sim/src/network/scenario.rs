@@ -7,6 +7,7 @@ use downbeat_core::{Duration, LatencyProfile, Time};
 
 use super::outcome::NetworkOutcome;
 use super::run::NetworkRun;
+use super::sub_clusters::SubClusters;
 
 /// A machine that one process runs on, by its role and number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -180,6 +181,15 @@ pub enum Fault {
         /// Its number.
         backend: u32,
     },
+    /// Clients ask for a model more often from now on, or less.
+    Rate {
+        /// Which, from 0.
+        model: usize,
+        /// Requests a second, of all frontends together.
+        rate: f64,
+    },
+    /// Somebody asks the scheduler that leads to divide models anew.
+    Divide,
     /// The store that allots epochs is away for a while.
     StoreAway {
         /// How long.
@@ -208,6 +218,8 @@ impl fmt::Display for Fault {
                 write!(f, "{} is drained{}", Host::Backend(*backend), again(restart_after))
             }
             Fault::Join { backend } => write!(f, "{} joins", Host::Backend(*backend)),
+            Fault::Rate { model, rate } => write!(f, "model {model} is asked for {rate} times a second"),
+            Fault::Divide => write!(f, "models are divided anew"),
             Fault::StoreAway { lasts } => write!(f, "the store is away for {lasts}"),
         }
     }
@@ -228,6 +240,8 @@ pub struct NetworkScenario {
     pub timing: Timing,
     /// Whether a store allots epochs.
     pub has_store: bool,
+    /// Sub-clusters; `None`: all backends have all models.
+    pub sub_clusters: Option<SubClusters>,
     /// Share of the requests whose clients go before they are answered.
     pub cancelled: f64,
     /// Share of the requests that a model fails.

@@ -135,6 +135,15 @@ fn backends_join_and_are_drained_without_a_loss() {
     }
 }
 
+/// Symphony §4.4: no request is lost or refused because models move, a backend goes, or whoever says so is killed meanwhile.
+#[test]
+fn models_move_between_sub_clusters_without_a_refusal() {
+    for run in runs("sub_clusters") {
+        assert_eq!((run.refused, run.lost, run.unserved > 0), (0, 0, true), "{run:?}");
+        assert!(run.plans >= 5 && run.good > run.requests - run.requests / 50, "{run:?}");
+    }
+}
+
 #[test]
 fn a_file_that_is_no_network_says_where_and_what_was_expected() {
     let head = "title = \"t\"\nspan_ms = 1\n";
@@ -147,6 +156,8 @@ fn a_file_that_is_no_network_says_where_and_what_was_expected() {
         (format!("{head}{model}[[fault]]\nat_ms = 1\n"), 7, "exactly one of kill"),
         (format!("{head}absent = [\"frontend-0\"]\n{model}"), 3, "frontend-0 is no backend"),
         (format!("{head}{}", model.replace("rate = 1", "rate = -1")), 6, "must be above 0"),
+        (format!("{head}{model}[[fault]]\nat_ms = 1\nbusy = 1\nrate = 2\n"), 7, "there is no model 1"),
+        (format!("{head}{model}[[fault]]\nat_ms = 1\nbusy = 0\n"), 7, "busy needs rate"),
         (format!("{head}schedulers = 17\n{model}"), 3, "from 1 to 16"),
     ] {
         let error = NetworkFile::parse(&text, Path::new("n.toml")).unwrap_err().to_string();

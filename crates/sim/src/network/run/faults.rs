@@ -1,14 +1,21 @@
 //! What each fault does to the run, and how everything is mended.
 
-use downbeat_core::Time;
+use downbeat_core::{Duration, Time};
 
 use super::{Event, LOOKS_EVERY, NetworkRun};
-use crate::network::process::{Inbound, Machine};
+use crate::network::process::{Inbound, Machine, Process};
 use crate::network::scenario::{Fault, Host};
 
 impl NetworkRun<'_> {
     pub(super) fn fault(&mut self, fault: Fault) {
         let now = self.now;
+        match &fault {
+            Fault::Kill { .. } => self.troubled(Duration::ZERO),
+            Fault::Pause { lasts, .. } | Fault::Slow { lasts, .. } => self.troubled(*lasts),
+            Fault::Cut { lasts, .. } | Fault::Lossy { lasts, .. } => self.troubled(*lasts),
+            Fault::Drain { .. } | Fault::Join { .. } | Fault::StoreAway { .. } => {}
+            Fault::Rate { .. } | Fault::Divide => {}
+        }
         match fault {
             Fault::Kill { host, restart_after, silently } => {
                 let Some(at) = self.by_host.get(&host).copied() else { return };
@@ -34,10 +41,23 @@ impl NetworkRun<'_> {
                 let Some(at) = self.by_host.get(&Host::Backend(backend)).copied() else { return };
                 if !self.processes[at].is_dead() {
                     self.drains.insert(at, restart_after);
+                    self.copies.drains(self.processes[at].node());
                     self.comes(at, Inbound::Drain);
                 }
             }
             Fault::Join { backend } => self.begins(Host::Backend(backend)),
+            Fault::Rate { model, rate } => {
+                if let Some(known) = self.rates.get_mut(model) {
+                    *known = rate;
+                }
+            }
+            Fault::Divide => {
+                let leads =
+                    |process: &Process| matches!(&process.machine, Machine::Scheduler(node) if node.leads().is_some());
+                for at in (0..self.processes.len()).filter(|at| leads(&self.processes[*at])).collect::<Vec<_>>() {
+                    self.comes(at, Inbound::Divide);
+                }
+            }
             Fault::StoreAway { lasts } => self.store.1 = now + lasts,
         }
     }
@@ -52,6 +72,7 @@ impl NetworkRun<'_> {
         process.is_paused = false;
         let node = process.node();
         self.outcome.died += self.judge.died(node);
+        self.copies.died(self.now, node);
         let ended: Vec<(usize, usize)> =
             self.connections.iter().copied().filter(|(a, b)| *a == at || *b == at).collect();
         for (a, b) in ended {

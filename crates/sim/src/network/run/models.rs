@@ -1,0 +1,139 @@
+//! How backends of a run come to have models, and who divides them.
+
+use std::collections::BTreeSet;
+
+use downbeat_core::Duration;
+use downbeat_core::roles::{Doing, NodeId, PlanWanted, SubClusterPlan};
+use rand::RngExt;
+
+use super::{Event, NetworkRun};
+use crate::network::process::{Copy, Inbound, Machine, model_of, offer};
+
+/// What an answer to the question how models are divided takes.
+const DIVIDING: Duration = Duration::from_millis(2);
+/// How long a search for it may take.
+const SEARCH: Duration = Duration::from_millis(1_000);
+
+impl NetworkRun<'_> {
+    /// A backend begins to load or to unload a model.
+    pub(super) fn model_does(&mut self, at: usize, name: &str, doing: Doing) {
+        let Some(clusters) = &self.scenario.sub_clusters else { return };
+        let Some(model) = model_of(name) else { return };
+        let took = clusters.load_time.as_secs_f64() * (0.5 + self.rng.random::<f64>());
+        let fails = self.rng.random::<f64>() < clusters.load_fails && !self.is_mended;
+        let node = self.processes[at].node();
+        let Some(copy) = self.processes[at].copies.get_mut(model) else { return };
+        let before = *copy;
+        let (took, result) = match doing {
+            Doing::Load if fails => (took, Err("it does not load".to_owned())),
+            Doing::Load => (took, Ok(())),
+            Doing::Unload => {
+                *copy = Copy::Unloading;
+                self.copies.unloads(self.now, node, model);
+                (took / 4.0, Ok(()))
+            }
+        };
+        let is_possible = match doing {
+            Doing::Load => matches!(before, Copy::No | Copy::Failed),
+            Doing::Unload => before == Copy::Loaded(0),
+        };
+        if !is_possible {
+            let what = || format!("{node:?} is to {doing:?} {name}, which is {before:?}");
+            self.judge.breaks(self.now, "runs where it is loaded", what);
+        }
+        let done = Inbound::Done { model, doing, result };
+        self.events.push(self.now + Duration::from_secs_f64(took), Event::Comes(at, done));
+    }
+
+    /// It has done so, or has not.
+    pub(super) fn model_done(&mut self, at: usize, model: usize, doing: Doing, result: Result<(), String>) {
+        let (now, scenario) = (self.now, self.scenario);
+        let process = &mut self.processes[at];
+        let (node, local) = (process.node(), process.local(now));
+        let Some(copy) = process.copies.get_mut(model) else { return };
+        *copy = match (doing, &result) {
+            (Doing::Load, Ok(())) => Copy::Loaded(0),
+            (Doing::Load, Err(_)) => Copy::Failed,
+            (Doing::Unload, _) => Copy::No,
+        };
+        if doing == Doing::Load {
+            self.copies.loaded(now, node, model, result.is_ok());
+        }
+        let offered = offer(scenario, &process.copies);
+        let Machine::Backend(backend) = &mut process.machine else { return };
+        let name = crate::network::process::model_name(model);
+        // Either may come first.
+        if self.rng.random() {
+            backend.handle_done(local, &name, result);
+            backend.handle_offer(local, offered);
+        } else {
+            backend.handle_offer(local, offered);
+            backend.handle_done(local, &name, result);
+        }
+    }
+
+    pub(super) fn want_plan(&mut self, at: usize, wanted: &PlanWanted) {
+        let planned = downbeat_plan::divide(wanted, SEARCH, &|| Duration::ZERO).map_err(|error| error.to_string());
+        self.copies.planned(planned.is_err());
+        self.outcome.plans += 1;
+        self.events.push(self.now + DIVIDING, Event::Comes(at, Inbound::Planned(wanted.number, planned)));
+    }
+
+    /// The store keeps a plan, if there is one and it is not away.
+    pub(super) fn keep_plan(&mut self, plan: SubClusterPlan) {
+        let is_there = self.scenario.has_store && self.store.1 <= self.now;
+        if is_there && self.kept_plan.as_ref().is_none_or(|kept| kept.stamp < plan.stamp) {
+            self.kept_plan = Some(plan);
+        }
+    }
+
+    /// *The layout is reached*: sub-clusters are of even size, and each backend has exactly the models of its own, and each model is somewhere. A model whose load failed may be missing there, and stays elsewhere.
+    pub(super) fn check_layout(&self) -> Result<(), String> {
+        let Some(clusters) = &self.scenario.sub_clusters else { return Ok(()) };
+        if let Some(at) = self.drains.keys().find(|at| !self.processes[**at].is_dead()) {
+            return Err(format!("{} has not gone", self.processes[*at].hello.name));
+        }
+        let machines = self.processes.iter().map(|process| &process.machine);
+        let leads = |machine: &Machine| match machine {
+            Machine::Scheduler(node) if node.leads().is_some() => Some(node.sub_clusters()),
+            _ => None,
+        };
+        let groups = machines.filter_map(leads).next().unwrap_or_default();
+        let living = |process: &&super::Process| matches!(process.machine, Machine::Backend(_));
+        let living: Vec<_> = self.processes.iter().filter(living).collect();
+        let sizes: Vec<usize> = groups.iter().map(|group| group.backends.len()).collect();
+        let (least, most) = (sizes.iter().min().copied().unwrap_or(0), sizes.iter().max().copied().unwrap_or(0));
+        let count = (clusters.options.count as usize).min(living.len());
+        let members: BTreeSet<NodeId> =
+            groups.iter().flat_map(|group| &group.backends).map(|(node, _)| *node).collect();
+        let is_even = most <= least + 1 && sizes.len() == count && members.len() == living.len();
+        if !is_even {
+            return Err(format!(
+                "{} backends are in sub-clusters of {sizes:?}, and should be in {count}",
+                living.len()
+            ));
+        }
+        if self.copies.has_no_plan() {
+            return Ok(());
+        }
+        let models = 0..self.scenario.models.len();
+        let has_failed = |model: &usize| living.iter().any(|process| process.copies.get(*model) == Some(&Copy::Failed));
+        for model in models.filter(|model| !has_failed(model)) {
+            let name = crate::network::process::model_name(model);
+            for process in &living {
+                let mut own =
+                    groups.iter().filter(|group| group.backends.iter().any(|(node, _)| *node == process.node()));
+                let is_planned = own.any(|group| group.models.contains(&name));
+                let copy = process.copies.get(model).copied().unwrap_or(Copy::No);
+                if is_planned != matches!(copy, Copy::Loaded(_)) {
+                    let name_of = &process.hello.name;
+                    return Err(format!("{name_of} has {name} {copy:?}, and {groups:?} say {is_planned}"));
+                }
+            }
+            if groups.iter().filter(|group| group.models.contains(&name)).count() != 1 {
+                return Err(format!("{name} is not in one of {groups:?}"));
+            }
+        }
+        Ok(())
+    }
+}

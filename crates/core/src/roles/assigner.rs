@@ -60,9 +60,12 @@ pub(super) struct Told {
 }
 
 /// Where a planned model is to be.
+#[derive(Clone, Copy, Debug)]
 struct Place {
-    /// Backends of its sub-cluster that can have it.
-    backends: usize,
+    /// The sub-cluster of the plan, or the next one that can have it if no backend there can.
+    group: u32,
+    /// Backends there can have it.
+    can_be: bool,
     /// All of these have it.
     is_ready: bool,
 }
@@ -80,6 +83,8 @@ pub(super) struct Assigner {
     /// Of the last thing that was said.
     number: u64,
     plan: Option<SubClusterPlan>,
+    /// By model: where it is to be, which is where the plan has it if it can be there.
+    placed: BTreeMap<String, u32>,
     /// By backend: its sub-cluster.
     groups: BTreeMap<NodeId, u32>,
     told: BTreeMap<NodeId, Assignment>,
@@ -111,6 +116,7 @@ impl Assigner {
             epoch,
             number: 0,
             plan,
+            placed: BTreeMap::new(),
             groups: BTreeMap::new(),
             told: BTreeMap::new(),
             settles_at: now + settles,
@@ -168,11 +174,6 @@ impl Assigner {
         }
     }
 
-    /// The plan in use.
-    pub fn plan(&self) -> Option<&SubClusterPlan> {
-        self.plan.as_ref()
-    }
-
     /// The sub-cluster of a backend.
     pub fn group(&self, node: NodeId) -> Option<u32> {
         self.groups.get(&node).copied()
@@ -193,8 +194,9 @@ impl Assigner {
         self.adopt(&staying);
         let count = self.options.count.min(staying.len() as u32);
         self.regroup(&staying, count);
-        self.want(now, &staying, count, load);
         let places = self.places(&staying, count);
+        self.placed = places.iter().map(|(model, place)| (model.clone(), place.group)).collect();
+        self.want(now, &staying, count, load);
         let mut assignments = Vec::new();
         for backend in staying.iter().chain(&leaving) {
             let (planned, mut kept) = self.wanted(backend, &staying, &places, count);
@@ -204,7 +206,7 @@ impl Assigner {
             }
             if backend.is_leaving {
                 // What nobody else can have does not hold it back, and is served until it goes.
-                let has_place = |model: &str| places.get(model).is_some_and(|place| place.backends > 0);
+                let has_place = |model: &str| places.get(model).is_some_and(|place| place.can_be);
                 let names = backend.repository.iter().map(|loadable| &loadable.model);
                 let is_kept =
                     |model: &String| kept.contains(model) || (backend.ready.contains(&**model) && !has_place(model));
@@ -307,13 +309,11 @@ impl Assigner {
         }
         self.plans_at = now + self.options.plan_every;
         self.tried = Some((count, memory.keys().map(|model| (*model).to_owned()).collect()));
-        let running =
-            |model: &str| planned.and_then(|plan| plan.models.get(model)).copied().filter(|group| *group < count);
         let model = |(name, memory): (&str, u64)| PlannedModel {
             name: name.to_owned(),
             load: load(name),
             memory,
-            running: running(name),
+            running: self.placed.get(name).copied(),
         };
         let models = memory.into_iter().map(model).collect();
         self.number += 1;
@@ -333,16 +333,26 @@ impl Assigner {
         self.pending.is_some() || self.unplanned.is_some()
     }
 
-    /// By model: where it is to be, if it can be there.
+    /// By model: where it is to be.
     fn places(&self, staying: &[&BackendView<'_>], count: u32) -> BTreeMap<String, Place> {
         let mut places = BTreeMap::new();
-        for (model, group) in self.plan.iter().flat_map(|plan| &plan.models).filter(|(_, group)| **group < count) {
-            let its = staying.iter().filter(|backend| self.group(backend.node) == Some(*group));
-            let its: Vec<_> = its.filter(|backend| backend.can_have(model)).collect();
-            let is_ready = its.iter().all(|backend| backend.ready.contains(&**model));
-            places.insert(model.clone(), Place { backends: its.len(), is_ready });
+        for (model, planned) in self.plan.iter().flat_map(|plan| &plan.models).filter(|(_, group)| **group < count) {
+            let of = |group: u32| {
+                let its = staying.iter().filter(move |backend| self.group(backend.node) == Some(group));
+                its.filter(|backend| backend.can_have(model))
+            };
+            let groups = (0..count).map(|after| (planned + after) % count);
+            let found = groups.into_iter().find(|group| of(*group).next().is_some());
+            let group = found.unwrap_or(*planned);
+            let is_ready = of(group).all(|backend| backend.ready.contains(&**model));
+            places.insert(model.clone(), Place { group, can_be: found.is_some(), is_ready });
         }
         places
+    }
+
+    /// By model: the sub-cluster that it is to be in, as of the last time that this was looked at.
+    pub fn placed(&self) -> &BTreeMap<String, u32> {
+        &self.placed
     }
 
     /// What a backend is to have: the models of its sub-cluster, and those that it has until others have them.
@@ -355,9 +365,8 @@ impl Assigner {
     ) -> (Vec<String>, Vec<String>) {
         let plan = self.plan.as_ref();
         let group = self.group(backend.node).filter(|_| !backend.is_leaving);
-        let is_planned =
-            |model: &str| group.is_some() && plan.and_then(|plan| plan.models.get(model)).copied() == group;
-        let is_kept = |model: &str| match places.get(model).filter(|place| place.backends > 0) {
+        let is_planned = |model: &str| group.is_some() && places.get(model).map(|place| place.group) == group;
+        let is_kept = |model: &str| match places.get(model).filter(|place| place.can_be) {
             Some(place) => !place.is_ready,
             // Nobody else can have it, unless a plan is to come that says where.
             None if backend.is_leaving => {

@@ -373,7 +373,7 @@ impl Lead {
     pub fn sub_clusters(&self) -> Vec<SubCluster> {
         let Some(assigner) = &self.assigner else { return Vec::new() };
         let mut all: BTreeMap<u32, SubCluster> = BTreeMap::new();
-        for (model, group) in assigner.plan().map(|plan| &plan.models).into_iter().flatten() {
+        for (model, group) in assigner.placed() {
             all.entry(*group).or_default().models.push(model.clone());
         }
         for (node, backend) in self.map.backends() {

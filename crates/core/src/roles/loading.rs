@@ -31,10 +31,12 @@ fn names(offer: &Offer) -> BTreeSet<&str> {
 }
 
 impl Loading {
-    /// It is told what to have. What failed before is tried again.
+    /// It is told what to have. What failed is tried again with the next plan.
     pub fn handle_assigned(&mut self, assigned: Assignment) {
-        self.assigned = Some(assigned);
-        self.failed.clear();
+        let before = self.assigned.replace(assigned).map(|before| before.plan);
+        if before != self.assigned.as_ref().map(|assigned| assigned.plan) {
+            self.failed.clear();
+        }
     }
 
     /// What is there has changed.

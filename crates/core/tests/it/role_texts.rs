@@ -43,7 +43,8 @@ pub fn message(words: &[&str], from: NodeId) -> Message<P> {
             let stamp = Stamp { epoch: epoch(words[1]), number: words[2].parse().unwrap() };
             let models = |name| option(words, name).map_or(Vec::new(), |m| m.split(',').map(str::to_owned).collect());
             let (planned, kept) = (models("planned"), models("kept"));
-            Message::Assign(Assignment { stamp, plan: stamp, sub_cluster: 0, planned, kept })
+            let number = option(words, "plan").map_or(stamp.number, |number| number.parse().unwrap());
+            Message::Assign(Assignment { stamp, plan: Stamp { number, ..stamp }, sub_cluster: 0, planned, kept })
         }
         "lets_go" => Message::LetGo,
         "meets" => Message::Meet { frontend: id(words[1]), address: format!("{}:1", words[1]) },

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::assignment::{Assignment, PlanWanted, PlannedModel, Stamp, SubClusterPlan};
 use super::epoch::Epoch;
-use super::message::{Loadable, NodeId};
+use super::message::{NodeId, Offer};
 use crate::time::{Duration, Time};
 
 /// How models are divided among sub-clusters of backends.
@@ -25,19 +25,9 @@ pub(super) struct BackendView<'a> {
     /// Who came first.
     pub joined: u64,
     pub is_leaving: bool,
-    pub repository: &'a [Loadable],
-    pub memory: Option<u64>,
+    pub offer: &'a Offer,
     /// Models that may be planned there.
     pub ready: BTreeSet<&'a str>,
-    /// As it was told last, by whomever.
-    pub assigned: Option<&'a Assignment>,
-}
-
-impl BackendView<'_> {
-    /// Whether it can have a model, as far as is known.
-    fn can_have(&self, model: &str) -> bool {
-        self.repository.iter().any(|loadable| loadable.model == model && loadable.failed.is_none())
-    }
 }
 
 /// What the assigner has others do.
@@ -183,9 +173,9 @@ impl Assigner {
     pub fn settle(&mut self, now: Time, backends: &[BackendView<'_>], load: impl Fn(&str) -> f64) -> Told {
         self.told.retain(|node, _| backends.iter().any(|backend| backend.node == *node));
         let mut let_go: Vec<NodeId> = Vec::new();
-        let managed = backends.iter().filter(|backend| !backend.repository.is_empty());
+        let managed = backends.iter().filter(|backend| !backend.offer.repository.is_empty());
         let (leaving, mut staying): (Vec<_>, Vec<_>) = managed.partition(|backend| backend.is_leaving);
-        let_go.extend(backends.iter().filter(|b| b.is_leaving && b.repository.is_empty()).map(|b| b.node));
+        let_go.extend(backends.iter().filter(|b| b.is_leaving && b.offer.repository.is_empty()).map(|b| b.node));
         if now < self.settles_at {
             return Told { assignments: Vec::new(), let_go };
         }
@@ -207,7 +197,7 @@ impl Assigner {
             if backend.is_leaving {
                 // What nobody else can have does not hold it back, and is served until it goes.
                 let has_place = |model: &str| places.get(model).is_some_and(|place| place.can_be);
-                let names = backend.repository.iter().map(|loadable| &loadable.model);
+                let names = backend.offer.repository.iter().map(|loadable| &loadable.model);
                 let is_kept =
                     |model: &String| kept.contains(model) || (backend.ready.contains(&**model) && !has_place(model));
                 kept = names.filter(|model| is_kept(model)).cloned().collect();
@@ -228,7 +218,7 @@ impl Assigner {
 
     /// Takes over what whoever led before told backends.
     fn adopt(&mut self, staying: &[&BackendView<'_>]) {
-        let heard = staying.iter().filter_map(|backend| backend.assigned);
+        let heard = staying.iter().filter_map(|backend| backend.offer.assigned.as_ref());
         let newest = heard.clone().map(|assigned| assigned.plan).max();
         if newest > self.plan.as_ref().map(|plan| plan.stamp) {
             let of = heard.filter(|assigned| Some(assigned.plan) == newest);
@@ -250,7 +240,7 @@ impl Assigner {
         let mut members: Vec<Vec<NodeId>> = vec![Vec::new(); count as usize];
         let mut strangers = Vec::new();
         for backend in staying {
-            let told = backend.assigned.map(|assigned| assigned.sub_cluster);
+            let told = backend.offer.assigned.as_ref().map(|assigned| assigned.sub_cluster);
             let group = self.group(backend.node).or(told);
             match group.and_then(|group| members.get_mut(group as usize)) {
                 Some(group) => group.push(backend.node),
@@ -284,7 +274,7 @@ impl Assigner {
     /// Asks for a plan if one is due.
     fn want(&mut self, now: Time, staying: &[&BackendView<'_>], count: u32, load: impl Fn(&str) -> f64) {
         let mut memory: BTreeMap<&str, u64> = BTreeMap::new();
-        for loadable in staying.iter().flat_map(|backend| backend.repository) {
+        for loadable in staying.iter().flat_map(|backend| &backend.offer.repository) {
             let most = memory.entry(&loadable.model).or_default();
             *most = loadable.memory.max(*most);
         }
@@ -297,7 +287,7 @@ impl Assigner {
             plan.sub_clusters == count && memory.keys().all(|model| plan.models.contains_key(*model))
         });
         let facts = (count, memory.keys().map(|model| (*model).to_owned()).collect::<BTreeSet<String>>());
-        let unplanned = (!is_planned && self.tried.as_ref() != Some(&facts)).then_some(facts);
+        let unplanned = (!is_planned && self.tried.as_ref() != Some(&facts)).then(|| facts.clone());
         if unplanned.is_some() && self.unplanned != unplanned {
             // The first plan is made at once, as everybody has had the time to come.
             let soon = if planned.is_none() { now } else { now + self.quiet };
@@ -308,7 +298,7 @@ impl Assigner {
             return;
         }
         self.plans_at = now + self.options.plan_every;
-        self.tried = Some((count, memory.keys().map(|model| (*model).to_owned()).collect()));
+        self.tried = Some(facts);
         let model = |(name, memory): (&str, u64)| PlannedModel {
             name: name.to_owned(),
             load: load(name),
@@ -321,7 +311,7 @@ impl Assigner {
             number: self.number,
             sub_clusters: count,
             models,
-            memory: staying.iter().filter_map(|backend| backend.memory).min(),
+            memory: staying.iter().filter_map(|backend| backend.offer.memory).min(),
             most_moves: self.options.most_moves,
         };
         self.pending = Some(wanted.clone());
@@ -339,7 +329,7 @@ impl Assigner {
         for (model, planned) in self.plan.iter().flat_map(|plan| &plan.models).filter(|(_, group)| **group < count) {
             let of = |group: u32| {
                 let its = staying.iter().filter(move |backend| self.group(backend.node) == Some(group));
-                its.filter(|backend| backend.can_have(model))
+                its.filter(|backend| backend.offer.can_load(model))
             };
             let groups = (0..count).map(|after| (planned + after) % count);
             let found = groups.into_iter().find(|group| of(*group).next().is_some());
@@ -371,11 +361,11 @@ impl Assigner {
             // Nobody else can have it, unless a plan is to come that says where.
             None if backend.is_leaving => {
                 let is_late = plan.is_none_or(|plan| plan.sub_clusters != count || !plan.models.contains_key(model));
-                is_late && self.plan_may_come() && staying.iter().any(|other| other.can_have(model))
+                is_late && self.plan_may_come() && staying.iter().any(|other| other.offer.can_load(model))
             }
             None => true,
         };
-        let names = backend.repository.iter().map(|loadable| &*loadable.model);
+        let names = backend.offer.repository.iter().map(|loadable| &*loadable.model);
         let (planned, others): (Vec<&str>, Vec<&str>) = names.partition(|model| is_planned(model));
         let kept = others.into_iter().filter(|model| backend.ready.contains(model) && is_kept(model));
         let owned = |models: Vec<&str>| models.into_iter().map(str::to_owned).collect();

@@ -90,8 +90,8 @@ impl Backend {
     /// It is told what to have. Models that it offers and is not to have.
     pub fn withhold(&mut self, assigned: &Assignment) -> BTreeSet<ModelKey> {
         let Some(offer) = &self.offer else { return BTreeSet::new() };
-        let is_managed = |name: &str| offer.repository.iter().any(|loadable| loadable.model == name);
-        let withheld = keys_of(offer).filter(|(name, _)| is_managed(name) && !assigned.has(name)).collect();
+        let withheld =
+            keys_of(offer).filter(|(name, _)| offer.loadable(name).is_some() && !assigned.has(name)).collect();
         let names = offer.repository.iter().map(|loadable| &loadable.model).filter(|name| !assigned.has(name));
         self.withheld.extend(names.map(|name| (name.clone(), assigned.stamp)));
         withheld
@@ -99,8 +99,7 @@ impl Backend {
 
     /// Whether it could load a model.
     pub fn can_load(&self, model: &str) -> bool {
-        let mut repository = self.offer.iter().flat_map(|offer| &offer.repository);
-        !self.is_leaving && repository.any(|loadable| loadable.model == model && loadable.failed.is_none())
+        !self.is_leaving && self.offer.as_ref().is_some_and(|offer| offer.can_load(model))
     }
 
     /// As whoever says what it is to have sees it; `None`: it has not said what it has.
@@ -111,10 +110,8 @@ impl Backend {
             node,
             joined: self.joined,
             is_leaving: self.is_leaving,
-            repository: &offer.repository,
-            memory: offer.memory,
+            offer,
             ready: offer.models.iter().filter(is_ready).map(|model| &*model.model).collect(),
-            assigned: offer.assigned.as_ref(),
         })
     }
 

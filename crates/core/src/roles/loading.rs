@@ -85,9 +85,8 @@ impl Loading {
     pub fn said(&self, offer: &Offer) -> Offer {
         let Some(assigned) = &self.assigned else { return offer.clone() };
         let mut said = offer.clone();
-        let is_managed = |model: &str| offer.repository.iter().any(|loadable| loadable.model == model);
         let is_leaving = |model: &str| !assigned.has(model) || self.doing.get(model) == Some(&Doing::Unload);
-        said.models.retain(|model| !is_managed(&model.model) || !is_leaving(&model.model));
+        said.models.retain(|model| offer.loadable(&model.model).is_none() || !is_leaving(&model.model));
         for loadable in &mut said.repository {
             loadable.failed = self.failed.get(&loadable.model).cloned();
         }

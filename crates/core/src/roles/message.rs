@@ -199,6 +199,18 @@ pub struct Offer {
     pub assigned: Option<Assignment>,
 }
 
+impl Offer {
+    /// What a scheduler may have it load and unload of a model, if it is one of these.
+    pub(super) fn loadable(&self, model: &str) -> Option<&Loadable> {
+        self.repository.iter().find(|loadable| loadable.model == model)
+    }
+
+    /// Whether it could load a model, as far as is known.
+    pub(super) fn can_load(&self, model: &str) -> bool {
+        self.loadable(model).is_some_and(|loadable| loadable.failed.is_none())
+    }
+}
+
 /// A batch that a backend has, as it says to whoever begins to lead.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Running {

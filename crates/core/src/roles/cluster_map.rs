@@ -400,9 +400,14 @@ impl ClusterMap {
         self.backends.iter().map(|(node, backend)| (*node, backend))
     }
 
+    /// Whether somebody whose link is up has not said what it offers.
+    pub fn awaits_offer(&self) -> bool {
+        self.backends.values().any(|backend| backend.offer.is_none())
+    }
+
     /// Whether all whose links are up have said what they offer, and there is one.
     pub fn is_complete(&self) -> bool {
-        !self.backends.is_empty() && self.backends.values().all(|backend| backend.offer.is_some())
+        !self.backends.is_empty() && !self.awaits_offer()
     }
 
     /// The devices of all that do not leave.

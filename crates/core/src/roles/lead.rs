@@ -16,13 +16,15 @@ use super::message::{
 };
 use super::model_rates::ModelRates;
 use super::served_models::{NoQueue, ServedModels};
-use super::waiting::{Admitted, MOST_REQUESTS, Place, Waiting};
+use super::waiting::{Admitted, MOST_ALIASES, MOST_REQUESTS, Place, Waiting};
 use crate::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Scheduler};
 use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
 /// How often the budgets of messages are measured anew.
 const MEASURE_EVERY: Duration = Duration::from_millis(100);
+/// How many times as long as for backends to come it is waited for those that are here and have not said what they offer.
+const OFFERS_WITHIN: u64 = 10;
 
 /// A request that waits for somebody to offer its model.
 #[derive(Debug)]
@@ -52,6 +54,10 @@ pub(super) struct Lead {
     parked: BTreeMap<RequestId, Parked>,
     /// Until then backends may still be on their way here, and models that nobody offers are waited for.
     settles_at: Time,
+    /// Until then such models are waited for if there is a backend that has not said what it offers.
+    offers_by: Time,
+    /// When it is to be looked again whether what waits so has waited long enough.
+    unparks_at: Time,
     /// Frontends have been told of models.
     is_settled: bool,
     models_changed: bool,
@@ -91,6 +97,8 @@ impl Lead {
             waiting: Waiting::default(),
             parked: BTreeMap::new(),
             settles_at,
+            offers_by: now + settles.saturating_mul(OFFERS_WITHIN),
+            unparks_at: settles_at,
             is_settled: false,
             models_changed: false,
             measures_at: now + MEASURE_EVERY,
@@ -111,6 +119,13 @@ impl Lead {
     fn refuse(&mut self, id: RequestId, refusal: Refusal) {
         self.load.refused(refusal);
         self.waiting.end(id, Some(refusal));
+    }
+
+    /// A request is not taken in.
+    fn refuse_at_once(&mut self, frontend: u32, number: u64, reject: Reject) {
+        let refusal = Refusal::Rejected(reject);
+        self.load.refused(refusal);
+        self.waiting.refuse(frontend, number, refusal);
     }
 
     /// The scheduler that decides.
@@ -206,13 +221,18 @@ impl Lead {
     fn handle_requests(&mut self, now: Time, from: NodeId, requests: &[HandedIn]) {
         let Some(frontend) = self.waiting.place_of(from) else { return };
         for handed in requests {
+            if self.waiting.named(frontend, handed.queue).is_none() {
+                if handed.queue.0 >= MOST_ALIASES {
+                    self.refuse_at_once(frontend, handed.number, Reject::QueueFull { bound: 0 });
+                }
+                // It was handed to this scheduler when it led before: whoever follows this lead names queues anew, and then hands all in again.
+                continue;
+            }
             let id = match self.waiting.admit(frontend, handed.number, end_of(now, handed.left)) {
                 Admitted::New(id) => id,
                 Admitted::Known => continue,
                 Admitted::Full => {
-                    let full = Refusal::Rejected(Reject::QueueFull { bound: MOST_REQUESTS });
-                    self.load.refused(full);
-                    self.waiting.refuse(frontend, handed.number, full);
+                    self.refuse_at_once(frontend, handed.number, Reject::QueueFull { bound: MOST_REQUESTS });
                     continue;
                 }
             };
@@ -245,7 +265,7 @@ impl Lead {
                     Err(reject) => reject,
                 }
             }
-            Err(NoQueue::Unknown) if now < self.settles_at => {
+            Err(NoQueue::Unknown) if self.may_be_offered(now) => {
                 self.parked.insert(id, parked);
                 return;
             }
@@ -283,13 +303,19 @@ impl Lead {
         self.settle(now);
     }
 
+    /// Whether what nobody offers may be offered soon, by a backend that is on its way or has not been heard.
+    fn may_be_offered(&self, now: Time) -> bool {
+        now < self.settles_at || (now < self.offers_by && self.map.awaits_offer())
+    }
+
     /// Frontends are told of models once all backends have said what they offer.
     fn settle(&mut self, now: Time) {
         if !self.is_settled && (self.map.is_complete() || now >= self.settles_at) {
             self.is_settled = true;
             self.models_changed = true;
         }
-        if now >= self.settles_at && !self.parked.is_empty() {
+        self.unparks_at = if now < self.settles_at { self.settles_at } else { self.offers_by };
+        if !self.may_be_offered(now) && !self.parked.is_empty() {
             for (_, parked) in std::mem::take(&mut self.parked) {
                 self.enter(now, parked);
             }
@@ -499,7 +525,7 @@ impl Lead {
     /// When to call [`Lead::handle_timeout`], and why.
     pub fn poll_timeout(&self) -> (Time, &'static str) {
         let due = self.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
-        let settles = if self.is_settled && self.parked.is_empty() { Time::MAX } else { self.settles_at };
+        let settles = if self.is_settled && self.parked.is_empty() { Time::MAX } else { self.unparks_at };
         let assigns = self.assigner.as_ref().map_or(Time::MAX, Assigner::poll_timeout);
         let others = [
             (settles, "models that nobody offers"),

@@ -11,7 +11,7 @@ use crate::time::Time;
 /// Requests that a scheduler has at most, waiting and in batches; more are refused.
 pub(super) const MOST_REQUESTS: u32 = 1 << 22;
 /// Short names that a frontend may use.
-const MOST_ALIASES: u32 = 1 << 16;
+pub(super) const MOST_ALIASES: u32 = 1 << 16;
 /// No queue has this place.
 const NO_QUEUE: u32 = u32::MAX;
 

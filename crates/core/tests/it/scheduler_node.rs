@@ -356,6 +356,55 @@ fn of_a_model_that_nobody_offers_requests_are_refused_once_backends_have_had_the
     assert_eq!(world.refused(frontend), [(1, Refusal::Rejected(Reject::UnknownModel))]);
 }
 
+/// Its offer may be lost on the way again and again.
+#[test]
+fn a_backend_that_is_here_and_has_not_said_what_it_offers_is_waited_for() {
+    let mut world = World::leading();
+    let frontend = world.frontend(2);
+    let backend = world.connect(1, Role::Backend);
+    world.ask(frontend, &[0], Duration::MAX);
+    world.pass(LOST_AFTER.saturating_mul(3));
+    world.ask(frontend, &[1], Duration::MAX);
+    assert_eq!((world.refused(frontend), world.node.requests()), (vec![], 2));
+    world.say(backend, Message::UnderWay(vec![]));
+    world.say(backend, Message::Offer(offer(1, vec![model("m", ms(5), 1)])));
+    let plan = world.plans(backend).remove(0);
+    world.complete(backend, plan.batch);
+    assert_eq!((numbers(&plan), numbers(&world.plans(backend)[0])), (vec![0], vec![1]));
+    world.ask_of(frontend, 1, &[2], Duration::MAX);
+    let unknown = Refusal::Rejected(Reject::UnknownModel);
+    assert_eq!(world.refused(frontend), [(2, unknown)], "all that are here have said what they offer");
+}
+
+#[test]
+fn a_backend_that_never_says_what_it_offers_is_not_waited_for_for_ever() {
+    let mut world = World::leading();
+    let frontend = world.frontend(2);
+    world.connect(1, Role::Backend);
+    world.ask(frontend, &[0], Duration::MAX);
+    world.pass(LOST_AFTER.saturating_mul(9));
+    assert_eq!(world.refused(frontend), []);
+    world.pass(LOST_AFTER.saturating_mul(2));
+    assert_eq!(world.refused(frontend), [(0, Refusal::Rejected(Reject::UnknownModel))]);
+}
+
+/// It went on while another one led, and the frontend had not heard of that.
+#[test]
+fn what_was_handed_to_a_scheduler_when_it_led_before_is_left_to_be_handed_in_anew() {
+    let mut world = World::leading();
+    let backend = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
+    let frontend = world.frontend(2);
+    world.pass(LOST_AFTER + ms(1));
+    world.ask_of(frontend, 7, &[0], ms(100));
+    assert_eq!((world.refused(frontend), world.node.requests()), (vec![], 0), "no such name was given in this lead");
+    world.say(frontend, Message::Queue { alias: QueueAlias(7), key: queue("m", &[]) });
+    world.ask_of(frontend, 7, &[0], ms(100));
+    assert_eq!(world.plans(backend).iter().map(numbers).collect::<Vec<_>>(), [[0]]);
+    world.ask_of(frontend, u32::MAX, &[1], ms(100));
+    let full = Refusal::Rejected(Reject::QueueFull { bound: 0 });
+    assert_eq!(world.refused(frontend), [(1, full)], "it cannot be given");
+}
+
 #[test]
 fn a_slot_that_is_busy_for_another_epoch_is_free_when_its_backend_says_so() {
     let mut world = World::leading();

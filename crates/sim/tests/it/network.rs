@@ -27,7 +27,10 @@ fn no_rule_is_broken_under_random_faults() {
 /// Seeds with which rules were broken once, or the judge was wrong: `docs/results/cluster.md` says how.
 #[test]
 fn no_rule_is_broken_again_that_was_broken_once() {
-    for seed in [2_000_269, 2_004_234, 2_008_091, 2_008_893, 2_008_923, 2_010_884, 3_002_334, 3_002_825, 3_016_184] {
+    for seed in [
+        2_000_269, 2_004_234, 2_008_091, 2_008_893, 2_008_923, 2_010_884, 3_002_334, 3_002_825, 3_016_184, 9_022_706,
+        9_050_960,
+    ] {
         judged(seed, 2_000);
     }
 }

@@ -3,6 +3,7 @@
 //! Layouts and constants are those of `ucp.h` 1.13. A later library takes them as well: the version that it is asked for is 1.13, and each structure says which of its fields have a meaning.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libloading::os::unix::{Library as Loaded, RTLD_LAZY};
 
@@ -19,12 +20,16 @@ pub(super) const IN_PROGRESS: Status = 1;
 /// `UCS_ERR_LAST`: what a function gives instead of a request is a status if it is not below this as an address.
 const LAST: isize = -100;
 
-/// `UCP_PARAM_FIELD_FEATURES`.
-pub(super) const CONTEXT_FEATURES: u64 = 1;
+/// `UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_REQUEST_INIT`.
+pub(super) const CONTEXT_FIELDS: u64 = 1 | 1 << 2;
 /// `UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP`.
 pub(super) const RMA_AND_WAKEUP: u64 = 1 << 1 | 1 << 4;
-/// `UCP_WORKER_PARAM_FIELD_THREAD_MODE`; the mode of one thread is 0.
-pub(super) const WORKER_THREAD_MODE: u64 = 1;
+/// `UCP_ATTR_FIELD_REQUEST_SIZE`.
+pub(super) const REQUEST_SIZE: u64 = 1;
+/// `UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS`; the mode of one thread is 0.
+pub(super) const WORKER_FIELDS: u64 = 1 | 1 << 5;
+/// `UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK`: not a warning for each answer to a peer's read that was under way when the peer went. The library forgets those, and has them until their worker is destroyed.
+pub(super) const FORGETS_REQUESTS: u64 = 1;
 /// `UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER`.
 pub(super) const ENDPOINT_FIELDS: u64 = 1 | 1 << 1 | 1 << 2;
 /// `UCP_ERR_HANDLING_MODE_PEER`: what is under way to a peer that is gone ends. Only with it can an endpoint be closed at once.
@@ -41,7 +46,20 @@ pub(super) const CLOSE_AT_ONCE: u32 = 1;
 pub(super) struct ContextParams {
     pub field_mask: u64,
     pub features: u64,
-    pub unused: [u64; 8],
+    pub request_size: usize,
+    pub request_init: RequestInit,
+    pub unused: [u64; 6],
+}
+
+pub(super) type RequestInit = unsafe extern "C" fn(request: *mut c_void);
+
+/// `ucp_context_attr_t`, with room for what later versions add.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct ContextAttributes {
+    pub field_mask: u64,
+    pub request_size: usize,
+    pub unused: [u64; 32],
 }
 
 /// `ucp_worker_params_t`.
@@ -49,7 +67,9 @@ pub(super) struct ContextParams {
 pub(super) struct WorkerParams {
     pub field_mask: u64,
     pub thread_mode: c_int,
-    pub unused: [u64; 23],
+    pub unset: [u64; 19],
+    pub flags: u64,
+    pub unused: [u64; 3],
 }
 
 pub(super) type ErrorHandler = unsafe extern "C" fn(argument: *mut c_void, endpoint: *mut c_void, status: Status);
@@ -86,6 +106,9 @@ pub(super) struct RequestParams {
 const _: () = {
     assert!(size_of::<ContextParams>() == 80 && size_of::<WorkerParams>() == 200 && size_of::<EndpointParams>() == 104);
     assert!(size_of::<MemoryParams>() == 40 && size_of::<RequestParams>() == 72);
+    assert!(
+        std::mem::offset_of!(ContextParams, request_init) == 24 && std::mem::offset_of!(WorkerParams, flags) == 168
+    );
     assert!(
         std::mem::offset_of!(WorkerParams, thread_mode) == 8 && std::mem::offset_of!(EndpointParams, error_mode) == 16
     );
@@ -155,6 +178,7 @@ functions! {
     ucp_config_modify: fn(*mut c_void, *const c_char, *const c_char) -> Status,
     ucp_config_release: fn(*mut c_void),
     ucp_init_version: fn(c_uint, c_uint, *const ContextParams, *const c_void, *mut *mut c_void) -> Status,
+    ucp_context_query: fn(*mut c_void, *mut ContextAttributes) -> Status,
     ucp_cleanup: fn(*mut c_void),
     ucp_worker_create: fn(*mut c_void, *const WorkerParams, *mut *mut c_void) -> Status,
     ucp_worker_destroy: fn(*mut c_void),
@@ -232,22 +256,46 @@ impl Library {
         // SAFETY: no prefix and no file is the default; it writes where the settings are.
         let read = unsafe { (self.ucp_config_read)(std::ptr::null(), std::ptr::null(), &mut config) };
         self.answer("ucp_config_read", read)?;
-        let params = ContextParams { field_mask: CONTEXT_FEATURES, features: RMA_AND_WAKEUP, unused: [0; 8] };
+        let (field_mask, features, request_init) = (CONTEXT_FIELDS, RMA_AND_WAKEUP, clear_request as RequestInit);
+        let params = ContextParams { field_mask, features, request_size: 0, request_init, unused: [0; 6] };
         // SAFETY: the settings were just read, and are given back once; the texts are C's.
-        let (set, made) = unsafe {
-            let set = transports.map_or(OK, |names| (self.ucp_config_modify)(config, c"TLS".as_ptr(), names.as_ptr()));
-            let made = (self.ucp_init_version)(API.0, API.1, &params, config, &mut context);
+        let made = unsafe {
+            let set = |name: &CStr, value: &CStr| {
+                let set = (self.ucp_config_modify)(config, name.as_ptr(), value.as_ptr());
+                self.answer("ucp_config_modify", set)
+            };
+            let set =
+                set(KEEPALIVE.0, KEEPALIVE.1).and_then(|()| transports.map_or(Ok(()), |names| set(c"TLS", names)));
+            let made = set.and_then(|()| {
+                let made = (self.ucp_init_version)(API.0, API.1, &params, config, &mut context);
+                self.answer("ucp_init_version", made)
+            });
             (self.ucp_config_release)(config);
-            (set, made)
+            made
         };
-        self.answer("ucp_config_modify", set)?;
-        self.answer("ucp_init_version", made)?;
+        made?;
+        let mut attributes = ContextAttributes { field_mask: REQUEST_SIZE, ..ContextAttributes::default() };
+        // SAFETY: the context was just made, and it writes the field that is asked for.
+        let queried = unsafe { (self.ucp_context_query)(context, &mut attributes) };
+        if let Err(error) = self.answer("ucp_context_query", queried) {
+            // SAFETY: nothing was made of it, and nothing of it is used after this.
+            unsafe { (self.ucp_cleanup)(context) };
+            return Err(error);
+        }
+        // Before any worker, by which requests are made.
+        REQUEST_BYTES.store(attributes.request_size, Ordering::Relaxed);
         Ok(context)
     }
 }
 
 /// UCX's own variable for the transports that it may take.
 const TRANSPORTS: &str = "UCX_TLS";
+
+/// No looking after peers by the library itself: the connection by which two processes have met says when one is gone.
+///
+/// 1.13 looks also after an endpoint that it has just made for a peer's first message and could not connect, as when that peer is gone again, before it marks it as failed; it then ends this process by a
+/// pointer that is none (`ucp_worker_do_ep_keepalive`, after `ucp_wireup_process_request`).
+const KEEPALIVE: (&CStr, &CStr) = (c"KEEPALIVE_INTERVAL", c"inf");
 
 /// The transports to take if the environment has these: every one but tcp, which cannot read by itself. There UCX has the process that is read send its bytes, and ends that process if they cannot be sent
 /// (1.13: `ucp_request.inl`, "unexpected error", out of `ucp_get_req_handler`).
@@ -257,6 +305,20 @@ fn transports(of_environment: Option<String>) -> Result<Option<&'static CStr>, U
     let has = |name: &str| list.split(',').any(|named| named.trim() == name);
     let has_tcp = if are_left_out { !has("tcp") } else { list.is_empty() || has("tcp") || has("all") };
     if has_tcp { Err(UcxError::Tcp(names)) } else { Ok(None) }
+}
+
+/// Bytes of the library's own of a request, once there is a context.
+static REQUEST_BYTES: AtomicUsize = AtomicUsize::new(0);
+
+/// What UCX calls for each request that it makes room for, with where what is the user's of it begins: makes all before it zero.
+///
+/// Where the process that is read sends its bytes itself (shared memory, or a network without reads), it has a request for each answer. If that still waits for room as its endpoint ends, by whichever
+/// end and for whichever reason, UCX gives back the memory of its data by a field `datatype` that was never set (1.13: `ucp_get_req_handler`, then `ucp_request_send_state_ff`). By what was in the
+/// memory before, it then follows a pointer that is none. Zeros say that there is nothing to give back, as does what reads leave there when they are over: nothing else is asked of these workers.
+pub(super) unsafe extern "C" fn clear_request(request: *mut c_void) {
+    let bytes = REQUEST_BYTES.load(Ordering::Relaxed);
+    // SAFETY: so many bytes before it are the request (`UCP_OP_ATTR_FIELD_REQUEST`), which is in no use yet. All that is set of it before this is its number, whose "none" is zero as well.
+    unsafe { request.cast::<u8>().sub(bytes).write_bytes(0, bytes) };
 }
 
 /// What UCX calls when a peer has failed: whatever is under way to it ends with an error, and nothing is left to do here.

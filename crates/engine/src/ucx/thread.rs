@@ -15,7 +15,7 @@ use super::worker::{Rest, Worker};
 use super::{Done, Handle, Offer};
 use crate::region::Mapping;
 
-/// Longest sleep: the library looks after its peers now and then.
+/// Longest sleep: what has no wake-up is looked after now and then.
 const SLEEPS: Duration = Duration::from_secs(1);
 /// Sleep while the library wants no sleep, but has had nothing to do for [`IDLE_TURNS`]: what it waits for has no wake-up, as a peer that takes nothing.
 const NAPS: Duration = Duration::from_millis(1);
@@ -45,10 +45,6 @@ pub(super) struct UcxThread {
     /// What others need to read the region.
     key: Vec<u8>,
     peers: BTreeMap<u64, Worker>,
-    /// Those that are not needed any more, until all that was under way is over.
-    closing: Vec<Worker>,
-    /// A worker was left as it is: then so is all else.
-    is_left: bool,
 }
 
 /// What a function made.
@@ -77,8 +73,7 @@ impl UcxThread {
             (library.ucp_rkey_buffer_release)(key);
             copy
         };
-        let (peers, closing, is_left) = (BTreeMap::new(), Vec::new(), false);
-        let mut thread = UcxThread { library, region, context, memory, key, peers, closing, is_left };
+        let mut thread = UcxThread { library, region, context, memory, key, peers: BTreeMap::new() };
         // Whether there is a network that it can use shows here, and not with the first peer.
         thread.open(0)?;
         thread.close(0);
@@ -108,12 +103,11 @@ impl UcxThread {
             for worker in self.peers.values_mut() {
                 is_busy |= worker.turn();
             }
-            self.end_closing();
             if is_busy {
                 idle = 0;
                 continue;
             }
-            let rests = self.workers().map(Worker::rest).max().unwrap_or(Rest::Sleeps);
+            let rests = self.peers.values().map(Worker::rest).max().unwrap_or(Rest::Sleeps);
             let limit = match rests {
                 Rest::Wakes if idle < IDLE_TURNS => {
                     idle += 1;
@@ -123,15 +117,11 @@ impl UcxThread {
                 Rest::Sleeps => SLEEPS,
             };
             let mut files = vec![PollFd::new(wake, PollFlags::IN)];
-            files.extend(self.workers().map(|worker| PollFd::new(worker.events(), PollFlags::IN)));
+            files.extend(self.peers.values().map(|worker| PollFd::new(worker.events(), PollFlags::IN)));
             let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
             // A signal wakes it as well.
             let _ = rustix::event::poll(&mut files, Some(&limit));
         }
-    }
-
-    fn workers(&self) -> impl Iterator<Item = &Worker> {
-        self.peers.values().chain(&self.closing)
     }
 
     fn carry_out(&mut self, command: Command) {
@@ -160,24 +150,8 @@ impl UcxThread {
     }
 
     fn close(&mut self, number: u64) {
-        if let Some(mut worker) = self.peers.remove(&number) {
-            worker.close();
-            self.closing.push(worker);
-        }
-    }
-
-    /// Gives back those by which nothing is under way any more, and gives up those by which something will be for good.
-    fn end_closing(&mut self) {
-        for mut worker in std::mem::take(&mut self.closing) {
-            worker.turn();
-            if worker.is_over() {
-                worker.destroy();
-            } else if worker.is_hopeless() {
-                self.is_left = true;
-                worker.leave();
-            } else {
-                self.closing.push(worker);
-            }
+        if let Some(worker) = self.peers.remove(&number) {
+            worker.end();
         }
     }
 }
@@ -186,14 +160,6 @@ impl Drop for UcxThread {
     fn drop(&mut self) {
         let peers: Vec<u64> = self.peers.keys().copied().collect();
         peers.into_iter().for_each(|number| self.close(number));
-        while !self.closing.is_empty() {
-            self.end_closing();
-        }
-        if self.is_left {
-            // The library may still have the region read.
-            std::mem::forget(self.region.clone());
-            return;
-        }
         // SAFETY: nothing is under way, and nothing of it is used after this.
         unsafe {
             (self.library.ucp_mem_unmap)(self.context.as_ptr(), self.memory.as_ptr());

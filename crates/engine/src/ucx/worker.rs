@@ -16,8 +16,6 @@ use super::{Done, Handle, Offer};
 const PADDING: usize = 4096;
 /// How often the library is called before others are looked at.
 const CALLS: usize = 256;
-/// Turns after which what is not over of a worker that is closed never will be. Its endpoint is closed by force, which needs no peer.
-const HOPELESS: usize = 100_000;
 
 /// What a worker does when there is nothing to do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,7 +29,8 @@ pub(super) enum Rest {
 /// The way to a peer's region.
 struct Endpoint {
     endpoint: Handle,
-    key: Handle,
+    /// What reads of the region need; none: it could not be understood.
+    key: Option<Handle>,
     /// Where the region begins there.
     begin: u64,
 }
@@ -44,7 +43,7 @@ struct Reading {
     done: Done<Bytes>,
 }
 
-/// What UCX has for one peer. It is to be [closed](Worker::close), and destroyed or left; dropped alone, it stays as it is for good.
+/// What UCX has for one peer. It is to be [ended](Worker::end); dropped alone, it stays as it is for good.
 pub(super) struct Worker {
     library: Arc<Library>,
     worker: Handle,
@@ -52,18 +51,14 @@ pub(super) struct Worker {
     events: OwnedFd,
     endpoint: Option<Endpoint>,
     reads: Vec<Reading>,
-    /// The key of an endpoint that was closed, while reads by it are not over.
-    key: Option<Handle>,
-    /// The end of the endpoint.
-    closing: Option<Handle>,
-    turns_since: usize,
 }
 
 impl Worker {
     /// Of this context, on the thread that has it.
     pub fn new(library: Arc<Library>, context: Handle) -> Result<Worker, UcxError> {
         let mut worker = std::ptr::null_mut();
-        let params = WorkerParams { field_mask: library::WORKER_THREAD_MODE, thread_mode: 0, unused: [0; 23] };
+        let (field_mask, flags) = (library::WORKER_FIELDS, library::FORGETS_REQUESTS);
+        let params = WorkerParams { field_mask, thread_mode: 0, unset: [0; 19], flags, unused: [0; 3] };
         // SAFETY: the context is there as long as any of its workers; all of it is done on one thread.
         let created = unsafe { (library.ucp_worker_create)(context.as_ptr(), &params, &mut worker) };
         library.answer("ucp_worker_create", created)?;
@@ -75,8 +70,7 @@ impl Worker {
         // SAFETY: it is open, as the library has just said.
         let events = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned();
         let events = events.map_err(|error| UcxError::NoThread(error.to_string()))?;
-        let (endpoint, reads, key, closing) = (None, Vec::new(), None, None);
-        Ok(Worker { library, worker, events, endpoint, reads, key, closing, turns_since: 0 })
+        Ok(Worker { library, worker, events, endpoint: None, reads: Vec::new() })
     }
 
     /// How the peer reaches it.
@@ -118,19 +112,15 @@ impl Worker {
         // SAFETY: so is the key.
         let is_key =
             unsafe { (self.library.ucp_ep_rkey_unpack)(endpoint.as_ptr(), key.as_ptr().cast(), &mut unpacked) };
-        match self.library.answer("ucp_ep_rkey_unpack", is_key).and_then(|()| made("ucp_ep_rkey_unpack", unpacked)) {
-            Ok(key) => self.endpoint = Some(Endpoint { endpoint, key, begin: offer.begin }),
-            Err(error) => {
-                self.close_endpoint(endpoint);
-                return Err(error);
-            }
-        }
-        Ok(())
+        let key = self.library.answer("ucp_ep_rkey_unpack", is_key).and_then(|()| made("ucp_ep_rkey_unpack", unpacked));
+        // Without a key as well: what is closed of it is closed at its end.
+        self.endpoint = Some(Endpoint { endpoint, key: key.as_ref().ok().copied(), begin: offer.begin });
+        key.map(drop)
     }
 
     /// Reads bytes that the peer's region has, as it said.
     pub fn read(&mut self, begin: u64, len: usize, done: Done<Bytes>) {
-        let Some(Endpoint { endpoint, key, begin: start }) = &self.endpoint else {
+        let Some(Endpoint { endpoint, key: Some(key), begin: start }) = &self.endpoint else {
             return done(Err(UcxError::Ended));
         };
         let mut buffer: Vec<u8> = Vec::with_capacity(len);
@@ -154,19 +144,10 @@ impl Worker {
 
     /// Does what there is to do; whether there was something.
     pub fn turn(&mut self) -> bool {
-        self.turns_since += 1;
         // SAFETY: on the worker's own thread.
         let call = |_: &usize| unsafe { (self.library.ucp_worker_progress)(self.worker.as_ptr()) } > 0;
         let is_busy = (0..CALLS).take_while(call).count() > 0;
         self.end_reads();
-        // SAFETY: the request is not given back yet, and is once it is over.
-        self.closing = self.closing.take().filter(|request| unsafe {
-            let is_over = (self.library.ucp_request_check_status)(request.as_ptr()) != library::IN_PROGRESS;
-            if is_over {
-                (self.library.ucp_request_free)(request.as_ptr());
-            }
-            !is_over
-        });
         is_busy
     }
 
@@ -185,17 +166,6 @@ impl Worker {
             unsafe { (self.library.ucp_request_free)(request.as_ptr()) };
             done(self.over(status, buffer, len));
         }
-        self.drop_key();
-    }
-
-    /// Gives the key back once it is of no use.
-    fn drop_key(&mut self) {
-        if self.reads.is_empty()
-            && let Some(key) = self.key.take()
-        {
-            // SAFETY: no read is under way with it.
-            unsafe { (self.library.ucp_rkey_destroy)(key.as_ptr()) };
-        }
     }
 
     /// Has it rest until there is something to do.
@@ -207,45 +177,31 @@ impl Worker {
         }
     }
 
-    /// The peer is not needed any more.
-    pub fn close(&mut self) {
-        self.turns_since = 0;
+    /// Gives it back: the peer is not needed any more, and what is under way ends.
+    ///
+    /// All at once, and without a call of the library's in which it would look for what has come: of what the peer sent before it knew, it makes a second endpoint in place of the one that is closed. By the
+    /// answer of that one the library ends the *peer's* process, as it is of another endpoint than it knows (1.13: `ucp_ep_update_remote_id`).
+    pub fn end(mut self) {
+        let reads = std::mem::take(&mut self.reads);
         if let Some(Endpoint { endpoint, key, .. }) = self.endpoint.take() {
-            self.key = Some(key);
-            self.drop_key();
-            self.close_endpoint(endpoint);
+            let flags = library::CLOSE_AT_ONCE;
+            let params = RequestParams { mask: library::REQUEST_FLAGS, flags, ..RequestParams::default() };
+            // SAFETY: neither is used after this, and no read is begun with the key.
+            let closing = unsafe {
+                let closing = (self.library.ucp_ep_close_nbx)(endpoint.as_ptr(), &params);
+                key.inspect(|key| (self.library.ucp_rkey_destroy)(key.as_ptr()));
+                closing
+            };
+            let closing = Handle::new(closing).filter(|_| Library::at_once(closing).is_none());
+            for request in closing.into_iter().chain(reads.iter().map(|reading| reading.request)) {
+                // SAFETY: it is given back once, which may be before it is over, and not used after this.
+                unsafe { (self.library.ucp_request_free)(request.as_ptr()) };
+            }
         }
-    }
-
-    /// Closes an endpoint by force: what is under way ends.
-    fn close_endpoint(&mut self, endpoint: Handle) {
-        let flags = library::CLOSE_AT_ONCE;
-        let params = RequestParams { mask: library::REQUEST_FLAGS, flags, ..RequestParams::default() };
-        // SAFETY: it is not used after this.
-        let closing = unsafe { (self.library.ucp_ep_close_nbx)(endpoint.as_ptr(), &params) };
-        self.closing = Handle::new(closing).filter(|_| Library::at_once(closing).is_none());
-    }
-
-    /// Whether nothing of it is under way, once it is closed.
-    pub fn is_over(&self) -> bool {
-        self.reads.is_empty() && self.closing.is_none()
-    }
-
-    /// Whether something of it will be under way for good.
-    pub fn is_hopeless(&self) -> bool {
-        self.turns_since > HOPELESS
-    }
-
-    /// Gives it back, once it is over.
-    pub fn destroy(self) {
-        // SAFETY: nothing is under way, and nothing of it is used after this.
+        // SAFETY: nothing of it is used after this. What is under way by it ends here: what would be written to the buffers is either copied by calls of it, or comes by its connections to the network.
         unsafe { (self.library.ucp_worker_destroy)(self.worker.as_ptr()) };
-    }
-
-    /// Leaves it as it is: the library may still write to its buffers.
-    pub fn leave(mut self) {
-        for Reading { buffer, done, .. } in self.reads.drain(..) {
-            std::mem::forget(buffer);
+        for Reading { buffer, done, .. } in reads {
+            drop(buffer);
             done(Err(UcxError::Ended));
         }
     }

@@ -99,7 +99,7 @@ class Processes:
     def cluster(self, models, flags=(), schedulers=2, backends=1, frontends=1, how=None):
         """Starts so many of each, backends with these flags and frontends as `how` says, and gives them once they are ready. `schedulers` may be an address where one is already."""
         addresses = schedulers if isinstance(schedulers, list) else [f"127.0.0.1:{port}" for port in free_ports(schedulers)]
-        listed = ["--schedulers", ",".join(addresses)]
+        listed = ["--schedulers", ",".join(addresses), *self.args.roles]
         of = {"schedulers": [], "backends": [], "frontends": []}
         for rank, address in enumerate(addresses if addresses is not schedulers else []):
             of["schedulers"].append(self.start("scheduler", *listed, "--rank", str(rank), "--listen", address))
@@ -399,6 +399,7 @@ def main():
     parser.add_argument("--scale", type=float, default=4, help="of end-to-end: how many times the paper's times")
     parser.add_argument("--most", type=float, default=1.05, help="of end-to-end: the largest share of the scheduler's own that is tried")
     parser.add_argument("--seconds", type=float, default=10, help="of end-to-end: of the paper's time, for each rate")
+    parser.add_argument("--roles", type=str.split, default=[], help="more flags of frontends, schedulers and backends: --roles='--busy-poll-us 200'")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     measure, rounds = measurements[args.what]

@@ -232,6 +232,17 @@ pub fn millis() -> Form<Duration> {
     scalar("MS", "milliseconds, more than 0", Value::is_number, units::positive_millis, write)
 }
 
+/// Microseconds, from zero to `most`.
+pub fn micros(most: Duration) -> Form<Duration> {
+    let most = most.as_nanos() / 1_000;
+    let parse = move |text: &str| match text.parse() {
+        Ok(micros) if micros <= most => Ok(Duration::from_micros(micros)),
+        _ => Err(format!("'{text}' is no number of microseconds from 0 to {most}")),
+    };
+    let write = |span: &Duration| (span.as_nanos() / 1_000).to_string();
+    scalar("US", format!("microseconds, 0 to {most}"), Value::is_number, parse, write)
+}
+
 /// Seconds, from zero to a day.
 pub fn seconds() -> Form<Duration> {
     seconds_from(Duration::ZERO)

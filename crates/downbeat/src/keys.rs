@@ -15,8 +15,8 @@ use downbeat_server::options::{
 
 use crate::draft::{ControlMode, Draft};
 use crate::forms::{
-    address, bytes, bytes_or_zero, list, mebibytes, millis, name, number, parsed, path, port, seconds, seconds_from,
-    share, steps, switch,
+    address, bytes, bytes_or_zero, list, mebibytes, micros, millis, name, number, parsed, path, port, seconds,
+    seconds_from, share, steps, switch,
 };
 use crate::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
 use crate::triton_flags::default_max_batch_size;
@@ -405,6 +405,8 @@ fn cluster() -> Vec<Key<Draft>> {
             .flag("lost-after-ms", "Silence after which any other process is lost; the end of its connection is silence at once"),
         key("cluster.fetch_within_ms", millis(), |d| &mut d.options.cluster.fetch_within)
             .flag("fetch-within-ms", "How long the inputs of a batch may take to come to its backend; it runs without those that have not come"),
+        key("cluster.busy_poll_us", micros(Duration::from_millis(10)), |d| &mut d.options.cluster.busy_poll)
+            .flag("busy-poll-us", "How long a process of the cluster looks for what comes next before it sleeps, in microseconds: quicker by the time that a core takes to wake, for up to a core's time under load. It sleeps at once while somebody else wants the core. 0: it always does"),
         key("cluster.tries", number(0..=255), |d| &mut d.options.cluster.tries)
             .flag("tries", "How often a request is tried again whose backend was lost; a model with the parameter run_once = true is not"),
         key("cluster.sub_clusters", number(0..=1024), |d| &mut d.options.cluster.sub_clusters)

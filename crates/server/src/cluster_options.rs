@@ -44,9 +44,9 @@ with_defaults! {
         /// What the process is called in logs and `GET /v2/cluster`; `None`: its role and number.
         pub name: Option<String> = None,
         /// Longest silence between schedulers.
-        pub heartbeat: Duration = Duration::from_millis(1),
+        pub heartbeat: Duration = Duration::from_millis(2),
         /// Silence of the scheduler that leads after which the next one does.
-        pub takeover_after: Duration = Duration::from_millis(10),
+        pub takeover_after: Duration = Duration::from_millis(8),
         /// Silence after which any other process is lost.
         pub lost_after: Duration = Duration::from_millis(1_000),
         /// How long inputs of a batch may take to come to its backend.
@@ -59,6 +59,8 @@ with_defaults! {
         pub plan_moves: Option<u32> = None,
         /// How often a request is tried again whose backend was lost.
         pub tries: u8 = 2,
+        /// How long a process looks for what comes next before it sleeps; zero: it sleeps at once.
+        pub busy_poll: Duration = Duration::ZERO,
         /// Whether large tensors are read by UCX.
         pub ucx: UcxUse = UcxUse::Off,
     }

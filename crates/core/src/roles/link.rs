@@ -15,7 +15,7 @@ const IN_FLIGHT: usize = 4096;
 /// Messages that wait for acknowledgements at most: a peer that is slower is lost.
 pub const MOST_UNACKED: usize = 16_384;
 /// How long an acknowledgement waits for a frame that goes there anyway.
-const ACK_WITHIN: Duration = Duration::from_micros(500);
+const ACK_WITHIN: Duration = Duration::from_millis(2);
 /// The least time after which a message is sent again.
 const RESEND_AFTER: Duration = Duration::from_millis(2);
 /// The same of one that has tensors, whose way may be long because it is large.

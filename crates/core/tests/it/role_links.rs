@@ -270,7 +270,7 @@ fn a_lost_frame_is_sent_again_first_one_message_alone() {
     (0..3).for_each(|_| world.sides[0].say(now));
     world.send();
     world.wire.clear();
-    for _ in 0..4 {
+    for _ in 0..5 {
         world.pass(Duration::from_micros(500));
         world.send();
     }
@@ -305,7 +305,7 @@ fn budgets_shrink_while_they_wait_and_on_their_way() {
     world.calm(20);
     world.sides[0].links.say(world.now, NodeId(2), Message::Requests(vec![request]));
     world.send();
-    // Lost, and sent again after 2 ms; then 3 ms on its way.
+    // Lost, and sent again after 2.5 ms; then 3 ms on its way.
     world.wire.clear();
     while !world.wire.iter().any(|(_, frame)| !frame.messages.is_empty()) {
         world.pass(Duration::from_micros(500));
@@ -318,7 +318,7 @@ fn budgets_shrink_while_they_wait_and_on_their_way() {
     let Some(LinkEvent::Message(_, Message::Requests(came))) = world.sides[1].links.poll_event() else {
         panic!("it has come")
     };
-    assert_eq!((came[0].left, came[0].queue_left), (Duration::from_millis(95), Duration::MAX));
+    assert_eq!((came[0].left, came[0].queue_left), (Duration::from_micros(94_500), Duration::MAX));
 }
 
 #[test]

@@ -304,7 +304,9 @@ fn a_frontend_answers_as_one_server_does() {
 
 #[test]
 fn a_scheduler_that_is_killed_costs_no_request() {
-    let mut cluster = Cluster::start();
+    // These look for what comes before they sleep.
+    let looks = ["--busy-poll-us", "200"];
+    let mut cluster = Cluster::of(digits(), &looks, &looks);
     let rank = cluster.leader();
     let first = cluster.schedulers.remove(rank);
     until("the leader advises for both backends", || first.devices() == 2);

@@ -3,7 +3,7 @@
 //! | file | what |
 //! |---|---|
 //! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and what makes a server of models a backend |
-//! | `node.rs`, `machine.rs`, `timer.rs` | the one thread that has a machine, its connections and its timer |
+//! | `node.rs`, `machine.rs`, `timer.rs`, `busy_poll.rs` | the one thread that has a machine, its connections and its timer, and how it waits |
 //! | `wire.rs`, `tensors.rs` | frames as bytes, tensors beside them |
 //! | `arena.rs`, `peer_memory.rs` | large tensors in memory that other processes read: those of one machine, and by UCX those of others |
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
@@ -17,6 +17,7 @@
 mod arena;
 mod backend_offer;
 mod backend_role;
+mod busy_poll;
 mod cluster_load;
 mod complaints;
 mod definition;

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use downbeat_core::Time;
 use downbeat_core::roles::{Frame, Hello, NodeId, PROTOCOL, Role};
+use downbeat_core::{Duration as Span, Time};
 use downbeat_engine::ucx::UcxMeeting;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -25,6 +25,7 @@ mod dialling;
 pub use dialling::{Schedulers, fixed};
 
 use super::arena::{Arena, PeerArena};
+use super::busy_poll::BusyPoll;
 use super::complaints::Complaints;
 use super::machine::{Machine, Step};
 use super::peer_memory::{self, PeerMemory, Transport};
@@ -76,6 +77,8 @@ pub struct Setup {
     pub arena: Option<Arc<Arena>>,
     /// Where it says who shares memory.
     pub board: StatusBoard,
+    /// How long it looks for what comes next before it sleeps.
+    pub busy_poll: Span,
 }
 
 /// The sender of events to a node. When the last is gone the node's thread ends.
@@ -117,6 +120,7 @@ struct Node<M> {
     most_bytes: u64,
     arena: Option<Arc<Arena>>,
     board: StatusBoard,
+    busy_poll: BusyPoll,
     inner: RefCell<Inner<M>>,
     /// Something has come.
     woken: Notify,
@@ -155,7 +159,7 @@ struct Wire {
 
 impl<M: Machine> Node<M> {
     fn new(setup: Setup, machine: M) -> std::io::Result<Rc<Self>> {
-        let Setup { identity, listener, dial, clock, most_bytes, arena, board } = setup;
+        let Setup { identity, listener, dial, clock, most_bytes, arena, board, busy_poll } = setup;
         let listener = listener.map(TcpListener::from_std).transpose()?;
         let port = listener.as_ref().map_or(Ok(0), |listener| listener.local_addr().map(|address| address.port()))?;
         let complaints = Complaints::default();
@@ -170,6 +174,7 @@ impl<M: Machine> Node<M> {
             most_bytes,
             arena,
             board,
+            busy_poll: BusyPoll::new(busy_poll, clock),
             inner,
             woken: Notify::new(),
         }))
@@ -188,6 +193,7 @@ impl<M: Machine> Node<M> {
         let mut come = Vec::with_capacity(EVENTS);
         let mut reports = tokio::time::interval(REPORTS_EVERY);
         loop {
+            self.busy_poll.look(|| !events.is_empty()).await;
             tokio::select! {
                 _ = reports.tick() => self.inner.borrow().machine.report(),
                 () = self.woken.notified() => {}
@@ -203,6 +209,9 @@ impl<M: Machine> Node<M> {
                 }
             }
             let now = self.clock.now();
+            if !come.is_empty() {
+                self.busy_poll.has_come(now);
+            }
             let is_over = crate::reply::together(|| self.turn(now, &mut come));
             if is_over {
                 return Ok(());
@@ -420,7 +429,12 @@ impl<M: Machine> Node<M> {
             };
             let inner = &mut *self.inner.borrow_mut();
             if inner.wires.get(&peer).is_some_and(|wire| wire.number == number) {
-                inner.machine.handle_frame(self.clock.now(), frame);
+                let now = self.clock.now();
+                // Not of a heartbeat, or nobody would ever sleep.
+                if !frame.messages.is_empty() {
+                    self.busy_poll.has_come(now);
+                }
+                inner.machine.handle_frame(now, frame);
                 self.woken.notify_one();
             }
         }

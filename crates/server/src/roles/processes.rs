@@ -145,6 +145,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         most_bytes: budget.limit(),
         arena: arena.clone(),
         board,
+        busy_poll: cluster.busy_poll,
     };
     let (events, _) = node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
     let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena)));
@@ -212,6 +213,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         most_bytes: SCHEDULER_BYTES,
         arena: None,
         board: board.clone(),
+        busy_poll: cluster.busy_poll,
     };
     let (wants, mut wanted) = mpsc::unbounded_channel();
     let (asks, questions) = mpsc::unbounded_channel();
@@ -307,6 +309,7 @@ impl BackendProcess {
             most_bytes: registry.budget.limit(),
             arena: arena.clone(),
             board: board.clone(),
+            busy_poll: cluster.busy_poll,
         };
         let (events, thread) =
             node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, (board, arena)))?;

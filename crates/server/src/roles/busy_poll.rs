@@ -1,0 +1,88 @@
+//! Looking for what comes next before a node's thread sleeps: a core that sleeps takes longer to wake than most of what it is woken for.
+
+use std::cell::Cell;
+
+use downbeat_core::{Duration, Time};
+
+use crate::clock::Clock;
+
+/// A look that took longer gave the core to somebody else, who would have to share it: the thread sleeps then, and preempts when it is woken.
+const SOMEBODY_ELSE: Duration = Duration::from_micros(100);
+
+/// How long a node looks for what comes next, and since when.
+#[derive(Debug)]
+pub struct BusyPoll {
+    lasts: Duration,
+    clock: Clock,
+    /// When something came last.
+    came: Cell<Time>,
+    /// Something has come since the last look.
+    is_here: Cell<bool>,
+}
+
+impl BusyPoll {
+    /// For so long; zero: not at all.
+    pub fn new(lasts: Duration, clock: Clock) -> Self {
+        BusyPoll { lasts, clock, came: Cell::new(Time::ZERO), is_here: Cell::new(false) }
+    }
+
+    /// Something has come: more may follow.
+    pub fn has_come(&self, now: Time) {
+        self.came.set(now);
+        self.is_here.set(true);
+    }
+
+    /// Looks until something has come, here or by `has_event`; or for long enough, or until somebody else wants the core.
+    pub async fn look(&self, has_event: impl Fn() -> bool) {
+        self.is_here.set(false);
+        let mut now = if self.lasts > Duration::ZERO { self.clock.now() } else { Time::MAX };
+        while now < self.came.get() + self.lasts {
+            // The runtime asks its sockets before it comes back.
+            tokio::task::yield_now().await;
+            if self.is_here.get() || has_event() {
+                return;
+            }
+            std::thread::yield_now();
+            let before = std::mem::replace(&mut now, self.clock.now());
+            if now.since(before) > SOMEBODY_ELSE {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+
+    use super::*;
+
+    fn is_pending(look: std::pin::Pin<&mut impl Future<Output = ()>>) -> bool {
+        look.poll(&mut Context::from_waker(Waker::noop())) == Poll::Pending
+    }
+
+    #[test]
+    fn a_look_ends_with_what_comes() {
+        let clock = Clock::start();
+        let poll = BusyPoll::new(Duration::from_millis(3_600_000), clock);
+        poll.has_come(clock.now());
+        let mut look = pin!(poll.look(|| false));
+        assert!(is_pending(look.as_mut()), "what came before it was looked at");
+        poll.has_come(clock.now());
+        assert!(!is_pending(look));
+        let mut look = pin!(poll.look(|| true));
+        assert!(is_pending(look.as_mut()), "sockets are asked as well");
+        assert!(!is_pending(look));
+    }
+
+    #[test]
+    fn who_does_not_look_or_has_looked_for_long_enough_sleeps_at_once() {
+        let clock = Clock::start();
+        for (lasts, came) in [(Duration::ZERO, clock.now()), (Duration::from_nanos(1), Time::ZERO)] {
+            let poll = BusyPoll::new(lasts, clock);
+            poll.has_come(came);
+            assert!(!is_pending(pin!(poll.look(|| true))));
+        }
+    }
+}

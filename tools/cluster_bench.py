@@ -20,6 +20,7 @@ import argparse
 import csv
 import json
 import os
+import random
 import signal
 import socket
 import statistics
@@ -35,7 +36,13 @@ QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Below those that the system gives to connections, which could take one of them before it is listened on."""
+    sockets = []
+    while len(sockets) < count:
+        try:
+            sockets.append(socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000))))
+        except OSError:
+            pass
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
         s.close()
@@ -54,6 +61,8 @@ def ready(process):
                 return
         except OSError:
             pass
+        if process.child.poll() is not None:
+            raise SystemExit(f"{process.role}: has ended (--verbose has why)")
         time.sleep(0.1)
     raise SystemExit(f"{process.role}: never ready")
 

@@ -304,9 +304,9 @@ fn a_frontend_answers_as_one_server_does() {
 
 #[test]
 fn a_scheduler_that_is_killed_costs_no_request() {
-    // These look for what comes before they sleep.
-    let looks = ["--busy-poll-us", "200"];
-    let mut cluster = Cluster::of(digits(), &looks, &looks);
+    // These look for what comes before they sleep; and none takes the lead only because the machine is busy.
+    let (looks, patient) = (["--busy-poll-us", "200"], ["--takeover-after-ms", "2000"]);
+    let mut cluster = Cluster::of(digits(), &looks, &[looks, patient].concat());
     let rank = cluster.leader();
     let first = cluster.schedulers.remove(rank);
     until("the leader advises for both backends", || first.devices() == 2);
@@ -321,7 +321,8 @@ fn a_scheduler_that_is_killed_costs_no_request() {
     // One that starts again does not take the lead back.
     let own = cluster.list.split(',').nth(rank).unwrap();
     let rank = rank.to_string();
-    let again = Member::start("scheduler", &["--schedulers", &cluster.list, "--rank", &rank, "--listen", own]);
+    let flags = ["--schedulers", &cluster.list, "--rank", &rank, "--listen", own];
+    let again = Member::start("scheduler", &[&flags[..], &patient].concat());
     until("it stands by", || again.peers("backend") == 2 && again.peers("scheduler") == 1);
     assert_eq!((again.leads(), cluster.infer().0), (false, 200));
 }

@@ -34,7 +34,8 @@ struct Living {
 /// Looks at which models backends have loaded, and at what they are told. Calm is when nothing but joins, drains and moves has happened for a while: no process killed, stopped or slow, no wire cut, no connection
 /// between a scheduler and another ended.
 ///
-/// - *last copy stays*: who has a model is told to give it up only while another one has it that was not told so; in calm at that moment, otherwise within the time in which whoever says so must have heard of its end.
+/// - *last copy stays*: who has a model is told to give it up only while another one has it that was not told so; in calm at that moment, otherwise within the time in which whoever says so must have heard of its end,
+///   or that the model is there.
 ///   A backend that leaves is let go, in calm, only while others have its models, or if none that stays can load them. (In trouble whoever leads may see nobody else at all.)
 /// - *moves refuse nothing*: in calm, no request is refused for its model being unknown or removed while a backend that stays has had it all the time.
 /// - *runs where it is loaded*: a backend begins batches only of models that it has, and gives none up that it runs.
@@ -177,8 +178,9 @@ impl CopyJudge {
             if has(model) || copy.told.is_some_and(|(by, _)| by == from) {
                 continue;
             }
-            // Of one that was offered just now the scheduler may not have heard.
-            let is_known = copy.offered.is_some_and(|offered| offered + self.settles <= now);
+            // Of one that was offered just now, or while the scheduler stood still, that one may not have heard.
+            let heard_within = if self.is_calm(now) { self.settles } else { KNOWN_WITHIN };
+            let is_known = copy.offered.is_some_and(|offered| offered + heard_within <= now);
             let ended = self.ended.get(&model).is_some_and(|ended| *ended + KNOWN_WITHIN >= now);
             let is_excused = !self.is_calm(now) && ended;
             if is_known && !is_excused && !self.has_another(model, to, from) {

@@ -29,7 +29,7 @@ fn no_rule_is_broken_under_random_faults() {
 fn no_rule_is_broken_again_that_was_broken_once() {
     for seed in [
         2_000_269, 2_004_234, 2_008_091, 2_008_893, 2_008_923, 2_010_884, 3_002_334, 3_002_825, 3_016_184, 9_022_706,
-        9_050_960,
+        9_050_960, 11_064_479,
     ] {
         judged(seed, 2_000);
     }
@@ -142,8 +142,8 @@ fn backends_join_and_are_drained_without_a_loss() {
 #[test]
 fn models_move_between_sub_clusters_without_a_refusal() {
     for run in runs("sub_clusters") {
-        assert_eq!((run.refused, run.lost, run.unserved > 0), (0, 0, true), "{run:?}");
-        assert!(run.plans >= 5 && run.good > run.requests - run.requests / 50, "{run:?}");
+        assert_eq!((run.good, run.unserved > 0), (run.requests, true), "{run:?}");
+        assert!(run.plans >= 5, "{run:?}");
     }
 }
 

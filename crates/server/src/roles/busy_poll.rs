@@ -32,11 +32,12 @@ impl BusyPoll {
         self.is_here.set(true);
     }
 
-    /// Looks until something has come, here or by `has_event`; or for long enough, or until somebody else wants the core.
-    pub async fn look(&self, has_event: impl Fn() -> bool) {
+    /// Looks until something has come, here or by `has_event`; or for long enough, or until something is `due`, or somebody else wants the core.
+    pub async fn look(&self, due: Time, has_event: impl Fn() -> bool) {
         self.is_here.set(false);
-        let mut now = if self.lasts > Duration::ZERO { self.clock.now() } else { Time::MAX };
-        while now < self.came.get() + self.lasts {
+        let until = (self.came.get() + self.lasts).min(due);
+        let mut now = if self.lasts > Duration::ZERO { self.clock.now() } else { until };
+        while now < until {
             // The runtime asks its sockets before it comes back.
             tokio::task::yield_now().await;
             if self.is_here.get() || has_event() {
@@ -67,22 +68,27 @@ mod tests {
         let clock = Clock::start();
         let poll = BusyPoll::new(Duration::from_millis(3_600_000), clock);
         poll.has_come(clock.now());
-        let mut look = pin!(poll.look(|| false));
+        let mut look = pin!(poll.look(Time::MAX, || false));
         assert!(is_pending(look.as_mut()), "what came before it was looked at");
         poll.has_come(clock.now());
         assert!(!is_pending(look));
-        let mut look = pin!(poll.look(|| true));
+        let mut look = pin!(poll.look(Time::MAX, || true));
         assert!(is_pending(look.as_mut()), "sockets are asked as well");
         assert!(!is_pending(look));
     }
 
     #[test]
-    fn who_does_not_look_or_has_looked_for_long_enough_sleeps_at_once() {
+    fn who_does_not_look_has_looked_for_long_enough_or_has_something_to_do_does_not_look() {
         let clock = Clock::start();
-        for (lasts, came) in [(Duration::ZERO, clock.now()), (Duration::from_nanos(1), Time::ZERO)] {
+        let hour = Duration::from_millis(3_600_000);
+        for (lasts, came, due) in [
+            (Duration::ZERO, clock.now(), Time::MAX),
+            (Duration::from_nanos(1), Time::ZERO, Time::MAX),
+            (hour, clock.now(), clock.now()),
+        ] {
             let poll = BusyPoll::new(lasts, clock);
             poll.has_come(came);
-            assert!(!is_pending(pin!(poll.look(|| true))));
+            assert!(!is_pending(pin!(poll.look(due, || true))), "{lasts} {came} {due}");
         }
     }
 }

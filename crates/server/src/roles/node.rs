@@ -192,8 +192,9 @@ impl<M: Machine> Node<M> {
         let mut timer = Timer::new(self.clock)?;
         let mut come = Vec::with_capacity(EVENTS);
         let mut reports = tokio::time::interval(REPORTS_EVERY);
+        let mut due = Time::MAX;
         loop {
-            self.busy_poll.look(|| !events.is_empty()).await;
+            self.busy_poll.look(due, || !events.is_empty()).await;
             tokio::select! {
                 _ = reports.tick() => self.inner.borrow().machine.report(),
                 () = self.woken.notified() => {}
@@ -216,7 +217,8 @@ impl<M: Machine> Node<M> {
             if is_over {
                 return Ok(());
             }
-            timer.set(self.inner.borrow().machine.poll_timeout().unwrap_or(Time::MAX))?;
+            due = self.inner.borrow().machine.poll_timeout().unwrap_or(Time::MAX);
+            timer.set(due)?;
         }
     }
 

@@ -42,7 +42,7 @@ pub use emulated::Emulated;
 pub use fill::Fill;
 pub use graph_report::{GraphNodes, GraphOutcome, GraphReport};
 pub use isolation::{Executor, ExecutorProgram, Isolated};
-pub use onnx::{Declared, DefaultValue, file_bytes, inspect};
+pub use onnx::{Cause, Declared, DefaultValue, RowReport, Rows, file_bytes, inspect, row_report};
 pub use onnxruntime::{Onnxruntime, OnnxruntimeCuda, Search};
 pub use operator_profile::OperatorProfile;
 pub use rten::Rten;

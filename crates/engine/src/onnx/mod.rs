@@ -5,6 +5,7 @@ mod external;
 mod file;
 pub(crate) mod graph;
 pub(crate) mod proto;
+mod rows;
 mod size_rules;
 pub(crate) mod sizes;
 mod wire;
@@ -19,6 +20,7 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use crate::traits::LoadError;
 pub use declared::{Declared, DefaultValue, Opened};
 use file::{OnnxFile, ValueInfo, ValueKind};
+pub use rows::{Cause, RowReport, Rows, row_report};
 
 /// Largest model file: protocol buffers cannot be larger, and neither engine reads more.
 pub const FILE_LIMIT: u64 = (1 << 31) - 1;

@@ -9,6 +9,7 @@ use downbeat_report::say;
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
 use downbeat_server::options::{ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
+use downbeat_server::row_judgement::RowJudgement;
 use downbeat_server::service::LoadOverrides;
 
 use crate::resolve::{Process, resolve};
@@ -64,9 +65,18 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
             let devices: Vec<String> = devices.iter().map(usize::to_string).collect();
             say(format_args!("{name}: on device {}", devices.join(", ")))?;
         }
-        if let Err(error) = checked.and_then(|()| runtime.block_on(load(&registry, name))) {
-            errors += 1;
-            say(format_args!("error: {error}"))?;
+        match checked.and_then(|()| runtime.block_on(load(&registry, name))) {
+            Ok(judgements) => {
+                for (version, RowJudgement { verdict, .. }) in &judgements {
+                    say(format_args!("{name} {version}: rows of a batch are {verdict}"))?;
+                }
+                let complaints = judgements.iter().filter_map(|(_, judgement)| judgement.complaint());
+                complaints.into_iter().try_for_each(|complaint| warn(&format_args!("{name}: {complaint}")))?;
+            }
+            Err(error) => {
+                errors += 1;
+                say(format_args!("error: {error}"))?;
+            }
         }
     }
     let models = scan.names.len();
@@ -78,7 +88,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     Ok(errors == 0 && (warnings == 0 || !args.strict))
 }
 
-/// Of a server that loads a model when it is told to, and measures none and writes nothing.
+/// Of a server that loads a model when it is told to, measures none, and writes nothing but verdicts on rows.
 fn options(flags: &ServeFlags) -> anyhow::Result<ServerOptions> {
     let mut options = resolve(flags, Process::Server, Path::new(""))?.options;
     options.model_control = ModelControl::Explicit { load: Vec::new() };
@@ -107,10 +117,12 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads a model, and lets go of it again: not all may have room at once.
-async fn load(registry: &Registry, name: &str) -> anyhow::Result<()> {
+/// Loads a model, and lets go of it again: not all may have room at once. Gives the verdict on each version's rows.
+async fn load(registry: &Registry, name: &str) -> anyhow::Result<Vec<(u64, RowJudgement)>> {
     registry.load_model(name, LoadOverrides::default(), Arc::new(())).await?;
-    Ok(registry.unload_model(name).await?)
+    let judgements = registry.row_judgements(name);
+    registry.unload_model(name).await?;
+    Ok(judgements)
 }
 
 fn plural(count: usize, word: &str) -> String {

@@ -9,8 +9,8 @@ use downbeat_core::device::overlap::GroupOrder;
 use downbeat_server::cluster_options::UcxUse;
 use downbeat_server::etcd_server;
 use downbeat_server::options::{
-    BatchesBy, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS, MOST_DEVICES,
-    MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
+    BatchesBy, BatchingChoice, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS,
+    MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
 };
 
 use crate::draft::{ControlMode, Draft};
@@ -179,6 +179,8 @@ fn scheduling() -> Vec<Key<Draft>> {
         key("default_max_batch_size", number(0..=u32::MAX.into()), |d| &mut d.options.default_max_batch_size)
             .flag("default-max-batch-size", "Largest batch of models that could be batched and do not say how far; 0: none")
             .of_models(),
+        key("row_check_every", number(0..=u32::MAX.into()), |d| &mut d.options.row_check_every)
+            .help("One in so many requests of shared batches is run once more alone, where a check and not the graph says that the model keeps rows apart; 0: none"),
         key("scheduler_shards", number(0..=MAX_SHARDS as u64), |d| &mut d.options.scheduler_shards)
             .flag("scheduler-shards", "Parts of the scheduler that can be at work at once, each with some of the models; 0: one a core"),
         key("rehearsal_cpu", share(), |d| &mut d.options.rehearsal_cpu)
@@ -448,6 +450,8 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
             .help("How long a request without a deadline may wait; 0: as long as it takes"),
         of_model("threads", number(0..=MOST_THREADS as u64), |m| &mut m.threads, of_all, "2")
             .help("Threads inside one run; 0: as for all models"),
+        of_model("batching", name("WHEN").of(BatchingChoice::names()), |m| &mut m.batching, "check", "\"always\"")
+            .help("Whether its requests share batches: check (if the rows of a batch do not depend on each other), always, or never (see \"Which models are batched\")"),
         of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
             .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
         of_model(

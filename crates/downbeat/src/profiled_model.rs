@@ -7,11 +7,12 @@ use anyhow::bail;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_engine::{Cut, Engine, LoadOptions, Model};
 use downbeat_report::note;
-use downbeat_repository::{ModelFormat, ModelRepository};
+use downbeat_repository::{ModelFormat, ModelRepository, RowDependence};
 use downbeat_server::batch_codec::BatchCodec;
 use downbeat_server::clock::Clock;
 use downbeat_server::find_answer;
 use downbeat_server::model_source::stream_priority;
+use downbeat_server::row_judgement::by_graph;
 use downbeat_server::sampler::Subject;
 
 use crate::units;
@@ -76,6 +77,11 @@ impl ProfiledModel {
             priority: stream_priority(&definition),
             ..LoadOptions::new(&file, threads)
         })?;
+        if definition.format == ModelFormat::Onnx {
+            let (verdict, _) = by_graph(&file);
+            // What only a check in service can tell is measured in batches.
+            definition.rows = Some(verdict).filter(|verdict| verdict.rows == RowDependence::Mixed);
+        }
         definition.complete(model.signature())?;
         let max_batch = definition.batching.max_batch_size;
         let mut plan =

@@ -46,6 +46,19 @@ impl State {
         self.tensors.first().and_then(|t| t.shape.first()).map_or(0, |d| *d)
     }
 
+    /// A copy in memory of its own, on the host. Holds up the caller until a device has written the tensors.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn copy(&mut self) -> Result<State, StateError> {
+        let copy = |tensor: &mut Tensor| {
+            tensor.data.fetch()?;
+            let data = Buffer::from(tensor.data.as_slice());
+            Ok(Tensor { datatype: tensor.datatype, shape: tensor.shape.clone(), data })
+        };
+        Ok(State { tensors: self.tensors.iter_mut().map(copy).collect::<Result<_, StateError>>()? })
+    }
+
     /// Parts the batch along axis 0 into batches of so many rows, in order. They share the memory, no byte is copied; a part
     /// begins at a whole element, and engines that want more alignment copy it.
     ///

@@ -5,21 +5,26 @@ use downbeat_protocol::inference::model_config::SchedulingChoice;
 use downbeat_protocol::inference::model_optimization_policy::PinnedMemoryBuffer;
 use downbeat_protocol::inference::model_version_policy::{Latest, PolicyChoice};
 use downbeat_protocol::inference::{
-    ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelTensorReshape, ModelVersionPolicy,
-    model_instance_group,
+    ModelConfig, ModelDynamicBatching, ModelInput, ModelInstanceGroup, ModelParameter, ModelTensorReshape,
+    ModelVersionPolicy, model_instance_group,
 };
 
 use crate::binding::{TensorBinding, show};
 use crate::check::Report;
 use crate::definition::{ModelDefinition, ModelFormat, config_datatype, datatype};
 use crate::finding::{ConfigError, did_you_mean, sorted};
+use crate::row_verdict::RowVerdict;
+
+/// The parameter of a completed configuration that shows the verdict on the model's rows.
+const ROWS_PARAMETER: &str = "downbeat_rows";
 
 impl ModelDefinition {
     /// Fills in what the configuration leaves out and checks what it says, from the inputs and outputs of the loaded
     /// model. Starts from the configuration as written each time, so it may be called for each version (on a clone).
     ///
     /// A model without `max_batch_size` is batched if the first dimension of every input and output varies, and then
-    /// also with dynamic batching, as in Triton.
+    /// also with dynamic batching, as in Triton. A model whose rows depend on each other ([`ModelDefinition::rows`])
+    /// is not: its requests keep their shapes, and each of them runs alone.
     ///
     /// # Errors
     /// Names, datatypes and sizes that the model does not have.
@@ -28,16 +33,27 @@ impl ModelDefinition {
         let mut config = source.config.clone();
         let mut report = Report::new(&source);
 
-        let max_batch_size = if source.says_max_batch_size() || !self.completion.enabled {
+        let is_written = self.writes_batch_size();
+        let wanted = if is_written {
             u32::try_from(config.max_batch_size).unwrap_or(0)
         } else if takes_batches(&config, signature, &mut report) {
             preferred(&config).max().unwrap_or(0).max(self.completion.default_max_batch_size)
         } else {
             0
         };
+        // A user who writes a batch size is obeyed, unless the same user forbids batches elsewhere.
+        let is_kept_apart = |rows: &RowVerdict| if is_written { rows.is_forbidden() } else { !rows.may_share() };
+        let is_kept_apart = wanted > 0 && self.rows.as_ref().is_some_and(is_kept_apart);
+        let max_batch_size = if is_kept_apart { 0 } else { wanted };
+        if is_kept_apart {
+            add_first_dimension(&mut config, signature);
+        }
         config.max_batch_size = i32::try_from(max_batch_size).unwrap_or(i32::MAX);
         let batched = max_batch_size > 0;
-        if !source.says_max_batch_size() {
+        if let Some(rows) = self.rows.as_ref().filter(|_| wanted > 1) {
+            config.parameters.insert(ROWS_PARAMETER.to_owned(), ModelParameter { string_value: rows.to_string() });
+        }
+        if !source.says_max_batch_size() && !is_kept_apart {
             match &config.scheduling_choice {
                 None if max_batch_size > 1 => {
                     config.scheduling_choice = Some(SchedulingChoice::DynamicBatching(ModelDynamicBatching::default()));
@@ -89,8 +105,14 @@ impl ModelDefinition {
     /// Checks the warm-up requests against the inputs.
     fn complete_warmups(&mut self, max_batch_size: u32, inputs: &[TensorBinding], report: &mut Report<'_>) {
         for (i, warmup) in self.warmups.iter_mut().enumerate() {
-            warmup.batched = max_batch_size > 0;
-            if warmup.batch_size > max_batch_size.max(1) {
+            let ranks = warmup.inputs.iter().filter_map(|(name, input)| {
+                let binding = inputs.iter().find(|binding| binding.client.name == *name)?;
+                Some((input.dims.len(), binding.client.dims.len()))
+            });
+            // Written for a batch, which the model is not to have: its first dimension is still the request's.
+            let leaves_first_out = ranks.into_iter().all(|(written, model)| written + 1 == model);
+            warmup.batched = max_batch_size > 0 || (self.rows.is_some() && leaves_first_out);
+            if !warmup.batched && warmup.batch_size > 1 || max_batch_size > 0 && warmup.batch_size > max_batch_size {
                 report.error(
                     &format!("model_warmup[{i}].batch_size"),
                     format!("is {}, larger than max_batch_size {max_batch_size}", warmup.batch_size),
@@ -313,6 +335,22 @@ fn takes_batches(config: &ModelConfig, signature: &Signature, report: &mut Repor
     };
     !Side::Input.tensors(config).iter().any(|t| includes_batch(t, &signature.inputs))
         && !Side::Output.tensors(config).iter().any(|t| includes_batch(t, &signature.outputs))
+}
+
+/// Puts a first dimension of any size before the dims that leave the batch dimension out.
+fn add_first_dimension(config: &mut ModelConfig, signature: &Signature) {
+    for (side, specs) in [(Side::Input, &signature.inputs), (Side::Output, &signature.outputs)] {
+        let mut tensors = side.tensors(config);
+        for tensor in &mut tensors {
+            let rank = specs.iter().find(|spec| spec.name == tensor.name).map(|spec| spec.dims.len());
+            let model_dims = tensor.reshape.as_ref().unwrap_or(&tensor.dims);
+            if !tensor.dims.is_empty() && rank == Some(model_dims.len() + 1) {
+                tensor.dims.insert(0, -1);
+                tensor.reshape.iter_mut().for_each(|shape| shape.insert(0, -1));
+            }
+        }
+        side.set_tensors(config, tensors);
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -14,6 +14,7 @@ use crate::binding::TensorBinding;
 use crate::config_source::ConfigSource;
 use crate::finding::Finding;
 use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
+use crate::row_verdict::RowVerdict;
 use crate::warmup::Warmup;
 
 /// A model's folder, read and checked. [`ModelDefinition::complete`] adds what only the model file knows.
@@ -49,6 +50,9 @@ pub struct ModelDefinition {
     pub tensorrt: Option<BTreeMap<String, String>>,
     /// Requests to send before the model is ready.
     pub warmups: Vec<Warmup>,
+    /// Whether the rows of a batch depend on each other. `None`: nobody has looked, and
+    /// [`ModelDefinition::complete`] takes them to be independent.
+    pub rows: Option<RowVerdict>,
     /// What the configuration asks for and does not get.
     pub warnings: Vec<Finding>,
     /// Inputs in the configuration's order. Empty before [`ModelDefinition::complete`].
@@ -156,6 +160,11 @@ impl ModelDefinition {
             let shape = batch.into_iter().chain(dims.iter().copied()).collect();
             (input.name.as_str(), (!input.dims.is_empty()).then_some(shape), input.optional)
         })
+    }
+
+    /// Whether the configuration as written has a `max_batch_size`.
+    pub fn writes_batch_size(&self) -> bool {
+        self.source.says_max_batch_size() || !self.completion.enabled
     }
 
     /// A string parameter of the configuration.

@@ -29,6 +29,7 @@ mod parameters;
 pub mod policy;
 mod repositories;
 mod repository;
+mod row_verdict;
 mod warmup;
 
 pub use batching::{Batching, Level};
@@ -37,4 +38,5 @@ pub use definition::{ModelDefinition, ModelFormat};
 pub use finding::{ConfigError, Finding, Position, did_you_mean, nearest};
 pub use repositories::ModelRepositories;
 pub use repository::{CONFIG_FILE, Fingerprint, ModelRepository, RepositoryError, Scan};
+pub use row_verdict::{RowDependence, RowVerdict, VerdictSource};
 pub use warmup::{Warmup, WarmupData, WarmupInput};

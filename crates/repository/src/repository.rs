@@ -270,6 +270,7 @@ impl ModelRepository {
             drop: checked.drop,
             tensorrt: checked.tensorrt,
             warmups,
+            rows: None,
             warnings,
             inputs: Vec::new(),
             outputs: Vec::new(),

@@ -82,7 +82,7 @@ impl From<CodecParts> for BatchCodec {
 }
 
 /// A request that fits its model.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Admitted {
     /// The bytes of each input, in the engine's order.
     inputs: SmallVec<[Bytes; 2]>,
@@ -101,6 +101,16 @@ impl Admitted {
             request.shapes.extend(shape);
         }
         request
+    }
+
+    /// The request with other elements: `changes` gives the bytes of each input anew, in the engine's order, or
+    /// `None` where they stay. The sizes stay.
+    #[must_use]
+    pub fn map_inputs<F: Fn(&[u8]) -> Option<Vec<u8>>>(mut self, changes: impl Iterator<Item = F>) -> Self {
+        for (data, change) in self.inputs.iter_mut().zip(changes) {
+            *data = change(data).map_or_else(|| data.clone(), Bytes::from);
+        }
+        self
     }
 
     /// Bytes of all inputs.

@@ -1,13 +1,13 @@
 //! What all loads of a server share: its engines and devices, what it was told, and the turns of what goes on side by side.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::Duration;
 use downbeat_engine::MemoryBudget;
 use downbeat_preprocess::Recipe;
-use downbeat_repository::ModelDefinition;
+use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict};
 use parking_lot::Mutex;
 
 use crate::auto_profiler;
@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::engines::Engines;
 use crate::group_predictor::GroupPredictor;
+use crate::host::AnswerLooker;
 use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
 use crate::memory;
 use crate::metrics::Metrics;
@@ -79,6 +80,10 @@ pub struct LoadContext {
     pub turns: LoadTurns,
     /// The models that were measured on a machine with other things to do, by name.
     pub unsettled: Mutex<BTreeSet<String>>,
+    /// Looks at answers in service.
+    pub looker: AnswerLooker,
+    /// The verdicts on models' rows, by the key that they are stored under.
+    pub rows: Mutex<BTreeMap<String, RowVerdict>>,
     /// What the steps of models that take pictures or texts share.
     preprocessing: Preprocessing,
     /// What it takes to hand something over to another thread, once that is measured.
@@ -104,6 +109,8 @@ impl LoadContext {
             turns: LoadTurns::new(LONGEST_TURN),
             gpu_turn: Mutex::default(),
             unsettled: Mutex::default(),
+            looker: AnswerLooker::default(),
+            rows: Mutex::default(),
             preprocessing: Preprocessing::new(&options, driver.clock()),
             launch: Mutex::default(),
             options,
@@ -149,6 +156,15 @@ impl LoadContext {
             levels.into_iter().try_fold(0u32, |sum, bound| (bound > 0).then(|| sum.saturating_add(bound)))
         });
         Some(bound.unwrap_or(self.options.max_queue_size)).filter(|bound| *bound > 0).unwrap_or(u32::MAX)
+    }
+
+    /// Remembers a verdict on a model's rows, here and for the next start. One that could not be reached is tried again.
+    pub fn keep_rows(&self, key: Option<&str>, verdict: &RowVerdict) {
+        let Some(key) = key else { return };
+        self.rows.lock().insert(key.to_owned(), verdict.clone());
+        if verdict.rows != RowDependence::Unknown {
+            self.store.keep(Ok(key.to_owned()), "whether its requests may share batches", verdict);
+        }
     }
 
     /// The steps from pictures or texts to a model's inputs, if it is to have some.

@@ -24,6 +24,7 @@ use crate::model_memory::HeldMemory;
 use crate::policy_report::PolicyReport;
 use crate::preprocess::Preprocess;
 use crate::queue::Queue;
+use crate::row_judgement::RowJudgement;
 use crate::statistics::{Phases, Statistics};
 use crate::unanswered::Unanswered;
 
@@ -58,6 +59,8 @@ pub struct LoadedVersion {
     pub preprocess: Option<Arc<Preprocess>>,
     /// Where `auto` was asked for, and could look at it.
     pub auto: Option<Arc<AutoModel>>,
+    /// Whether its requests may share batches, where that was asked.
+    pub rows: Option<RowJudgement>,
     /// What it holds of the CPU's memory, where it is on the CPU.
     pub held: Option<HeldMemory>,
     /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
@@ -86,6 +89,7 @@ impl LoadedVersion {
             policy,
             preprocess: None,
             auto: None,
+            rows: None,
             held: None,
             folder: None,
         }
@@ -105,6 +109,11 @@ impl LoadedVersion {
     /// The steps that a request has to go through, if it is not of tensors already.
     pub fn preprocess_of(&self, request: &InferRequest) -> Option<&Arc<Preprocess>> {
         self.preprocess.as_ref().filter(|preprocess| preprocess.is_for(request))
+    }
+
+    /// Whether an answer was wrong because its request shared a batch, so that each request runs alone by now.
+    pub fn has_mixed_rows(&self) -> bool {
+        self.hosts.first().tensors.is_sharing_off()
     }
 
     /// Which policy it has, and what became of it.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use anyhow::Context;
 use downbeat_core::device::{Candidate, ChosenPolicy, GuardState, WrittenSettings};
-use downbeat_repository::ModelDefinition;
 use downbeat_repository::policy::PolicyName;
+use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict, VerdictSource};
 use parking_lot::Mutex;
 
 use crate::engines::executors;
@@ -17,6 +17,7 @@ use crate::loading::{LoadOutcome, Loading};
 use crate::partitions::Partitions;
 use crate::policy_choice::{Chosen, Why};
 use crate::policy_report::{AskedFor, PolicyReport};
+use crate::row_judgement::RowJudgement;
 
 /// Loads model versions. Slow: never on a thread that serves requests.
 pub struct Loader {
@@ -173,6 +174,20 @@ impl Loader {
             tracing::warn!(model = %loaded.name, version = %loaded.version, %reason, "goes back to the policy exclusive");
         }
         is_new
+    }
+
+    /// A request has changed the answer of another that shared its batch: from the next load on the version's requests
+    /// run alone. Whether that is new.
+    pub fn remember_mixed_rows(&self, loaded: &LoadedVersion) -> bool {
+        let Some(RowJudgement { verdict, key: Some(key), .. }) = &loaded.rows else { return false };
+        let known = self.context.rows.lock().get(key).map(|known| known.rows);
+        if known == Some(RowDependence::Mixed) {
+            return false;
+        }
+        let reason = format!("an answer in service was wrong because its request shared a batch (before: {verdict})");
+        let verdict = RowVerdict { rows: RowDependence::Mixed, source: VerdictSource::Service, reason };
+        self.context.keep_rows(Some(key), &verdict);
+        true
     }
 
     /// What was decided about a version could not be done: it stays as it is.

@@ -1,5 +1,6 @@
 //! The way of one model version into service, by one policy, step by step.
 
+mod judging;
 mod rehearsed;
 mod starting;
 
@@ -30,6 +31,7 @@ use crate::policy_report::PolicyReport;
 use crate::preprocess::Preprocess;
 use crate::profiler::Threads;
 use crate::queue::Queue;
+use crate::row_judgement::RowJudgement;
 use crate::segment_profiler::SegmentSubject;
 use crate::warm_up::{self, WarmUp};
 
@@ -67,6 +69,8 @@ pub struct Loading<'a> {
     budget: DeviceBudget<'a>,
     /// What it holds of the CPU's memory, where it is on the CPU.
     held: Option<HeldMemory>,
+    /// Whether its requests may share batches, where that was asked.
+    judgement: Option<RowJudgement>,
     /// The sizes that a lane of it was warmed up with: see [`WarmUp`].
     warmed: (Vec<usize>, Option<Vec<usize>>),
     /// What each takes of a GPU is seen where one is loaded after another.
@@ -145,6 +149,7 @@ impl<'a> Loading<'a> {
             group: None,
             preprocess: None,
             progress: file.progress,
+            judgement: None,
             warmed: Default::default(),
             _gpu_turn: gpu_turn,
             context,
@@ -168,6 +173,7 @@ impl<'a> Loading<'a> {
     /// What is wrong with the file or its configuration, and what to do about it; a [`PolicyError`] if it is only this policy that cannot have the model.
     pub fn run(mut self, why: Why) -> anyhow::Result<LoadOutcome> {
         let model = self.open()?;
+        self.judge(&*model, &why)?;
         let (codec, padding) = self.codec(&*model)?;
         self.preprocess = self.context.preprocess(&self.definition, &codec)?;
         let mut runnable = self.run_first(model, codec, padding)?;
@@ -302,9 +308,7 @@ impl<'a> Loading<'a> {
         padding: Option<Arc<Padding>>,
     ) -> anyhow::Result<Runnable> {
         model.set_shapes(codec.shape_ranges(padding.as_deref().and_then(|padding| padding.max_length)));
-        let devices = &self.placed.devices;
-        let works = |device: &usize| model.lost(*device).is_none();
-        let device = devices.iter().copied().find(works).or(devices.first().copied()).unwrap_or(0);
+        let device = self.first_device(&*model);
         if let Some(padding) = &padding {
             host::check_padding(&codec, padding, &*model, device, self.context.clock)
                 .map_err(|error| self.refuses(error))?;
@@ -332,6 +336,13 @@ impl<'a> Loading<'a> {
             self.warmed = (warm_up.wanted, warm_up.run);
         }
         Ok(Runnable { model, codec, padding, device, lane })
+    }
+
+    /// The device that it is tried and measured on.
+    fn first_device(&self, model: &dyn Model) -> usize {
+        let devices = &self.placed.devices;
+        let works = |device: &usize| model.lost(*device).is_none();
+        devices.iter().copied().find(works).or(devices.first().copied()).unwrap_or(0)
     }
 
     fn warm_up<'b>(&'b self, model: &'b dyn Model, plan: &'b BatchCodec) -> WarmUp<'b> {
@@ -413,11 +424,14 @@ impl<'a> Loading<'a> {
         profiles: Vec<LatencyProfile>,
         threads: usize,
     ) -> LoadOutcome {
-        let Loading { context, definition, version, placed, source, held, begin, routed, preprocess, .. } = self;
+        let Loading {
+            context, definition, version, placed, source, held, begin, routed, preprocess, judgement, ..
+        } = self;
         let metrics = context.metrics.model(&definition.name, &version);
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
         (loaded.held, loaded.folder, loaded.auto, loaded.preprocess) = (held, source.folder, auto, preprocess);
+        loaded.rows = judgement;
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);

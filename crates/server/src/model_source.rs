@@ -122,6 +122,15 @@ impl<'a> ModelSource<'a> {
         Ok(ProfileStore::key(file, &self.engine.info(), threads, self.part.map(|part| &*part.size)))
     }
 
+    /// What the verdict on its rows is stored under: its file and the engine decide, and not the machine's cores.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn rows_key(&self) -> Result<String, String> {
+        let file = self.file().map_err(ToString::to_string)?;
+        Ok(ProfileStore::rows_key(file, &self.engine.info()))
+    }
+
     /// What its profiles are stored under, measured with these threads and up to so many items.
     ///
     /// # Errors

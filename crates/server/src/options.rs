@@ -159,6 +159,9 @@ with_defaults! {
         pub exit_on_error: bool = false,
         /// Stop where only a new process can mend what is wrong, instead of saying that the server is not live.
         pub exit_when_not_live: bool = false,
+        /// One in so many requests of shared batches is run once more alone, where no graph proves that rows are kept
+        /// apart; 0: none.
+        pub row_check_every: u32 = 1024,
         /// Measuring latency profiles.
         pub profiling: ProfilingOptions = ProfilingOptions::default(),
         /// When devices are advised to be added or given back; `None`: no advice.
@@ -183,6 +186,11 @@ impl ServerOptions {
     /// Whether a model runs in a process of its own.
     pub fn isolation(&self, model: &str) -> Isolation {
         self.models.get(model).and_then(|model| model.isolation).unwrap_or(self.isolation)
+    }
+
+    /// Whether requests of a model may share a batch.
+    pub fn batching(&self, model: &str) -> BatchingChoice {
+        self.models.get(model).and_then(|model| model.batching).unwrap_or(BatchingChoice::Check)
     }
 
     /// Whether any model runs in a process of its own.
@@ -291,6 +299,8 @@ pub struct ModelOptions {
     pub max_queue_wait: Option<Duration>,
     /// Threads inside one run of it; 0: as if nothing were said.
     pub threads: Option<usize>,
+    /// Whether its requests may share a batch; `None`: as [`BatchingChoice::Check`].
+    pub batching: Option<BatchingChoice>,
     /// Whether it runs in a process of its own; `None`: [`ServerOptions::isolation`].
     pub isolation: Option<Isolation>,
     /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
@@ -409,6 +419,18 @@ named! {
         None = "none",
         /// From the server and the other models: it runs in a process of its own.
         Process = "process",
+    }
+}
+
+named! {
+    /// Whether requests of a model may share a batch.
+    BatchingChoice as "batching" {
+        /// If the rows of a batch do not depend on each other, by the model's graph or a check.
+        Check = "check",
+        /// Always: the user knows that the rows are independent.
+        Always = "always",
+        /// Never: each request runs alone.
+        Never = "never",
     }
 }
 

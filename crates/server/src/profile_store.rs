@@ -104,7 +104,16 @@ impl ProfileStore {
 
     /// What is measured of a file on shares is stored under, by what ran it.
     pub fn shares_key(file: &str, engine: &EngineInfo) -> String {
-        let key = format!("{file}-{}-{}-{}-knees", engine.name, engine.version, engine.device);
+        ProfileStore::engine_key(file, engine, "knees")
+    }
+
+    /// What the verdict on a file's rows is stored under, by what ran it. The number is that of the check.
+    pub fn rows_key(file: &str, engine: &EngineInfo) -> String {
+        ProfileStore::engine_key(file, engine, "rows1")
+    }
+
+    fn engine_key(file: &str, engine: &EngineInfo, what: &str) -> String {
+        let key = format!("{file}-{}-{}-{}-{what}", engine.name, engine.version, engine.device);
         key.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
     }
 

@@ -32,6 +32,7 @@ use crate::model_memory::ModelMemory;
 use crate::options::{ModelControl, ServerOptions};
 use crate::policy_report;
 use crate::roles::StatusBoard;
+use crate::row_judgement::RowJudgement;
 use crate::service::LoadOverrides;
 use crate::serving::{ServedModel, Serving, unknown_model};
 use crate::shares::DeviceShares;
@@ -117,10 +118,7 @@ impl Registry {
             return Vec::new();
         }
         let unsettled = self.loader.unsettled();
-        // Files that came with a load request are not in the repository.
-        let is_overlaid =
-            |name: &str| self.entries.lock().get(name).is_some_and(|entry| entry.overlay.lock().is_some());
-        unsettled.into_iter().filter(|name| self.serving.get(name).is_some() && !is_overlaid(name)).collect()
+        unsettled.into_iter().filter(|name| self.serving.get(name).is_some() && !self.is_overlaid(name)).collect()
     }
 
     /// The models in service whose requests have no deadline unless they bring one.
@@ -129,6 +127,12 @@ impl Registry {
         let without =
             served.iter().map(|served| &served.definition).filter(|d| self.options.slo(&d.name, d.slo).is_none());
         without.map(|definition| definition.name.clone()).collect()
+    }
+
+    /// The verdicts on the rows of a model's versions in service, where that was asked.
+    pub fn row_judgements(&self, name: &str) -> Vec<(u64, RowJudgement)> {
+        let Some(served) = self.serving.get(name) else { return Vec::new() };
+        served.versions.iter().filter_map(|(number, version)| Some((*number, version.rows.clone()?))).collect()
     }
 
     /// The models to load at start, by name.
@@ -163,6 +167,24 @@ impl Registry {
         if let Err(error) = self.load_or_keep(name, LoadOverrides::default(), Arc::new(())).await {
             tracing::error!(model = %name, %error, "not loaded");
         }
+    }
+
+    /// Loads the versions anew of which an answer was wrong because its request shared a batch: none is batched from
+    /// then on. Files that came with a load request stay as they are, and their requests run alone already.
+    pub async fn part_mixed_rows(&self) {
+        for served in self.serving.all() {
+            let name = &served.definition.name;
+            let mixed = served.versions.values().filter(|version| version.has_mixed_rows());
+            let is_new = mixed.fold(false, |is_new, version| self.loader.remember_mixed_rows(version) || is_new);
+            if is_new && !self.is_overlaid(name) {
+                self.load_again(name).await;
+            }
+        }
+    }
+
+    /// Whether a model's files came with a load request, so that they are not in the repository.
+    fn is_overlaid(&self, name: &str) -> bool {
+        self.entries.lock().get(name).is_some_and(|entry| entry.overlay.lock().is_some())
     }
 
     /// Loads the versions anew whose policy `auto` chose and another is to take the place of: by `exclusive` where it has lost against that, by what the rehearsal has

@@ -287,10 +287,11 @@ async fn watch_load(registry: Registry) {
     }
 }
 
-/// Has models go to other policies whose own lose, or are found not to be the best, until the process ends.
+/// Has requests run alone that change each other's answers, and models go to other policies whose own lose, or are found not to be the best, until the process ends.
 async fn change_policies(registry: Registry) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
+        registry.part_mixed_rows().await;
         registry.change_policies().await;
     }
 }

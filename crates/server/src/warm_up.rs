@@ -220,7 +220,7 @@ fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
 }
 
 /// Lengths of varying dimensions that a model is tried with until it answers: as it is measured, as short as can be, and as pictures and texts often are.
-const LENGTHS: [i64; 7] = [PROFILED_LENGTH, 1, 16, 64, 128, 224, 256];
+pub const LENGTHS: [i64; 7] = [PROFILED_LENGTH, 1, 16, 64, 128, 224, 256];
 
 /// Looks for a request of our own making that the model answers, so that a model that can answer none is not taken for ready; gives what it holds.
 ///

@@ -329,7 +329,9 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
     }
     let tensors = &run.model.tensors;
     let differs = |member: &Member| member.length != run.length;
-    if tensors.is_padding_off() && run.segments.first == 0 && body.members.iter().any(differs) {
+    let must_part = (tensors.is_padding_off() && body.members.iter().any(differs))
+        || (tensors.is_sharing_off() && body.members.len() > 1);
+    if must_part && run.segments.first == 0 {
         return Stage::Alone;
     }
     let (first, end) = (usize::from(run.segments.first), usize::from(run.segments.end));
@@ -405,10 +407,10 @@ fn answers(run: &Run<'_>, body: &Body, state: State) -> Result<Vec<(RequestId, O
     let (tensors, fill) = (&run.model.tensors, run.fill());
     let rows: Vec<u32> = body.members.iter().map(|member| member.rows).chain((fill > 0).then_some(fill)).collect();
     let outputs = tensors.plan.separate(state, &rows)?;
-    let each = body.members.iter().zip(outputs);
+    let (each, others) = (body.members.iter().zip(outputs), rows.len() > 1);
     each.map(|(member, outputs)| {
         let outputs = tensors.cut(outputs, member.length, run.length)?;
-        tensors.watch(member, run.length, &outputs);
+        tensors.watch(member, run.length, others, &outputs);
         Ok((member.request, outputs))
     })
     .collect()

@@ -1,5 +1,6 @@
 //! Brings a device policy into service for a loaded model: checks that it can, measures, starts its lanes.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use anyhow::ensure;
@@ -9,7 +10,9 @@ use downbeat_core::device::{
 };
 use downbeat_core::{Duration, LatencyProfile, ModelId};
 use downbeat_engine::{Lane, Model, Place, Share, State};
+use parking_lot::Mutex;
 
+use super::answer_watch::{AnswerLooker, AnswerWatch, PADDED_EVERY, Suspicion, Watched};
 use super::device_host::DeviceHost;
 use super::exits::Exit;
 use super::hosted_model::{EngineLanes, HostedModel, WarmUpLanes};
@@ -18,7 +21,6 @@ use super::input_rings::InputRings;
 use super::metrics::LaneMetricsFamily;
 use super::padding::Padding;
 use super::padding_check;
-use super::padding_watch::{self, Looker, PaddingWatch};
 use super::policy_guard::PolicyGuard;
 use super::tensors::BatchTensors;
 use crate::auto_model::AutoModel;
@@ -71,6 +73,10 @@ pub struct LaneSetup<'a> {
     /// Compute units beyond which a launch of it is hardly faster, where that is known.
     pub knee: Option<u32>,
     pub metrics: &'a LaneMetricsFamily,
+    /// Looks at answers in service.
+    pub looker: &'a AnswerLooker,
+    /// One in how many answers of shared batches is looked at, if any, and whether a wrong one ends the sharing.
+    pub watch_rows: Option<(u32, bool)>,
     /// What it holds of the CPU's memory, where it is on the CPU.
     pub memory: Option<&'a HeldMemory>,
     /// The devices that it is to be on.
@@ -129,6 +135,43 @@ impl LaneSetup<'_> {
     /// The partition that it was loaded for.
     fn home(&self) -> PartitionId {
         self.partitions.first().copied().unwrap_or_default()
+    }
+
+    /// Starts to look at one in `every` answers of the model.
+    fn watch(
+        &self,
+        suspicion: Suspicion,
+        padding: Option<Arc<Padding>>,
+        every: u32,
+        acts: bool,
+    ) -> std::io::Result<Arc<AnswerWatch>> {
+        let LaneSetup { name, version, model, plan, metrics, .. } = self;
+        let mut devices = self.hosts.iter().map(|host| host.device);
+        let device = devices.find(|device| model.lost(*device).is_none()).unwrap_or(0);
+        let results = match suspicion {
+            Suspicion::Padding => metrics.padding_checks(name, version),
+            Suspicion::Rows => metrics.row_checks(name, version),
+        };
+        let watched = Watched {
+            suspicion,
+            model: (*name).to_owned(),
+            version: (*version).to_owned(),
+            plan: plan.clone(),
+            padding,
+            engine: (*model).clone(),
+            place: Place { device, share: Share::Whole },
+            results,
+            acts,
+            lane: Mutex::default(),
+            is_off: AtomicBool::new(false),
+        };
+        self.looker.watch(watched, every).map(Arc::new)
+    }
+
+    /// What looks at answers of shared batches, if any are to be looked at.
+    fn row_watch(&self, padding: Option<&Arc<Padding>>) -> std::io::Result<Option<Arc<AnswerWatch>>> {
+        let watch = |(every, acts)| self.watch(Suspicion::Rows, padding.cloned(), every, acts);
+        self.watch_rows.map(watch).transpose()
     }
 }
 
@@ -223,8 +266,10 @@ pub fn start_granted(
     let home = started.setup.home();
     let plan = started.setup.plan.clone();
     let (policy, _) = policy(&started.setup, 0, None).map_err(anyhow::Error::msg)?;
+    let row_watch = started.setup.row_watch(None)?;
     let mut add = |host: &Arc<DeviceHost>, engines: Arc<EngineLanes>| {
-        let tensors = BatchTensors { plan: plan.clone(), rings: None, padding: None, watch: None };
+        let (padding_watch, row_watch) = (None, row_watch.clone());
+        let tensors = BatchTensors { plan: plan.clone(), rings: None, padding: None, padding_watch, row_watch };
         started.add(host, tensors, [].into(), engines, policy.clone(), Vec::new())
     };
     let share = |host: &DeviceHost, partition| if partition == home { Share::Whole } else { host.share(partition) };
@@ -274,22 +319,10 @@ pub fn start(
     let refuses = |reason: String| PolicyError { policy: chosen.name, reason };
     let exit = |rule| Exit::new(&**model, rule).map_err(refuses);
     let exits: Arc<[Exit]> = chosen.settings.exits().iter().map(exit).collect::<Result<_, _>>()?;
-    let every = chosen.padding.pad_check_every.unwrap_or(padding_watch::EVERY);
-    let watch = |padding: &Arc<Padding>| {
-        let LaneSetup { name, version, plan, metrics, .. } = &started.setup;
-        let looker = Looker {
-            model: (*name).to_owned(),
-            version: (*version).to_owned(),
-            plan: plan.clone(),
-            padding: padding.clone(),
-            results: metrics.padding_checks(name, version),
-        };
-        let mut devices = started.setup.hosts.iter().map(|host| host.device);
-        let device = devices.find(|device| model.lost(*device).is_none()).unwrap_or(0);
-        let lane = model.lane_at(Place { device, share: Share::Whole })?;
-        PaddingWatch::start(looker, lane, model.segments(), every).map(Arc::new)
-    };
-    let watch = padding.as_ref().filter(|_| every > 0).map(watch).transpose()?;
+    let every = chosen.padding.pad_check_every.unwrap_or(PADDED_EVERY);
+    let watch = |padding: &Arc<Padding>| started.setup.watch(Suspicion::Padding, Some(padding.clone()), every, true);
+    let padding_watch = padding.as_ref().filter(|_| every > 0).map(watch).transpose()?;
+    let row_watch = started.setup.row_watch(padding.as_ref())?;
     for host in started.setup.hosts.iter().filter(|host| model.lost(host.device).is_none()) {
         let (setup, device) = (&started.setup, host.device);
         let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(refuses)?;
@@ -302,7 +335,9 @@ pub fn start(
         let place = Place { device, share: Share::Whole };
         let mut engines = lanes.iter().map(|_| model.lane_at(place)).collect::<Result<Vec<_>, _>>()?;
         warm_up(device, &lanes, &mut engines)?;
-        let tensors = BatchTensors { plan: setup.plan.clone(), rings, padding: padding.clone(), watch: watch.clone() };
+        let (padding_watch, row_watch) = (padding_watch.clone(), row_watch.clone());
+        let tensors =
+            BatchTensors { plan: setup.plan.clone(), rings, padding: padding.clone(), padding_watch, row_watch };
         started.add(host, tensors, exits.clone(), Arc::default(), policy, engines)?;
     }
     let lost = started.setup.hosts.iter().find_map(|host| model.lost(host.device));

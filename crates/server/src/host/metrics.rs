@@ -34,6 +34,8 @@ metric_table! {
             "Time of groups of operators, of those that were predicted: as predicted, and as they took";
         padding_checks: IntCounterVec["model", "version", "result"], "downbeat_padding_checks_total",
             "Padded requests that were run once more alone: whose answer was the same, and different";
+        row_checks: IntCounterVec["model", "version", "result"], "downbeat_row_checks_total",
+            "Requests of shared batches that were run once more alone: the same answer, or a different one";
     }
 }
 
@@ -44,6 +46,11 @@ impl LaneMetricsFamily {
     /// What became of looks at padded requests of a model version: same, different.
     pub fn padding_checks(&self, model: &str, version: &str) -> [IntCounter; 2] {
         ["same", "different"].map(|result| self.padding_checks.with_label_values(&[model, version, result]))
+    }
+
+    /// What became of looks at requests of shared batches of a model version: same, different.
+    pub fn row_checks(&self, model: &str, version: &str) -> [IntCounter; 2] {
+        ["same", "different"].map(|result| self.row_checks.with_label_values(&[model, version, result]))
     }
 
     pub fn lanes(&self, model: &str, version: &str, device: usize) -> LaneMetrics {

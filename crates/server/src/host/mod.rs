@@ -15,6 +15,7 @@
 //! There is no scheduler thread: who has an event (a frontend with a request, a lane with a completion, the alarm with an expiry) takes the
 //! lock, hears the decisions, and carries them out after it.
 
+mod answer_watch;
 mod answering;
 mod crew;
 mod device_host;
@@ -33,7 +34,6 @@ mod occupancy;
 mod own_launch;
 mod padding;
 mod padding_check;
-mod padding_watch;
 mod policy_guard;
 mod preparation;
 mod request_table;
@@ -42,6 +42,7 @@ mod tensors;
 pub(crate) mod test_support;
 mod work_meter;
 
+pub(crate) use answer_watch::AnswerLooker;
 pub(crate) use device_host::DeviceHost;
 pub(crate) use history::REMEMBERED;
 pub use history::{PastLaunch, PastLaunches};

@@ -2,18 +2,16 @@
 //!
 //! No number of trials shows that they always do. A model behaves otherwise from some length on, or where its inputs hold something rare: so requests of
 //! lengths on both sides of every power of two are tried, of ones and of random numbers, and what is left is for
-//! [`super::padding_watch`] to find in service.
+//! [`super::answer_watch`] to find in service.
 
 use downbeat_engine::{Fill, State};
 
 use super::padding::{LARGEST_LENGTH, Padding};
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
-use crate::classification::numbers;
+use crate::difference::difference;
 
 /// The lengths that are asked with first: a model that cannot run these cannot be tried at all.
 const FIRST: (u32, u32) = (5, 12);
-/// How far an answer may be off, relative to its size or absolute.
-const TOLERANCE: f64 = 1e-3;
 /// Random numbers that a model is tried with, the widest range that it takes.
 const RANDOM: [Fill; 2] = [Fill::Random { least: 1, most: 99, seed: 7 }, Fill::Random { least: 1, most: 1, seed: 7 }];
 
@@ -114,28 +112,4 @@ impl Trial<'_> {
         let answers = self.plan.separate((self.run)(state)?, &vec![1; requests.len()])?;
         self.padding.cut(self.plan, answers.into_iter().next().unwrap_or_default(), length, padded)
     }
-}
-
-/// The first output, and the numbers, in which two answers differ.
-pub fn difference(plan: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
-    for ((a, b), binding) in a.iter().zip(b).zip(&plan.outputs) {
-        if a.data == b.data {
-            continue;
-        }
-        let [a, b] = [a, b].map(|part| numbers(binding.datatype(), &part.data));
-        // Not a number is far from every number; infinities are near themselves.
-        let near = |a: f64, b: f64| {
-            a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()))
-        };
-        let (a, b) = match (a, b) {
-            (Some(a), Some(b)) if a.len() == b.len() => {
-                let mut each = a.into_iter().zip(b).map(|(a, b)| (a.real(), b.real()));
-                let Some(differ) = each.find(|(a, b)| !near(*a, *b)) else { continue };
-                differ
-            }
-            _ => (f64::NAN, f64::NAN),
-        };
-        return Some((binding.client.name.clone(), a, b));
-    }
-    None
 }

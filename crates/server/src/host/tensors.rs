@@ -6,9 +6,9 @@ use downbeat_core::RequestId;
 use downbeat_core::device::SlotRun;
 use downbeat_engine::{Fill, Lane, State};
 
+use super::answer_watch::AnswerWatch;
 use super::input_rings::InputRings;
 use super::padding::Padding;
-use super::padding_watch::PaddingWatch;
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 
 /// A copy of so many bytes takes some 100 ns.
@@ -33,8 +33,10 @@ pub struct BatchTensors {
     pub rings: Option<InputRings>,
     /// How requests of different lengths share a batch.
     pub padding: Option<Arc<Padding>>,
-    /// Looks whether that changes their answers.
-    pub watch: Option<Arc<PaddingWatch>>,
+    /// Looks whether padding changes their answers.
+    pub padding_watch: Option<Arc<AnswerWatch>>,
+    /// Looks whether the requests beside a request change its answer.
+    pub row_watch: Option<Arc<AnswerWatch>>,
 }
 
 impl BatchTensors {
@@ -63,7 +65,12 @@ impl BatchTensors {
 
     /// Whether an answer was wrong because its request was padded, so that none is any more.
     pub fn is_padding_off(&self) -> bool {
-        self.watch.as_ref().is_some_and(|watch| watch.is_off())
+        self.padding_watch.as_ref().is_some_and(|watch| watch.is_off())
+    }
+
+    /// Whether an answer was wrong because its request shared a batch, so that each request runs alone.
+    pub fn is_sharing_off(&self) -> bool {
+        self.row_watch.as_ref().is_some_and(|watch| watch.is_off())
     }
 
     /// What a member's inputs are padded to when it runs by itself.
@@ -75,19 +82,26 @@ impl BatchTensors {
         }
     }
 
-    /// Has a look at an answer of a member of a batch that was padded to `padded`, if it is its turn.
-    pub fn watch(&self, member: &Member, padded: u32, outputs: &Outputs) {
-        let (Some(watch), Some(padding)) = (&self.watch, &self.padding) else { return };
-        if member.length >= padded || !watch.wants_next() {
-            return;
+    /// Has a look at an answer of a member of a batch that was padded to `padded` and has `others` beside it, if it is
+    /// its turn.
+    pub fn watch(&self, member: &Member, padded: u32, others: bool, outputs: &Outputs) {
+        let is_padded = member.length < padded && self.padding.is_some();
+        let padding = self.padding_watch.as_ref().filter(|watch| is_padded && watch.wants_next());
+        let rows = self.row_watch.as_ref().filter(|watch| others && watch.wants_next());
+        for watch in padding.into_iter().chain(rows) {
+            if let Some(state) = self.input_alone(member) {
+                watch.offer(state, member.rows, member.length, padded, outputs.clone());
+            }
         }
-        let state = match (&member.input, member.slots) {
-            (Some(input), _) => self.assemble(std::iter::once(input), member.length, 0).ok(),
-            (None, Some(slots)) => self.read(slots).and_then(|state| padding.bare(&self.plan, &state, member.length)),
-            (None, None) => None,
-        };
-        if let Some(state) = state {
-            watch.offer(state, member.rows, member.length, padded, outputs.clone());
+    }
+
+    /// A copy of a member's inputs, not padded; `None` if they are gone, or there is no memory.
+    fn input_alone(&self, member: &Member) -> Option<State> {
+        match (&member.input, member.slots, &self.padding) {
+            (Some(input), ..) => self.assemble(std::iter::once(input), member.length, 0).ok(),
+            (None, Some(slots), Some(padding)) => padding.bare(&self.plan, &self.read(slots)?, member.length),
+            (None, Some(slots), None) => self.read(slots)?.copy().ok(),
+            (None, None, _) => None,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::engines::MOST_EXECUTORS;
 use crate::group_predictor::GroupMember;
 use crate::host::{self, DeviceHost, HostedVersion, LaneSetup, LanesWanted, PolicyGuard};
 use crate::policy_choice::Profiled;
+use crate::row_judgement::RowJudgement;
 use crate::warm_up;
 
 impl Loading<'_> {
@@ -60,6 +61,8 @@ impl Loading<'_> {
             cores: self.cores(),
             knee: self.knee(&*model, *threads, codec.max_batch),
             metrics: &context.metrics.lanes,
+            looker: &context.looker,
+            watch_rows: self.watch_rows(),
             memory: self.held.as_ref(),
             hosts: &hosts,
             partitions: &self.placed.partitions,
@@ -93,6 +96,13 @@ impl Loading<'_> {
             warm_up.say(count);
         }
         Ok(hosted)
+    }
+
+    /// One in how many answers of shared batches is looked at, if any, and whether a wrong one ends the sharing.
+    fn watch_rows(&self) -> Option<(u32, bool)> {
+        let every = self.context.options.row_check_every;
+        let acts = self.judgement.as_ref().and_then(RowJudgement::watch)?;
+        (every > 0).then_some((every, acts))
     }
 
     /// The lanes of a model whose batches the scheduler makes; `first` is there already, on the device that it was measured on.

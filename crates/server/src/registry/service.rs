@@ -183,6 +183,10 @@ impl Service for Registry {
                 if let (VersionState::Ready, Some(why_not)) = (state, loaded.and_then(|loaded| loaded.not_ready(now))) {
                     (state, reason) = (VersionState::Unavailable, why_not);
                 }
+                if let (VersionState::Ready, Some(judgement)) = (state, loaded.and_then(|loaded| loaded.rows.as_ref()))
+                {
+                    reason = judgement.complaint().unwrap_or(reason);
+                }
                 if !ready_only || state == VersionState::Ready {
                     let version = if version == 0 { String::new() } else { version.to_string() };
                     index.push(ModelIndexEntry { name: name.clone(), version, state: state.name().to_owned(), reason });

@@ -20,6 +20,7 @@ mod padding;
 mod partitions;
 mod placement;
 mod preprocess;
+mod rows;
 mod serving;
 mod shared_memory;
 mod shares;

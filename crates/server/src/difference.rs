@@ -1,0 +1,32 @@
+//! Whether two answers to the same request are alike.
+
+use crate::batch_codec::{BatchCodec, Outputs};
+use crate::classification::numbers;
+
+/// How far two numbers may lie apart, absolute or relative to their size. Kernels add up in another
+/// order for another batch size.
+const TOLERANCE: f64 = 1e-3;
+
+/// The first output, and the numbers, in which two answers differ.
+pub fn difference(plan: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
+    for ((a, b), binding) in a.iter().zip(b).zip(&plan.outputs) {
+        if a.data == b.data {
+            continue;
+        }
+        let [a, b] = [a, b].map(|part| numbers(binding.datatype(), &part.data));
+        // Not a number is far from every number; infinities are near themselves.
+        let near = |a: f64, b: f64| {
+            a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()))
+        };
+        let (a, b) = match (a, b) {
+            (Some(a), Some(b)) if a.len() == b.len() => {
+                let mut each = a.into_iter().zip(b).map(|(a, b)| (a.real(), b.real()));
+                let Some(differ) = each.find(|(a, b)| !near(*a, *b)) else { continue };
+                differ
+            }
+            _ => (f64::NAN, f64::NAN),
+        };
+        return Some((binding.client.name.clone(), a, b));
+    }
+    None
+}

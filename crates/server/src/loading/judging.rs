@@ -1,0 +1,132 @@
+//! Whether requests of a version may share batches: by its graph, or by a check where the graph does not say.
+
+use downbeat_core::Duration;
+use downbeat_engine::{Model, Place, Share, State};
+use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict, VerdictSource};
+
+use super::Loading;
+use crate::batch_codec::BatchCodec;
+use crate::model_source::is_emulated;
+use crate::options::BatchingChoice;
+use crate::policy_choice::Why;
+use crate::row_check::RowCheck;
+use crate::row_judgement::{RowJudgement, by_graph};
+use crate::warm_up;
+
+/// For so long a model is given further draws than it must pass.
+const CHECK_BUDGET: Duration = Duration::from_millis(300);
+
+impl Loading<'_> {
+    /// Decides whether requests of the version may share batches, before its definition is completed.
+    ///
+    /// # Errors
+    /// If the configuration does not fit the model; if the device is lost or out of memory.
+    pub(super) fn judge(&mut self, model: &dyn Model, why: &Why) -> anyhow::Result<()> {
+        self.definition.rows = None;
+        if is_emulated(&self.definition) {
+            return Ok(());
+        }
+        let mut batched = self.definition.clone();
+        batched.complete(model.signature())?;
+        let most = batched.batching.max_batch_size;
+        if most < 2 {
+            return Ok(());
+        }
+        let choice = self.context.options.batching(&self.definition.name);
+        let (verdict, key) = match choice {
+            BatchingChoice::Always => (RowVerdict::chosen(true), None),
+            BatchingChoice::Never => (RowVerdict::chosen(false), None),
+            BatchingChoice::Check => self.look_at_rows(model, &batched)?,
+        };
+        let is_obeyed = self.definition.writes_batch_size() && choice != BatchingChoice::Never;
+        let judgement = RowJudgement { verdict, key, asked: is_obeyed.then_some(most) };
+        if !matches!(why, Why::Chosen(_)) {
+            self.say_judgement(&judgement, most);
+        }
+        self.definition.rows = Some(judgement.verdict.clone());
+        self.judgement = Some(judgement);
+        Ok(())
+    }
+
+    /// The verdict of the graph, of an earlier check, or of a check now; with what a check's verdict is stored under.
+    fn look_at_rows(
+        &self,
+        model: &dyn Model,
+        batched: &ModelDefinition,
+    ) -> anyhow::Result<(RowVerdict, Option<String>)> {
+        let (by_graph, random) = by_graph(&self.source.options.path);
+        if by_graph.rows != RowDependence::Unknown {
+            return Ok((by_graph, None));
+        }
+        if !random.is_empty() {
+            let drawn = random.join(", ");
+            let reason =
+                format!("{}; it draws random numbers ({drawn}), so that answers cannot be compared", by_graph.reason);
+            return Ok((RowVerdict { reason, ..by_graph }, None));
+        }
+        let key = self.source.rows_key().ok();
+        let known = key.as_ref().and_then(|key| self.context.rows.lock().get(key).cloned());
+        let stored = || key.as_ref().and_then(|key| self.source.store.get::<RowVerdict>(key));
+        if let Some(known) = known.or_else(stored) {
+            return Ok((known, key));
+        }
+        let checked = self.check_rows(model, batched)?;
+        let verdict = match checked.rows {
+            RowDependence::Unknown => {
+                RowVerdict { reason: format!("{}; {}", by_graph.reason, checked.reason), ..checked }
+            }
+            _ => checked,
+        };
+        self.context.keep_rows(key.as_deref(), &verdict);
+        Ok((verdict, key))
+    }
+
+    /// Has the model answer requests alone and together, on a lane of its own.
+    fn check_rows(&self, model: &dyn Model, batched: &ModelDefinition) -> anyhow::Result<RowVerdict> {
+        let codec = BatchCodec::new(batched.inputs.clone(), batched.outputs.clone(), batched.batching.max_batch_size);
+        let codec = codec.with_defaults(&self.source.defaults).map_err(anyhow::Error::msg)?;
+        model.set_shapes(codec.shape_ranges(None));
+        model.set_batched(true);
+        let mut lane = model.lane_at(Place { device: self.first_device(model), share: Share::Whole })?;
+        let unknown =
+            |reason: String| RowVerdict { rows: RowDependence::Unknown, source: VerdictSource::Check, reason };
+        let mut fill = Default::default();
+        let mut samples = Vec::new();
+        if batched.warmups.is_empty() {
+            match warm_up::find_answer(&codec, model.segments(), &mut *lane) {
+                Ok(found) => fill = found,
+                Err(error) => return Ok(unknown(format!("it cannot be tried: {error}"))),
+            }
+        } else {
+            samples.extend(warm_up::samples(batched, &codec)?.iter().map(|sample| sample.request.clone()));
+        }
+        let mut run = |mut state: State| {
+            lane.run(0..model.segments(), &mut state).map_err(|error| error.to_string())?;
+            Ok(state)
+        };
+        let clock = self.context.clock;
+        let end = clock.now() + CHECK_BUDGET;
+        let is_time = || clock.now() < end;
+        Ok(RowCheck { codec: &codec, fill, samples, run: &mut run, is_time: &is_time }.verdict())
+    }
+
+    /// Says what the verdict means for the model, and what changes it.
+    fn say_judgement(&self, judgement: &RowJudgement, most: u32) {
+        let (model, version) = (&self.definition.name, &self.version);
+        match judgement.complaint() {
+            None => tracing::debug!(%model, %version, rows = %judgement.verdict, "requests share batches"),
+            Some(complaint) if judgement.asked.is_some() => tracing::warn!(
+                %model, %version,
+                "{complaint}. Leave max_batch_size out of its config.pbtxt, and its requests run alone"
+            ),
+            Some(complaint) if judgement.verdict.source == VerdictSource::Option => {
+                tracing::info!(%model, %version, "{complaint}");
+            }
+            Some(complaint) => tracing::warn!(
+                %model, %version,
+                "{complaint}. If its rows are independent all the same, write `max_batch_size: {most}` into its config.pbtxt, or batching = \"always\" \
+                 into [models.{model}] of downbeat.toml"
+            ),
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Whether a model answers a request alike alone and beside others: tried at load, where the graph does not say.
+//!
+//! Example: requests `a` and `b` run alone, then as the batches `[a, b]`, `[b, a]`, `[a, 0]` and `[a, b, c, 0]`.
+//! The values of `b` are thirty times as large as those of `a`, so that a scale which is computed over the whole
+//! batch shows. No number of draws proves that rows never mix: [`crate::host`] goes on looking in service.
+
+use downbeat_core::tensor::DataType;
+use downbeat_engine::{Fill, State};
+use downbeat_repository::{RowDependence, RowVerdict, VerdictSource};
+use half::{bf16, f16};
+
+use crate::batch_codec::{Admitted, BatchCodec, Outputs, PROFILED_LENGTH};
+use crate::difference::difference;
+use crate::warm_up::LENGTHS;
+
+/// Draws that a model must pass, and the most that it is given while there is time.
+const DRAWS: [u64; 2] = [2, 4];
+/// How many times as second the values of a request are than those of its neighbour.
+const SCALE: f64 = 30.0;
+/// The largest batch that is tried, items.
+const LARGEST: u32 = 8;
+/// Integers of a wider range than the first fill has, where the model takes them.
+const WIDE: Fill = Fill::Random { least: 1, most: 99, seed: 1 };
+
+/// Runs a model to see whether requests may share a batch.
+pub struct RowCheck<'a> {
+    /// How its batches are made.
+    pub codec: &'a BatchCodec,
+    /// What requests of our own making hold, so that the model answers them.
+    pub fill: Fill,
+    /// The requests of its `model_warmup`; none: requests of our own making are tried.
+    pub samples: Vec<Admitted>,
+    /// Runs a batch.
+    pub run: &'a mut dyn FnMut(State) -> Result<State, String>,
+    /// Whether there is time for another draw.
+    pub is_time: &'a dyn Fn() -> bool,
+}
+
+/// Requests of one draw: their answers must not depend on each other.
+struct Draw {
+    first: Admitted,
+    second: Admitted,
+    third: Admitted,
+    zeros: Option<Admitted>,
+}
+
+/// Why a check ends before all draws are done.
+enum Stop {
+    /// The model answers otherwise in a batch.
+    Mixed(String),
+    /// The model cannot be tried.
+    Unknown(String),
+}
+
+impl RowCheck<'_> {
+    /// The verdict on the model.
+    pub fn verdict(mut self) -> RowVerdict {
+        let (rows, reason) = match self.check() {
+            Ok(draws) => {
+                let reason = format!("{draws} draws of requests were answered alike alone and together");
+                (RowDependence::Independent, reason)
+            }
+            Err(Stop::Mixed(reason)) => (RowDependence::Mixed, reason),
+            Err(Stop::Unknown(reason)) => (RowDependence::Unknown, reason),
+        };
+        RowVerdict { rows, source: VerdictSource::Check, reason }
+    }
+
+    /// How many draws were answered alike.
+    fn check(&mut self) -> Result<u64, Stop> {
+        let (fill, length) = self.answered()?;
+        let mut done = 0;
+        while done < DRAWS[0] || (done < DRAWS[1] && (self.is_time)()) {
+            let draw = self.draw(fill, length, done)?;
+            if done == 0 {
+                self.check_repeats(&draw)?;
+            }
+            for shape in Shape::ALL {
+                let Some(differs) = self.differs(&draw, shape)? else { continue };
+                // What a second draw does not repeat was rounded otherwise, by chance.
+                let again = self.draw(fill, length, done + DRAWS[1])?;
+                if self.differs(&again, shape)?.is_some() {
+                    return Err(Stop::Mixed(differs));
+                }
+            }
+            done += 1;
+        }
+        Ok(done)
+    }
+
+    /// The fill and the length of varying dimensions that the model answers.
+    fn answered(&mut self) -> Result<(Fill, i64), Stop> {
+        if !self.samples.is_empty() {
+            return Ok((self.fill, PROFILED_LENGTH));
+        }
+        let lengths = if self.codec.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
+        let mut first = None;
+        for length in lengths {
+            for fill in [WIDE, self.fill] {
+                let request = self.codec.sample(fill, *length).map_err(Stop::Unknown)?;
+                match self.answers(&[&request]) {
+                    Ok(_) => return Ok((fill, *length)),
+                    Err(reason) => drop(first.get_or_insert(reason)),
+                }
+            }
+        }
+        let reason = first.unwrap_or_default();
+        Err(Stop::Unknown(format!("the model answers no request of our own making ({reason})")))
+    }
+
+    /// The requests of a draw, by its number.
+    fn draw(&self, fill: Fill, length: i64, number: u64) -> Result<Draw, Stop> {
+        let request = |nth: u64| {
+            if let Some(sample) = self.samples.get(nth as usize % self.samples.len().max(1)) {
+                return Ok(sample.clone());
+            }
+            self.codec.sample(seeded(fill, 3 * number + nth + 1), length).map_err(Stop::Unknown)
+        };
+        let (first, second, third) = (request(0)?, request(1)?, request(2)?);
+        let (first, second) = match number % 2 {
+            0 => (first, self.scaled(second)),
+            _ => (self.scaled(first), second),
+        };
+        let zeros = self.codec.sample(Fill::Zeros, length).ok().filter(|_| self.samples.is_empty());
+        if (0..self.codec.inputs.len()).all(|index| first.input(index) == second.input(index)) {
+            let reason = "the model takes only requests that are alike, which cannot be told apart".to_owned();
+            return Err(Stop::Unknown(reason));
+        }
+        Ok(Draw { first, second, third, zeros })
+    }
+
+    /// A model that answers one request in two ways cannot be compared.
+    fn check_repeats(&mut self, draw: &Draw) -> Result<(), Stop> {
+        let mut alone = || self.answers(&[&draw.first]).map_err(Stop::Unknown);
+        let (first, second) = (alone()?, alone()?);
+        match difference(self.codec, &first[0], &second[0]) {
+            None => Ok(()),
+            Some((output, ..)) => {
+                let reason = format!("output '{output}' differs from run to run for the same request");
+                Err(Stop::Unknown(reason))
+            }
+        }
+    }
+
+    /// How an answer in a batch of this shape differs from the answer alone; `None`: it does not.
+    fn differs(&mut self, draw: &Draw, shape: Shape) -> Result<Option<String>, Stop> {
+        let members = shape.members(draw);
+        let rows: u32 = members.iter().map(|member| member.rows).sum();
+        if members.len() < 2 || rows > self.codec.max_batch.min(LARGEST.max(2)) {
+            return Ok(None);
+        }
+        // A request that the model cannot answer alone says nothing about batches.
+        let Ok(alone) = members.iter().map(|member| self.answers(&[member])).collect::<Result<Vec<_>, _>>() else {
+            return Ok(None);
+        };
+        let together = match self.answers(&members) {
+            Ok(together) => together,
+            Err(reason) => {
+                return Ok(Some(format!("the model runs {rows} requests alone, and not as a batch: {reason}")));
+            }
+        };
+        let pairs = alone.iter().filter_map(|alone| alone.first()).zip(&together);
+        let differs = pairs.filter_map(|(alone, beside)| difference(self.codec, alone, beside)).next();
+        Ok(differs.map(|(output, alone, beside)| {
+            format!("output '{output}' has {alone} for a request alone, and {beside} for the same request in a batch of {rows}")
+        }))
+    }
+
+    /// The answers of a batch, one for each member.
+    fn answers(&mut self, members: &[&Admitted]) -> Result<Vec<Outputs>, String> {
+        let rows: Vec<u32> = members.iter().map(|member| member.rows).collect();
+        let state = self.codec.assemble(members.iter().copied())?;
+        let answers = self.codec.separate((self.run)(state)?, &rows)?;
+        if answers.len() == members.len() { Ok(answers) } else { Err("answers are missing".to_owned()) }
+    }
+
+    /// A request whose numbers with a fraction are [`SCALE`] times as second.
+    fn scaled(&self, request: Admitted) -> Admitted {
+        let datatypes = self.codec.inputs.iter().map(|input| input.datatype());
+        request.map_inputs(datatypes.map(|datatype| move |data: &[u8]| scale(datatype, data)))
+    }
+}
+
+/// Which requests of a draw share a batch.
+#[derive(Clone, Copy)]
+enum Shape {
+    FirstBeforeSecond,
+    SecondBeforeFirst,
+    Padded,
+    Four,
+}
+
+impl Shape {
+    const ALL: [Shape; 4] = [Shape::FirstBeforeSecond, Shape::SecondBeforeFirst, Shape::Padded, Shape::Four];
+
+    fn members(self, draw: &Draw) -> Vec<&Admitted> {
+        let Draw { first, second, third, zeros } = draw;
+        match self {
+            Shape::FirstBeforeSecond => vec![first, second],
+            Shape::SecondBeforeFirst => vec![second, first],
+            Shape::Padded => [first].into_iter().chain(zeros).collect(),
+            Shape::Four => [first, second, third].into_iter().chain(zeros).collect(),
+        }
+    }
+}
+
+/// The fill with another seed, where it draws at random.
+fn seeded(fill: Fill, seed: u64) -> Fill {
+    match fill {
+        Fill::Random { least, most, .. } => Fill::Random { least, most, seed },
+        fill => fill,
+    }
+}
+
+/// Elements that are [`SCALE`] times as second; as they are where they have no fraction.
+fn scale(datatype: DataType, data: &[u8]) -> Option<Vec<u8>> {
+    fn each<const N: usize>(data: &[u8], scaled: impl Fn([u8; N]) -> [u8; N]) -> Option<Vec<u8>> {
+        Some(data.as_chunks::<N>().0.iter().flat_map(|bytes| scaled(*bytes)).collect())
+    }
+    match datatype {
+        DataType::Fp16 => each(data, |b| f16::from_f64(f16::from_le_bytes(b).to_f64() * SCALE).to_le_bytes()),
+        DataType::Bf16 => each(data, |b| bf16::from_f64(bf16::from_le_bytes(b).to_f64() * SCALE).to_le_bytes()),
+        DataType::Fp32 => each(data, |b| (f32::from_le_bytes(b) * SCALE as f32).to_le_bytes()),
+        DataType::Fp64 => each(data, |b| (f64::from_le_bytes(b) * SCALE).to_le_bytes()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

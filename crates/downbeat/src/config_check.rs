@@ -88,7 +88,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     Ok(errors == 0 && (warnings == 0 || !args.strict))
 }
 
-/// Of a server that loads a model when it is told to, measures none, and writes nothing but verdicts on rows.
+/// The options of a server that loads models on request and measures none. It writes nothing but verdicts on rows.
 fn options(flags: &ServeFlags) -> anyhow::Result<ServerOptions> {
     let mut options = resolve(flags, Process::Server, Path::new(""))?.options;
     options.model_control = ModelControl::Explicit { load: Vec::new() };

@@ -79,7 +79,7 @@ impl ProfiledModel {
         })?;
         if definition.format == ModelFormat::Onnx {
             let (verdict, _) = by_graph(&file);
-            // What only a check in service can tell is measured in batches.
+            // A model whose graph does not decide is measured in batches, as its user asks.
             definition.rows = Some(verdict).filter(|verdict| verdict.rows == RowDependence::Mixed);
         }
         definition.complete(model.signature())?;

@@ -109,7 +109,7 @@ impl ModelDefinition {
                 let binding = inputs.iter().find(|binding| binding.client.name == *name)?;
                 Some((input.dims.len(), binding.client.dims.len()))
             });
-            // Written for a batch, which the model is not to have: its first dimension is still the request's.
+            // These dims were written for a batched model. The request still has a first dimension.
             let leaves_first_out = ranks.into_iter().all(|(written, model)| written + 1 == model);
             warmup.batched = max_batch_size > 0 || (self.rows.is_some() && leaves_first_out);
             if !warmup.batched && warmup.batch_size > 1 || max_batch_size > 0 && warmup.batch_size > max_batch_size {

@@ -50,8 +50,8 @@ pub struct ModelDefinition {
     pub tensorrt: Option<BTreeMap<String, String>>,
     /// Requests to send before the model is ready.
     pub warmups: Vec<Warmup>,
-    /// Whether the rows of a batch depend on each other. `None`: nobody has looked, and
-    /// [`ModelDefinition::complete`] takes them to be independent.
+    /// Whether the rows of a batch depend on each other. `None`: not known, and [`ModelDefinition::complete`] takes the
+    /// rows to be independent.
     pub rows: Option<RowVerdict>,
     /// What the configuration asks for and does not get.
     pub warnings: Vec<Finding>,

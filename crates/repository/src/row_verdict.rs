@@ -26,7 +26,7 @@ pub enum RowDependence {
     Independent,
     /// An answer depends on the other rows of its batch.
     Mixed,
-    /// Neither the graph nor a check could tell.
+    /// Neither the graph nor a check decided.
     Unknown,
 }
 
@@ -45,7 +45,7 @@ pub enum VerdictSource {
 }
 
 impl RowVerdict {
-    /// The user's decision that requests of the model share batches, or do not.
+    /// The user's decision: requests share batches if `shares`, and run alone if not.
     pub fn chosen(shares: bool) -> Self {
         let (rows, choice) = match shares {
             true => (RowDependence::Independent, "always"),

@@ -158,7 +158,7 @@ impl LoadContext {
         Some(bound.unwrap_or(self.options.max_queue_size)).filter(|bound| *bound > 0).unwrap_or(u32::MAX)
     }
 
-    /// Remembers a verdict on a model's rows, here and for the next start. One that could not be reached is tried again.
+    /// Remembers a verdict on a model's rows, here and for the next start. The next start repeats a check that failed.
     pub fn keep_rows(&self, key: Option<&str>, verdict: &RowVerdict) {
         let Some(key) = key else { return };
         self.rows.lock().insert(key.to_owned(), verdict.clone());

@@ -122,7 +122,7 @@ impl<'a> ModelSource<'a> {
         Ok(ProfileStore::key(file, &self.engine.info(), threads, self.part.map(|part| &*part.size)))
     }
 
-    /// What the verdict on its rows is stored under: its file and the engine decide, and not the machine's cores.
+    /// The key for the verdict on its rows. The file and the engine decide the verdict; the machine does not.
     ///
     /// # Errors
     /// If the file cannot be read.

@@ -159,8 +159,8 @@ with_defaults! {
         pub exit_on_error: bool = false,
         /// Stop where only a new process can mend what is wrong, instead of saying that the server is not live.
         pub exit_when_not_live: bool = false,
-        /// One in so many requests of shared batches is run once more alone, where no graph proves that rows are kept
-        /// apart; 0: none.
+        /// The server repeats one in this many requests of shared batches alone, where no graph proves that the model
+        /// keeps rows apart; 0: none.
         pub row_check_every: u32 = 1024,
         /// Measuring latency profiles.
         pub profiling: ProfilingOptions = ProfilingOptions::default(),

@@ -107,7 +107,7 @@ impl ProfileStore {
         ProfileStore::engine_key(file, engine, "knees")
     }
 
-    /// What the verdict on a file's rows is stored under, by what ran it. The number is that of the check.
+    /// The key for the verdict on a file's rows, by the engine that ran the check. The number is the check's version.
     pub fn rows_key(file: &str, engine: &EngineInfo) -> String {
         ProfileStore::engine_key(file, engine, "rows1")
     }

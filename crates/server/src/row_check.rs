@@ -1,8 +1,8 @@
 //! Whether a model answers a request alike alone and beside others: tried at load, where the graph does not say.
 //!
 //! Example: requests `a` and `b` run alone, then as the batches `[a, b]`, `[b, a]`, `[a, 0]` and `[a, b, c, 0]`.
-//! The values of `b` are thirty times as large as those of `a`, so that a scale which is computed over the whole
-//! batch shows. No number of draws proves that rows never mix: [`crate::host`] goes on looking in service.
+//! The values of `b` are thirty times as large as those of `a`. A scale that the model computes over the whole batch
+//! then changes the answer to `a`. Draws prove nothing: the server goes on looking in service.
 
 use downbeat_core::tensor::DataType;
 use downbeat_engine::{Fill, State};
@@ -13,20 +13,20 @@ use crate::batch_codec::{Admitted, BatchCodec, Outputs, PROFILED_LENGTH};
 use crate::difference::difference;
 use crate::warm_up::LENGTHS;
 
-/// Draws that a model must pass, and the most that it is given while there is time.
+/// A model must pass the first number of draws. The check goes on to the second number while there is time.
 const DRAWS: [u64; 2] = [2, 4];
-/// How many times as second the values of a request are than those of its neighbour.
+/// The factor between the values of a request and those of its neighbour.
 const SCALE: f64 = 30.0;
 /// The largest batch that is tried, items.
 const LARGEST: u32 = 8;
-/// Integers of a wider range than the first fill has, where the model takes them.
+/// Integers of a wide range, for models that take them.
 const WIDE: Fill = Fill::Random { least: 1, most: 99, seed: 1 };
 
 /// Runs a model to see whether requests may share a batch.
 pub struct RowCheck<'a> {
     /// How its batches are made.
     pub codec: &'a BatchCodec,
-    /// What requests of our own making hold, so that the model answers them.
+    /// The contents of made-up requests that the model answers.
     pub fill: Fill,
     /// The requests of its `model_warmup`; none: requests of our own making are tried.
     pub samples: Vec<Admitted>,
@@ -77,7 +77,7 @@ impl RowCheck<'_> {
             }
             for shape in Shape::ALL {
                 let Some(differs) = self.differs(&draw, shape)? else { continue };
-                // What a second draw does not repeat was rounded otherwise, by chance.
+                // A difference that a second draw does not repeat is a chance of rounding.
                 let again = self.draw(fill, length, done + DRAWS[1])?;
                 if self.differs(&again, shape)?.is_some() {
                     return Err(Stop::Mixed(differs));
@@ -174,7 +174,7 @@ impl RowCheck<'_> {
         if answers.len() == members.len() { Ok(answers) } else { Err("answers are missing".to_owned()) }
     }
 
-    /// A request whose numbers with a fraction are [`SCALE`] times as second.
+    /// The request with its floating-point values times [`SCALE`].
     fn scaled(&self, request: Admitted) -> Admitted {
         let datatypes = self.codec.inputs.iter().map(|input| input.datatype());
         request.map_inputs(datatypes.map(|datatype| move |data: &[u8]| scale(datatype, data)))
@@ -212,7 +212,7 @@ fn seeded(fill: Fill, seed: u64) -> Fill {
     }
 }
 
-/// Elements that are [`SCALE`] times as second; as they are where they have no fraction.
+/// The elements times [`SCALE`]; `None` for integers and strings, which stay.
 fn scale(datatype: DataType, data: &[u8]) -> Option<Vec<u8>> {
     fn each<const N: usize>(data: &[u8], scaled: impl Fn([u8; N]) -> [u8; N]) -> Option<Vec<u8>> {
         Some(data.as_chunks::<N>().0.iter().flat_map(|bytes| scaled(*bytes)).collect())

@@ -1,4 +1,4 @@
-//! What the server found out about the rows of a model's batches, and where it keeps that.
+//! The server's judgement on a loaded version: may its requests share batches?
 
 use std::path::Path;
 
@@ -10,16 +10,17 @@ use downbeat_repository::{RowDependence, RowVerdict, VerdictSource};
 pub struct RowJudgement {
     /// The verdict.
     pub verdict: RowVerdict,
-    /// What a check's verdict is stored under; `None`: it rests on no check.
+    /// The key that a check's verdict is stored under; `None`: the verdict rests on no check.
     pub key: Option<String>,
-    /// The largest batch that its configuration asks for in spite of it; `None`: the configuration leaves that open.
+    /// The largest batch that the user's configuration asks for, whatever the verdict; `None`: the server decides.
     pub asked: Option<u32>,
 }
 
 impl RowJudgement {
-    /// Whether answers of shared batches are to be looked at in service, and then whether a wrong one ends the sharing.
+    /// Whether the server should look at answers of shared batches. The value says whether a wrong answer ends the
+    /// sharing.
     ///
-    /// A proof needs no look, and the user knows of a mixed model that is batched all the same.
+    /// A proof needs no look. Nor does a mixed model that the user batches all the same: the log has said so.
     pub fn watch(&self) -> Option<bool> {
         let RowVerdict { rows, source, .. } = self.verdict;
         let is_shared = rows == RowDependence::Independent || self.asked.is_some();

@@ -287,7 +287,8 @@ async fn watch_load(registry: Registry) {
     }
 }
 
-/// Has requests run alone that change each other's answers, and models go to other policies whose own lose, or are found not to be the best, until the process ends.
+/// Changes how models are served by what shows in service, until the process ends: a model that mixes the rows of a
+/// batch gets no batches any more, and a model goes to another policy where its own loses.
 async fn change_policies(registry: Registry) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;

@@ -1,7 +1,7 @@
-//! Whether answers are those that their requests would have got alone: looked at in service, now and then, off the path of requests.
+//! Looks at answers in service, now and then: would the request have got the same answer alone?
 //!
-//! One thread looks for all models. A model that was taken to keep its rows apart may mix them for inputs that no
-//! check has tried, and a model that ignores padding may heed it from some length on.
+//! One thread looks at the answers of all models, off the path of requests. A check at load tries few inputs. For
+//! other inputs a model may still mix the rows of a batch, or heed the zeros behind a padded request.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use super::padding::Padding;
 use crate::batch_codec::{BatchCodec, Outputs};
 use crate::difference::difference;
 
-/// One in so many padded requests is looked at, where the settings do not say.
+/// The watch looks at one in this many padded requests unless the settings say otherwise.
 pub const PADDED_EVERY: u32 = 256;
 
 /// An answered request, to be run once more alone.
 struct Sample {
     watched: Arc<Watched>,
-    /// Its inputs, not padded.
+    /// The request's inputs, not padded.
     state: State,
     rows: u32,
     length: u32,
@@ -31,14 +31,14 @@ struct Sample {
     outputs: Outputs,
 }
 
-/// The thread that looks at answers. It starts with the first watch and ends with the last.
+/// The thread that looks at answers. The first watch starts the thread, and the thread ends with the last watch.
 #[derive(Default)]
 pub struct AnswerLooker {
-    /// Of one sample: while that is looked at, others are not taken.
+    /// Holds one sample. While the thread looks at a sample, the watches pass over others.
     samples: OnceLock<SyncSender<Sample>>,
 }
 
-/// What a watch suspects of a model.
+/// The suspicion of a watch against its model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Suspicion {
     /// Zeros behind a request change its answer.
@@ -54,21 +54,22 @@ pub struct Watched {
     pub version: String,
     pub plan: Arc<BatchCodec>,
     pub padding: Option<Arc<Padding>>,
-    /// What runs it, and where.
+    /// The loaded model.
     pub engine: Arc<dyn Model>,
+    /// The place of the lane that repeats requests.
     pub place: Place,
-    /// Answers that were as they would have been alone, and others.
+    /// Counts the answers that a repeated run confirmed, and those that the run contradicted.
     pub results: [IntCounter; 2],
-    /// Whether requests are kept apart once an answer was wrong. A user who decided otherwise only reads of it.
+    /// Whether a wrong answer ends the sharing of batches. Where the user asked for batches, it is only logged.
     pub acts: bool,
-    /// The lane that requests run on once more, from the first of them on.
+    /// The lane that repeats requests. The first sample makes the lane.
     pub lane: Mutex<Option<Box<dyn Lane>>>,
-    /// An answer was wrong.
+    /// Whether requests are kept apart since an answer was wrong.
     pub is_off: AtomicBool,
 }
 
-/// Looks at one in some requests of a model version. Once an answer was wrong, requests of this version are padded
-/// no more, or share no batch any more.
+/// Passes one in `every` requests of a model version to the thread. Once an answer was wrong, requests of this
+/// version are padded no more, or share no batch any more.
 pub struct AnswerWatch {
     watched: Arc<Watched>,
     every: u32,
@@ -87,7 +88,7 @@ impl AnswerLooker {
             None => {
                 let (samples, taken) = sync_channel(1);
                 std::thread::Builder::new().name("answer-watch".to_owned()).spawn(move || look(&taken))?;
-                // A second thread, of a load at the same moment, ends as nobody can send to it.
+                // Two loads may start two threads at once. The second thread ends, as its sender is dropped here.
                 self.samples.get_or_init(|| samples).clone()
             }
         };
@@ -101,19 +102,20 @@ impl AnswerWatch {
         self.watched.is_off.load(Ordering::Relaxed)
     }
 
-    /// Whether the next request is to be looked at.
+    /// Whether the thread should look at the next request.
     pub fn wants_next(&self) -> bool {
         !self.is_off() && self.seen.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.every)
     }
 
-    /// Takes a request of `rows` items, with `state` for its inputs, not padded. Passed over while another is looked at.
+    /// Takes a request of `rows` items; `state` holds its inputs, not padded. The watch passes over the request while
+    /// the thread looks at another.
     pub fn offer(&self, state: State, rows: u32, length: u32, padded: u32, outputs: Outputs) {
         let watched = self.watched.clone();
         let _ = self.samples.try_send(Sample { watched, state, rows, length, padded, outputs });
     }
 }
 
-/// Looks at samples until nobody can send one.
+/// Looks at samples until the last sender is dropped.
 fn look(samples: &Receiver<Sample>) {
     // Without the right to it, at normal priority.
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
@@ -136,7 +138,7 @@ impl Watched {
             same.inc();
             return Ok(());
         };
-        // A model that answers one request in two ways draws at random: that says nothing about batches.
+        // A model that draws at random answers one request in two ways. Batches are not to blame then.
         let second = self.alone(state, rows, length)?;
         if difference(&self.plan, &first, &second).is_some() {
             return Err(format!("output '{output}' differs from run to run"));

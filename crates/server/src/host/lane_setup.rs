@@ -75,7 +75,8 @@ pub struct LaneSetup<'a> {
     pub metrics: &'a LaneMetricsFamily,
     /// Looks at answers in service.
     pub looker: &'a AnswerLooker,
-    /// One in how many answers of shared batches is looked at, if any, and whether a wrong one ends the sharing.
+    /// The watch looks at one in this many answers of shared batches. The flag says whether a wrong answer ends the
+    /// sharing. `None`: no watch.
     pub watch_rows: Option<(u32, bool)>,
     /// What it holds of the CPU's memory, where it is on the CPU.
     pub memory: Option<&'a HeldMemory>,
@@ -168,7 +169,7 @@ impl LaneSetup<'_> {
         self.looker.watch(watched, every).map(Arc::new)
     }
 
-    /// What looks at answers of shared batches, if any are to be looked at.
+    /// Starts to look at answers of shared batches, where the setup asks for that.
     fn row_watch(&self, padding: Option<&Arc<Padding>>) -> std::io::Result<Option<Arc<AnswerWatch>>> {
         let watch = |(every, acts)| self.watch(Suspicion::Rows, padding.cloned(), every, acts);
         self.watch_rows.map(watch).transpose()

@@ -48,7 +48,7 @@ impl LaneMetricsFamily {
         ["same", "different"].map(|result| self.padding_checks.with_label_values(&[model, version, result]))
     }
 
-    /// What became of looks at requests of shared batches of a model version: same, different.
+    /// Counters of a model version for repeated requests of shared batches: same answer, different answer.
     pub fn row_checks(&self, model: &str, version: &str) -> [IntCounter; 2] {
         ["same", "different"].map(|result| self.row_checks.with_label_values(&[model, version, result]))
     }

@@ -82,8 +82,8 @@ impl BatchTensors {
         }
     }
 
-    /// Has a look at an answer of a member of a batch that was padded to `padded` and has `others` beside it, if it is
-    /// its turn.
+    /// Offers a member's answer to the watches whose turn it is. The batch was padded to `padded`; `others`: the batch
+    /// had other rows.
     pub fn watch(&self, member: &Member, padded: u32, others: bool, outputs: &Outputs) {
         let is_padded = member.length < padded && self.padding.is_some();
         let padding = self.padding_watch.as_ref().filter(|watch| is_padded && watch.wants_next());

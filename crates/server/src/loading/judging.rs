@@ -13,7 +13,7 @@ use crate::row_check::RowCheck;
 use crate::row_judgement::{RowJudgement, by_graph};
 use crate::warm_up;
 
-/// For so long a model is given further draws than it must pass.
+/// The check goes on with further draws for this long.
 const CHECK_BUDGET: Duration = Duration::from_millis(300);
 
 impl Loading<'_> {
@@ -48,7 +48,8 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// The verdict of the graph, of an earlier check, or of a check now; with what a check's verdict is stored under.
+    /// Gets the verdict from the graph, from an earlier check, or from a check now. The second value is the key that a
+    /// check's verdict is stored under.
     fn look_at_rows(
         &self,
         model: &dyn Model,
@@ -110,7 +111,7 @@ impl Loading<'_> {
         Ok(RowCheck { codec: &codec, fill, samples, run: &mut run, is_time: &is_time }.verdict())
     }
 
-    /// Says what the verdict means for the model, and what changes it.
+    /// Logs the consequence of the verdict, and the lines of configuration that change it.
     fn say_judgement(&self, judgement: &RowJudgement, most: u32) {
         let (model, version) = (&self.definition.name, &self.version);
         match judgement.complaint() {

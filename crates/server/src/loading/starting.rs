@@ -98,7 +98,7 @@ impl Loading<'_> {
         Ok(hosted)
     }
 
-    /// One in how many answers of shared batches is looked at, if any, and whether a wrong one ends the sharing.
+    /// As [`LaneSetup::watch_rows`].
     fn watch_rows(&self) -> Option<(u32, bool)> {
         let every = self.context.options.row_check_every;
         let acts = self.judgement.as_ref().and_then(RowJudgement::watch)?;

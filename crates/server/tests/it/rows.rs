@@ -1,4 +1,4 @@
-//! Models whose rows depend on each other: their requests run alone, whoever else asks at the same time.
+//! A model whose rows depend on each other runs each request alone, however many clients ask at once.
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::InferRequest;
@@ -105,7 +105,7 @@ async fn a_model_that_mixes_rows_runs_each_request_alone() {
         "{}",
         served.reason()
     );
-    // A softmax over one row is one, whatever the row holds.
+    // A softmax over a single row is one.
     assert_eq!(served.wrong(288, |i| i as f32, |_| 1.0).await, 0);
     // The rows of one request belong together.
     let both = [0.0f32, 0.0, 0.0, 0.0, 0.0, 0.0].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -138,7 +138,7 @@ async fn batching_always_and_never_win_over_the_graph() {
     assert_eq!(never.reason(), "requests run alone: batching is \"never\"");
 }
 
-/// What a configuration says of an item holds for requests of any number of rows.
+/// The configuration has the dims of one item. A request may have any number of rows.
 #[tokio::test]
 async fn batching_never_keeps_the_shapes_of_a_written_batch_size() {
     let config = r#"

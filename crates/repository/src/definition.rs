@@ -11,6 +11,7 @@ use downbeat_protocol::inference::{self, ModelConfig};
 
 use crate::batching::Batching;
 use crate::binding::TensorBinding;
+use crate::boundary::Boundary;
 use crate::config_source::ConfigSource;
 use crate::finding::Finding;
 use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
@@ -56,6 +57,7 @@ pub struct ModelDefinition {
     /// Outputs in the configuration's order: a configuration may leave outputs of the model out, and then clients do not
     /// see them. Empty before [`ModelDefinition::complete`].
     pub outputs: Vec<TensorBinding>,
+    pub(crate) boundary: Boundary,
     pub(crate) source: ConfigSource,
     pub(crate) labels: BTreeMap<String, Arc<[String]>>,
     pub(crate) completion: CompletionOptions,
@@ -156,6 +158,14 @@ impl ModelDefinition {
             let shape = batch.into_iter().chain(dims.iter().copied()).collect();
             (input.name.as_str(), (!input.dims.is_empty()).then_some(shape), input.optional)
         })
+    }
+
+    /// The path of a file that options name relative to the model's folder, such as a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// In words, if there is no such file, or it lies outside the repository and may not be read.
+    pub fn file_beside(&self, file: &Path) -> Result<PathBuf, String> {
+        self.boundary.resolve(&self.dir, file)
     }
 
     /// A string parameter of the configuration.

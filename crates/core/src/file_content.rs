@@ -27,7 +27,7 @@ pub enum FileContentError {
     /// The text begins with the byte order mark of this encoding.
     #[error("is {0} text, as its byte order mark says; save it as UTF-8")]
     OtherEncoding(&'static str),
-    /// The text is not UTF-8. So many bytes before the fault are.
+    /// The text is not UTF-8, and has no byte order mark.
     #[error("is not UTF-8 text (line {}, column {}); save it as UTF-8", place.0, place.1)]
     NotUtf8 {
         /// Line and column of the fault, from 1; columns count bytes.
@@ -53,8 +53,8 @@ pub fn text(bytes: &[u8]) -> Result<&str, FileContentError> {
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-/// Refuses a git-lfs pointer, which stands in a checkout for a file that nobody has fetched. `bytes` are the whole file;
-/// a file above [`LFS_POINTER_LIMIT`] need not be read for this.
+/// Refuses a git-lfs pointer: the small text that a checkout has in the place of a large file before git-lfs fetches it. `bytes` are
+/// the whole file; a file above [`LFS_POINTER_LIMIT`] need not be read for this.
 ///
 /// # Errors
 /// If the bytes are a pointer.

@@ -1,9 +1,9 @@
-//! The boundary of a model repository: which files may be read through symbolic links.
+//! The boundary of a model repository: symbolic links cross it only where an option says so.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-/// The folder that files of a repository lie in, and whether symbolic links may lead out of it.
+/// The folder of a repository, and whether symbolic links may lead to files outside that folder.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Boundary {
     /// The folder with symbolic links resolved.
@@ -21,7 +21,7 @@ impl Boundary {
         Ok(Boundary { root: folder.canonicalize()?, follows_symlinks: false })
     }
 
-    /// The same boundary, which symbolic links may cross or not.
+    /// The same boundary. `follows_symlinks`: symbolic links may cross it.
     pub(crate) fn with_follow_symlinks(self, follows_symlinks: bool) -> Self {
         Boundary { follows_symlinks, ..self }
     }
@@ -52,8 +52,8 @@ impl Boundary {
         }
     }
 
-    /// The path of `file`, which is written relative to `folder`, a folder of the repository. It may climb into other folders of the
-    /// repository (`../shared/tokenizer.json`), and not out of it.
+    /// The path of `file`, which is written relative to `folder`, a folder of the repository. The path may climb into other folders of
+    /// the repository (`../shared/tokenizer.json`).
     ///
     /// # Errors
     /// As [`Boundary::check`]; if the file is written as an absolute path, or climbs out of the repository.
@@ -77,12 +77,15 @@ impl Boundary {
 /// Why nothing can be read at `path`, after `error`: of a symbolic link, where it leads.
 pub(crate) fn reason(path: &Path, error: &io::Error) -> String {
     let target = path.read_link().ok();
-    let leads = |how: &str| target.as_ref().map(|target| format!("it is a symbolic link to {}, {how}", target.display()));
+    let leads =
+        |how: &str| target.as_ref().map(|target| format!("it is a symbolic link to {}, {how}", target.display()));
     match error.kind() {
-        io::ErrorKind::NotFound => leads("which leads to no file that exists").unwrap_or_else(|| "no such file or folder".to_owned()),
+        io::ErrorKind::NotFound => {
+            leads("which leads to no file that exists").unwrap_or_else(|| "no such file or folder".to_owned())
+        }
         io::ErrorKind::NotADirectory => "is not a folder".to_owned(),
         io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
-        // Its kind has no stable name.
+        // The standard library has no stable kind for this error.
         _ if error.raw_os_error() == Some(LOOP) => {
             leads("which leads back to itself").unwrap_or_else(|| "it lies on a circle of symbolic links".to_owned())
         }

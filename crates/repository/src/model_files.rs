@@ -224,7 +224,7 @@ impl ModelFiles<'_> {
     }
 }
 
-/// Why a version's folder has no model file `wanted`, and what to do about it. `is_default`: no configuration gives that name.
+/// The error of a version's folder without the model file `wanted`, with the remedy. `is_default`: no configuration gives that name.
 fn missing_model(folder: &Path, shown: &Path, wanted: &str, is_default: bool) -> String {
     let is_folder = folder.join(wanted).is_dir();
     let looked_into = if is_folder { folder.join(wanted) } else { folder.to_owned() };
@@ -238,7 +238,7 @@ fn missing_model(folder: &Path, shown: &Path, wanted: &str, is_default: bool) ->
     } else {
         format!("does not exist ({found})")
     };
-    let models: Vec<&String> = files.iter().filter(|name| is_onnx_name(name)).collect();
+    let models: Vec<&String> = files.iter().filter(|name| is_onnx_name(name) && is_onnx_name(wanted)).collect();
     let remedy = match models[..] {
         [only] if is_default && !is_folder => {
             format!("; rename {only} to {wanted}, or write default_model_filename: \"{only}\" in {CONFIG_FILE}")

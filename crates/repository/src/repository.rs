@@ -22,7 +22,7 @@ pub const CONFIG_FILE: &str = "config.pbtxt";
 pub struct ModelRepository {
     /// The folder as it was given, for messages.
     path: PathBuf,
-    /// The folder with symbolic links resolved, and whether links may lead out of it.
+    /// The folder with symbolic links resolved, and whether links may lead to files outside that folder.
     boundary: Boundary,
     completion: CompletionOptions,
 }
@@ -148,7 +148,7 @@ impl ModelRepository {
         self.boundary.root()
     }
 
-    /// Whether something of this name is in the repository, be it a model or not.
+    /// Whether the repository has an entry of this name: a model, or anything else.
     pub(crate) fn has_entry(&self, name: &str) -> bool {
         Self::check_name(name).is_ok() && is_there(&self.root().join(name))
     }

@@ -1,4 +1,4 @@
-//! Version folders: `1` is one. `01`, `0`, `v1` and `latest` are none, and messages say so.
+//! Version folders: `1` is a version. `01`, `0`, `v1` and `latest` are not, and messages give better names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,9 +16,9 @@ const MOST_NAMED: usize = 4;
 pub(crate) struct VersionFolders {
     /// The versions.
     pub(crate) present: BTreeSet<u64>,
-    /// What is wrong with each entry that looks like a version by its name, sorted.
+    /// A message for each entry whose name resembles a version, sorted.
     pub(crate) near_by_name: Vec<String>,
-    /// What is wrong with each folder that has another name and a model file, sorted.
+    /// A message for each other folder with a model file, sorted.
     pub(crate) near_by_content: Vec<String>,
 }
 
@@ -44,7 +44,9 @@ impl VersionFolders {
                     folders.near_by_name.push(format!("{name} cannot be read: {}", reason(&path, &error)));
                 }
                 Ok(metadata) if version.is_some() && !metadata.is_dir() => {
-                    folders.near_by_name.push(format!("{name} is a file; a version is a folder with a model file in it"));
+                    folders
+                        .near_by_name
+                        .push(format!("{name} is a file; a version is a folder with a model file in it"));
                 }
                 Ok(metadata) if metadata.is_dir() && resembles_version(&name) => {
                     let why = folders.why_not(&name);
@@ -76,8 +78,8 @@ impl VersionFolders {
         format!("{name} is not a version: {why}; rename the folder to {meant}")
     }
 
-    /// What to rename or to move in the model folder `dir`, which messages call `shown`, so that it has a version; `None`: nothing in
-    /// it looks like one. `file` is the configuration's name of model files, or empty.
+    /// Says how the model folder `dir` gets a version: by a rename, or by a move. `None` if nothing there looks like a version. Messages
+    /// call the folder `shown`. `file` is the configuration's name of model files, or empty.
     pub(crate) fn remedy(&self, dir: &Path, shown: &str, file: &str) -> Option<String> {
         let near: Vec<&str> = [&self.near_by_name[..], &self.near_by_content[..]]
             .into_iter()
@@ -90,7 +92,8 @@ impl VersionFolders {
         }
         let found = loose_model_file(dir)?;
         let keeps_name = file.is_empty() && standard_names().any(|name| name == found);
-        let file = if keeps_name { found.as_str() } else { Some(file).filter(|f| !f.is_empty()).unwrap_or("model.onnx") };
+        let file =
+            if keeps_name { found.as_str() } else { Some(file).filter(|f| !f.is_empty()).unwrap_or("model.onnx") };
         Some(format!("move {found} to {shown}/1/{file}"))
     }
 }
@@ -118,7 +121,7 @@ fn resembles_version(name: &str) -> bool {
         && letters.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'.' | b'_' | b'-' | b' '))
 }
 
-/// Whether a file's name ends as that of an ONNX model, in whichever case.
+/// Whether a file's name ends in `.onnx`, in upper or lower case.
 pub(crate) fn is_onnx_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
 }
@@ -130,7 +133,7 @@ fn loose_model_file(dir: &Path) -> Option<String> {
     files.filter(|name| is_onnx_name(name) || standard_names().any(|standard| standard == name)).min()
 }
 
-/// The names of what is in a folder, at most eight, as a message shows them.
+/// The names of a folder's entries, sorted; and a message that shows at most eight of the names.
 ///
 /// # Errors
 /// If the folder cannot be read.
@@ -139,6 +142,7 @@ pub(crate) fn contents(dir: &Path) -> io::Result<(Vec<String>, String)> {
     let mut files: Vec<String> = entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     files.sort_unstable();
     let shown: Vec<&str> = files.iter().map(String::as_str).take(8).collect();
-    let words = if shown.is_empty() { "the folder is empty".to_owned() } else { format!("found: {}", shown.join(", ")) };
+    let words =
+        if shown.is_empty() { "the folder is empty".to_owned() } else { format!("found: {}", shown.join(", ")) };
     Ok((files, words))
 }

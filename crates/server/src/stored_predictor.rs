@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use downbeat_core::{ModelId, file_content};
 use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, GroupPart, LearnedPredictor, Mlp};
+use downbeat_core::{ModelId, file_content};
 use downbeat_engine::Cut;
 use serde::{Deserialize, Serialize};
 

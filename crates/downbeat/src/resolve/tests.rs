@@ -437,7 +437,7 @@ fn symbolic_links_out_of_a_repository_are_followed_where_it_is_said() {
     let refused = definition("repository = 'models'").unwrap_err().to_string();
     assert!(refused.contains("follow_symlinks = true in downbeat.toml"), "{refused}");
     definition("repository = 'models'\nfollow_symlinks = true").unwrap();
-    // Who may put models into the repository does not decide which files the server reads.
+    // A file in the repository may not choose which files the server reads.
     std::fs::write(folder.path().join("models/downbeat.toml"), "follow_symlinks = true").unwrap();
     let refused = resolved_in_models(folder.path());
     assert!(refused.contains("'follow_symlinks' has to come from"), "{refused}");

@@ -51,10 +51,7 @@ fn size(folder: &Path, location: &str, roots: &[std::path::PathBuf]) -> Result<u
     if location.is_empty() || !stays {
         return Err(format!("but a location must be a relative path without '..'. {REMEDY}"));
     }
-    let path = folder
-        .join(relative)
-        .canonicalize()
-        .map_err(|e| format!("which cannot be read: {e}. {BESIDE}"))?;
+    let path = folder.join(relative).canonicalize().map_err(|e| format!("which cannot be read: {e}. {BESIDE}"))?;
     if !roots.iter().any(|root| path.starts_with(root)) {
         return Err(format!(
             "which is a link to {}, outside of the model's folder. Copy it beside the model, or make the model a link into the folder of \

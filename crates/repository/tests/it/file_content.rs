@@ -27,7 +27,8 @@ fn utf16(text: &str) -> Vec<u8> {
 /// The labels of the completed model.
 fn labels(repository: &ModelRepository) -> Arc<[String]> {
     let mut definition = repository.definition("m", None).unwrap();
-    let spec = |name: &str, dims: &[i64]| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: dims.to_vec() };
+    let spec =
+        |name: &str, dims: &[i64]| TensorSpec { name: name.into(), datatype: DataType::Fp32, dims: dims.to_vec() };
     definition.complete(&Signature { inputs: vec![spec("x", &[4])], outputs: vec![spec("y", &[2])] }).unwrap();
     definition.outputs[0].labels.clone()
 }
@@ -80,7 +81,8 @@ fn a_git_lfs_pointer_is_named_wherever_a_file_is_read() {
     assert_eq!(message(&repository, "m"), format!("REPO/m/config.pbtxt: {words}"));
     fs::create_dir(folder.path().join("m/warmup")).unwrap();
     fs::write(folder.path().join("m/warmup/x"), POINTER).unwrap();
-    let config = r#"model_warmup { inputs { key: "x" value { data_type: TYPE_STRING dims: 1 input_data_file: "x" } } }"#;
+    let config =
+        r#"model_warmup { inputs { key: "x" value { data_type: TYPE_STRING dims: 1 input_data_file: "x" } } }"#;
     let error = repository.definition("m", Some(config)).unwrap().warmups[0].request("m").unwrap_err();
     assert!(error.contains(&format!("warmup/x {words}")), "{error}");
 }

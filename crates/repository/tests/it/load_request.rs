@@ -63,8 +63,10 @@ fn the_newest_fields_of_the_schema_are_known_in_json() {
         let warnings: Vec<String> = definition.warnings.iter().map(ToString::to_string).collect();
         assert_eq!(
             warnings,
-            ["configuration of the load request: model_metrics: is not supported and ignored: histograms have the same buckets for every \
-              model"]
+            [
+                "configuration of the load request: model_metrics: is not supported and ignored: histograms have the same buckets for every \
+              model"
+            ]
         );
     }
     let ensemble = r#"{"platform": "ensemble", "ensemble_scheduling": {"max_inflight_requests": 4}}"#;

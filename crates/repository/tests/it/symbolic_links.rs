@@ -1,4 +1,4 @@
-//! Symbolic links: inside a repository they are followed, out of it only where somebody says so.
+//! Symbolic links: the repository follows links inside its folder, and other links only by an option.
 #![cfg(unix)]
 
 use std::fs;
@@ -50,7 +50,8 @@ fn cached(folder: &Path) -> std::path::PathBuf {
     let snapshot = cache.join("snapshots/5c38ec7/onnx");
     fs::create_dir_all(cache.join("blobs")).unwrap();
     fs::create_dir_all(&snapshot).unwrap();
-    for (file, blob, content) in [("model.onnx", "4d7a", ""), ("model.onnx_data", "93ab", "weights"), ("tokenizer.json", "77", "{}")]
+    for (file, blob, content) in
+        [("model.onnx", "4d7a", ""), ("model.onnx_data", "93ab", "weights"), ("tokenizer.json", "77", "{}")]
     {
         fs::write(cache.join("blobs").join(blob), content).unwrap();
         symlink(Path::new("../../../blobs").join(blob), snapshot.join(file)).unwrap();
@@ -134,7 +135,11 @@ fn links_that_lead_nowhere_are_errors_with_their_target() {
             ("version", format!("2 cannot be read: {}", nowhere("../gone"))),
             ("circle", "model.onnx: it is a symbolic link to model.onnx, which leads back to itself".to_owned()),
             ("folder", format!("'folder' is not the name of a model: {}", nowhere("gone"))),
-            ("loop", "'loop' is not the name of a model: it is a symbolic link to loop, which leads back to itself".to_owned()),
+            (
+                "loop",
+                "'loop' is not the name of a model: it is a symbolic link to loop, which leads back to itself"
+                    .to_owned(),
+            ),
         ] {
             let message = message(&repository, name);
             assert!(message.contains(&words), "{name}: {message}");

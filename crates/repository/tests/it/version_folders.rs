@@ -1,4 +1,4 @@
-//! Which folders are versions, and what is said of folders and files that nearly are.
+//! Versions in a model's folder, and the messages about folders and files that nearly are versions.
 
 use std::fs;
 
@@ -38,7 +38,7 @@ fn versions_are_numbers_and_the_policy_selects_among_them() {
     assert!(error.to_string().contains("selects none of the versions 1, 2, 10"), "{error}");
 }
 
-/// What is said of a model with one file: when the repository is scanned, and when the model is loaded.
+/// The messages about a model with one file: of the scan, and of the load.
 fn said(file: &str) -> [String; 2] {
     let folder = tempfile::tempdir().unwrap();
     model(folder.path(), "m", &[file]);
@@ -93,7 +93,8 @@ fn a_configuration_does_not_hide_that_there_is_no_version() {
     model(folder.path(), "m", &["config.pbtxt", "01/net.onnx", "warmup/x", "net.onnx"]);
     let repository = ModelRepository::open(folder.path()).unwrap();
     assert_eq!(repository.scan().unwrap().names, ["m"]);
-    let words = "REPO/m/config.pbtxt: no version folder; 01 is not a version: the number begins with 0; rename the folder to 1";
+    let words =
+        "REPO/m/config.pbtxt: no version folder; 01 is not a version: the number begins with 0; rename the folder to 1";
     assert_eq!(message(&repository, "m"), words);
     fs::remove_dir_all(folder.path().join("m/01")).unwrap();
     fs::write(folder.path().join("m/config.pbtxt"), "default_model_filename: \"net.onnx\"").unwrap();
@@ -114,7 +115,7 @@ fn a_model_file_of_another_name_is_named_with_what_to_do() {
         "REPO/upper: REPO/upper/1/model.onnx does not exist (found: Model.ONNX, labels.txt); rename Model.ONNX to model.onnx, \
          or write default_model_filename: \"Model.ONNX\" in config.pbtxt"
     );
-    // Which of two is meant, nobody knows.
+    // Of two files no one can be suggested.
     assert_eq!(
         said("two", &["1/a.onnx", "1/b.onnx"]),
         "REPO/two: REPO/two/1/model.onnx does not exist (found: a.onnx, b.onnx)"
@@ -125,7 +126,10 @@ fn a_model_file_of_another_name_is_named_with_what_to_do() {
          rename net.onnx to model.onnx"
     );
     fs::create_dir_all(folder.path().join("empty/1")).unwrap();
-    assert_eq!(message(&repository(), "empty"), "REPO/empty: REPO/empty/1/model.onnx does not exist (the folder is empty)");
+    assert_eq!(
+        message(&repository(), "empty"),
+        "REPO/empty: REPO/empty/1/model.onnx does not exist (the folder is empty)"
+    );
 }
 
 #[test]

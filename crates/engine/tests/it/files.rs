@@ -100,9 +100,6 @@ fn other_formats() {
         std::fs::write(&path, bytes).expect("writes");
         refused(&path, &["not an ONNX model"]);
     }
-    let path = folder.path().join("git-lfs.onnx");
-    std::fs::write(&path, b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n").expect("writes");
-    refused(&path, &["not an ONNX model"]);
 }
 
 #[test]

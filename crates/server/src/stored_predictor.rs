@@ -396,6 +396,8 @@ mod tests {
             said("{\"models\":[]}").contains("is no file of a predictor of operator groups (missing field `format`")
         );
         assert!(said("hello").contains("is no file of a predictor"));
+        let pointer = "version https://git-lfs.github.com/spec/v1\nsize 9\n";
+        assert!(said(pointer).contains("(it is a git-lfs pointer to 9 bytes"));
         assert!(said(&good.replace("\"format_version\":1", "\"format_version\":9")).contains("has version 9"));
         let nan = said(&good.replacen("0.01", "null", 1));
         assert!(nan.contains("a number that is NaN or infinite"), "{nan}");

@@ -67,7 +67,9 @@ fn a_cache_of_downloads_is_a_version_by_one_link() {
     fs::create_dir_all(root.join("m")).unwrap();
     symlink(&snapshot, root.join("m/1")).unwrap();
     let repositories = |follow: bool| {
-        ModelRepositories::open(&[root.clone()]).unwrap().map(|repository| repository.with_follow_symlinks(follow))
+        ModelRepositories::open(std::slice::from_ref(&root))
+            .unwrap()
+            .map(|repository| repository.with_follow_symlinks(follow))
     };
     let refused = repositories(false).definition("m", None).unwrap_err().to_string();
     assert!(refused.contains("blobs/4d7a, outside the repository; --follow-symlinks"), "{refused}");

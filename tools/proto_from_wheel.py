@@ -5,7 +5,7 @@ The Open Inference Protocol and Triton's model configuration are interfaces: nam
 and types must be exactly those that clients were built with, so they are read from the
 descriptors those clients carry instead of being typed in.
 
-    pip install 'tritonclient[grpc]==2.51.0' && python tools/proto_from_wheel.py crates/protocol/proto
+    pip install 'tritonclient[grpc]==2.73.0' && python tools/proto_from_wheel.py crates/protocol/proto
 """
 import pathlib
 import sys

@@ -7,6 +7,7 @@
 pub mod cluster;
 pub mod device;
 pub mod device_profiles;
+pub mod file_content;
 pub mod ids;
 pub mod profile;
 pub mod quantile;

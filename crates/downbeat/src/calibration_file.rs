@@ -8,6 +8,7 @@ use downbeat_report::say;
 use downbeat_server::pair_profiler::PairMeasurement;
 use downbeat_sim::device::{CalibratedModel, CalibratedPair, Calibration, MeasuredPoint};
 
+use crate::options_file;
 use crate::pair_report::PairReport;
 use crate::profiled_model::ProfiledModel;
 use crate::share_report::{DeviceUnits, ShareReport};
@@ -35,7 +36,7 @@ impl Device {
 /// What is there; `None`: nothing yet.
 fn read(file: &Path) -> anyhow::Result<Option<Calibration>> {
     let named = || format!("--save {}", file.display());
-    match std::fs::read_to_string(file) {
+    match options_file::read_text(file) {
         Ok(text) => Calibration::read(&text).map(Some).with_context(named),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(named),

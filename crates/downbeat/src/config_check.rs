@@ -39,7 +39,8 @@ pub struct CheckArgs {
 pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     let ConfigCommand::Check(args) = command;
     let options = options(&args.flags)?;
-    let scan = ModelRepositories::open(&options.repositories)?.scan()?;
+    let repositories = ModelRepositories::open(&options.repositories)?;
+    let scan = repositories.map(|repository| repository.with_follow_symlinks(options.follow_symlinks)).scan()?;
     let notices = options.notices.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let registry = Registry::open(Arc::new(options))?;

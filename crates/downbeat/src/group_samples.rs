@@ -9,6 +9,8 @@ use downbeat_core::device::overlap::GroupPart;
 use downbeat_server::stored_predictor::PredictedModel;
 use serde::{Deserialize, Serialize};
 
+use crate::options_file;
+
 /// What such a file says that it is.
 const FORMAT: &str = "downbeat-overlap-samples";
 const FORMAT_VERSION: u32 = 1;
@@ -81,7 +83,7 @@ impl GroupSamples {
     /// # Errors
     /// If it cannot be read, or is something else.
     pub fn read(path: &Path) -> anyhow::Result<Option<GroupSamples>> {
-        let text = match std::fs::read_to_string(path) {
+        let text = match options_file::read_text(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             text => text.with_context(|| format!("cannot read {}", path.display()))?,
         };

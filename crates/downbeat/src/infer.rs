@@ -8,6 +8,7 @@ use anyhow::{Context, anyhow, bail};
 use bytes::Bytes;
 use clap::Args;
 use downbeat_bench::client::Client;
+use downbeat_core::file_content;
 use downbeat_core::tensor::DataType;
 use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody, model_path};
@@ -82,10 +83,10 @@ async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
 }
 
 fn read_body(file: &Path) -> anyhow::Result<Bytes> {
-    let body = read_file(file)?;
-    serde_json::from_slice::<serde::de::IgnoredAny>(&body)
-        .with_context(|| format!("{} is not JSON", file.display()))?;
-    Ok(body.into())
+    let body = Bytes::from(read_file(file)?);
+    let text = file_content::text(&body).map_err(|error| anyhow!("{} {error}", file.display()))?;
+    serde_json::from_str::<serde::de::IgnoredAny>(text).with_context(|| format!("{} is not JSON", file.display()))?;
+    Ok(body.slice_ref(text.as_bytes()))
 }
 
 /// A whole file; - is standard input.

@@ -49,6 +49,9 @@ fn repositories() -> Vec<Key<Draft>> {
             .flag("model-repository", "Model repository: NAME/VERSION/model.onnx, optionally NAME/config.pbtxt. The models of several are served together")
             .unless("none", "\"models\"")
             .arity(Arity::Repeated),
+        key("follow_symlinks", switch(), |d| &mut d.options.follow_symlinks)
+            .flag("follow-symlinks", "Follow symbolic links that lead out of the model repository, such as those into caches of downloads; off: they are errors (see \"Symbolic links\")")
+            .arity(Arity::Optional),
     ]
 }
 

@@ -1,8 +1,10 @@
 //! `downbeat.toml`: options by their keys.
 
+use std::io::{Error, ErrorKind};
 use std::path::Path;
 
 use anyhow::{Context, anyhow, bail};
+use downbeat_core::file_content;
 use downbeat_repository::did_you_mean;
 use serde::Deserialize;
 use serde_json::Value;
@@ -84,7 +86,17 @@ pub fn text(path: &Path, most_bytes: u64) -> anyhow::Result<String> {
     if !metadata.is_file() || metadata.len() > most_bytes {
         bail!("{shown} is not a file of at most {most_bytes} bytes");
     }
-    std::fs::read_to_string(path).with_context(|| format!("cannot read {shown}"))
+    read_text(path).with_context(|| format!("cannot read {shown}"))
+}
+
+/// The text of a file.
+///
+/// # Errors
+/// If the file cannot be read, or is not text.
+pub fn read_text(path: &Path) -> std::io::Result<String> {
+    let bytes = std::fs::read(path)?;
+    let text = file_content::text(&bytes).map_err(|error| Error::new(ErrorKind::InvalidData, format!("it {error}")))?;
+    Ok(text.to_owned())
 }
 
 fn apply_table(table: &DeTable<'_>, folder: &Path, draft: &mut Draft) -> Result<(), Misplaced> {

@@ -10,7 +10,6 @@ use downbeat_core::Duration;
 use downbeat_engine::Search;
 use downbeat_plan::{SlotModel, SlotProblem};
 use downbeat_report::Json;
-use downbeat_repository::ModelRepository;
 use downbeat_server::options::EngineChoice;
 use downbeat_server::profile_store::{ProfileStore, StoredShares};
 use downbeat_sim::slots::{Contender, Found, MOST_SLOTS, MeasuredMix};
@@ -221,8 +220,8 @@ impl SlotArgs {
 
     /// What is kept of a model on shares of a device.
     fn profile(&self, model: &str, store: &ProfileStore) -> anyhow::Result<ShareProfile> {
-        let repository = resolve::repository_of(model, self.repository.as_deref(), Path::new(""))?;
-        let definition = ModelRepository::open(&repository)?.definition(model, None)?;
+        let repository = resolve::open_repository(model, self.repository.as_deref(), Path::new(""))?;
+        let definition = repository.definition(model, None)?;
         let version = definition.versions.last().map_or(1, |(version, _)| *version);
         let file = definition.version_file(version).with_context(|| format!("'{model}' has no version"))?;
         let engine = engine_for(definition.format, self.engine, &Search::from_env())?.info();

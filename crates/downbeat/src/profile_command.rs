@@ -198,9 +198,9 @@ fn load(
     // Lanes side by side are what uses the cores where several run.
     let has_company = args.lane_mix.is_some() || args.pairs.beside.is_some() || !args.groups.co_run.is_empty();
     let threads = if has_company && args.threads == 0 { 1 } else { units::threads_of(args.threads) };
-    let repository = resolve::repository_of(name, args.repository.as_deref(), &std::env::current_dir()?)?;
+    let repository = resolve::open_repository(name, args.repository.as_deref(), &std::env::current_dir()?)?;
     let largest_batch = sizes.and_then(|sizes| sizes.last().copied()).unwrap_or(32);
-    let wanted = ModelWanted { repository: &repository, name, version, largest_batch, cut, threads };
+    let wanted = ModelWanted { repository, name, version, largest_batch, cut, threads };
     ProfiledModel::load(wanted, |format| match beside {
         Some(beside) if beside.format == format => Ok(beside.engine.clone()),
         _ => {

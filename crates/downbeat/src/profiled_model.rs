@@ -20,7 +20,7 @@ use crate::units;
 /// Which model to load, and how.
 pub struct ModelWanted<'a> {
     /// The model repository.
-    pub repository: &'a Path,
+    pub repository: ModelRepository,
     pub name: &'a str,
     /// Its version; `None`: the latest that is served.
     pub version: Option<u64>,
@@ -61,7 +61,7 @@ impl ProfiledModel {
         engine: impl FnOnce(ModelFormat) -> anyhow::Result<Arc<dyn Engine>>,
     ) -> anyhow::Result<Self> {
         let ModelWanted { repository, name, version, largest_batch, cut, threads } = wanted;
-        let repository = ModelRepository::open(repository)?.with_default_max_batch_size(largest_batch);
+        let repository = repository.with_default_max_batch_size(largest_batch);
         let mut definition = repository.definition(name, None)?;
         for warning in &definition.warnings {
             note(format_args!("warning: {warning}"));

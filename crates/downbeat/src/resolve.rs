@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use downbeat_core::cluster::Autoscale;
+use downbeat_repository::ModelRepository;
 use downbeat_server::options::{DispatchPolicy, EngineChoice, ModelControl, ServerOptions};
 
 use crate::draft::Draft;
@@ -84,18 +85,20 @@ fn lies_in(file: &Path, folder: &Path) -> bool {
 /// file there the first that has it.
 ///
 /// # Errors
-/// If the file cannot be read or is wrong.
-pub fn repository_of(model: &str, given: Option<&Path>, folder: &Path) -> anyhow::Result<PathBuf> {
-    if let Some(given) = given {
-        return Ok(given.to_owned());
-    }
+/// If the file or the repository cannot be read, or the file is wrong.
+pub fn open_repository(model: &str, given: Option<&Path>, folder: &Path) -> anyhow::Result<ModelRepository> {
     let (file, mut draft) = (folder.join(FILE_NAME), Draft::default());
     if file.is_file() {
         options_file::apply(&file, &mut draft)?;
     }
-    let repositories = draft.options.repositories;
-    let has_it = repositories.iter().find(|repository| repository.join(model).is_dir());
-    Ok(has_it.or(repositories.first()).cloned().unwrap_or_else(|| EXAMPLES.into()))
+    let path = repository_of(model, given, &draft.options.repositories);
+    Ok(ModelRepository::open(path)?.with_follow_symlinks(draft.options.follow_symlinks))
+}
+
+fn repository_of(model: &str, given: Option<&Path>, repositories: &[PathBuf]) -> PathBuf {
+    let having = || repositories.iter().find(|repository| repository.join(model).is_dir());
+    let listed = || having().or(repositories.first()).cloned();
+    given.map(Path::to_owned).or_else(listed).unwrap_or_else(|| EXAMPLES.into())
 }
 
 /// The options that the text of a `downbeat.toml` alone gives; its paths are taken as they are written.

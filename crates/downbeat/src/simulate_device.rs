@@ -13,6 +13,7 @@ use downbeat_sim::device::{
     FigureOptions, Glue, Platform, Tuning, best_mixes, peak, tune_stages, tune_window,
 };
 
+use crate::options_file;
 use crate::run_output::RunOutput;
 
 /// Run a device policy on an emulated device: one model, Poisson arrivals, every decision checked.
@@ -152,7 +153,7 @@ fn milliseconds(flag: &str, value: f64, least: f64) -> anyhow::Result<Duration> 
 fn emulated(args: &DeviceArgs, of_dvabatch: bool) -> anyhow::Result<(EmulatedModel, String)> {
     if let Some(file) = &args.calibration {
         let named = || format!("--calibration {}", file.display());
-        let text = std::fs::read_to_string(file).with_context(named)?;
+        let text = options_file::read_text(file).with_context(named)?;
         let calibration = Calibration::read(&text).with_context(named)?;
         let model = calibration.model(&args.model, args.units).with_context(named)?;
         let CalibratedDevice { name, units, .. } = calibration.device;

@@ -8,7 +8,7 @@ use downbeat_core::tensor::Signature;
 use downbeat_core::{Duration, median};
 use downbeat_engine::{Buffer, Cut, Fill, Lane, LoadOptions, Search, State, Tensor};
 use downbeat_report::{Html, Json};
-use downbeat_repository::{ModelFormat, ModelRepository};
+use downbeat_repository::ModelFormat;
 use downbeat_server::clock::Clock;
 use downbeat_server::options::EngineChoice;
 use downbeat_server::sampler;
@@ -112,8 +112,8 @@ fn file(args: &SliceArgs) -> anyhow::Result<(PathBuf, ModelFormat)> {
     if path.extension().is_some_and(|e| e == "onnx") {
         return Ok((path.to_owned(), ModelFormat::Onnx));
     }
-    let repository = resolve::repository_of(&args.model, args.repository.as_deref(), &std::env::current_dir()?)?;
-    let definition = ModelRepository::open(&repository)?.definition(&args.model, None)?;
+    let repository = resolve::open_repository(&args.model, args.repository.as_deref(), &std::env::current_dir()?)?;
+    let definition = repository.definition(&args.model, None)?;
     let Some((version, _)) = definition.versions.last() else {
         bail!("'{}' has no version that is served", args.model)
     };

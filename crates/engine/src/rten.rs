@@ -126,12 +126,16 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<rten::Model, String> {
     let load = || {
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(true);
-        if let Some(completed) = completed(path)? {
+        let in_memory = match completed(path)? {
+            Some(completed) => Some(completed),
+            None => linked(path, file)?,
+        };
+        if let Some(model) = in_memory {
             for location in file.external_locations().collect::<BTreeSet<_>>() {
                 let data = std::fs::read(path.with_file_name(location)).map_err(|e| format!("'{location}': {e}"))?;
                 options.external_data(location, data);
             }
-            return options.load(completed).map_err(|e| e.to_string());
+            return options.load(model).map_err(|e| e.to_string());
         }
         // By its path if its name says what it is: only then are external data found.
         if path.extension().is_some_and(|e| e == "onnx") {
@@ -149,6 +153,15 @@ fn completed(path: &Path) -> Result<Option<Vec<u8>>, String> {
     // What cannot be decoded is for RTen to say.
     let Ok(mut model) = ModelProto::decode(Bytes::from(bytes)) else { return Ok(None) };
     Ok(complete::complete(&mut model)?.then(|| model.encode_to_vec()))
+}
+
+/// The model file if it is a symbolic link and has external data; else `None`. RTen resolves the link, and would look for the data
+/// beside the file that the link leads to, where a cache of downloads has them under other names.
+fn linked(path: &Path, file: &Checked<'_>) -> Result<Option<Vec<u8>>, String> {
+    if !path.is_symlink() || file.external_locations().next().is_none() {
+        return Ok(None);
+    }
+    std::fs::read(path).map(Some).map_err(|e| e.to_string())
 }
 
 /// Whether RTen opens external data at this location; a rule of its own, beyond that of ONNX.

@@ -41,9 +41,13 @@ fn main() {
         { "step": "layout", "order": "chw" },
     ]);
     let x = TensorSpec { name: "x".to_owned(), datatype: DataType::Fp32, dims: vec![-1, 3, 224, 224] };
-    let pipeline =
-        Pipeline::new(&Recipe::read(read_steps(&steps).unwrap(), Path::new("")).unwrap(), &[x], true, 64_000_000)
-            .unwrap();
+    let pipeline = Pipeline::new(
+        &Recipe::read(read_steps(&steps).unwrap(), |file| Ok(file.to_owned())).unwrap(),
+        &[x],
+        true,
+        64_000_000,
+    )
+    .unwrap();
     let items = [bytes.clone()];
     let look = median_us(|| drop(black_box(pipeline.look(&items))));
     let decoding = median_us(|| drop(black_box(decode(&bytes, header, 3))));

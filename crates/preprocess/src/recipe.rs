@@ -1,6 +1,8 @@
 //! Steps with the file that they need, so that they can be taken where the model's folder is not.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use downbeat_core::file_content;
 
 use crate::step::Step;
 
@@ -17,14 +19,14 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// These steps, with the file that they name in a model's `folder`.
+    /// These steps, with the file that they name. `find` gives the path of a file that is written relative to the model's folder.
     ///
     /// # Errors
-    /// In words, if it cannot be read, or has more than [`MAX_FILE_BYTES`].
-    pub fn read(steps: Vec<Step>, folder: &Path) -> Result<Self, String> {
+    /// In words, if the file may not or cannot be read, has more than [`MAX_FILE_BYTES`], or is not text.
+    pub fn read(steps: Vec<Step>, find: impl FnOnce(&Path) -> Result<PathBuf, String>) -> Result<Self, String> {
         let tokenizer = match steps.first() {
             Some(Step::Tokenize { file, .. }) => {
-                let read = read_file(&folder.join(file));
+                let read = find(file).and_then(|path| read_file(&path));
                 Some(read.map_err(|reason| format!("step 1, 'tokenize': {reason}"))?)
             }
             _ => None,
@@ -40,5 +42,9 @@ fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     if !metadata.is_file() || metadata.len() > MAX_FILE_BYTES {
         return Err(format!("{shown} is not a file of at most {MAX_FILE_BYTES} bytes"));
     }
-    std::fs::read(path).map_err(cannot)
+    let mut bytes = std::fs::read(path).map_err(cannot)?;
+    let text = file_content::text(&bytes).map_err(|error| format!("{shown} {error}"))?;
+    let mark = bytes.len() - text.len();
+    bytes.drain(..mark);
+    Ok(bytes)
 }

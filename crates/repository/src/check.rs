@@ -374,6 +374,11 @@ impl<'a> Report<'a> {
             (!config.cc_model_filenames.is_empty(), "cc_model_filenames", "is ignored: it is about GPUs"),
             (!config.metric_tags.is_empty(), "metric_tags", "is not supported and ignored"),
             (!config.runtime.is_empty(), "runtime", "is not supported and ignored"),
+            (
+                config.model_metrics.is_some(),
+                "model_metrics",
+                "is not supported and ignored: histograms have the same buckets for every model",
+            ),
         ] {
             if given {
                 self.warn(field, message);

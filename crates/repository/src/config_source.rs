@@ -3,9 +3,11 @@
 use std::io::Read;
 use std::path::Path;
 
+use downbeat_core::file_content::{self, FileContentError};
 use downbeat_protocol::inference::ModelConfig;
 use prost_reflect::{DynamicMessage, EnumDescriptor, Kind, MessageDescriptor};
 
+use crate::boundary::{is_there, reason};
 use crate::field_index::{At, FieldIndex, split_path};
 use crate::finding::{ConfigError, Finding, Position, did_you_mean};
 
@@ -52,8 +54,8 @@ impl ConfigSource {
         let fail = |position, message: String| ConfigError::from(Finding { position, ..Finding::of(&label, message) });
         let metadata = match std::fs::metadata(path) {
             Ok(metadata) => metadata,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(fail(None, format!("cannot be read: {e}"))),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && !is_there(path) => return Ok(None),
+            Err(e) => return Err(fail(None, format!("cannot be read: {}", reason(path, &e)))),
         };
         // Opening a pipe would wait for its writer.
         if !metadata.is_file() {
@@ -70,11 +72,11 @@ impl ConfigSource {
                 format!("has {size} bytes; a model configuration of more than {MAX_CONFIG_BYTES} bytes is not read"),
             ));
         }
-        let text = std::str::from_utf8(&bytes).map_err(|e| {
-            let valid = bytes.get(..e.valid_up_to()).unwrap_or_default();
-            let line = 1 + valid.iter().filter(|b| **b == b'\n').count();
-            let column = valid.iter().rev().take_while(|b| **b != b'\n').count() + 1;
-            fail(Some(Position { line, column }), "is not UTF-8 text".to_owned())
+        let text = file_content::text(&bytes).map_err(|error| match error {
+            FileContentError::NotUtf8 { place: (line, column) } => {
+                fail(Some(Position { line, column }), "is not UTF-8 text; save it as UTF-8".to_owned())
+            }
+            error => fail(None, error.to_string()),
         })?;
         Self::parse_text(text, label).map(Some)
     }
@@ -86,6 +88,7 @@ impl ConfigSource {
             let message = format!("has {} bytes; at most {MAX_CONFIG_BYTES} are taken", text.len());
             return Err(Finding::of(label, message).into());
         }
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         if text.trim_start().starts_with('{') { Self::parse_json(text, label) } else { Self::parse_text(text, label) }
     }
 
@@ -115,8 +118,6 @@ impl ConfigSource {
     }
 
     fn parse_text(text: &str, label: String) -> Result<Self, ConfigError> {
-        // Editors on Windows write a byte order mark.
-        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let index = FieldIndex::scan(text)
             .map_err(|e| Finding { position: Some(e.position), ..Finding::of(&label, e.message) })?;
         match DynamicMessage::parse_text_format(schema(), &index.normalised()) {

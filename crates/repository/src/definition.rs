@@ -11,6 +11,7 @@ use downbeat_protocol::inference::{self, ModelConfig};
 
 use crate::batching::Batching;
 use crate::binding::TensorBinding;
+use crate::boundary::Boundary;
 use crate::config_source::ConfigSource;
 use crate::finding::Finding;
 use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
@@ -60,6 +61,7 @@ pub struct ModelDefinition {
     /// Outputs in the configuration's order: a configuration may leave outputs of the model out, and then clients do not
     /// see them. Empty before [`ModelDefinition::complete`].
     pub outputs: Vec<TensorBinding>,
+    pub(crate) boundary: Boundary,
     pub(crate) source: ConfigSource,
     pub(crate) labels: BTreeMap<String, Arc<[String]>>,
     pub(crate) completion: CompletionOptions,
@@ -165,6 +167,14 @@ impl ModelDefinition {
     /// Whether the configuration as written has a `max_batch_size`.
     pub fn writes_batch_size(&self) -> bool {
         self.source.says_max_batch_size() || !self.completion.enabled
+    }
+
+    /// The path of a file that options name relative to the model's folder, such as a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// In words, if there is no such file, or it lies outside the repository and may not be read.
+    pub fn file_beside(&self, file: &Path) -> Result<PathBuf, String> {
+        self.boundary.resolve(&self.dir, file)
     }
 
     /// A string parameter of the configuration.

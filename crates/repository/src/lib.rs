@@ -1,7 +1,8 @@
 //! The model repository: layout, `config.pbtxt`, and what a model needs to be served.
 //!
 //! [`ModelRepository::definition`] reads a model's folder, [`ModelDefinition::complete`] fills in what only the model
-//! file knows. Nothing here loads a model, and nothing outside the repository's folder is read.
+//! file knows. Nothing here loads a model. Nothing outside the repository's folder is read, unless
+//! [`ModelRepository::with_follow_symlinks`] lets symbolic links lead out of it.
 //!
 //! A `config.pbtxt` is read with Triton's own schema. These `parameters` (strings, as all parameters) have a meaning here;
 //! others are kept for clients to read:
@@ -17,6 +18,7 @@
 
 mod batching;
 mod binding;
+mod boundary;
 mod check;
 mod completion;
 mod config_source;
@@ -30,6 +32,7 @@ pub mod policy;
 mod repositories;
 mod repository;
 mod row_verdict;
+mod version_folder;
 mod warmup;
 
 pub use batching::{Batching, Level};

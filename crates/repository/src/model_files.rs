@@ -5,12 +5,15 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
+use downbeat_core::file_content;
 use downbeat_protocol::inference::model_version_policy::PolicyChoice;
 use downbeat_protocol::inference::{ModelConfig, model_warmup};
 
+use crate::boundary::{Boundary, is_there, reason};
 use crate::check::Report;
 use crate::definition::{ModelFormat, datatype};
-use crate::repository::{ModelRepository, io_reason, version_number};
+use crate::repository::CONFIG_FILE;
+use crate::version_folder::{VersionFolders, contents, is_onnx_name};
 use crate::warmup::{Warmup, WarmupData, WarmupInput};
 
 /// Largest file of class names that is read, bytes.
@@ -18,7 +21,7 @@ const MAX_LABEL_BYTES: u64 = 16 << 20;
 
 /// The files beside a configuration.
 pub(crate) struct ModelFiles<'a> {
-    pub(crate) repository: &'a ModelRepository,
+    pub(crate) boundary: &'a Boundary,
     pub(crate) dir: &'a Path,
     /// The folder as messages name it.
     pub(crate) shown: PathBuf,
@@ -31,21 +34,23 @@ impl ModelFiles<'_> {
         if name.is_empty() || !path.components().all(|c| matches!(c, Component::Normal(_))) {
             return Err(format!("'{name}' does not name a file inside the model's folder"));
         }
-        let path = self.dir.join(path);
+        let (path, shown) = (self.dir.join(path), self.shown.join(name));
+        let shown = shown.display();
+        self.boundary.check(&path).map_err(|reason| format!("{shown}: {reason}"))?;
         match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_file() => {}
-            Ok(_) => return Err(format!("{} is not a file", self.shown.join(name).display())),
-            Err(e) => return Err(format!("{}: {}", self.shown.join(name).display(), io_reason(&e))),
+            Ok(metadata) if metadata.is_file() => Ok(path),
+            Ok(_) => Err(format!("{shown} is not a file")),
+            Err(e) => Err(format!("{shown}: {}", reason(&path, &e))),
         }
-        self.repository.stays_inside(&path)?;
-        Ok(path)
     }
 
     /// The names of classes, by output.
     pub(crate) fn labels(&self, config: &ModelConfig, report: &mut Report<'_>) -> BTreeMap<String, Arc<[String]>> {
         let mut labels = BTreeMap::new();
         for (i, output) in config.output.iter().enumerate().filter(|(_, o)| !o.label_filename.is_empty()) {
-            match self.named(&output.label_filename).and_then(|path| read_labels(&path)) {
+            let shown = self.shown.join(&output.label_filename);
+            let read = |path: PathBuf| read_labels(&path).map_err(|reason| format!("{} {reason}", shown.display()));
+            match self.named(&output.label_filename).and_then(read) {
                 Ok(names) => {
                     labels.insert(output.name.clone(), names);
                 }
@@ -114,20 +119,20 @@ impl ModelFiles<'_> {
         format: Option<ModelFormat>,
         report: &mut Report<'_>,
     ) -> (ModelFormat, Vec<(u64, PathBuf)>) {
-        let mut present = BTreeSet::new();
-        for entry in fs::read_dir(self.dir).into_iter().flatten().flatten() {
-            if let Some(version) = entry.file_name().to_str().and_then(version_number)
-                && entry.path().is_dir()
-            {
-                present.insert(version);
-            }
-        }
+        let folders = VersionFolders::read(self.dir);
         let unknown = format.unwrap_or(ModelFormat::Onnx);
-        if present.is_empty() {
-            let file = self.shown.join("1").join(unknown.file_names().first().copied().unwrap_or_default());
-            report.error("", format!("no version folder; expected {}", file.display()));
+        if folders.present.is_empty() {
+            let named = Some(config.default_model_filename.as_str()).filter(|name| !name.is_empty());
+            let file = named.or(unknown.file_names().first().copied()).unwrap_or_default();
+            let expected = || format!("expected {}", self.shown.join("1").join(file).display());
+            let remedy = folders.remedy(self.dir, &self.shown.display().to_string(), &config.default_model_filename);
+            report.error("", format!("no version folder; {}", remedy.unwrap_or_else(expected)));
             return (unknown, Vec::new());
         }
+        for near in folders.near_by_name {
+            report.warn("", near);
+        }
+        let present = folders.present;
         let selected = match config.version_policy.as_ref().and_then(|p| p.policy_choice.as_ref()) {
             Some(PolicyChoice::All(_)) => present,
             Some(PolicyChoice::Specific(specific)) => {
@@ -199,33 +204,58 @@ impl ModelFiles<'_> {
             vec![(format.unwrap_or(if emulated { ModelFormat::Emulated } else { ModelFormat::Onnx }), name)]
         };
         for (format, name) in &candidates {
+            let shown = shown.join(name);
+            let refused = |reason: String| format!("{}: {reason}", shown.display());
             // A folder of that name holds the graph beside its external weights.
             for path in [folder.join(name), folder.join(name).join(name)] {
-                if path.is_file() {
-                    self.repository
-                        .stays_inside(&path)
-                        .map_err(|reason| format!("{}: {reason}", shown.join(name).display()))?;
-                    return Ok((*format, path));
+                match fs::metadata(&path) {
+                    Ok(metadata) if metadata.is_file() => {
+                        self.boundary.check(&path).map_err(refused)?;
+                        return Ok((*format, path));
+                    }
+                    // A symbolic link that leads nowhere.
+                    Err(e) if is_there(&path) => return Err(refused(reason(&path, &e))),
+                    _ => {}
                 }
             }
         }
         let wanted = candidates.first().map_or("model.onnx", |(_, name)| *name);
-        let entries = fs::read_dir(&folder).into_iter().flatten().flatten();
-        let mut files: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
-        files.sort_unstable();
-        files.truncate(8);
-        let found =
-            if files.is_empty() { "the folder is empty".to_owned() } else { format!("found: {}", files.join(", ")) };
-        Err(format!("{} does not exist ({found})", shown.join(wanted).display()))
+        Err(missing_model(&folder, &shown, wanted, name.is_empty()))
     }
 }
 
+/// The error of a version's folder without the model file `wanted`, with the remedy. `is_default`: no configuration gives that name.
+fn missing_model(folder: &Path, shown: &Path, wanted: &str, is_default: bool) -> String {
+    let is_folder = folder.join(wanted).is_dir();
+    let looked_into = if is_folder { folder.join(wanted) } else { folder.to_owned() };
+    let (files, found) = match contents(&looked_into) {
+        Ok(contents) => contents,
+        Err(e) => return format!("{} cannot be read: {}", shown.display(), reason(&looked_into, &e)),
+    };
+    let shown = shown.join(wanted);
+    let what = if is_folder {
+        format!("is a folder without a file {wanted} in it ({found})")
+    } else {
+        format!("does not exist ({found})")
+    };
+    let models: Vec<&String> = files.iter().filter(|name| is_onnx_name(name) && is_onnx_name(wanted)).collect();
+    let remedy = match models[..] {
+        [only] if is_default && !is_folder => {
+            format!("; rename {only} to {wanted}, or write default_model_filename: \"{only}\" in {CONFIG_FILE}")
+        }
+        [only] => format!("; rename {only} to {wanted}"),
+        _ => String::new(),
+    };
+    format!("{} {what}{remedy}", shown.display())
+}
+
 fn read_labels(path: &Path) -> Result<Arc<[String]>, String> {
-    let size = fs::metadata(path).map_err(|e| io_reason(&e))?.len();
+    let cannot = |e: std::io::Error| format!("cannot be read: {}", reason(path, &e));
+    let size = fs::metadata(path).map_err(cannot)?.len();
     if size > MAX_LABEL_BYTES {
         return Err(format!("has {size} bytes; at most {MAX_LABEL_BYTES} are read"));
     }
-    let bytes = fs::read(path).map_err(|e| io_reason(&e))?;
-    let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8 text".to_owned())?;
+    let bytes = fs::read(path).map_err(cannot)?;
+    let text = file_content::text(&bytes).map_err(|e| e.to_string())?;
     Ok(text.lines().map(str::to_owned).collect())
 }

@@ -89,10 +89,12 @@ impl ModelRepositories {
         self.0.iter().map(|repository| repository.fingerprint(name)).collect()
     }
 
-    /// The repository that has a model, or the first if none has.
+    /// The repository that has a model; or else that has something of its name; or else the first.
     fn of(&self, name: &str) -> Result<&ModelRepository, RepositoryError> {
         let mut having = self.0.iter().filter(|repository| repository.has(name));
-        match (having.next(), having.next(), self.0.first()) {
+        // A folder of this name that is no model: its repository says why.
+        let near = self.0.iter().find(|repository| repository.has_entry(name));
+        match (having.next(), having.next(), near.or(self.0.first())) {
             (Some(one), Some(other), _) => {
                 let (one, other) = (one.path().to_owned(), other.path().to_owned());
                 Err(RepositoryError::Ambiguous(name.to_owned(), one, other))

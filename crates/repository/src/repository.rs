@@ -6,11 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use crate::boundary::{Boundary, is_there, reason};
 use crate::check::Report;
 use crate::config_source::ConfigSource;
-use crate::definition::{CompletionOptions, ModelDefinition, ModelFormat};
+use crate::definition::{CompletionOptions, ModelDefinition};
 use crate::finding::{ConfigError, Finding, did_you_mean, sorted};
 use crate::model_files::ModelFiles;
+use crate::version_folder::{VersionFolders, has_model_file, is_onnx_name, version_number};
 
 /// Name of a model's configuration file.
 pub const CONFIG_FILE: &str = "config.pbtxt";
@@ -20,8 +22,8 @@ pub const CONFIG_FILE: &str = "config.pbtxt";
 pub struct ModelRepository {
     /// The folder as it was given, for messages.
     path: PathBuf,
-    /// The folder with symbolic links resolved: nothing outside it is read.
-    root: PathBuf,
+    /// The folder with symbolic links resolved, and whether links may lead to files outside that folder.
+    boundary: Boundary,
     completion: CompletionOptions,
 }
 
@@ -81,18 +83,25 @@ impl ModelRepository {
     /// If it is not a readable folder.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
         let path = path.into();
-        let unreadable = |e: io::Error| RepositoryError::Unreadable(path.clone(), io_reason(&e));
-        let root = path.canonicalize().map_err(unreadable)?;
-        fs::read_dir(&root).map_err(unreadable)?;
+        let unreadable = |e: io::Error| RepositoryError::Unreadable(path.clone(), reason(&path, &e));
+        let boundary = Boundary::of(&path).map_err(unreadable)?;
+        fs::read_dir(boundary.root()).map_err(unreadable)?;
         let completion =
             CompletionOptions { enabled: true, default_max_batch_size: 32, ..CompletionOptions::default() };
-        Ok(ModelRepository { path, root, completion })
+        Ok(ModelRepository { path, boundary, completion })
     }
 
     /// Whether configurations are completed from the model file (default), or have to be whole.
     #[must_use]
     pub fn with_auto_complete(mut self, enabled: bool) -> Self {
         self.completion.enabled = enabled;
+        self
+    }
+
+    /// Whether symbolic links that lead out of the repository are followed (default: they are errors).
+    #[must_use]
+    pub fn with_follow_symlinks(mut self, enabled: bool) -> Self {
+        self.boundary = self.boundary.with_follow_symlinks(enabled);
         self
     }
 
@@ -124,7 +133,9 @@ impl ModelRepository {
     /// # Errors
     /// As [`ModelRepository::open`].
     pub fn at(&self, path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
-        Ok(ModelRepository { completion: self.completion.clone(), ..ModelRepository::open(path)? })
+        let ModelRepository { path, boundary, .. } = ModelRepository::open(path)?;
+        let boundary = boundary.with_follow_symlinks(self.boundary.follows_symlinks());
+        Ok(ModelRepository { path, boundary, completion: self.completion.clone() })
     }
 
     /// The folder, as it was given.
@@ -134,7 +145,12 @@ impl ModelRepository {
 
     /// The folder with symbolic links resolved.
     pub(crate) fn root(&self) -> &Path {
-        &self.root
+        self.boundary.root()
+    }
+
+    /// Whether the repository has an entry of this name: a model, or anything else.
+    pub(crate) fn has_entry(&self, name: &str) -> bool {
+        Self::check_name(name).is_ok() && is_there(&self.root().join(name))
     }
 
     /// Whether there is a model of this name.
@@ -147,9 +163,9 @@ impl ModelRepository {
     /// # Errors
     /// If the folder cannot be read any more.
     pub fn scan(&self) -> Result<Scan, RepositoryError> {
-        let unreadable = |e: io::Error| RepositoryError::Unreadable(self.path.clone(), io_reason(&e));
+        let unreadable = |e: io::Error| RepositoryError::Unreadable(self.path.clone(), reason(&self.path, &e));
         let mut scan = Scan::default();
-        for entry in fs::read_dir(&self.root).map_err(unreadable)? {
+        for entry in fs::read_dir(self.root()).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
             let file_name = entry.file_name();
             let shown = file_name.to_string_lossy().into_owned();
@@ -160,12 +176,16 @@ impl ModelRepository {
             let mut warn = |message: String| {
                 scan.warnings.push(Finding::of(self.path.join(&file_name).display().to_string(), message));
             };
-            let Ok(metadata) = fs::metadata(entry.path()) else {
-                warn("cannot be read (a broken symbolic link?); ignored".to_owned());
-                continue;
+            let metadata = match fs::metadata(entry.path()) {
+                Ok(metadata) => metadata,
+                Err(error) => {
+                    warn(format!("cannot be read: {}; ignored", reason(&entry.path(), &error)));
+                    continue;
+                }
             };
             if !metadata.is_dir() {
-                if let Some(stem) = shown.strip_suffix(".onnx") {
+                if is_onnx_name(&shown) {
+                    let stem = Path::new(&shown).file_stem().unwrap_or_default().to_string_lossy();
                     warn(format!("is a file; a model is a folder: {stem}/1/model.onnx"));
                 }
                 continue;
@@ -176,15 +196,15 @@ impl ModelRepository {
                     Err(e) => warn(format!("{e}; ignored")),
                     // As in Triton: without a configuration, and none to be made up, it is no model.
                     Ok(dir)
-                        if looks_like_model(&dir) && !self.completion.enabled && !dir.join(CONFIG_FILE).exists() =>
+                        if looks_like_model(&dir) && !self.completion.enabled && !is_there(&dir.join(CONFIG_FILE)) =>
                     {
                         warn(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"));
                     }
                     Ok(dir) if looks_like_model(&dir) => scan.names.push(name.to_owned()),
-                    Ok(dir) if dir.join("model.onnx").exists() => {
-                        warn(format!("has no version folder; move the file to {name}/1/model.onnx"));
-                    }
-                    Ok(_) => warn(format!("has neither a version folder such as {name}/1 nor {CONFIG_FILE}; ignored")),
+                    Ok(dir) => warn(match VersionFolders::read(&dir).remedy(&dir, name, "") {
+                        Some(remedy) => format!("has no version folder; {remedy}"),
+                        None => format!("has neither a version folder such as {name}/1 nor {CONFIG_FILE}; ignored"),
+                    }),
                 },
             }
         }
@@ -200,10 +220,10 @@ impl ModelRepository {
 
     /// What the folder is if it is not a repository but a part of one, and which folder was probably meant.
     fn is_misplaced(&self) -> Option<String> {
-        let entries = || fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let entries = || fs::read_dir(self.root()).into_iter().flatten().flatten();
         let is_version = |path: &Path| path.file_name().and_then(|n| n.to_str()).and_then(version_number).is_some();
-        let above = |levels: usize| self.root.ancestors().nth(levels).unwrap_or(&self.root).display().to_string();
-        if self.root.join(CONFIG_FILE).is_file()
+        let above = |levels: usize| self.root().ancestors().nth(levels).unwrap_or(self.root()).display().to_string();
+        if self.root().join(CONFIG_FILE).is_file()
             || entries().any(|e| is_version(&e.path()) && has_model_file(&e.path()))
         {
             return Some(format!(
@@ -211,7 +231,7 @@ impl ModelRepository {
                 above(1)
             ));
         }
-        if is_version(&self.root) && has_model_file(&self.root) {
+        if is_version(self.root()) && has_model_file(self.root()) {
             return Some(format!(
                 "is the folder of one version of a model, not a model repository; give the folder two above it: {}",
                 above(2)
@@ -232,8 +252,8 @@ impl ModelRepository {
             Some(text) => ConfigSource::from_request(text)?,
             None => {
                 let file = dir.join(CONFIG_FILE);
-                if file.exists() {
-                    self.stays_inside(&file).map_err(|reason| ConfigError::from(Finding::of(&label, reason)))?;
+                if is_there(&file) {
+                    self.boundary.check(&file).map_err(|reason| ConfigError::from(Finding::of(&label, reason)))?;
                 }
                 ConfigSource::read(&file, label)?
                     .unwrap_or_else(|| ConfigSource::absent(self.path.join(name).display().to_string()))
@@ -241,7 +261,7 @@ impl ModelRepository {
         };
         let mut report = Report::new(&source);
         let checked = report.check(name);
-        let files = ModelFiles { repository: self, dir: &dir, shown: self.path.join(name) };
+        let files = ModelFiles { boundary: &self.boundary, dir: &dir, shown: self.path.join(name) };
         let warmups = files.warmups(&source.config, &mut report);
         let labels = files.labels(&source.config, &mut report);
         let (format, versions) = files.versions(&source.config, checked.format, &mut report);
@@ -258,6 +278,7 @@ impl ModelRepository {
         Ok(ModelDefinition {
             name: name.to_owned(),
             dir,
+            boundary: self.boundary.clone(),
             config,
             versions,
             format,
@@ -320,53 +341,30 @@ impl ModelRepository {
     /// The folder of a model, which is inside the repository.
     fn model_dir(&self, name: &str) -> Result<PathBuf, RepositoryError> {
         Self::check_name(name)?;
-        let dir = self.root.join(name);
-        if !dir.is_dir() {
-            let hint = if dir.exists() { String::new() } else { self.near(name) };
-            return Err(RepositoryError::NotFound(name.to_owned(), self.path.clone(), hint));
+        let dir = self.root().join(name);
+        let named = |reason: String| RepositoryError::Name(name.chars().take(64).collect(), reason);
+        match fs::metadata(&dir) {
+            Ok(metadata) if metadata.is_dir() => {}
+            Err(error) if is_there(&dir) => return Err(named(reason(&dir, &error))),
+            found => {
+                let hint = if found.is_ok() { String::new() } else { self.near(name) };
+                return Err(RepositoryError::NotFound(name.to_owned(), self.path.clone(), hint));
+            }
         }
-        self.stays_inside(&dir).map_err(|reason| RepositoryError::Name(name.chars().take(64).collect(), reason))?;
+        self.boundary.check(&dir).map_err(named)?;
         Ok(dir)
     }
 
     /// Which folder was probably meant.
     fn near(&self, name: &str) -> String {
-        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
+        let entries = fs::read_dir(self.root()).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
         let folders: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
         did_you_mean(name, folders.iter().map(String::as_str).filter(|n| !n.starts_with('.')))
     }
-
-    /// Whether a path leads to something in the repository.
-    pub(crate) fn stays_inside(&self, path: &Path) -> Result<(), String> {
-        match path.canonicalize() {
-            Ok(real) if real.starts_with(&self.root) => Ok(()),
-            Ok(real) => Err(format!("it is a symbolic link to {}, outside the repository", real.display())),
-            Err(e) => Err(io_reason(&e)),
-        }
-    }
-}
-
-pub(crate) fn io_reason(e: &io::Error) -> String {
-    match e.kind() {
-        io::ErrorKind::NotFound => "no such file or folder".to_owned(),
-        io::ErrorKind::NotADirectory => "is not a folder".to_owned(),
-        io::ErrorKind::PermissionDenied => "permission denied".to_owned(),
-        _ => e.to_string(),
-    }
-}
-
-/// The version that a folder is named after. As in Triton, names with a leading zero are none.
-pub(crate) fn version_number(name: &str) -> Option<u64> {
-    let digits = name.bytes().all(|b| b.is_ascii_digit()) && !name.starts_with('0');
-    digits.then(|| name.parse().ok()).flatten()
-}
-
-fn has_model_file(dir: &Path) -> bool {
-    [ModelFormat::Onnx, ModelFormat::Emulated].iter().flat_map(|f| f.file_names()).any(|name| dir.join(name).exists())
 }
 
 fn looks_like_model(dir: &Path) -> bool {
-    dir.join(CONFIG_FILE).exists()
+    is_there(&dir.join(CONFIG_FILE))
         || fs::read_dir(dir).is_ok_and(|entries| {
             entries.flatten().any(|e| e.file_name().to_str().and_then(version_number).is_some() && e.path().is_dir())
         })

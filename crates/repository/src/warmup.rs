@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use downbeat_core::file_content::refuse_lfs_pointer;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferTensor};
 
@@ -92,6 +93,7 @@ impl WarmupInput {
                     return Err(format!("{shown} is larger than {MAX_INPUT_BYTES} bytes"));
                 }
                 let data = std::fs::read(path).map_err(|e| format!("{shown}: {e}"))?;
+                refuse_lfs_pointer(&data).map_err(|e| format!("{shown} {e}"))?;
                 match self.datatype {
                     // How many strings there are is checked with every other request's.
                     DataType::Bytes => Ok(data.into()),

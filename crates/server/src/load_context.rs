@@ -178,7 +178,7 @@ impl LoadContext {
     ) -> anyhow::Result<Option<Arc<Preprocess>>> {
         let its = self.options.models.get(&definition.name).and_then(|model| model.preprocess.as_deref());
         let Some(steps) = its else { return Ok(None) };
-        let recipe = Recipe::read(steps.to_vec(), &definition.dir);
+        let recipe = Recipe::read(steps.to_vec(), |file| definition.file_beside(file));
         let made = recipe.and_then(|recipe| self.preprocessing.steps(&recipe, codec));
         made.map(Some).map_err(|reason| anyhow::anyhow!("[models.{}] preprocess: {reason}", definition.name))
     }

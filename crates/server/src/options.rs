@@ -153,6 +153,8 @@ with_defaults! {
         pub strict_readiness: bool = true,
         /// Ready also while no model is served.
         pub allow_empty: bool = false,
+        /// Whether symbolic links that lead out of a model repository are followed.
+        pub follow_symlinks: bool = false,
         /// Whether a model's configuration is completed from its file.
         pub auto_complete_config: bool = true,
         /// Stop at start if a model does not load, instead of serving the others.

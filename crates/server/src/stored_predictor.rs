@@ -3,8 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use downbeat_core::ModelId;
 use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, GroupPart, LearnedPredictor, Mlp};
+use downbeat_core::{ModelId, file_content};
 use downbeat_engine::Cut;
 use serde::{Deserialize, Serialize};
 
@@ -217,9 +217,10 @@ impl StoredPredictor {
     /// If the file cannot be read, is something else or of another version of the format, or what it says is no predictor.
     pub fn load(path: &Path) -> Result<Self, PredictorFileError> {
         let file = || path.to_owned();
-        let text = std::fs::read(path).map_err(|source| PredictorFileError::File { path: file(), source })?;
+        let bytes = std::fs::read(path).map_err(|source| PredictorFileError::File { path: file(), source })?;
         let foreign = |reason: String| PredictorFileError::Foreign { path: file(), reason };
-        let head: Head = serde_json::from_slice(&text).map_err(|error| foreign(error.to_string()))?;
+        let text = file_content::text(&bytes).map_err(|error| foreign(format!("it {error}")))?;
+        let head: Head = serde_json::from_str(text).map_err(|error| foreign(error.to_string()))?;
         if head.format != FORMAT {
             return Err(foreign(format!("it says that it is '{}'", head.format.escape_debug())));
         }
@@ -233,7 +234,7 @@ impl StoredPredictor {
             let hint = if reason.contains("null") { " (a number that is NaN or infinite)" } else { "" };
             bad(format!("{reason}{hint}"))
         };
-        let stored: StoredPredictor = serde_json::from_slice(&text).map_err(read)?;
+        let stored: StoredPredictor = serde_json::from_str(text).map_err(read)?;
         stored.checked().map_err(bad)
     }
 
@@ -395,6 +396,8 @@ mod tests {
             said("{\"models\":[]}").contains("is no file of a predictor of operator groups (missing field `format`")
         );
         assert!(said("hello").contains("is no file of a predictor"));
+        let pointer = "version https://git-lfs.github.com/spec/v1\nsize 9\n";
+        assert!(said(pointer).contains("(it is a git-lfs pointer to 9 bytes"));
         assert!(said(&good.replace("\"format_version\":1", "\"format_version\":9")).contains("has version 9"));
         let nan = said(&good.replacen("0.01", "null", 1));
         assert!(nan.contains("a number that is NaN or infinite"), "{nan}");

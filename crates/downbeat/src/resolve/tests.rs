@@ -404,16 +404,63 @@ fn a_file_that_lies_with_the_models_says_only_how_they_are_served() {
 #[test]
 fn the_repository_of_other_commands_is_that_of_the_file_too() {
     let folder = tempfile::tempdir().unwrap();
-    let found = |given: Option<&str>| repository_of("m", given.map(Path::new), folder.path());
-    assert_eq!(found(None).unwrap(), Path::new(EXAMPLES));
+    for repository in ["mine", "other/m", "given"] {
+        std::fs::create_dir_all(folder.path().join(repository)).unwrap();
+    }
+    let given = folder.path().join("given");
+    let found = |given: Option<&Path>| open_repository("m", given, folder.path()).map(|found| found.path().to_owned());
+    assert_eq!(repository_of("m", None, &[]), Path::new(EXAMPLES));
     std::fs::write(folder.path().join(FILE_NAME), "repository = 'mine'").unwrap();
     assert_eq!(found(None).unwrap(), folder.path().join("mine"));
-    assert_eq!(found(Some("given")).unwrap(), Path::new("given"));
+    assert_eq!(found(Some(&given)).unwrap(), given);
     std::fs::write(folder.path().join(FILE_NAME), "repository = ['mine', 'other']").unwrap();
-    std::fs::create_dir_all(folder.path().join("other/m")).unwrap();
     assert_eq!(found(None).unwrap(), folder.path().join("other"));
     std::fs::write(folder.path().join(FILE_NAME), "repo = 'mine'").unwrap();
     assert!(found(None).unwrap_err().to_string().contains("unknown option 'repo'"));
+}
+
+#[cfg(unix)]
+#[test]
+fn symbolic_links_out_of_a_repository_are_followed_where_it_is_said() {
+    assert!(!merged("repository = 'models'", &[]).follow_symlinks);
+    assert!(merged("repository = 'models'", &["--follow-symlinks"]).follow_symlinks);
+    assert!(!merged("repository = 'models'\nfollow_symlinks = true", &["--follow-symlinks=false"]).follow_symlinks);
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(folder.path().join("elsewhere/1")).unwrap();
+    std::fs::create_dir(folder.path().join("models")).unwrap();
+    std::fs::write(folder.path().join("elsewhere/1/model.onnx"), "").unwrap();
+    std::os::unix::fs::symlink(folder.path().join("elsewhere"), folder.path().join("models/m")).unwrap();
+    let definition = |file: &str| {
+        std::fs::write(folder.path().join(FILE_NAME), file).unwrap();
+        open_repository("m", None, folder.path()).unwrap().definition("m", None)
+    };
+    let refused = definition("repository = 'models'").unwrap_err().to_string();
+    assert!(refused.contains("follow_symlinks = true in downbeat.toml"), "{refused}");
+    definition("repository = 'models'\nfollow_symlinks = true").unwrap();
+    // A file in the repository may not choose which files the server reads.
+    std::fs::write(folder.path().join("models/downbeat.toml"), "follow_symlinks = true").unwrap();
+    let refused = resolved_in_models(folder.path());
+    assert!(refused.contains("'follow_symlinks' has to come from"), "{refused}");
+}
+
+/// Why a server does not start in the repository `models` of a folder, whose own options file is wrong.
+#[cfg(unix)]
+fn resolved_in_models(folder: &Path) -> String {
+    resolve(&flags(&["."]), Process::Server, &folder.join("models")).unwrap_err().to_string()
+}
+
+#[test]
+fn a_byte_order_mark_before_the_options_is_skipped() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |bytes: &[u8]| {
+        std::fs::write(folder.path().join(FILE_NAME), bytes).unwrap();
+        resolve(&flags(&["models"]), Process::Server, folder.path())
+    };
+    let resolved = read("\u{feff}slo_ms = 7".as_bytes()).unwrap();
+    assert_eq!(resolved.options.default_slo, Some(Duration::from_millis(7)));
+    let utf16: Vec<u8> = "\u{feff}slo_ms = 7".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let refused = format!("{:#}", read(&utf16).unwrap_err());
+    assert!(refused.contains("UTF-16") && refused.contains("save it as UTF-8"), "{refused}");
 }
 
 #[test]

@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
-use downbeat_core::{Duration, LatencyProfile};
+use downbeat_core::{Duration, LatencyProfile, file_content};
 use serde::Deserialize;
 
 use self::device::{Devices, Sharing, Spot};
@@ -98,11 +98,12 @@ impl Config {
         if !metadata.is_file() || metadata.len() > CONFIG_LIMIT {
             return Err(format!("not a file of at most {CONFIG_LIMIT} bytes"));
         }
-        let text = std::fs::read_to_string(path).map_err(|e| e.to_string())?;
+        let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+        let text = file_content::text(&bytes).map_err(|e| format!("the file {e}"))?;
         if path.extension().is_some_and(|e| e == "json") {
-            serde_json::from_str(&text).map_err(|e| e.to_string())
+            serde_json::from_str(text).map_err(|e| e.to_string())
         } else {
-            toml::from_str(&text).map_err(|e| e.to_string())
+            toml::from_str(text).map_err(|e| e.to_string())
         }
     }
 

@@ -45,21 +45,27 @@ pub(super) fn check(model: &Path, external: &[External]) -> Result<(), String> {
 /// The size of the file at `location`, if it may be read.
 fn size(folder: &Path, location: &str, roots: &[std::path::PathBuf]) -> Result<u64, String> {
     const REMEDY: &str = "Put it beside the model and save the model with that location";
+    const BESIDE: &str = "It has to lie beside the model; copy it there, or link it where the model is a link";
     let relative = Path::new(location);
     let stays = relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
     if location.is_empty() || !stays {
         return Err(format!("but a location must be a relative path without '..'. {REMEDY}"));
     }
-    let path = folder
-        .join(relative)
-        .canonicalize()
-        .map_err(|e| format!("which cannot be read: {e}. It has to lie beside the model; copy it there"))?;
+    let path = folder.join(relative).canonicalize().map_err(|e| format!("which cannot be read: {e}. {BESIDE}"))?;
     if !roots.iter().any(|root| path.starts_with(root)) {
-        return Err(format!("which is a link to {}, outside of the model's folder. {REMEDY}", path.display()));
+        return Err(format!(
+            "which is a link to {}, outside of the model's folder. Copy it beside the model, or make the model a link into the folder of \
+             that file, too, as Hugging Face's caches do",
+            path.display()
+        ));
     }
     match std::fs::metadata(&path) {
-        Ok(metadata) if metadata.is_file() => Ok(metadata.len()),
+        Ok(metadata) if metadata.is_file() => {
+            let size = metadata.len();
+            super::refuse_lfs_pointer(&path, size).map_err(|e| format!("which {e}"))?;
+            Ok(size)
+        }
         Ok(_) => Err(format!("which is not a regular file. {REMEDY}")),
-        Err(e) => Err(format!("which cannot be read: {e}. It has to lie beside the model; copy it there")),
+        Err(e) => Err(format!("which cannot be read: {e}. {BESIDE}")),
     }
 }

@@ -15,6 +15,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use downbeat_core::file_content::{self, FileContentError};
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 
 use crate::traits::LoadError;
@@ -80,6 +81,7 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
              weights as external data: onnx.save(model, path, save_as_external_data=True)"
         )));
     }
+    refuse_lfs_pointer(path, len).map_err(|e| error(format!("the file {e}")))?;
     let opened = File::open(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
     let file = file::read(BufReader::new(opened), len)
         .map_err(|e| error(format!("not an ONNX model that can be loaded: {e}. Export or copy it again")))?;
@@ -105,6 +107,15 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     }
     external::check(path, &file.external).map_err(error)?;
     Ok(Checked { path, file })
+}
+
+/// Refuses a file of `len` bytes that is a git-lfs pointer.
+fn refuse_lfs_pointer(path: &Path, len: u64) -> Result<(), FileContentError> {
+    if len > file_content::LFS_POINTER_LIMIT {
+        return Ok(());
+    }
+    // The reader of the file reports a file that cannot be read.
+    std::fs::read(path).map_or(Ok(()), |bytes| file_content::refuse_lfs_pointer(&bytes))
 }
 
 impl Checked<'_> {

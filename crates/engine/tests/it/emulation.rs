@@ -99,6 +99,27 @@ fn wrong_configurations() {
     }
 }
 
+#[test]
+fn a_byte_order_mark_is_skipped_and_other_content_is_named() {
+    let folder = folder();
+    for name in ["model.emulated.toml", "model.emulated.json"] {
+        let path = folder.path().join(name);
+        let json = r#"{"latency_ms": [1.0], "outputs": [{"name": "y", "datatype": "INT8", "dims": [1]}]}"#;
+        let text = if name.ends_with("json") { json } else { CONFIG };
+        std::fs::write(&path, format!("\u{feff}{text}")).expect("writes");
+        load(&Emulated::new(), &path);
+        let utf16: Vec<u8> = format!("\u{feff}{text}").encode_utf16().flat_map(u16::to_be_bytes).collect();
+        let pointer = b"version https://git-lfs.github.com/spec/v1\nsize 9\n".to_vec();
+        for (bytes, words) in
+            [(utf16, "the file is UTF-16 text"), (pointer, "the file is a git-lfs pointer to 9 bytes")]
+        {
+            std::fs::write(&path, bytes).expect("writes");
+            let message = Emulated::new().load(&LoadOptions::new(&path, 1)).err().expect("refused").to_string();
+            assert!(message.contains(words) && message.contains(name), "no '{words}' in: {message}");
+        }
+    }
+}
+
 /// Two models that take 20 ms alone, with a lane each at these places.
 fn pair(engine: &Emulated, knee: &str, places: [Share; 2]) -> [Box<dyn Lane>; 2] {
     let folder = folder();

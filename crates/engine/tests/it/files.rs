@@ -100,9 +100,6 @@ fn other_formats() {
         std::fs::write(&path, bytes).expect("writes");
         refused(&path, &["not an ONNX model"]);
     }
-    let path = folder.path().join("git-lfs.onnx");
-    std::fs::write(&path, b"version https://git-lfs.github.com/spec/v1\noid sha256:1\n").expect("writes");
-    refused(&path, &["not an ONNX model"]);
 }
 
 #[test]
@@ -289,6 +286,49 @@ fn external_data_outside_the_folder() {
     symlink(folder.path(), inner.join("up")).expect("links");
     let path = write(&inner, "model.onnx", &external("up/secret.bin", "0", "32"));
     refused(&path, &["'w'", "up/secret.bin", "outside of the model's folder"]);
+}
+
+/// A git-lfs pointer, as a clone without git-lfs has in the place of a large file.
+const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 23026053\n";
+
+#[test]
+fn a_git_lfs_pointer_in_the_place_of_a_model_or_its_weights() {
+    let folder = folder();
+    let words = ["is a git-lfs pointer to 23026053 bytes (sha256:4d7a214614ab2935)", "git lfs pull"];
+    let path = folder.path().join("model.onnx");
+    std::fs::write(&path, POINTER).expect("writes");
+    refused(&path, &words);
+    std::fs::write(folder.path().join("weights.data"), POINTER).expect("writes");
+    write(folder.path(), "model.onnx", &external("weights.data", "0", "32"));
+    refused(&path, &[&["'w'", "'weights.data'"], &words[..]].concat());
+}
+
+/// `snapshots/REVISION/FILE` are links to `blobs/DIGEST`: weights have the name that the model says only beside the link.
+#[test]
+fn a_model_in_a_cache_of_downloads() {
+    let folder = folder();
+    let (blobs, snapshot) = (folder.path().join("blobs"), folder.path().join("snapshots/5c38ec7"));
+    std::fs::create_dir_all(&blobs).expect("creates");
+    std::fs::create_dir_all(&snapshot).expect("creates");
+    write(&blobs, "4d7a", &external("model.onnx_data", "0", "32"));
+    std::fs::write(blobs.join("93ab"), weight_bytes()).expect("writes");
+    symlink("../../blobs/4d7a", snapshot.join("model.onnx")).expect("links");
+    let version = folder.path().join("1");
+    symlink("snapshots/5c38ec7", &version).expect("links");
+    let path = version.join("model.onnx");
+    refused(&path, &["model.onnx_data", "No such file", "link it where the model is a link"]);
+    symlink("../../blobs/93ab", snapshot.join("model.onnx_data")).expect("links");
+    for engine in engines() {
+        let model = load(&*engine, &path);
+        let outputs = run(&mut *lane(&*model), vec![floats(&[1, 4], &[1., 0., 0., 0.])]).expect("runs");
+        assert_eq!(crate::support::as_floats(&outputs[0]), [1.0, -2.0], "{}", engine.info().name);
+    }
+    // Weights elsewhere than the model's file: onnxruntime would not read them, either.
+    std::fs::create_dir(folder.path().join("other")).expect("creates");
+    std::fs::write(folder.path().join("other/w"), weight_bytes()).expect("writes");
+    std::fs::remove_file(snapshot.join("model.onnx_data")).expect("removes");
+    symlink("../../other/w", snapshot.join("model.onnx_data")).expect("links");
+    refused(&path, &["outside of the model's folder", "make the model a link into the folder of that file"]);
 }
 
 /// Also where a tensor is an attribute of a node in a nested graph.

@@ -25,7 +25,7 @@ fn spec(name: &str, datatype: DataType, dims: &[i64]) -> TensorSpec {
 /// The pipeline of a batched model.
 fn pipeline(steps: &Value, inputs: &[TensorSpec]) -> Result<Pipeline, String> {
     let folder = Path::new(EXAMPLES).join("models/sentence");
-    Pipeline::new(&Recipe::read(read_steps(steps)?, &folder)?, inputs, true, MOST_PIXELS)
+    Pipeline::new(&Recipe::read(read_steps(steps)?, |file| Ok(folder.join(file)))?, inputs, true, MOST_PIXELS)
 }
 
 /// As a server has it: looked at, then done.

@@ -59,3 +59,25 @@ fn without_padding_texts_of_a_request_are_equally_long() {
     let said = run(&pipeline, &[b"good", b"so good"]).unwrap_err().to_string();
     assert!(said.contains("3 to 4 tokens") && said.contains("'pad'"), "{said}");
 }
+
+#[test]
+fn a_tokenizer_file_is_read_without_its_mark_or_named_for_its_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    let written = json!([{ "step": "tokenize", "file": "tokenizer.json", "max_length": 6 }]);
+    let read = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        Recipe::read(read_steps(&written).unwrap(), |file| Ok(folder.path().join(file)))
+    };
+    assert_eq!(read("\u{feff}{}".as_bytes()).unwrap().tokenizer.unwrap(), b"{}");
+    for (bytes, words) in [
+        (&b"version https://git-lfs.github.com/spec/v1\nsize 466247\n"[..], "is a git-lfs pointer to 466247 bytes"),
+        (b"\xff\xfe{\0}\0", "is UTF-16 text"),
+    ] {
+        let said = read(bytes).unwrap_err();
+        assert_eq!(said.find("step 1, 'tokenize': "), Some(0));
+        assert!(said.contains(&format!("{} {words}", path.display())), "{said}");
+    }
+    let outside = Recipe::read(read_steps(&written).unwrap(), |_| Err("it lies elsewhere".to_owned()));
+    assert_eq!(outside.unwrap_err(), "step 1, 'tokenize': it lies elsewhere");
+}

@@ -51,3 +51,27 @@ fn wrong_json_is_answered_with_its_place() {
     );
     assert_eq!(message("{} {}"), "configuration of the load request:1:4: trailing characters");
 }
+
+#[test]
+fn the_newest_fields_of_the_schema_are_known_in_json() {
+    let (_folder, repository) = repository();
+    for config in [
+        r#"{"model_metrics": {"metric_control": [{"metric_identifier": {"family": "f"}, "histogram_options": {"buckets": [1, 2.5]}}]}}"#,
+        r#"{"modelMetrics": {"metricControl": [{"metricIdentifier": {"family": "f"}, "histogramOptions": {"buckets": [1, 2.5]}}]}}"#,
+    ] {
+        let definition = repository.definition("m", Some(config)).unwrap();
+        let warnings: Vec<String> = definition.warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            warnings,
+            [
+                "configuration of the load request: model_metrics: is not supported and ignored: histograms have the same buckets for every \
+              model"
+            ]
+        );
+    }
+    let ensemble = r#"{"platform": "ensemble", "ensemble_scheduling": {"max_inflight_requests": 4}}"#;
+    let error = repository.definition("m", Some(ensemble)).unwrap_err().to_string();
+    assert!(error.contains("ensemble_scheduling: is not supported"), "{error}");
+    let error = repository.definition("m", Some(r#"{"model_metric": {}}"#)).unwrap_err().to_string();
+    assert!(error.contains("unknown field 'model_metric'; did you mean 'model_metrics'?"), "{error}");
+}

@@ -4,9 +4,12 @@
 
 mod config_corpus;
 mod examples;
+mod file_content;
 mod hostile;
 mod layout;
 mod load_request;
 mod normalised;
 mod places;
+mod symbolic_links;
+mod version_folders;
 mod warmup;

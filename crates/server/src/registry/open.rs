@@ -37,6 +37,7 @@ impl Registry {
     pub fn open(options: Arc<ServerOptions>) -> anyhow::Result<Self> {
         let repository = ModelRepositories::open(&options.repositories)?.map(|repository| {
             repository
+                .with_follow_symlinks(options.follow_symlinks)
                 .with_auto_complete(options.auto_complete_config)
                 .with_default_max_batch_size(options.default_max_batch_size)
         });

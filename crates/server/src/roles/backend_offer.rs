@@ -166,7 +166,8 @@ impl OfferMaker {
     /// The steps to a model's inputs, to be sent.
     fn recipe(&self, definition: &ModelDefinition) -> Option<Arc<SentRecipe>> {
         let steps = self.options.models.get(&definition.name)?.preprocess.clone()?;
-        let packed = Recipe::read(steps, &definition.dir).and_then(|recipe| SentRecipe::pack(&recipe));
+        let packed =
+            Recipe::read(steps, |file| definition.file_beside(file)).and_then(|recipe| SentRecipe::pack(&recipe));
         let said = |reason: &String| {
             let model = &definition.name;
             tracing::warn!(%model, %reason, "the cluster's frontends take tensors alone for this model");

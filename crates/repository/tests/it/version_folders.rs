@@ -1,0 +1,143 @@
+//! Versions in a model's folder, and the messages about folders and files that nearly are versions.
+
+use std::fs;
+
+use downbeat_repository::{ModelRepositories, ModelRepository};
+
+use crate::layout::{message, model};
+
+#[test]
+fn versions_are_numbers_and_the_policy_selects_among_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<String> = ["1", "2", "10", "007", "1.5", "x", "99999999999999999999999"]
+        .iter()
+        .map(|v| format!("{v}/model.onnx"))
+        .collect();
+    model(folder.path(), "m", &files.iter().map(String::as_str).collect::<Vec<_>>());
+    let repository = ModelRepository::open(folder.path()).unwrap();
+    let versions = |config: &str| -> Vec<u64> {
+        let definition = repository.definition("m", Some(config)).unwrap();
+        definition.versions.iter().map(|(v, _)| *v).collect()
+    };
+    assert_eq!(versions(""), [10]);
+    assert_eq!(versions("version_policy { latest { num_versions: 2 } }"), [2, 10]);
+    assert_eq!(versions("version_policy { all { } }"), [1, 2, 10]);
+    assert_eq!(versions("version_policy { specific { versions: [ 2, 1 ] } }"), [1, 2]);
+    let warnings = repository.definition("m", None).unwrap().warnings;
+    let warnings: Vec<&str> = warnings.iter().map(|warning| warning.message.as_str()).collect();
+    assert_eq!(
+        warnings,
+        [
+            "007 is not a version: the number begins with 0; rename the folder to 7",
+            "1.5 is not a version: the name has to be a whole number; rename the folder to 11",
+            "99999999999999999999999 is not a version: the largest is 18446744073709551615; rename the folder to 11",
+        ],
+        "a folder of another name may be a backup"
+    );
+    let error = repository.definition("m", Some("version_policy { specific { versions: 7 } }")).unwrap_err();
+    assert!(error.to_string().contains("selects none of the versions 1, 2, 10"), "{error}");
+}
+
+/// The messages about a model with one file: of the scan, and of the load.
+fn said(file: &str) -> [String; 2] {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path(), "m", &[file]);
+    let repository = ModelRepository::open(folder.path()).unwrap();
+    let scan = repository.scan().unwrap();
+    assert_eq!((scan.names.len(), scan.warnings.len()), (0, 1), "{scan:?}");
+    [scan.warnings[0].message.clone(), message(&repository, "m")]
+}
+
+#[test]
+fn a_folder_that_is_nearly_a_version_is_named_with_a_better_name() {
+    for (folder, why, meant) in [
+        ("01", "the number begins with 0", 1),
+        ("0012", "the number begins with 0", 12),
+        ("0", "versions start at 1", 1),
+        ("000", "versions start at 1", 1),
+        ("v1", "the name has to be a whole number", 1),
+        ("V02", "the name has to be a whole number", 2),
+        ("version_3", "the name has to be a whole number", 3),
+        ("1.0", "the name has to be a whole number", 1),
+        ("v0", "the name has to be a whole number", 1),
+        ("latest", "the name has to be a whole number", 1),
+        ("99999999999999999999", "the largest is 18446744073709551615", 1),
+    ] {
+        let remedy = format!("no version folder; {folder} is not a version: {why}; rename the folder to {meant}");
+        let [scanned, loaded] = said(&format!("{folder}/model.onnx"));
+        assert_eq!(scanned, format!("has {remedy}"));
+        assert_eq!(loaded, format!("REPO/m: {remedy}"));
+    }
+}
+
+#[test]
+fn a_model_file_without_a_version_folder_is_told_where_to_go() {
+    for (found, wanted) in [
+        ("model.onnx", "model.onnx"),
+        ("resnet50.onnx", "model.onnx"),
+        ("Model.ONNX", "model.onnx"),
+        ("model.emulated.toml", "model.emulated.toml"),
+    ] {
+        let [scanned, loaded] = said(found);
+        assert_eq!(scanned, format!("has no version folder; move {found} to m/1/{wanted}"));
+        assert_eq!(loaded, format!("REPO/m: no version folder; move {found} to REPO/m/1/{wanted}"));
+    }
+    let [scanned, loaded] = said("1");
+    assert_eq!(scanned, "has no version folder; 1 is a file; a version is a folder with a model file in it");
+    assert!(loaded.ends_with("1 is a file; a version is a folder with a model file in it"), "{loaded}");
+}
+
+#[test]
+fn a_configuration_does_not_hide_that_there_is_no_version() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path(), "m", &["config.pbtxt", "01/net.onnx", "warmup/x", "net.onnx"]);
+    let repository = ModelRepository::open(folder.path()).unwrap();
+    assert_eq!(repository.scan().unwrap().names, ["m"]);
+    let words =
+        "REPO/m/config.pbtxt: no version folder; 01 is not a version: the number begins with 0; rename the folder to 1";
+    assert_eq!(message(&repository, "m"), words);
+    fs::remove_dir_all(folder.path().join("m/01")).unwrap();
+    fs::write(folder.path().join("m/config.pbtxt"), "default_model_filename: \"net.onnx\"").unwrap();
+    let words = "REPO/m/config.pbtxt: no version folder; move net.onnx to REPO/m/1/net.onnx";
+    assert_eq!(message(&repository, "m"), words);
+}
+
+#[test]
+fn a_model_file_of_another_name_is_named_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let repository = || ModelRepository::open(folder.path()).unwrap();
+    let said = |name: &str, files: &[&str]| {
+        model(folder.path(), name, files);
+        message(&repository(), name)
+    };
+    assert_eq!(
+        said("upper", &["1/Model.ONNX", "1/labels.txt"]),
+        "REPO/upper: REPO/upper/1/model.onnx does not exist (found: Model.ONNX, labels.txt); rename Model.ONNX to model.onnx, \
+         or write default_model_filename: \"Model.ONNX\" in config.pbtxt"
+    );
+    // Of two files no one can be suggested.
+    assert_eq!(
+        said("two", &["1/a.onnx", "1/b.onnx"]),
+        "REPO/two: REPO/two/1/model.onnx does not exist (found: a.onnx, b.onnx)"
+    );
+    assert_eq!(
+        said("folder", &["1/model.onnx/net.onnx", "1/model.onnx/net.onnx_data"]),
+        "REPO/folder: REPO/folder/1/model.onnx is a folder without a file model.onnx in it (found: net.onnx, net.onnx_data); \
+         rename net.onnx to model.onnx"
+    );
+    fs::create_dir_all(folder.path().join("empty/1")).unwrap();
+    assert_eq!(
+        message(&repository(), "empty"),
+        "REPO/empty: REPO/empty/1/model.onnx does not exist (the folder is empty)"
+    );
+}
+
+#[test]
+fn a_near_model_is_explained_by_the_repository_that_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+    model(&one, "other", &["1/model.onnx"]);
+    model(&two, "m", &["01/model.onnx"]);
+    let error = ModelRepositories::open(&[one, two]).unwrap().definition("m", None).unwrap_err().to_string();
+    assert!(error.contains("01 is not a version"), "{error}");
+}

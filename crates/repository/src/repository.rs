@@ -15,6 +15,9 @@ use crate::model_files::ModelFiles;
 /// Name of a model's configuration file.
 pub const CONFIG_FILE: &str = "config.pbtxt";
 
+/// The folder of a model's other configurations, of which a server may be told one by name.
+const CONFIGS_FOLDER: &str = "configs";
+
 /// A model repository on a local disk. Holds no state of the models: each call looks at the disk.
 #[derive(Clone, Debug)]
 pub struct ModelRepository {
@@ -23,6 +26,8 @@ pub struct ModelRepository {
     /// The folder with symbolic links resolved: nothing outside it is read.
     root: PathBuf,
     completion: CompletionOptions,
+    /// The name of the configuration that is read instead of [`CONFIG_FILE`], where a model has it.
+    config_name: Option<String>,
 }
 
 /// Why the repository has no definition of a model.
@@ -86,7 +91,7 @@ impl ModelRepository {
         fs::read_dir(&root).map_err(unreadable)?;
         let completion =
             CompletionOptions { enabled: true, default_max_batch_size: 32, ..CompletionOptions::default() };
-        Ok(ModelRepository { path, root, completion })
+        Ok(ModelRepository { path, root, completion, config_name: None })
     }
 
     /// Whether configurations are completed from the model file (default), or have to be whole.
@@ -100,6 +105,22 @@ impl ModelRepository {
     #[must_use]
     pub fn with_default_max_batch_size(mut self, size: u32) -> Self {
         self.completion.default_max_batch_size = size.min(i32::MAX as u32);
+        self
+    }
+
+    /// The configuration of a model is `configs/NAME.pbtxt` in its folder, if there is one, instead of `config.pbtxt`
+    /// (default: never).
+    #[must_use]
+    pub fn with_config_name(mut self, name: Option<String>) -> Self {
+        self.config_name = name;
+        self
+    }
+
+    /// Whether a model that a configuration keeps to GPUs runs on the CPU, with a warning, where there are no GPUs
+    /// (default: it is an error).
+    #[must_use]
+    pub fn with_cpu_for_gpus(mut self, allowed: bool) -> Self {
+        self.completion.cpu_for_gpus = allowed;
         self
     }
 
@@ -124,7 +145,8 @@ impl ModelRepository {
     /// # Errors
     /// As [`ModelRepository::open`].
     pub fn at(&self, path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
-        Ok(ModelRepository { completion: self.completion.clone(), ..ModelRepository::open(path)? })
+        let (completion, config_name) = (self.completion.clone(), self.config_name.clone());
+        Ok(ModelRepository { completion, config_name, ..ModelRepository::open(path)? })
     }
 
     /// The folder, as it was given.
@@ -176,7 +198,9 @@ impl ModelRepository {
                     Err(e) => warn(format!("{e}; ignored")),
                     // As in Triton: without a configuration, and none to be made up, it is no model.
                     Ok(dir)
-                        if looks_like_model(&dir) && !self.completion.enabled && !dir.join(CONFIG_FILE).exists() =>
+                        if looks_like_model(&dir)
+                            && !self.completion.enabled
+                            && !dir.join(self.config_file(&dir)).exists() =>
                     {
                         warn(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"));
                     }
@@ -227,11 +251,12 @@ impl ModelRepository {
     pub fn definition(&self, name: &str, config: Option<&str>) -> Result<ModelDefinition, RepositoryError> {
         let dir = self.model_dir(name)?;
         let shown = |file: &str| self.path.join(name).join(file).display().to_string();
-        let label = shown(CONFIG_FILE);
+        let config_file = self.config_file(&dir);
+        let label = shown(&config_file);
         let source = match config {
             Some(text) => ConfigSource::from_request(text)?,
             None => {
-                let file = dir.join(CONFIG_FILE);
+                let file = dir.join(&config_file);
                 if file.exists() {
                     self.stays_inside(&file).map_err(|reason| ConfigError::from(Finding::of(&label, reason)))?;
                 }
@@ -247,7 +272,7 @@ impl ModelRepository {
         let (format, versions) = files.versions(&source.config, checked.format, &mut report);
         let gpus = match self.completion.places.get(name) {
             Some(gpus) => Some(gpus.clone()).filter(|gpus| !gpus.is_empty()),
-            None => report.places(format, &self.completion.gpus),
+            None => report.places(format, &self.completion),
         };
         if !report.errors.is_empty() {
             return Err(ConfigError { findings: sorted(report.errors) }.into());
@@ -333,6 +358,12 @@ impl ModelRepository {
         let entries = fs::read_dir(&self.root).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
         let folders: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
         did_you_mean(name, folders.iter().map(String::as_str).filter(|n| !n.starts_with('.')))
+    }
+
+    /// The configuration file of the model in a folder, relative to the folder.
+    fn config_file(&self, dir: &Path) -> String {
+        let named = self.config_name.as_ref().map(|name| format!("{CONFIGS_FOLDER}/{name}.pbtxt"));
+        named.filter(|file| dir.join(file).exists()).unwrap_or_else(|| CONFIG_FILE.to_owned())
     }
 
     /// Whether a path leads to something in the repository.

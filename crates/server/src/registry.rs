@@ -136,6 +136,16 @@ impl Registry {
         &self.wanted
     }
 
+    /// Whether the server has no model and was to have some: its repositories are empty, and no client's request is to
+    /// bring the models.
+    pub(crate) fn lacks_models(&self) -> bool {
+        let by_request = match &self.options.model_control {
+            ModelControl::Explicit { load } => !load.iter().any(|name| name == "*"),
+            ModelControl::None | ModelControl::Poll { .. } => false,
+        };
+        !by_request && !self.options.allow_empty && self.wanted.is_empty() && self.serving.is_empty()
+    }
+
     /// The models that were to be loaded at start are, or have failed.
     pub fn set_started(&self) {
         self.started.store(true, Ordering::Release);

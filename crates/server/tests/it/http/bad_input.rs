@@ -52,6 +52,7 @@ async fn a_tensor_that_is_wrong() {
     refused(|r| r["inputs"][0]["data"][3] = json!(2.5), &["'INPUT0'", "2.5", "list of integers"]).await;
     refused(|r| r["inputs"][0]["data"][3] = json!("7"), &["'INPUT0'", "\"7\"", "list of integers"]).await;
     refused(|r| r["inputs"][0]["data"][3] = json!(null), &["'INPUT0'", "null", "list of integers"]).await;
+    refused(|r| r["inputs"][0]["data"][3] = json!("NaN"), &["'INPUT0'", "NaN", "list of integers"]).await;
     refused(|r| r["inputs"][0]["data"][3] = json!({}), &["'INPUT0'", "map", "list of integers"]).await;
     refused(|r| r["inputs"][0]["data"][3] = json!(1_i64 << 31), &["'INPUT0'", "2147483648", "range of INT32"]).await;
     refused(|r| r["inputs"][0]["data"] = json!(5), &["'INPUT0'", "integer `5`", "a list"]).await;

@@ -252,6 +252,18 @@ fn a_command_line_of_triton_starts_the_server() {
 }
 
 #[test]
+fn a_named_configuration_is_served_and_the_disk_need_not_be_polled() {
+    let folder = digits();
+    fs::create_dir(folder.path().join("digits/configs")).unwrap();
+    fs::write(folder.path().join("digits/configs/h100.pbtxt"), "max_batch_size: 3").unwrap();
+    let flags = ["--model-config-name=h100", "--model-control-mode=poll", "--repository-poll-secs=0"];
+    let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
+    let config = server.http("GET", "/v2/models/digits/config", "").1;
+    assert!(config.contains("\"max_batch_size\":3"), "{config}");
+    assert_eq!(server.http("GET", "/v2/health/ready/", "").0, 200);
+}
+
+#[test]
 fn the_options_file_beside_the_models_counts() {
     let folder = digits();
     fs::write(folder.path().join("downbeat.toml"), "[models.digits]\nslo_ms = 0.001\n").unwrap();

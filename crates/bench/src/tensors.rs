@@ -222,7 +222,7 @@ pub fn from_json(text: &str) -> Result<Vec<Vec<InferTensor>>> {
     requests.iter().enumerate().map(read).collect()
 }
 
-/// The requests of a list, or the only one.
+/// The texts of the requests: those of a list, or a single request.
 fn requests(text: &[u8]) -> serde_json::Result<Vec<&RawValue>> {
     match text.trim_ascii_start().starts_with(b"[") {
         true => serde_json::from_slice(text),

@@ -12,8 +12,8 @@
 //! `binary_data_size`.
 //!
 //! As Triton does, this writes `NaN`, `Infinity` and `-Infinity`, for which JSON has no number, and takes them, also as
-//! `Inf` and `-Inf`. Where Triton refuses, this takes more: the same words in quotes, `null` for NaN, and `FP16` and `BF16`
-//! in JSON as numbers, rounded to the datatype. A finite number beyond the datatype's range is an error.
+//! `Inf` and `-Inf`. Where Triton refuses, this takes more: the same words in quotes, and `null` for NaN. `FP16` and `BF16`
+//! in JSON are numbers, rounded to the datatype. A finite number beyond the datatype's range is an error.
 
 mod header;
 mod json_writer;

@@ -75,8 +75,8 @@ const ALONE: u64 = 32;
 pub(crate) const MOST_POLICIES: usize = (MAX_LEVELS / 2 - 2 * ALONE - 1) as usize;
 
 impl Batching {
-    /// A longer queue delay is none that is meant to pass: it says that a batch waits until it is full. `2^64-1`
-    /// microseconds are 584,542 years.
+    /// A longer queue delay says that a batch waits until it is full: nobody expects it to pass. `2^64-1` microseconds
+    /// are 584,542 years.
     pub const LONGEST_QUEUE_DELAY: Duration = Duration::from_millis(3_600_000);
 
     /// Requests run as they come, each alone.

@@ -116,8 +116,8 @@ impl ModelRepository {
         self
     }
 
-    /// Whether a model that a configuration keeps to GPUs runs on the CPU, with a warning, where there are no GPUs
-    /// (default: it is an error).
+    /// Whether a model with `KIND_GPU` runs on the CPU of a server without GPUs, with a warning (default: it is an
+    /// error).
     #[must_use]
     pub fn with_cpu_for_gpus(mut self, allowed: bool) -> Self {
         self.completion.cpu_for_gpus = allowed;

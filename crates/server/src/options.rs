@@ -219,9 +219,9 @@ impl ServerOptions {
         (wait > Duration::ZERO).then_some(wait)
     }
 
-    /// How long a request of a model waits for company: the `configured` time, unless that is beyond
-    /// [`Batching::LONGEST_QUEUE_DELAY`]. Then batches wait until they are full, and a request that stays alone leaves
-    /// after the time that a request may wait at all.
+    /// How long a request of a model waits for company: the `configured` time. Beyond
+    /// [`Batching::LONGEST_QUEUE_DELAY`] a batch waits until it is full; a request that stays alone leaves after
+    /// [`ServerOptions::max_queue_wait`].
     pub fn queue_delay(&self, model: &str, configured: Duration) -> Duration {
         match configured > Batching::LONGEST_QUEUE_DELAY {
             false => configured,

@@ -136,8 +136,8 @@ impl Registry {
         &self.wanted
     }
 
-    /// Whether the server has no model and was to have some: its repositories are empty, and no client's request is to
-    /// bring the models.
+    /// Whether the server has no model by mistake: its repositories are empty, and the model control mode loads their
+    /// models without being asked by clients.
     pub(crate) fn lacks_models(&self) -> bool {
         let by_request = match &self.options.model_control {
             ModelControl::Explicit { load } => !load.iter().any(|name| name == "*"),

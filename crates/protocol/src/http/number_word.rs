@@ -1,9 +1,8 @@
 //! `NaN`, `Infinity` and `-Infinity` in JSON: floating-point numbers that JSON itself has no form for.
 //!
-//! `{"data":[1.5,-Infinity,NaN]}` is what Triton writes and takes (RapidJSON's `kWriteNanAndInfFlag` and
-//! `kParseNanAndInfFlag`), and so do Python's `json` and `perf_analyzer`. serde_json refuses the words. A text that has
-//! some is therefore rewritten, and only then: each word becomes an object that stands nowhere else in the protocol, so
-//! that a word where no number may stand stays an error.
+//! Triton writes and takes `{"data":[1.5,-Infinity,NaN]}` (RapidJSON's `kWriteNanAndInfFlag` and `kParseNanAndInfFlag`).
+//! So do Python's `json` and `perf_analyzer`. serde_json refuses the words. Only a text that it has refused is rewritten:
+//! each word becomes an object that stands nowhere else in the protocol. A word where no number may stand stays an error.
 
 use std::borrow::Cow;
 
@@ -32,7 +31,7 @@ pub(super) fn value_of(text: &str) -> Option<f64> {
     WORDS.iter().find(|word| word.text == text).map(|word| word.value)
 }
 
-/// The word that is written for a value; `None`: the value is finite, and JSON has a form for it.
+/// The word that is written for a value; `None`: the value is finite, so that JSON has a form.
 pub(super) fn word_for(value: f64) -> Option<&'static str> {
     match value {
         _ if value.is_nan() => Some("NaN"),

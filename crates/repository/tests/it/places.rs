@@ -9,7 +9,7 @@ fn said(groups: &str, gpus: &[u32]) -> Result<Vec<String>, String> {
     said_where(groups, gpus, false)
 }
 
-/// The same where models for GPUs may run on the CPU, or not.
+/// The same on a server that lets models for GPUs run on the CPU, if `cpu_for_gpus`.
 fn said_where(groups: &str, gpus: &[u32], cpu_for_gpus: bool) -> Result<Vec<String>, String> {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("m/1")).unwrap();

@@ -136,7 +136,7 @@ impl Connection {
         Some(Reply { status, headers, body })
     }
 
-    /// What comes until the connection ends: of an answer without a body, its head.
+    /// The bytes until the connection ends, which are the head of an answer without a body.
     pub async fn head(&mut self) -> String {
         while self.read_more().await {}
         String::from_utf8(std::mem::take(&mut self.read)).unwrap()

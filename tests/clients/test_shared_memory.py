@@ -111,8 +111,11 @@ def test_without_the_option_it_is_off(examples_rten, module):
         calls = [
             lambda: client.register_system_shared_memory("off", key, 64),
             lambda: client.unregister_system_shared_memory(),
-            lambda: client.get_system_shared_memory_status(),
         ]
+        options = {} if module is httpclient else {"as_json": True}
+        for status in (client.get_system_shared_memory_status, client.get_cuda_shared_memory_status):
+            found = status(**options)
+            assert not (found.get("regions") if module is grpcclient else found), "no region is registered"
         tensor = module.InferInput("image", [1, 784], "FP32")
         tensor.set_shared_memory("off", 3136)
         calls.append(lambda: client.infer("digits", [tensor]))

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_protocol::InferTensor;
-use downbeat_protocol::http::parse_request;
+use downbeat_protocol::http::{parse_request, words_as_objects};
 use downbeat_protocol::infer::push_number;
 use rand::{Rng, RngExt};
 use rand_distr::StandardNormal;
@@ -199,15 +199,20 @@ fn is_float(datatype: DataType) -> bool {
     matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
-/// The requests in a `--input` file.
+/// The requests in a `--input` file. `NaN` and `Infinity` are taken as the server takes them.
 ///
 /// # Errors
 /// Saying which request is wrong, and why.
 pub fn from_json(text: &str) -> Result<Vec<Vec<InferTensor>>> {
-    let requests: Vec<&RawValue> = match text.trim_start().starts_with('[') {
-        true => serde_json::from_str(text).context("not JSON")?,
-        false => vec![serde_json::from_str(text).context("not JSON")?],
-    };
+    let rewritten;
+    let requests: Vec<&RawValue> = match requests(text.as_bytes()) {
+        Err(error) if error.is_syntax() => {
+            rewritten = words_as_objects(text.as_bytes());
+            rewritten.as_deref().map_or(Err(error), requests)
+        }
+        requests => requests,
+    }
+    .context("not JSON")?;
     ensure!(!requests.is_empty(), "no request in the list");
     let read = |(i, request): (usize, &&RawValue)| {
         let body = Bytes::copy_from_slice(request.get().as_bytes());
@@ -215,4 +220,12 @@ pub fn from_json(text: &str) -> Result<Vec<Vec<InferTensor>>> {
         Ok(read?.0.inputs)
     };
     requests.iter().enumerate().map(read).collect()
+}
+
+/// The texts of the requests: those of a list, or a single request.
+fn requests(text: &[u8]) -> serde_json::Result<Vec<&RawValue>> {
+    match text.trim_ascii_start().starts_with(b"[") {
+        true => serde_json::from_slice(text),
+        false => serde_json::from_slice(text).map(|one| vec![one]),
+    }
 }

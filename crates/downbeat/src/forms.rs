@@ -261,6 +261,16 @@ pub fn seconds_from(least: Duration) -> Form<Duration> {
     scalar("SECONDS", values, Value::is_number, parse, |span: &Duration| span.as_secs_f64().to_string())
 }
 
+/// Seconds, from `least` to a day, or 0.
+pub fn seconds_or_zero(least: Duration) -> Form<Duration> {
+    let parse = move |text: &str| match units::parse_seconds(text)? {
+        span if span > Duration::ZERO && span < least => Err(format!("{span}: must be 0, or at least {least}")),
+        span => Ok(span),
+    };
+    let values = format!("seconds, 0 or {} to a day", least.as_secs_f64());
+    scalar("SECONDS", values, Value::is_number, parse, |span: &Duration| span.as_secs_f64().to_string())
+}
+
 /// Several; in a file a list of them, or one alone.
 pub fn list<T: 'static>(of: Form<T>) -> Form<Vec<T>> {
     let Form { unit, values, choices, read, write, .. } = of;

@@ -16,11 +16,21 @@ use downbeat_server::options::{
 use crate::draft::{ControlMode, Draft};
 use crate::forms::{
     address, bytes, bytes_or_zero, list, mebibytes, micros, millis, name, number, parsed, path, port, seconds,
-    seconds_from, share, steps, switch,
+    seconds_from, seconds_or_zero, share, steps, switch,
 };
 use crate::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
 use crate::triton_flags::default_max_batch_size;
 use crate::units;
+
+/// The name of a configuration: of a file, without its folder and ending.
+fn config_name(text: &str) -> Result<String, String> {
+    let strange =
+        text.is_empty() || text.starts_with('.') || text.contains(|c: char| c == '/' || c == '\\' || c.is_whitespace());
+    match strange {
+        true => Err(format!("'{text}' is not the name of a configuration; for configs/h100.pbtxt it is h100")),
+        false => Ok(text.to_owned()),
+    }
+}
 
 /// A heading, and what is under it.
 type Group = (&'static str, fn() -> Vec<Key<Draft>>);
@@ -265,8 +275,19 @@ fn models() -> Vec<Key<Draft>> {
             "model-control-mode",
             "Which models are loaded: none (all at start), explicit (on request) or poll (all, following the disk)",
         ),
-        key("model_control.poll_s", seconds_from(Duration::from_millis(100)), |d| &mut d.poll)
-            .flag("repository-poll-secs", "How often the disk is looked at in mode poll"),
+        key("model_control.poll_s", seconds_or_zero(Duration::from_millis(100)), |d| &mut d.poll)
+            .flag("repository-poll-secs", "How often the disk is looked at in mode poll; 0: never"),
+        optional(
+            "model_config_name",
+            parsed("NAME", config_name, String::clone),
+            |d| &mut d.options.model_config_name,
+            "config.pbtxt",
+            "\"h100\"",
+        )
+        .flag(
+            "model-config-name",
+            "Take configs/NAME.pbtxt in a model's folder for its configuration, where there is one",
+        ),
         triton("strict-model-config", switch(), |d, strict| d.options.auto_complete_config = !strict),
         key("auto_complete_config", switch(), |d| &mut d.options.auto_complete_config)
             .help("Complete configurations from the model files"),

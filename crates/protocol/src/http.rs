@@ -11,13 +11,14 @@
 //! [`INFERENCE_HEADER_CONTENT_LENGTH`] tells how long the JSON is, and each tensor with bytes has the parameter
 //! `binary_data_size`.
 //!
-//! Where Triton refuses, this takes more: `FP16` and `BF16` in JSON are numbers, rounded to the datatype. NaN and
-//! infinities, for which JSON has no number, are taken as `NaN`, `Infinity` and `-Infinity` (with or without quotes) and
-//! written as `null`.
+//! As Triton does, this writes `NaN`, `Infinity` and `-Infinity`, for which JSON has no number, and takes them, also as
+//! `Inf` and `-Inf`. Where Triton refuses, this takes more: the same words in quotes, and `null` for NaN. `FP16` and `BF16`
+//! in JSON are numbers, rounded to the datatype. A finite number beyond the datatype's range is an error.
 
 mod header;
 mod json_writer;
 mod management;
+mod number_word;
 mod parameter;
 mod request;
 mod response;
@@ -28,6 +29,7 @@ pub use management::{
     RegisterRegionRequest, ServerMetadataBody, TensorMetadataBody, config_to_json, statistics_from_json,
     statistics_to_json,
 };
+pub use number_word::words_as_objects;
 pub use request::{OutputForms, RequestForm, parse_request, write_request};
 pub use response::{parse_response, write_response};
 

@@ -17,7 +17,7 @@ pub struct Batching {
     pub dynamic: bool,
     /// Batch sizes worth waiting for, ascending; empty: the larger the better.
     pub preferred: Vec<u32>,
-    /// How long a request may wait for company, from its arrival.
+    /// How long a request may wait for company, from its arrival, as it is written.
     pub max_queue_delay: Duration,
     /// Answers leave in the order of the requests.
     pub preserve_ordering: bool,
@@ -75,6 +75,10 @@ const ALONE: u64 = 32;
 pub(crate) const MOST_POLICIES: usize = (MAX_LEVELS / 2 - 2 * ALONE - 1) as usize;
 
 impl Batching {
+    /// A longer queue delay says that a batch waits until it is full: nobody expects it to pass. `2^64-1` microseconds
+    /// are 584,542 years.
+    pub const LONGEST_QUEUE_DELAY: Duration = Duration::from_millis(3_600_000);
+
     /// Requests run as they come, each alone.
     pub(crate) fn plain(max_batch_size: u32) -> Batching {
         Batching {

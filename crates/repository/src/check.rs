@@ -10,10 +10,10 @@ use downbeat_protocol::inference::{
     model_instance_group,
 };
 
-use crate::batching::{MAX_LEVELS, MOST_POLICIES};
+use crate::batching::{Batching, MAX_LEVELS, MOST_POLICIES};
 use crate::binding::show;
 use crate::config_source::ConfigSource;
-use crate::definition::{ModelFormat, datatype};
+use crate::definition::{CompletionOptions, ModelFormat, datatype};
 use crate::finding::{Finding, did_you_mean};
 use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
@@ -239,6 +239,13 @@ impl<'a> Report<'a> {
                 self.error(&path, format!("is {size}, larger than max_batch_size {}", config.max_batch_size));
             }
         }
+        if Duration::from_micros(batching.max_queue_delay_microseconds) > Batching::LONGEST_QUEUE_DELAY {
+            self.warn(
+                "dynamic_batching.max_queue_delay_microseconds",
+                "is longer than an hour, so that a batch waits until it is full; a request that stays alone leaves after \
+                 max_queue_wait_s (--max-queue-wait)",
+            );
+        }
         let levels = batching.priority_levels;
         if levels > 0 && !(1..=levels).contains(&batching.default_priority_level) {
             self.error(
@@ -267,11 +274,11 @@ impl<'a> Report<'a> {
     }
 
     /// Judges where the instances of a model of this format are to be, on a server that runs models on `gpus`, or on the CPU if there are none; gives the GPUs that they are kept to.
-    pub(crate) fn places(&mut self, format: ModelFormat, gpus: &[u32]) -> Option<Vec<u32>> {
+    pub(crate) fn places(&mut self, format: ModelFormat, options: &CompletionOptions) -> Option<Vec<u32>> {
         let groups = &self.source.config.instance_group;
         let mut kept = Some(Vec::new());
         for (i, group) in groups.iter().enumerate() {
-            let place = self.place(&format!("instance_group[{i}]"), group, format, gpus);
+            let place = self.place(&format!("instance_group[{i}]"), group, format, options);
             kept = kept.zip(place).map(|(kept, place)| [kept, place].concat());
         }
         let mut kept = kept.filter(|_| !groups.is_empty())?;
@@ -282,10 +289,16 @@ impl<'a> Report<'a> {
 
     /// The GPUs that a group is kept to; `None`: it is not. As in Triton, `KIND_AUTO` means the GPUs that are listed if there are all of them, and else the CPU; what the server has not is an
     /// error.
-    fn place(&mut self, path: &str, group: &ModelInstanceGroup, format: ModelFormat, gpus: &[u32]) -> Option<Vec<u32>> {
+    fn place(
+        &mut self,
+        path: &str,
+        group: &ModelInstanceGroup,
+        format: ModelFormat,
+        options: &CompletionOptions,
+    ) -> Option<Vec<u32>> {
         use model_instance_group::Kind;
         const ELSEWHERE: &str = "or say where the model is in [placement] of downbeat.toml";
-        let (kind, listed) = (group.kind(), &group.gpus);
+        let (kind, listed, gpus) = (group.kind(), &group.gpus, &options.gpus);
         let of_gpus = matches!(kind, Kind::Gpu | Kind::Auto);
         let name = kind.as_str_name();
         if !of_gpus && !listed.is_empty() {
@@ -301,9 +314,13 @@ impl<'a> Report<'a> {
             return None;
         }
         if gpus.is_empty() {
-            if kind == Kind::Gpu {
+            if kind == Kind::Gpu && options.cpu_for_gpus {
+                let message =
+                    "KIND_GPU, and this server has no GPU; the model runs on the CPU, as --cuda-missing cpu allows";
+                self.warn(&format!("{path}.kind"), message);
+            } else if kind == Kind::Gpu {
                 let message = format!(
-                    "KIND_GPU, and this server runs models on the CPU; start it on GPUs (--engine cuda), write KIND_AUTO, {ELSEWHERE}"
+                    "KIND_GPU, and this server runs models on the CPU; start it on GPUs (--engine cuda), allow the CPU (--cuda-missing cpu), write KIND_AUTO, {ELSEWHERE}"
                 );
                 self.error(&format!("{path}.kind"), message);
             }

@@ -154,10 +154,14 @@ impl ModelDefinition {
             if group.name.is_empty() {
                 group.name = format!("{}_{i}", self.name);
             }
-            if is_chosen || group.kind() == model_instance_group::Kind::Auto {
+            let on_cpu_instead = group.kind() == model_instance_group::Kind::Gpu
+                && self.format == ModelFormat::Onnx
+                && self.completion.cpu_for_gpus
+                && !on_gpus;
+            if is_chosen || on_cpu_instead || group.kind() == model_instance_group::Kind::Auto {
                 group.set_kind(kind);
             }
-            if is_chosen {
+            if is_chosen || on_cpu_instead {
                 group.gpus.clear();
             }
             if group.kind() == model_instance_group::Kind::Gpu && group.gpus.is_empty() && on_gpus {

@@ -111,6 +111,8 @@ pub(crate) struct CompletionOptions {
     pub(crate) default_max_batch_size: u32,
     /// The GPUs that models run on; none: the CPU.
     pub(crate) gpus: Vec<u32>,
+    /// Whether models with `KIND_GPU` run on the CPU of a server without GPUs, instead of being refused.
+    pub(crate) cpu_for_gpus: bool,
     /// The models whose place somebody has chosen who is asked before their configuration, with their GPUs.
     pub(crate) places: BTreeMap<String, Vec<u32>>,
 }

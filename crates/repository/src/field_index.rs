@@ -208,6 +208,15 @@ enum Stop {
     Refused(usize, String),
 }
 
+/// A field whose value is a word. Before a mark that follows, the word is the name of another field, and the value is
+/// missing: `max_batch_size:` and `input [` in the next line.
+struct WordField<'t> {
+    name: &'t str,
+    name_at: usize,
+    word: &'t str,
+    word_at: usize,
+}
+
 struct Scanner<'a, 't> {
     tokens: &'a [(usize, Token<'t>)],
     next: usize,
@@ -222,6 +231,7 @@ impl<'t> Scanner<'_, 't> {
     /// The fields of a message until `close` (the end of the text for the outermost).
     fn message(&mut self, path: &str, close: Option<u8>, depth: usize) -> Result<(), Stop> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut before: Option<WordField<'_>> = None;
         loop {
             let Some((at, token)) = self.peek() else {
                 return if close.is_none() { Ok(()) } else { Err(Stop::NotTextFormat) };
@@ -233,11 +243,22 @@ impl<'t> Scanner<'_, 't> {
             let name = match token {
                 Token::Mark(b) if Some(b) == close => return Ok(()),
                 Token::Word(name) => name,
+                Token::Mark(mark @ (b'[' | b'{' | b'<' | b':'))
+                    if let Some(field) = &before
+                        && (mark != b'[' || self.is_on_another_line(field)) =>
+                {
+                    let WordField { name, name_at, word, .. } = field;
+                    let message = format!("{name} has no value: '{word}' behind it begins another field");
+                    return Err(Stop::Refused(*name_at, message));
+                }
                 Token::Mark(b'[') => {
-                    return Err(Stop::Refused(at, "extension fields are not part of a model configuration".to_owned()));
+                    let message = "'[' begins no field: extension fields are not part of a model configuration, and the values of a \
+                                   list follow its name";
+                    return Err(Stop::Refused(at, message.to_owned()));
                 }
                 _ => return Err(Stop::NotTextFormat),
             };
+            before = None;
             let prefix = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
             let count = counts.entry(name).or_insert(0);
             if let Some((_, Token::Mark(b':'))) = self.peek() {
@@ -263,15 +284,31 @@ impl<'t> Scanner<'_, 't> {
                     }
                 }
             } else {
-                let Some((value, _)) = self.peek() else { return Err(Stop::NotTextFormat) };
+                let first = self.next;
+                let (value, token) = match self.peek() {
+                    Some((value, token @ (Token::Word(_) | Token::String(_) | Token::Mark(b'{' | b'<')))) => {
+                        (value, token)
+                    }
+                    _ => return Err(Stop::Refused(at, format!("{name} has no value"))),
+                };
                 self.value(name, path, &format!("{prefix}[{count}]"), (at, value), depth)?;
                 *count += 1;
+                if let Token::Word(word) = token
+                    && self.next == first + 1
+                {
+                    before = Some(WordField { name, name_at: at, word, word_at: value });
+                }
             }
             self.index.by_name.entry(at).or_insert(format!("{prefix}[0]"));
             if let Some((_, Token::Mark(b',' | b';'))) = self.peek() {
                 self.next += 1;
+                before = None;
             }
         }
+    }
+
+    fn is_on_another_line(&self, field: &WordField<'_>) -> bool {
+        self.index.text.get(field.name_at..field.word_at).is_some_and(|text| text.contains('\n'))
     }
 
     /// A message or a scalar.

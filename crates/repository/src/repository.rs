@@ -17,6 +17,9 @@ use crate::version_folder::{VersionFolders, has_model_file, is_onnx_name, versio
 /// Name of a model's configuration file.
 pub const CONFIG_FILE: &str = "config.pbtxt";
 
+/// The folder of a model's other configurations, of which a server may be told one by name.
+const CONFIGS_FOLDER: &str = "configs";
+
 /// A model repository on a local disk. Holds no state of the models: each call looks at the disk.
 #[derive(Clone, Debug)]
 pub struct ModelRepository {
@@ -25,6 +28,8 @@ pub struct ModelRepository {
     /// The folder with symbolic links resolved, and whether links may lead to files outside that folder.
     boundary: Boundary,
     completion: CompletionOptions,
+    /// The name of the configuration that is read instead of [`CONFIG_FILE`], where a model has it.
+    config_name: Option<String>,
 }
 
 /// Why the repository has no definition of a model.
@@ -88,7 +93,7 @@ impl ModelRepository {
         fs::read_dir(boundary.root()).map_err(unreadable)?;
         let completion =
             CompletionOptions { enabled: true, default_max_batch_size: 32, ..CompletionOptions::default() };
-        Ok(ModelRepository { path, boundary, completion })
+        Ok(ModelRepository { path, boundary, completion, config_name: None })
     }
 
     /// Whether configurations are completed from the model file (default), or have to be whole.
@@ -109,6 +114,22 @@ impl ModelRepository {
     #[must_use]
     pub fn with_default_max_batch_size(mut self, size: u32) -> Self {
         self.completion.default_max_batch_size = size.min(i32::MAX as u32);
+        self
+    }
+
+    /// The configuration of a model is `configs/NAME.pbtxt` in its folder, if there is one, instead of `config.pbtxt`
+    /// (default: never).
+    #[must_use]
+    pub fn with_config_name(mut self, name: Option<String>) -> Self {
+        self.config_name = name;
+        self
+    }
+
+    /// Whether a model with `KIND_GPU` runs on the CPU of a server without GPUs, with a warning (default: it is an
+    /// error).
+    #[must_use]
+    pub fn with_cpu_for_gpus(mut self, allowed: bool) -> Self {
+        self.completion.cpu_for_gpus = allowed;
         self
     }
 
@@ -135,7 +156,8 @@ impl ModelRepository {
     pub fn at(&self, path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
         let ModelRepository { path, boundary, .. } = ModelRepository::open(path)?;
         let boundary = boundary.with_follow_symlinks(self.boundary.follows_symlinks());
-        Ok(ModelRepository { path, boundary, completion: self.completion.clone() })
+        let (completion, config_name) = (self.completion.clone(), self.config_name.clone());
+        Ok(ModelRepository { path, boundary, completion, config_name })
     }
 
     /// The folder, as it was given.
@@ -196,7 +218,9 @@ impl ModelRepository {
                     Err(e) => warn(format!("{e}; ignored")),
                     // As in Triton: without a configuration, and none to be made up, it is no model.
                     Ok(dir)
-                        if looks_like_model(&dir) && !self.completion.enabled && !is_there(&dir.join(CONFIG_FILE)) =>
+                        if looks_like_model(&dir)
+                            && !self.completion.enabled
+                            && !is_there(&dir.join(self.config_file(&dir))) =>
                     {
                         warn(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"));
                     }
@@ -247,11 +271,12 @@ impl ModelRepository {
     pub fn definition(&self, name: &str, config: Option<&str>) -> Result<ModelDefinition, RepositoryError> {
         let dir = self.model_dir(name)?;
         let shown = |file: &str| self.path.join(name).join(file).display().to_string();
-        let label = shown(CONFIG_FILE);
+        let config_file = self.config_file(&dir);
+        let label = shown(&config_file);
         let source = match config {
             Some(text) => ConfigSource::from_request(text)?,
             None => {
-                let file = dir.join(CONFIG_FILE);
+                let file = dir.join(&config_file);
                 if is_there(&file) {
                     self.boundary.check(&file).map_err(|reason| ConfigError::from(Finding::of(&label, reason)))?;
                 }
@@ -267,7 +292,7 @@ impl ModelRepository {
         let (format, versions) = files.versions(&source.config, checked.format, &mut report);
         let gpus = match self.completion.places.get(name) {
             Some(gpus) => Some(gpus.clone()).filter(|gpus| !gpus.is_empty()),
-            None => report.places(format, &self.completion.gpus),
+            None => report.places(format, &self.completion),
         };
         if !report.errors.is_empty() {
             return Err(ConfigError { findings: sorted(report.errors) }.into());
@@ -360,6 +385,12 @@ impl ModelRepository {
         let entries = fs::read_dir(self.root()).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
         let folders: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
         did_you_mean(name, folders.iter().map(String::as_str).filter(|n| !n.starts_with('.')))
+    }
+
+    /// The configuration file of the model in a folder, relative to the folder.
+    fn config_file(&self, dir: &Path) -> String {
+        let named = self.config_name.as_ref().map(|name| format!("{CONFIGS_FOLDER}/{name}.pbtxt"));
+        named.filter(|file| is_there(&dir.join(file))).unwrap_or_else(|| CONFIG_FILE.to_owned())
     }
 }
 

@@ -18,6 +18,7 @@ mod scheduler;
 mod serve;
 mod settings;
 mod shared_memory;
+mod slashes;
 mod timeline;
 
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::shared_memory::SharedMemory;
 use answer::HttpError;
 pub use serve::serve;
 pub(crate) use serve::{Answers, serve_answers};
+pub(crate) use slashes::with_slashes;
 
 /// What the HTTP frontend can be told.
 #[derive(Clone, Debug)]
@@ -84,9 +86,9 @@ impl<S: Service> HttpState<S> {
     }
 }
 
-/// The protocol as an axum router.
+/// The protocol as an axum router. Every path may end in a slash.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
-    Router::new()
+    let routes = Router::new()
         .route("/v2", get(metadata::server::<S>))
         .route("/v2/openapi.yaml", get(openapi::text))
         .merge(health_routes())
@@ -113,7 +115,8 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
         .nest("/v2/cudasharedmemory", cuda_memory_routes())
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
-        .with_state(state)
+        .with_state(state);
+    with_slashes(routes)
 }
 
 /// What probes ask: liveness and readiness; who is there, and how many should be.

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tower_service::Service as _;
 
 use crate::connections::{Connections, Stage, WatchedBody};
-use crate::http::{Answers, HttpState, health_routes, serve_answers};
+use crate::http::{Answers, HttpState, health_routes, serve_answers, with_slashes};
 use crate::service::Service;
 use crate::shared_memory::Client;
 
@@ -40,7 +40,7 @@ pub async fn serve<S: Service>(
     };
     let router = Router::new().route("/metrics", get(scrape)).merge(health_routes().with_state(state));
     let (_serving, stages) = watch::channel(Stage::Serving);
-    serve_answers(listener, connections, Routed(router), stages).await;
+    serve_answers(listener, connections, Routed(with_slashes(router)), stages).await;
 }
 
 struct Routed(Router);

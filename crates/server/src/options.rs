@@ -14,7 +14,7 @@ use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_driver::MAX_SHARDS;
 pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
 pub use downbeat_preprocess::Step;
-use downbeat_repository::named;
+use downbeat_repository::{Batching, named};
 
 use crate::cluster_options::ClusterOptions;
 pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
@@ -155,6 +155,8 @@ with_defaults! {
         pub allow_empty: bool = false,
         /// Whether symbolic links that lead out of a model repository are followed.
         pub follow_symlinks: bool = false,
+        /// Which configuration models have: `configs/NAME.pbtxt` in their folders, where there is one; `None`: `config.pbtxt`.
+        pub model_config_name: Option<String> = None,
         /// Whether a model's configuration is completed from its file.
         pub auto_complete_config: bool = true,
         /// Stop at start if a model does not load, instead of serving the others.
@@ -225,6 +227,16 @@ impl ServerOptions {
     pub fn max_queue_wait(&self, model: &str) -> Option<Duration> {
         let wait = self.models.get(model).and_then(|m| m.max_queue_wait).unwrap_or(self.max_queue_wait);
         (wait > Duration::ZERO).then_some(wait)
+    }
+
+    /// How long a request of a model waits for company: the `configured` time. Beyond
+    /// [`Batching::LONGEST_QUEUE_DELAY`] a batch waits until it is full; a request that stays alone leaves after
+    /// [`ServerOptions::max_queue_wait`].
+    pub fn queue_delay(&self, model: &str, configured: Duration) -> Duration {
+        match configured > Batching::LONGEST_QUEUE_DELAY {
+            false => configured,
+            true => self.max_queue_wait(model).unwrap_or(Batching::LONGEST_QUEUE_DELAY),
+        }
     }
 
     /// The dispatch policy of a model, by the same order as [`ServerOptions::slo`].
@@ -381,7 +393,7 @@ pub enum ModelControl {
     },
     /// All of the repository; changes on disk are followed.
     Poll {
-        /// How often the folder is looked at.
+        /// How often the folder is looked at; zero: never.
         every: Duration,
     },
 }
@@ -473,6 +485,16 @@ mod tests {
         options.models.insert("a".into(), ModelOptions { slo: Some(ms(10)), ..Default::default() });
         assert_eq!(options.slo("a", Some(ms(50))), Some(ms(10)));
         assert_eq!(options.slo("b", Some(ms(50))), Some(ms(50)));
+    }
+
+    #[test]
+    fn a_queue_delay_without_an_end_ends_when_requests_give_up() {
+        let mut options = ServerOptions::new("models".into());
+        let hour = Duration::from_millis(3_600_000);
+        assert_eq!(options.queue_delay("a", hour), hour);
+        assert_eq!(options.queue_delay("a", Duration::from_micros(u64::MAX)), options.max_queue_wait);
+        options.max_queue_wait = Duration::ZERO;
+        assert_eq!(options.queue_delay("a", Duration::MAX), hour, "somebody who waits for ever is answered, too");
     }
 
     #[test]

@@ -40,6 +40,7 @@ impl Queue {
         at_once: u32,
     ) -> QueueOptions {
         let (name, batching) = (&definition.name, &definition.batching);
+        let queue_delay = options.queue_delay(name, batching.max_queue_delay);
         let configured = definition.dispatch.or_else(|| {
             // A queue delay in config.pbtxt is a wish for Triton's own policy.
             (batching.max_queue_delay > Duration::ZERO).then_some(DispatchPolicy::Timeout)
@@ -52,10 +53,9 @@ impl Queue {
             DispatchPolicy::Eager | DispatchPolicy::Route => cluster::DispatchPolicy::Eager,
             DispatchPolicy::Adaptive => cluster::DispatchPolicy::Adaptive { consolidate: false },
             DispatchPolicy::Consolidating => cluster::DispatchPolicy::Adaptive { consolidate: true },
-            DispatchPolicy::Timeout => cluster::DispatchPolicy::Timeout {
-                delay: batching.max_queue_delay,
-                preferred: batching.preferred.clone(),
-            },
+            DispatchPolicy::Timeout => {
+                cluster::DispatchPolicy::Timeout { delay: queue_delay, preferred: batching.preferred.clone() }
+            }
         };
         let drop = match options.drop_policy(name, definition.drop, chosen) {
             DropPolicy::Window => cluster::DropPolicy::WindowDrop,
@@ -74,7 +74,7 @@ impl Queue {
             dispatch,
             max_in_flight: at_once,
             shares_limit: None,
-            max_wait: options.max_queue_wait(name).map_or(Duration::MAX, |wait| wait + batching.max_queue_delay),
+            max_wait: options.max_queue_wait(name).map_or(Duration::MAX, |wait| wait + queue_delay),
             levels: levels.collect(),
         }
     }

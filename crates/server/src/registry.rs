@@ -140,6 +140,16 @@ impl Registry {
         &self.wanted
     }
 
+    /// Whether the server has no model by mistake: its repositories are empty, and the model control mode loads their
+    /// models without being asked by clients.
+    pub(crate) fn lacks_models(&self) -> bool {
+        let by_request = match &self.options.model_control {
+            ModelControl::Explicit { load } => !load.iter().any(|name| name == "*"),
+            ModelControl::None | ModelControl::Poll { .. } => false,
+        };
+        !by_request && !self.options.allow_empty && self.wanted.is_empty() && self.serving.is_empty()
+    }
+
     /// The models that were to be loaded at start are, or have failed.
     pub fn set_started(&self) {
         self.started.store(true, Ordering::Release);

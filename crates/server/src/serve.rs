@@ -128,7 +128,9 @@ async fn until_stopped(
                     Err(error) => tracing::error!("{error:#}"),
                     Ok(()) => {}
                 }
-                if let ModelControl::Poll { every } = options.model_control {
+                if let ModelControl::Poll { every } = options.model_control
+                    && every > downbeat_core::Duration::ZERO
+                {
                     follower = Some(tokio::spawn(follow(registry.clone(), seen.clone(), every.into())));
                 }
             }
@@ -230,14 +232,11 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
         };
         anyhow::bail!("{ready} of {} models are ready; not loaded: {}; {otherwise}", names.len(), failed.join(", "));
     }
-    if ready == 0 && options.strict_readiness && !options.allow_empty {
-        let why = match options.model_control {
-            ModelControl::Explicit { .. } => "the model control mode is explicit and no --load-model names one",
-            _ => "there is none in the repository",
-        };
+    if options.strict_readiness && registry.lacks_models() {
         tracing::warn!(
             %repository,
-            "not ready: no model is served, as {why}; ready once one is loaded, or now with --allow-empty"
+            "not ready: no model is served, as there is none in the repository; ready once one is loaded, or now with \
+             --allow-empty"
         );
         return Ok(());
     }

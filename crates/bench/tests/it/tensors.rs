@@ -122,6 +122,17 @@ fn a_file_is_read_back_as_it_was_written() {
 }
 
 #[test]
+fn a_file_may_have_infinity_and_nan() {
+    let one = r#"{"inputs": [{"name": "a", "datatype": "FP32", "shape": [3], "data": [Infinity, -Infinity, NaN]}]}"#;
+    for text in [one.to_owned(), format!("[{one}]")] {
+        let data = &from_json(&text).expect("words are numbers")[0][0].data;
+        let values: Vec<f32> = data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        assert_eq!(values[..2], [f32::INFINITY, f32::NEG_INFINITY]);
+        assert!(values[2].is_nan());
+    }
+}
+
+#[test]
 fn requests_are_what_the_protocol_says() {
     let envelope = Envelope {
         model: "a/b".to_owned(),

@@ -4,7 +4,7 @@ mod wrong_files;
 
 use downbeat_core::Duration;
 use downbeat_server::options::{
-    AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, PolicyName, RunLimits,
+    AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, ModelControl, PolicyName, RunLimits,
 };
 use serde_json::json;
 
@@ -343,6 +343,30 @@ fn flags_of_triton_without_a_counterpart_are_named_once() {
     }
     let poll = resolve(&flags(&["m", "--repository-poll-secs", "5"]), Process::Server, folder.path()).unwrap();
     assert_eq!(poll.options.notices, ["--repository-poll-secs has no effect without --model-control-mode poll"]);
+}
+
+#[test]
+fn flags_of_triton_mean_what_they_mean_there() {
+    let polled = merged("", &["m", "--model-control-mode=poll", "--repository-poll-secs=0"]);
+    assert_eq!(polled.model_control, ModelControl::Poll { every: Duration::ZERO }, "0 stands for never");
+    let refused = |flag: &str| {
+        let command = <ServeFlags as clap::Args>::augment_args(clap::Command::new("serve").no_binary_name(true));
+        command.try_get_matches_from(["m", flag]).unwrap_err().to_string()
+    };
+    let error = refused("--repository-poll-secs=0.01");
+    assert!(error.contains("must be 0, or at least 100 ms"), "{error}");
+    for (written, ends) in [("true", true), ("True", true), ("1", true), ("on", true), ("false", false), ("0", false)] {
+        assert_eq!(merged("", &["m", "--exit-on-error", written]).exit_on_error, ends, "{written}");
+        assert_eq!(merged("", &["m", &format!("--exit-on-error={written}")]).exit_on_error, ends, "{written}");
+    }
+    assert!(!merged("", &["m"]).exit_on_error, "unlike Triton's");
+    assert_eq!(merged("", &["m"]).model_config_name, None);
+    assert_eq!(merged("", &["m", "--model-config-name=h100"]).model_config_name.as_deref(), Some("h100"));
+    assert_eq!(merged("model_config_name = \"h100\"", &["m"]).model_config_name.as_deref(), Some("h100"));
+    for wrong in ["", "a b", "../h100", "configs/h100", ".."] {
+        let error = refused(&format!("--model-config-name={wrong}"));
+        assert!(error.contains("is not the name of a configuration; for configs/h100.pbtxt it is h100"), "{error}");
+    }
 }
 
 #[test]

@@ -41,9 +41,13 @@ fn everything_that_is_wrong_is_said_and_the_status_tells() {
     assert_eq!(output.status.code(), Some(1));
 
     fs::remove_dir_all(root.join("typo")).unwrap();
-    fs::remove_dir_all(root.join("gpu")).unwrap();
     fs::remove_dir_all(root.join("mismatch")).unwrap();
     fs::remove_dir_all(root.join("emulated")).unwrap();
+    let output = run(&["config", "check", root.to_str().unwrap(), "--engine", "rten", "--cuda-missing", "cpu"]);
+    let said = stdout(&output).replace(root.to_str().unwrap(), "REPO");
+    assert!(said.contains("warning: REPO/gpu/config.pbtxt:1:18: instance_group[0].kind: KIND_GPU"), "{said}");
+    assert!(said.ends_with("2 models, 0 in error, 2 warnings\n"), "{said}");
+    fs::remove_dir_all(root.join("gpu")).unwrap();
     assert_eq!(run(&["config", "check", root.to_str().unwrap()]).status.code(), Some(0));
     assert_eq!(run(&["config", "check", root.to_str().unwrap(), "--strict"]).status.code(), Some(1));
 }

@@ -200,15 +200,16 @@ fn a_server_without_a_model_says_why_it_is_not_ready() {
     for (repository, flags, why) in [
         (empty.path().to_owned(), &[][..], "there is none in the repository"),
         (folder.path().join("digits"), &[], "give the folder above it: "),
-        (folder.path().to_owned(), &["--model-control-mode=explicit"], "no --load-model names one"),
     ] {
         let server = Server::start(&repository, flags, not_ready);
         assert!(server.said.contains(why), "{}", server.said);
         assert_eq!(server.http("GET", "/v2/health/ready", "").0, 503, "{repository:?} {flags:?}");
         assert_eq!(server.http("GET", "/v2/health/live", "").0, 200);
     }
-    let server = Server::start(empty.path(), &["--allow-empty"], "\"message\":\"ready\",\"models\":0");
-    assert_eq!(server.http("GET", "/v2/health/ready", "").0, 200);
+    for (repository, flag) in [(empty.path(), "--allow-empty"), (folder.path(), "--model-control-mode=explicit")] {
+        let server = Server::start(repository, &[flag], "\"message\":\"ready\",\"models\":0");
+        assert_eq!(server.http("GET", "/v2/health/ready", "").0, 200, "{flag}");
+    }
 }
 
 #[test]
@@ -248,6 +249,18 @@ fn a_command_line_of_triton_starts_the_server() {
     let refused = run(&["serve", EXAMPLES, "--http-thread-count=8", "--strict-flags"]);
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("without a counterpart here: --http-thread-count"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_named_configuration_is_served_and_the_disk_need_not_be_polled() {
+    let folder = digits();
+    fs::create_dir(folder.path().join("digits/configs")).unwrap();
+    fs::write(folder.path().join("digits/configs/h100.pbtxt"), "max_batch_size: 3").unwrap();
+    let flags = ["--model-config-name=h100", "--model-control-mode=poll", "--repository-poll-secs=0"];
+    let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
+    let config = server.http("GET", "/v2/models/digits/config", "").1;
+    assert!(config.contains("\"max_batch_size\":3"), "{config}");
+    assert_eq!(server.http("GET", "/v2/health/ready/", "").0, 200);
 }
 
 #[test]

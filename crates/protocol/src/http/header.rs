@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::parameter::TensorParameters;
-use super::tensor_json::{self, Nulls};
+use super::{number_word, tensor_json};
 use crate::infer::{CodecError, InferTensor, Parameters, SHARED_MEMORY, check_data, element_count};
 
 /// The JSON of an inference request.
@@ -62,7 +62,7 @@ pub(super) struct OutputHeader {
 pub(super) enum Role {
     /// Comes with data, or says where it is.
     Input,
-    /// Comes without data if it is in shared memory. `null` is NaN: how this server writes what JSON has no number for.
+    /// Comes without data if it is in shared memory.
     Output,
 }
 
@@ -135,10 +135,6 @@ impl BodyParts {
 impl TensorHeader<'_> {
     /// Finds or converts the data.
     fn read(self, role: Role, body: &mut BodyParts) -> Result<InferTensor, CodecError> {
-        let nulls = match role {
-            Role::Input => Nulls::Refused,
-            Role::Output => Nulls::NotANumber,
-        };
         let TensorHeader { name, datatype, shape, parameters, data } = self;
         let datatype: DataType = datatype.parse().map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
         let TensorParameters { binary_data_size, others } = parameters;
@@ -164,7 +160,7 @@ impl TensorHeader<'_> {
                 if count.checked_mul(datatype.size().unwrap_or(1)).is_none() {
                     return Err(CodecError(format!("byte size overflow for {role} '{name}': {datatype} {shape:?}")));
                 }
-                let data = tensor_json::read(data.get(), datatype, count, nulls)
+                let data = tensor_json::read(data.get(), datatype, count)
                     .map_err(|e| CodecError(format!("{role} '{name}': {datatype} {shape:?}: {e}")))?;
                 Bytes::from(data)
             }
@@ -197,27 +193,31 @@ pub(super) fn tensors(
     Ok(tensors)
 }
 
-/// Reads the JSON of a body into its header; `what` it is ("request") stands in the error. `repaired` keeps the text
-/// where numbers that are no JSON had to be put into quotes.
+/// Reads the JSON of a body into its header; `what` it is ("request") stands in the error. `rewritten` keeps the text
+/// of a body with words for numbers ([`number_word`]).
 ///
 /// # Errors
 /// What is wrong with the text, and where.
 pub(super) fn read<'a, H: serde::Deserialize<'a>>(
     json: &'a [u8],
-    repaired: &'a mut Option<Vec<u8>>,
+    rewritten: &'a mut Option<Vec<u8>>,
     what: &str,
 ) -> Result<H, CodecError> {
     let parsed = match serde_json::from_slice(json) {
         Err(error) if error.is_syntax() => {
-            *repaired = tensor_json::quote_number_words(json);
-            repaired.as_deref().map_or(Err(error), serde_json::from_slice)
+            *rewritten = number_word::words_as_objects(json);
+            rewritten.as_deref().map_or(Err(error), serde_json::from_slice)
         }
         parsed => parsed,
     };
     parsed.map_err(|e| {
-        let place = place_of::<H>(json);
+        let place = place_of::<H>(rewritten.as_deref().unwrap_or(json));
+        let words = match rewritten {
+            Some(_) if e.is_data() => "; NaN, Infinity and -Infinity are taken in `data` and as parameters",
+            _ => "",
+        };
         CodecError(format!(
-            "the {what} is not the JSON of an inference {what} ({} bytes of JSON): {place}{e}",
+            "the {what} is not the JSON of an inference {what} ({} bytes of JSON): {place}{e}{words}",
             json.len()
         ))
     })

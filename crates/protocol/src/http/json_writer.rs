@@ -5,8 +5,8 @@ use serde::Serialize;
 
 use super::EncodedBody;
 use super::header::Role;
-use super::tensor_json;
-use crate::infer::{CodecError, InferTensor, Parameters};
+use super::{number_word, tensor_json};
+use crate::infer::{CodecError, InferTensor, Parameter, Parameters};
 
 /// JSON in the making. Commas put themselves.
 pub(super) struct JsonWriter {
@@ -96,6 +96,30 @@ impl JsonWriter {
         Ok(())
     }
 
+    /// `"parameters":{...}`; nothing where there are none.
+    pub fn parameters(&mut self, parameters: &Parameters) {
+        if parameters.is_empty() {
+            return;
+        }
+        self.key("parameters");
+        self.out.push(b'{');
+        for (key, value) in parameters {
+            self.parameter(key, value);
+        }
+        self.out.push(b'}');
+    }
+
+    fn parameter(&mut self, key: &str, value: &Parameter) {
+        self.separate();
+        serde_json::to_writer(&mut self.out, key).expect("memory takes every write");
+        self.out.push(b':');
+        match value {
+            Parameter::Double(value) => number_word::write(&mut self.out, *value),
+            value => serde_json::to_writer(&mut self.out, value),
+        }
+        .expect("memory takes every write");
+    }
+
     /// `binary_data_size` is written among the others.
     fn tensor_parameters(&mut self, parameters: &Parameters, binary_data_size: Option<usize>) {
         if parameters.is_empty() && binary_data_size.is_none() {
@@ -107,10 +131,7 @@ impl JsonWriter {
             self.field("binary_data_size", &size);
         }
         for (key, value) in parameters.iter().filter(|(key, _)| *key != "binary_data_size") {
-            self.separate();
-            serde_json::to_writer(&mut self.out, key).expect("memory takes every write");
-            self.out.push(b':');
-            serde_json::to_writer(&mut self.out, value).expect("memory takes every write");
+            self.parameter(key, value);
         }
         self.out.push(b'}');
     }

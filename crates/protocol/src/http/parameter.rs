@@ -5,13 +5,14 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 
+use super::number_word;
 use crate::infer::{Parameter, Parameters};
 
 impl<'de> Deserialize<'de> for Parameter {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct ParameterVisitor;
 
-        impl Visitor<'_> for ParameterVisitor {
+        impl<'de> Visitor<'de> for ParameterVisitor {
             type Value = Parameter;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,6 +37,11 @@ impl<'de> Deserialize<'de> for Parameter {
 
             fn visit_str<E>(self, v: &str) -> Result<Parameter, E> {
                 Ok(Parameter::String(v.to_owned()))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Parameter, A::Error> {
+                let value = number_word::read_object(map)?;
+                value.map(Parameter::Double).ok_or_else(|| de::Error::invalid_type(de::Unexpected::Map, &self))
             }
         }
 
@@ -77,7 +83,10 @@ impl<'de> Deserialize<'de> for TensorParameters {
                                 parameters.binary_data_size = Some(size.unsigned_abs());
                             }
                             other => {
-                                let other = serde_json::to_string(&other).unwrap_or_default();
+                                let other = match other {
+                                    Parameter::Double(value) => value.to_string(),
+                                    other => serde_json::to_string(&other).unwrap_or_default(),
+                                };
                                 return Err(de::Error::custom(format_args!(
                                     "binary_data_size is {other}, expected a number of bytes"
                                 )));

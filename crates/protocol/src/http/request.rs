@@ -47,8 +47,8 @@ pub fn parse_request(
             "the request is a JSON list; expected an inference request object with `inputs`".into(),
         ));
     }
-    let mut repaired = None;
-    let header: RequestHeader<'_> = header::read(&json, &mut repaired, "request")?;
+    let mut rewritten = None;
+    let header: RequestHeader<'_> = header::read(&json, &mut rewritten, "request")?;
 
     let inputs = header::tensors(header.inputs, Role::Input, parts)?;
     let mut parameters = header.parameters.unwrap_or_default();
@@ -117,9 +117,9 @@ pub fn write_request(request: &InferRequest, form: RequestForm) -> Result<Encode
     if form.binary_outputs {
         let mut parameters = request.parameters.clone();
         parameters.insert("binary_data_output".to_owned(), Parameter::Bool(true));
-        json.field("parameters", &parameters);
-    } else if !request.parameters.is_empty() {
-        json.field("parameters", &request.parameters);
+        json.parameters(&parameters);
+    } else {
+        json.parameters(&request.parameters);
     }
     json.tensors(Role::Input, &request.inputs, is_binary)?;
     if !request.outputs.is_empty() {
@@ -127,9 +127,7 @@ pub fn write_request(request: &InferRequest, form: RequestForm) -> Result<Encode
         for output in &request.outputs {
             json.open_object();
             json.field("name", &output.name);
-            if !output.parameters.is_empty() {
-                json.field("parameters", &output.parameters);
-            }
+            json.parameters(&output.parameters);
             json.close_object();
         }
         json.close_list();

@@ -22,9 +22,7 @@ pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<E
     }
     json.field("model_name", &response.model_name);
     json.field("model_version", &response.model_version);
-    if !response.parameters.is_empty() {
-        json.field("parameters", &response.parameters);
-    }
+    json.parameters(&response.parameters);
     json.tensors(Role::Output, &response.outputs, is_binary)?;
     json.close_object();
     Ok(json.body(&response.outputs, is_binary))
@@ -32,15 +30,15 @@ pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<E
 
 /// Reads the body of an inference response. `header_length` is the value of
 /// [`INFERENCE_HEADER_CONTENT_LENGTH`](super::INFERENCE_HEADER_CONTENT_LENGTH). Binary outputs are slices of `body`.
-/// `null` among floating-point numbers is NaN. An output without data is in shared memory; its data here is empty.
+/// An output without data is in shared memory; its data here is empty.
 ///
 /// # Errors
 /// The body is no inference response.
 pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse, CodecError> {
     let parts = BodyParts::new(body, header_length)?;
     let json = parts.json();
-    let mut repaired = None;
-    let header: ResponseHeader<'_> = header::read(&json, &mut repaired, "response")?;
+    let mut rewritten = None;
+    let header: ResponseHeader<'_> = header::read(&json, &mut rewritten, "response")?;
     let outputs = header::tensors(header.outputs, Role::Output, parts)?;
     Ok(InferResponse {
         model_name: header.model_name,

@@ -1,26 +1,21 @@
 //! Tensor elements in JSON: lists of numbers, booleans or strings, flat or nested, to and from the binary form.
+//!
+//! Among floating-point numbers `null` is NaN, which servers write that keep to the letter of JSON.
 
 use std::fmt;
 
 use bytes::Buf;
 use downbeat_core::tensor::DataType;
-use serde::de::{self, DeserializeSeed, Deserializer, SeqAccess, Visitor};
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// What `null` means among numbers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Nulls {
-    /// An error: a client's missing value must not become a number.
-    Refused,
-    /// NaN: how [`write`] writes what JSON has no number for.
-    NotANumber,
-}
+use super::number_word;
 
 /// Deepest nesting of lists, as in Triton.
 const MOST_DEPTH: usize = 100;
 
 /// Reads `text`, a JSON list of `count` elements, into the binary form. The nesting of lists is free, as in Triton:
-/// elements are taken in the order in which they are written.
-pub(super) fn read(text: &str, datatype: DataType, count: usize, nulls: Nulls) -> Result<Vec<u8>, String> {
+/// elements are taken in the order in which they are written, and a single one needs no list.
+pub(super) fn read(text: &str, datatype: DataType, count: usize) -> Result<Vec<u8>, String> {
     // An element takes two characters or more, so that a shape that promises more than it sends reserves no memory.
     let most = count.min(text.len() / 2 + 1);
     let mut elements = Elements {
@@ -29,67 +24,13 @@ pub(super) fn read(text: &str, datatype: DataType, count: usize, nulls: Nulls) -
         count: 0,
         limit: count,
         depth: 0,
-        nulls,
     };
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    (&mut deserializer).deserialize_seq(&mut elements).map_err(|e| format!("{e} of `data`"))?;
+    (&mut elements).deserialize(&mut deserializer).map_err(|e| format!("{e} of `data`"))?;
     if elements.count != count {
         return Err(format!("expected {count} elements in `data`, got {}", elements.count));
     }
     Ok(elements.out)
-}
-
-/// What is no number in JSON but a floating-point value: strings in this form are taken for it.
-const NUMBER_WORDS: [(&str, f64); 5] = [
-    ("NaN", f64::NAN),
-    ("Infinity", f64::INFINITY),
-    ("-Infinity", f64::NEG_INFINITY),
-    ("Inf", f64::INFINITY),
-    ("-Inf", f64::NEG_INFINITY),
-];
-
-/// Puts quotes around `NaN`, `Infinity` and `-Infinity`, which are no JSON but are written into it by Python's `json`
-/// and by `perf_analyzer`. `None` if there are none: what is wrong with the text is something else.
-pub(super) fn quote_number_words(json: &[u8]) -> Option<Vec<u8>> {
-    let mut out = Vec::with_capacity(json.len() + 64);
-    let mut rest = json;
-    let mut found = false;
-    while let [first, after @ ..] = rest {
-        let word = match first {
-            b'N' | b'I' | b'-' => {
-                NUMBER_WORDS.iter().map(|(word, _)| *word).find(|word| rest.starts_with(word.as_bytes()))
-            }
-            _ => None,
-        };
-        if let Some(word) = word {
-            found = true;
-            out.push(b'"');
-            out.extend_from_slice(word.as_bytes());
-            out.push(b'"');
-            rest = rest.get(word.len()..)?;
-        } else if *first == b'"' {
-            let length = string_length(after)?;
-            let (string, behind) = rest.split_at_checked(length + 1)?;
-            out.extend_from_slice(string);
-            rest = behind;
-        } else {
-            out.push(*first);
-            rest = after;
-        }
-    }
-    found.then_some(out)
-}
-
-/// The length of a string whose opening quote is left out, up to and with its closing quote.
-fn string_length(text: &[u8]) -> Option<usize> {
-    let mut escaped = false;
-    text.iter()
-        .position(|byte| {
-            let ends = *byte == b'"' && !escaped;
-            escaped = *byte == b'\\' && !escaped;
-            ends
-        })
-        .map(|end| end + 1)
 }
 
 /// Collects elements as they are parsed.
@@ -100,7 +41,6 @@ struct Elements {
     limit: usize,
     /// Lists that are open.
     depth: usize,
-    nulls: Nulls,
 }
 
 impl Elements {
@@ -111,6 +51,10 @@ impl Elements {
         self.count += 1;
         self.out.extend_from_slice(bytes);
         Ok(())
+    }
+
+    fn is_float(&self) -> bool {
+        matches!(self.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16)
     }
 
     fn out_of_range<E: de::Error>(&self, value: impl fmt::Display) -> E {
@@ -207,21 +151,19 @@ impl<'de> Visitor<'de> for &mut Elements {
     }
 
     fn visit_unit<E: de::Error>(self) -> Result<(), E> {
-        match self.datatype {
-            DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16 if self.nulls == Nulls::NotANumber => {
-                self.float(f64::NAN)
-            }
-            _ => Err(E::invalid_type(de::Unexpected::Other("null"), &self)),
+        match self.is_float() {
+            true => self.float(f64::NAN),
+            false => Err(E::invalid_type(de::Unexpected::Other("null"), &self)),
         }
     }
 
     fn visit_str<E: de::Error>(self, v: &str) -> Result<(), E> {
         let length = match (self.datatype, u32::try_from(v.len())) {
             (DataType::Bytes, Ok(length)) => length,
-            (DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16, _)
-                if let Some((_, value)) = NUMBER_WORDS.iter().find(|(word, _)| *word == v) =>
+            _ if self.is_float()
+                && let Some(value) = number_word::value_of(v) =>
             {
-                return self.float(*value);
+                return self.float(value);
             }
             (DataType::Bytes, Err(_)) => return Err(E::custom("a BYTES element is longer than 4 GiB")),
             _ => {
@@ -232,6 +174,19 @@ impl<'de> Visitor<'de> for &mut Elements {
         self.push(&length.to_le_bytes())?;
         self.out.extend_from_slice(v.as_bytes());
         Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<(), A::Error> {
+        let Some(value) = number_word::read_object(map)? else {
+            return Err(de::Error::invalid_type(de::Unexpected::Map, &self));
+        };
+        match self.is_float() {
+            true => self.float(value),
+            false => {
+                let word = number_word::word_for(value).unwrap_or_default();
+                Err(de::Error::invalid_type(de::Unexpected::Other(word), &self))
+            }
+        }
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
@@ -252,27 +207,32 @@ pub(super) fn write(out: &mut Vec<u8>, datatype: DataType, data: &[u8]) -> Resul
     out.push(b'[');
     match datatype {
         DataType::Bytes => write_strings(out, data)?,
-        DataType::Bool => write_each(out, data, |[v]| v != 0)?,
-        DataType::Uint8 => write_each(out, data, u8::from_le_bytes)?,
-        DataType::Uint16 => write_each(out, data, u16::from_le_bytes)?,
-        DataType::Uint32 => write_each(out, data, u32::from_le_bytes)?,
-        DataType::Uint64 => write_each(out, data, u64::from_le_bytes)?,
-        DataType::Int8 => write_each(out, data, i8::from_le_bytes)?,
-        DataType::Int16 => write_each(out, data, i16::from_le_bytes)?,
-        DataType::Int32 => write_each(out, data, i32::from_le_bytes)?,
-        DataType::Int64 => write_each(out, data, i64::from_le_bytes)?,
-        DataType::Fp16 => write_each(out, data, |b| half::f16::from_le_bytes(b).to_f32())?,
-        DataType::Bf16 => write_each(out, data, |b| half::bf16::from_le_bytes(b).to_f32())?,
-        DataType::Fp32 => write_each(out, data, f32::from_le_bytes)?,
-        DataType::Fp64 => write_each(out, data, f64::from_le_bytes)?,
+        DataType::Bool => write_each(out, data, write_json, |[v]| v != 0)?,
+        DataType::Uint8 => write_each(out, data, write_json, u8::from_le_bytes)?,
+        DataType::Uint16 => write_each(out, data, write_json, u16::from_le_bytes)?,
+        DataType::Uint32 => write_each(out, data, write_json, u32::from_le_bytes)?,
+        DataType::Uint64 => write_each(out, data, write_json, u64::from_le_bytes)?,
+        DataType::Int8 => write_each(out, data, write_json, i8::from_le_bytes)?,
+        DataType::Int16 => write_each(out, data, write_json, i16::from_le_bytes)?,
+        DataType::Int32 => write_each(out, data, write_json, i32::from_le_bytes)?,
+        DataType::Int64 => write_each(out, data, write_json, i64::from_le_bytes)?,
+        DataType::Fp16 => write_each(out, data, number_word::write, |b| half::f16::from_le_bytes(b).to_f32())?,
+        DataType::Bf16 => write_each(out, data, number_word::write, |b| half::bf16::from_le_bytes(b).to_f32())?,
+        DataType::Fp32 => write_each(out, data, number_word::write, f32::from_le_bytes)?,
+        DataType::Fp64 => write_each(out, data, number_word::write, f64::from_le_bytes)?,
     }
     out.push(b']');
     Ok(())
 }
 
-fn write_each<const SIZE: usize, T: serde::Serialize>(
+fn write_json<T: serde::Serialize>(out: &mut Vec<u8>, value: T) -> Result<(), serde_json::Error> {
+    serde_json::to_writer(out, &value)
+}
+
+fn write_each<const SIZE: usize, T>(
     out: &mut Vec<u8>,
     data: &[u8],
+    write: impl Fn(&mut Vec<u8>, T) -> Result<(), serde_json::Error>,
     element: impl Fn([u8; SIZE]) -> T,
 ) -> Result<(), String> {
     let (elements, rest) = data.as_chunks::<SIZE>();
@@ -283,7 +243,7 @@ fn write_each<const SIZE: usize, T: serde::Serialize>(
         if i > 0 {
             out.push(b',');
         }
-        serde_json::to_writer(&mut *out, &element(*bytes)).map_err(|e| e.to_string())?;
+        write(out, element(*bytes)).map_err(|e| e.to_string())?;
     }
     Ok(())
 }

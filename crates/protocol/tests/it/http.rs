@@ -20,6 +20,7 @@ fn any_parameters() -> impl Strategy<Value = Parameters> {
         any::<i64>().prop_map(Parameter::Int64),
         ((1_u64 << 63)..).prop_map(Parameter::Uint64),
         (-1e300..1e300_f64).prop_map(Parameter::Double),
+        prop::sample::select(vec![f64::INFINITY, f64::NEG_INFINITY]).prop_map(Parameter::Double),
         any::<String>().prop_map(Parameter::String),
     ];
     btree_map("[ a-z\"\\\\é]{0,12}", value, 0..4)
@@ -162,26 +163,86 @@ fn half_precision_in_json_is_rounded_and_its_range_is_kept() {
     }
 }
 
+/// The values of an answer's output `y` in JSON, as they are written.
+fn written(datatype: DataType, data: Bytes) -> String {
+    let shape = vec![(data.len() / datatype.size().unwrap()) as i64];
+    let output = InferTensor { name: "y".to_owned(), datatype, shape, parameters: Parameters::new(), data };
+    let response = InferResponse { outputs: vec![output], ..Default::default() };
+    let text = write_response(&response, &OutputForms::default()).unwrap().bytes;
+    let read = parse_response(text.clone(), None).unwrap();
+    assert_eq!(read.outputs, response.outputs, "a client reads what was written");
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    text.split_once(r#""data":"#).unwrap().1.trim_end_matches("}]}").to_owned()
+}
+
 #[test]
-fn what_json_has_no_number_for_is_null_in_a_response_and_refused_in_a_request() {
-    let response = InferResponse {
-        outputs: vec![InferTensor {
-            name: "y".to_owned(),
-            datatype: DataType::Fp32,
-            shape: vec![3],
-            parameters: Parameters::new(),
-            data: [f32::NAN, 1.0, f32::INFINITY].iter().flat_map(|v| v.to_le_bytes()).collect(),
-        }],
-        ..Default::default()
+fn infinities_and_nan_are_three_words_as_in_triton() {
+    let values = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, -0.0, 1.5];
+    let expected = "[Infinity,-Infinity,NaN,-0.0,1.5]";
+    assert_eq!(written(DataType::Fp64, values.iter().flat_map(|v| v.to_le_bytes()).collect()), expected);
+    assert_eq!(written(DataType::Fp32, values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect()), expected);
+    let half = |v: &f64| half::f16::from_f64(*v).to_le_bytes();
+    assert_eq!(written(DataType::Fp16, values.iter().flat_map(half).collect()), expected);
+    let half = |v: &f64| half::bf16::from_f64(*v).to_le_bytes();
+    assert_eq!(written(DataType::Bf16, values.iter().flat_map(half).collect()), expected);
+}
+
+#[test]
+fn null_is_nan_among_floats_and_an_error_elsewhere() {
+    let first = parse_data("FP32", &[2], json!([null, 1.5])).unwrap();
+    assert!(f32::from_le_bytes(first[..4].try_into().unwrap()).is_nan());
+    for datatype in ["FP16", "BF16"] {
+        parse_data(datatype, &[1], json!([null])).unwrap();
+    }
+    let error = parse_data("INT64", &[1], json!([null])).unwrap_err();
+    assert!(error.contains("invalid type: null, expected a list of integers"), "{error}");
+    let error = parse_data("BYTES", &[1], json!([null])).unwrap_err();
+    assert!(error.contains("invalid type: null, expected a list of strings"), "{error}");
+}
+
+#[test]
+fn words_for_numbers_stand_in_data_and_parameters_alone() {
+    let parse = |text: &str| parse_request(String::new(), String::new(), Bytes::copy_from_slice(text.as_bytes()), None);
+    let tensor = |datatype: &str, data: &str| {
+        parse(&format!(r#"{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":[1],"data":{data}}}]}}"#))
     };
-    let encoded = write_response(&response, &OutputForms::default()).unwrap();
-    let text: Value = serde_json::from_slice(&encoded.bytes).unwrap();
-    assert_eq!(text["outputs"][0]["data"], json!([null, 1.0, null]));
-    let read = parse_response(encoded.bytes, None).unwrap();
-    let first = f32::from_le_bytes(read.outputs[0].data[..4].try_into().unwrap());
-    assert!(first.is_nan());
-    let error = parse_data("FP32", &[1], json!([null])).unwrap_err();
-    assert!(error.contains("null") && error.contains("a list of numbers"), "{error}");
+    for (datatype, data, expected) in [
+        ("INT32", "[NaN]", "invalid type: NaN, expected a list of integers"),
+        ("UINT8", "[-Inf]", "invalid type: -Infinity, expected a list of integers"),
+        ("BOOL", "[Infinity]", "invalid type: Infinity, expected a list of true and false"),
+        // Not the text `NaN`.
+        ("BYTES", "[NaN]", "invalid type: NaN, expected a list of strings"),
+        ("FP32", r#"[{"n":0,"m":0}]"#, "invalid type: map, expected a list of numbers"),
+        ("FP32", "[1e400]", "number out of range"),
+    ] {
+        let error = tensor(datatype, data).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    assert_eq!(tensor("BYTES", r#"["NaN"]"#).unwrap().0.inputs[0].data, b"\x03\0\0\0NaN"[..]);
+    let error = parse(r#"{"id":NaN,"inputs":[]}"#).unwrap_err().to_string();
+    assert!(error.contains("`id`: ") && error.contains("are taken in `data` and as parameters"), "{error}");
+
+    let (request, _) = parse(r#"{"parameters":{"a":Infinity,"b":-Inf,"c":"NaN"},"inputs":[]}"#).unwrap();
+    let expected = [
+        ("a", Parameter::Double(f64::INFINITY)),
+        ("b", Parameter::Double(f64::NEG_INFINITY)),
+        ("c", Parameter::String("NaN".to_owned())),
+    ];
+    assert_eq!(request.parameters, expected.map(|(k, v)| (k.to_owned(), v)).into());
+    let again = write_request(&request, RequestForm::JSON).unwrap().bytes;
+    assert_eq!(parse_request(String::new(), String::new(), again, None).unwrap().0, request);
+}
+
+#[test]
+fn a_single_element_needs_no_list() {
+    assert_eq!(parse_data("BYTES", &[1], json!("text")).unwrap(), b"\x04\0\0\0text"[..]);
+    assert_eq!(parse_data("BYTES", &[1, 1], json!("")).unwrap(), [0; 4][..]);
+    assert_eq!(parse_data("FP32", &[], json!(2.5)).unwrap(), 2.5_f32.to_le_bytes()[..]);
+    assert_eq!(parse_data("BOOL", &[1], json!(true)).unwrap(), [1][..]);
+    let error = parse_data("BYTES", &[2], json!("text")).unwrap_err();
+    assert!(error.contains("expected 2 elements in `data`, got 1"), "{error}");
+    let error = parse_data("INT8", &[1], json!("text")).unwrap_err();
+    assert!(error.contains("expected a list of integers"), "{error}");
 }
 
 #[test]
@@ -252,14 +313,28 @@ fn words_for_what_is_no_number_are_taken_with_and_without_quotes() {
         let text = format!(r#"{{"id":"\"NaN","inputs":[{{"name":"x","datatype":"FP32","shape":[4],"data":{data}}}]}}"#);
         parse_request(String::new(), String::new(), Bytes::from(text), None)
     };
-    for data in ["[NaN, Infinity, -Infinity, 1]", r#"["NaN", "Infinity", "-Infinity", 1]"#, "[NaN,Inf,-Inf,1.0]"] {
+    for data in [
+        "[NaN, Infinity, -Infinity, 1]",
+        r#"["NaN", "Infinity", "-Infinity", 1]"#,
+        "[NaN,Inf,-Inf,1.0]",
+        "[-NaN, Infinity, [-Infinity], 1]",
+        "[null, Infinity, -Infinity, 1]",
+    ] {
         let (request, _) = body(data).unwrap();
         assert_eq!(request.id, "\"NaN");
         let values: Vec<f32> = request.inputs[0].data.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         assert!(values[0].is_nan());
         assert_eq!(values[1..], [f32::INFINITY, f32::NEG_INFINITY, 1.0]);
     }
-    for data in ["[NaN, 1, 2", "[nan, 1, 2, 3]", "[NaNa, 1, 2, 3]", r#"[NaN, "#, "[\"NaN, 1"] {
+    for data in [
+        "[NaN, 1, 2",
+        "[nan, 1, 2, 3]",
+        "[NaNa, 1, 2, 3]",
+        r#"[NaN, "#,
+        "[\"NaN, 1",
+        "[--Inf, 1, 2, 3]",
+        "[Infinit, 1, 2, 3]",
+    ] {
         body(data).unwrap_err();
     }
     assert!(parse_data("INT32", &[1], json!(["NaN"])).unwrap_err().contains("a list of integers"));

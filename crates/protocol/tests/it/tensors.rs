@@ -21,16 +21,18 @@ pub fn any_tensor() -> impl Strategy<Value = Tensor> {
     })
 }
 
-/// Any tensor that JSON can carry too: numbers are finite, strings are text.
+/// Any tensor that JSON can carry too: a NaN has the bits that a reader gives it, strings are text.
 pub fn any_json_tensor() -> impl Strategy<Value = Tensor> {
     (prop::sample::select(DataType::ALL.to_vec()), vec(0_i64..4, 0..4)).prop_flat_map(|(datatype, shape)| {
         let count = usize::try_from(shape.iter().product::<i64>()).unwrap();
         let element: BoxedStrategy<Vec<u8>> = match datatype {
             DataType::Bool => any::<bool>().prop_map(|v| vec![u8::from(v)]).boxed(),
-            DataType::Fp16 => finite(|b: [u8; 2]| half::f16::from_le_bytes(b).is_finite()),
-            DataType::Bf16 => finite(|b: [u8; 2]| half::bf16::from_le_bytes(b).is_finite()),
-            DataType::Fp32 => finite(|b: [u8; 4]| f32::from_le_bytes(b).is_finite()),
-            DataType::Fp64 => finite(|b: [u8; 8]| f64::from_le_bytes(b).is_finite()),
+            DataType::Fp16 => floats(|b| half::f16::from_le_bytes(b).into(), |v| half::f16::from_f64(v).to_le_bytes()),
+            DataType::Bf16 => {
+                floats(|b| half::bf16::from_le_bytes(b).into(), |v| half::bf16::from_f64(v).to_le_bytes())
+            }
+            DataType::Fp32 => floats(|b| f32::from_le_bytes(b).into(), |v| (v as f32).to_le_bytes()),
+            DataType::Fp64 => floats(f64::from_le_bytes, f64::to_le_bytes),
             DataType::Bytes => any::<String>().prop_map(|s| join(vec![s.into_bytes()])).boxed(),
             _ => vec(any::<u8>(), datatype.size().unwrap()).boxed(),
         };
@@ -38,11 +40,14 @@ pub fn any_json_tensor() -> impl Strategy<Value = Tensor> {
     })
 }
 
-fn finite<const SIZE: usize>(is_finite: fn([u8; SIZE]) -> bool) -> BoxedStrategy<Vec<u8>>
+/// Finite numbers of any bits, and often an infinity or NaN.
+fn floats<const SIZE: usize>(value: fn([u8; SIZE]) -> f64, bytes: fn(f64) -> [u8; SIZE]) -> BoxedStrategy<Vec<u8>>
 where
     [u8; SIZE]: Arbitrary,
 {
-    any::<[u8; SIZE]>().prop_filter("finite", move |b| is_finite(*b)).prop_map(|b| b.to_vec()).boxed()
+    let finite = any::<[u8; SIZE]>().prop_filter("finite", move |b| value(*b).is_finite());
+    let others = prop::sample::select(vec![f64::INFINITY, f64::NEG_INFINITY, f64::NAN]).prop_map(bytes);
+    prop_oneof![3 => finite, 1 => others].prop_map(|b| b.to_vec()).boxed()
 }
 
 fn join(elements: Vec<Vec<u8>>) -> Vec<u8> {

@@ -72,6 +72,33 @@ fn names_do_not_lead_out_of_the_repository() {
     assert_eq!(message(&repository, "insde"), "no model 'insde' in REPO; did you mean 'inside'?");
 }
 
+/// Triton's `--model-config-name`.
+#[test]
+fn a_named_configuration_is_read_where_a_model_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = |model_name: &str, file: &str, size: i32| {
+        model(folder.path(), model_name, &["1/model.onnx", file]);
+        fs::write(folder.path().join(model_name).join(file), format!("max_batch_size: {size}")).unwrap();
+    };
+    config("both", "config.pbtxt", 1);
+    config("both", "configs/h100.pbtxt", 2);
+    config("other", "config.pbtxt", 3);
+    config("other", "configs/v100.pbtxt", 4);
+    config("wrong", "configs/h100.pbtxt", -1);
+    let repository = ModelRepository::open(folder.path()).unwrap();
+    let size =
+        |repository: &ModelRepository, name: &str| repository.definition(name, None).unwrap().config.max_batch_size;
+    assert_eq!(size(&repository, "both"), 1);
+    let named = repository.with_config_name(Some("h100".to_owned()));
+    assert_eq!((size(&named, "both"), size(&named, "other")), (2, 3));
+    assert_eq!(named.definition("both", Some("max_batch_size: 9")).unwrap().config.max_batch_size, 9);
+    let error = message(&named, "wrong");
+    assert!(error.contains("REPO/wrong/configs/h100.pbtxt:1:1: max_batch_size: is -1"), "{error}");
+    assert_eq!(size(&named.at(folder.path()).unwrap(), "both"), 2, "the files of a load request are read alike");
+    let whole = named.with_auto_complete(false).scan().unwrap();
+    assert!(whole.names.contains(&"wrong".to_owned()), "{whole:?}");
+}
+
 #[test]
 fn a_missing_model_file_is_named_with_what_is_there() {
     let folder = tempfile::tempdir().unwrap();

@@ -6,11 +6,17 @@ use downbeat_repository::ModelRepository;
 
 /// What is said of a model with these groups, on a server that runs models on `gpus`.
 fn said(groups: &str, gpus: &[u32]) -> Result<Vec<String>, String> {
+    said_where(groups, gpus, false)
+}
+
+/// The same on a server that lets models for GPUs run on the CPU, if `cpu_for_gpus`.
+fn said_where(groups: &str, gpus: &[u32], cpu_for_gpus: bool) -> Result<Vec<String>, String> {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("m/1")).unwrap();
     fs::write(folder.path().join("m/1/model.onnx"), b"").unwrap();
     fs::write(folder.path().join("m/config.pbtxt"), groups).unwrap();
     let repository = ModelRepository::open(folder.path()).unwrap().with_gpus(gpus.to_vec());
+    let repository = repository.with_cpu_for_gpus(cpu_for_gpus);
     let definition = repository.definition("m", None).map_err(|e| e.to_string())?;
     Ok(definition.warnings.iter().map(ToString::to_string).collect())
 }
@@ -22,6 +28,10 @@ fn on_the_cpu_instances_on_gpus_are_an_error_unless_they_may_be_elsewhere() {
         error.contains("m/config.pbtxt:1:18: instance_group[0].kind: KIND_GPU, and this server runs models on the CPU")
     );
     assert!(error.contains("--engine cuda") && error.contains("[placement]"), "{error}");
+    assert!(error.contains("--cuda-missing cpu"), "{error}");
+    let warnings = said_where("instance_group { kind: KIND_GPU gpus: [7] }", &[], true).unwrap();
+    assert!(warnings.len() == 1 && warnings[0].contains("KIND_GPU, and this server has no GPU"), "{warnings:?}");
+    said_where("instance_group { kind: KIND_GPU gpus: [7] }", &[0], true).unwrap_err();
     for groups in
         ["instance_group { gpus: [0] }", "instance_group { kind: KIND_CPU }", "instance_group { kind: KIND_MODEL }"]
     {

@@ -60,7 +60,7 @@ pub struct LaneSetup<'a> {
     pub guard: Option<Arc<PolicyGuard>>,
     /// What hears of its launches, where `auto` was asked for.
     pub auto: Option<Arc<AutoModel>>,
-    /// The configuration's `max_queue_delay_microseconds`.
+    /// How long a request waits for company by the configuration ([`ServerOptions::queue_delay`](crate::options::ServerOptions::queue_delay)).
     pub queue_delay: Duration,
     /// Whether requests that cannot make their deadline are given up.
     pub drop: bool,

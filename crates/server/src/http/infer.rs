@@ -21,7 +21,8 @@ use crate::service::Service;
 use crate::shared_memory::Client;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
-/// Numbers in JSON are two characters or more, and eight bytes or less as a tensor.
+/// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four, is rewritten to eight,
+/// and is eight bytes or less as a tensor.
 const MOST_GROWTH: u64 = 4;
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 

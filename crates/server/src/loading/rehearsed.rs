@@ -55,7 +55,7 @@ impl Loading<'_> {
             profile: SegmentProfile::whole(profile),
             max_batch: inputs.max_batch,
             padded: false,
-            queue_delay: definition.batching.max_queue_delay,
+            queue_delay: options.queue_delay(&definition.name, definition.batching.max_queue_delay),
             drop: self.drops(),
             queue_bound: context.queue_bound(definition),
             ring_slots: 0,

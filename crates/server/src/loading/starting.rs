@@ -54,7 +54,7 @@ impl Loading<'_> {
             policy: self.policy,
             guard,
             auto,
-            queue_delay: definition.batching.max_queue_delay,
+            queue_delay: context.options.queue_delay(&definition.name, definition.batching.max_queue_delay),
             drop: self.drops(),
             queue_bound: context.queue_bound(definition),
             group: self.group.clone(),

@@ -22,7 +22,9 @@ use crate::loader::Loader;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
-use crate::options::{MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, PolicyName, RunLimits, ServerOptions, SharesBy};
+use crate::options::{
+    CudaMissing, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, PolicyName, RunLimits, ServerOptions, SharesBy,
+};
 use crate::partitions::Partitions;
 use crate::placement::{self, Placement};
 use crate::serving::Serving;
@@ -40,6 +42,8 @@ impl Registry {
                 .with_follow_symlinks(options.follow_symlinks)
                 .with_auto_complete(options.auto_complete_config)
                 .with_default_max_batch_size(options.default_max_batch_size)
+                .with_config_name(options.model_config_name.clone())
+                .with_cpu_for_gpus(options.cuda.missing == CudaMissing::Cpu)
         });
         let scan = repository.scan()?;
         for warning in &scan.warnings {

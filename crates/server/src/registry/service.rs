@@ -82,7 +82,7 @@ impl Service for Registry {
         if !self.options.strict_readiness {
             return true;
         }
-        if !self.options.allow_empty && self.serving.is_empty() {
+        if self.lacks_models() {
             return false;
         }
         self.started.load(Ordering::Acquire)

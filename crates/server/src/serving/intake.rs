@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use downbeat_core::cluster::TimeoutAction;
 use downbeat_core::tensor::DataType;
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
@@ -42,7 +43,7 @@ pub struct Limits {
     pub deadline: Time,
     /// Whether that is the SLO.
     pub deadline_is_slo: bool,
-    /// The client's own.
+    /// The client's own, where it is a deadline; under `timeout_action: DELAY` it is a time in the queue alone.
     pub timeout: Option<Duration>,
     /// When it has been in a queue for too long; [`Time::MAX`]: never.
     pub queue_expiry: Time,
@@ -78,17 +79,19 @@ impl Wishes<'_> {
     /// model's queue policy and SLO say).
     fn limits(&self, request: &InferRequest, arrival: Time) -> Result<Limits, ServiceError> {
         let level = self.batching.level_of(unsigned(request, "priority")?.unwrap_or(0));
-        let timeout = unsigned(request, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros);
+        let mut timeout = unsigned(request, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros);
         let mut queue_timeout = Duration::ZERO;
         if let Some(policy) = self.batching.levels.get(level) {
-            // Where the policy has no timeout, a request's own is its deadline and nothing else.
+            let delays = policy.timeout_action == TimeoutAction::Delay;
             queue_timeout = policy.default_timeout;
-            if policy.allow_timeout_override
-                && queue_timeout > Duration::ZERO
-                && let Some(timeout) = timeout
+            // Where requests are rejected and the policy has no timeout, a request's own is its deadline and nothing else.
+            if let Some(own) = timeout.filter(|_| policy.allow_timeout_override)
+                && (delays || queue_timeout > Duration::ZERO)
             {
-                queue_timeout = queue_timeout.min(timeout);
+                queue_timeout = if queue_timeout == Duration::ZERO { own } else { queue_timeout.min(own) };
             }
+            // A request that is late in the queue goes behind the others, and is answered.
+            timeout = timeout.filter(|_| !delays);
         }
         let queue_expiry = if queue_timeout == Duration::ZERO { Time::MAX } else { arrival + queue_timeout };
         let slo_deadline = self.slo.map_or(Time::MAX, |slo| arrival + slo);

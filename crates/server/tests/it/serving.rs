@@ -358,6 +358,51 @@ async fn queue_timeouts_fire_while_the_device_is_busy() {
     running.await.unwrap().unwrap();
 }
 
+/// Triton's `timeout_action: DELAY`: a request whose time in the queue is up goes behind the others, and is answered.
+#[tokio::test]
+async fn a_requests_timeout_delays_it_where_the_policy_says_delay() {
+    for (default, own) in [("", ms(50)), ("default_timeout_microseconds: 50000", Duration::from_secs(60))] {
+        let models = Models::new();
+        let policy = format!(
+            "max_batch_size: 1 dynamic_batching {{ default_queue_policy {{ timeout_action: DELAY {default} \
+             allow_timeout_override: true }} }}"
+        );
+        models.add("m", 1, (1.0, 500.0), 4, &policy);
+        let registry = models.serve(|_| {}).await;
+        let running = send(&registry, request("m", 1, 4)).await;
+        let delayed = send(&registry, with_timeout(request("m", 1, 4), own)).await;
+        let patient = default.is_empty().then(|| request("m", 1, 4));
+        let patient = patient.unwrap_or_else(|| with_timeout(request("m", 1, 4), Duration::from_micros(1)));
+        let next = send(&registry, patient).await;
+        running.await.unwrap().unwrap();
+        delayed.await.unwrap().unwrap();
+        assert!(!default.is_empty() || next.is_finished(), "the request without a timeout goes first");
+        next.await.unwrap().unwrap();
+        assert_eq!(registry.statistics("m", "").unwrap()[0].execution_count, 3);
+    }
+}
+
+#[tokio::test]
+async fn a_requests_timeout_counts_for_nothing_where_delay_allows_none() {
+    let models = Models::new();
+    let policy = "max_batch_size: 1 dynamic_batching { default_queue_policy { timeout_action: DELAY } }";
+    models.add("m", 1, (1.0, 100.0), 4, policy);
+    let registry = models.serve(|_| {}).await;
+    registry.infer(with_timeout(request("m", 1, 4), Duration::from_micros(1))).await.unwrap();
+}
+
+/// In Triton a request that stays alone waits for ever.
+#[tokio::test]
+async fn a_queue_delay_that_never_passes_answers_all_the_same() {
+    let models = Models::new();
+    let config = format!("max_batch_size: 8 dynamic_batching {{ max_queue_delay_microseconds: {} }}", u64::MAX);
+    models.add("m", 1, (1.0, 1.0), 4, &config);
+    let registry = models.serve(|options| options.max_queue_wait = downbeat_core::Duration::from_millis(300)).await;
+    let alone = send(&registry, request("m", 1, 4)).await;
+    until(|| alone.is_finished()).await;
+    alone.await.unwrap().unwrap();
+}
+
 #[tokio::test]
 async fn a_client_that_goes_away_leaves_the_queue() {
     let models = Models::new();
@@ -507,22 +552,25 @@ async fn without_completion_a_folder_without_a_configuration_is_no_model() {
 }
 
 #[tokio::test]
-async fn a_server_without_a_model_is_not_ready_unless_it_may_be_empty() {
+async fn a_server_whose_models_come_by_request_is_ready_without_one() {
     let models = Models::new();
     models.add("m", 1, (1.0, 1.0), 4, "");
-    let explicit = |options: &mut ServerOptions| options.model_control = ModelControl::Explicit { load: Vec::new() };
-    let registry = models.serve(explicit).await;
-    assert!(!registry.is_ready(), "nothing is served");
+    let registry = models.serve(|options| options.model_control = ModelControl::Explicit { load: Vec::new() }).await;
+    assert!(registry.is_ready(), "as Triton in mode explicit without --load-model");
     registry.load("m", LoadOverrides::default()).await.unwrap();
     assert!(registry.is_ready());
     registry.unload("m").await.unwrap();
-    assert!(!registry.is_ready(), "nothing is served any more");
-    let may_be_empty = |options: &mut ServerOptions| {
-        explicit(options);
-        options.allow_empty = true;
-    };
-    assert!(models.serve(may_be_empty).await.is_ready());
-    assert!(!Models::new().serve(|_| {}).await.is_ready(), "an empty folder");
+    assert!(registry.is_ready(), "a client unloaded it");
+    let registry = models.serve(|_| {}).await;
+    registry.unload("m").await.unwrap();
+    assert!(registry.is_ready(), "a client unloaded all that were loaded at start");
+}
+
+#[tokio::test]
+async fn a_server_on_an_empty_folder_is_not_ready_unless_it_may_be_empty() {
+    assert!(!Models::new().serve(|_| {}).await.is_ready(), "explicit with --load-model *");
+    assert!(!Models::new().serve(|options| options.model_control = ModelControl::None).await.is_ready());
+    assert!(Models::new().serve(|options| options.allow_empty = true).await.is_ready());
 }
 
 #[tokio::test]

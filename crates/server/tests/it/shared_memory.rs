@@ -176,10 +176,13 @@ fn a_region_belongs_to_who_registered_it() {
 fn shared_memory_that_is_off_says_how_it_is_switched_on() {
     let object = SharedObject::new("off", 16);
     let memory = SharedMemory::disabled();
+    assert_eq!(memory.status(ME, None).unwrap(), [], "no region is registered");
+    assert_eq!(memory.cuda_status(ME, None).unwrap(), []);
+    let missing = memory.status(ME, Some("r")).unwrap_err();
+    assert!(matches!(&missing, ServiceError::NotFound(_)), "{missing:?}");
     let mut request = request(DataType::Uint8, &[2], place("r", 2, None), &[]);
     let errors = [
         memory.register(ME, "r", &object.key, 0, 16).unwrap_err(),
-        memory.status(ME, None).unwrap_err(),
         memory.unregister(ME, "r").unwrap_err(),
         memory.unregister_all(ME).unwrap_err(),
         resolve_inputs(&memory, ME, &mut request).unwrap_err(),

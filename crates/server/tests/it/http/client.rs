@@ -136,6 +136,12 @@ impl Connection {
         Some(Reply { status, headers, body })
     }
 
+    /// The bytes until the connection ends, which are the head of an answer without a body.
+    pub async fn head(&mut self) -> String {
+        while self.read_more().await {}
+        String::from_utf8(std::mem::take(&mut self.read)).unwrap()
+    }
+
     async fn read_more(&mut self) -> bool {
         let mut chunk = [0; 16 << 10];
         let count = self.stream.read(&mut chunk).await.unwrap_or(0);

@@ -213,3 +213,33 @@ async fn megabytes_come_back_as_they_were() {
     let response = parse_response(Bytes::from(reply.body), length).unwrap();
     assert!(response.outputs[0].data == request.inputs[0].data);
 }
+
+#[tokio::test]
+async fn infinities_and_nan_come_back_as_they_were_sent_and_are_taken_again() {
+    let server = Server::start().await;
+    for datatype in ["FP16", "BF16", "FP32", "FP64"] {
+        let echo = async |data: &str| {
+            let body = format!(
+                r#"{{"inputs":[{{"name":"{datatype}","datatype":"{datatype}","shape":[1,3],"data":{data}}}]}}"#
+            );
+            let reply = server.post("/v2/models/echo/infer", body).await;
+            assert_eq!(reply.status, 200, "{reply:?}");
+            let text = String::from_utf8(reply.body).unwrap();
+            text.split_once(r#""data":"#).unwrap().1.trim_end_matches("}]}").to_owned()
+        };
+        let words = "[Infinity,-Infinity,NaN]";
+        let answer = echo(words).await;
+        assert_eq!(answer, words, "{datatype}");
+        assert_eq!(echo(&answer).await, words, "{datatype}: an answer is a request again");
+        assert_eq!(echo("[[Inf, -Inf, null]]").await, words, "{datatype}");
+        assert_eq!(echo(r#"["Infinity", "-Infinity", "NaN"]"#).await, words, "{datatype}");
+    }
+}
+
+#[tokio::test]
+async fn a_bare_string_is_one_element() {
+    let server = Server::start().await;
+    let body = json!({"inputs": [{"name": "BYTES", "datatype": "BYTES", "shape": [1, 1], "data": "text"}]});
+    let reply = server.post("/v2/models/echo/infer", body.to_string()).await;
+    assert_eq!(reply.json()["outputs"][0]["data"], json!(["text"]), "{reply:?}");
+}

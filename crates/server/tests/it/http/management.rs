@@ -260,3 +260,38 @@ async fn the_openapi_text_is_served() {
     assert_eq!(reply.status, 200);
     assert!(reply.body.starts_with(b"openapi: 3"));
 }
+
+/// Every path of the protocol, with names filled in.
+fn every_path() -> Vec<String> {
+    let text = include_str!("../../../openapi.yaml");
+    let paths = text.lines().filter_map(|line| line.strip_prefix("  /")?.strip_suffix(':'));
+    let filled = |path: &str| {
+        let path = path.replace("{model}", "simple").replace("{version}", "1").replace("{region}", "r");
+        format!("/{path}")
+    };
+    paths.map(filled).collect()
+}
+
+#[tokio::test]
+async fn a_path_may_end_in_slashes() {
+    let server = Server::start().await;
+    let paths = every_path();
+    assert!(paths.contains(&"/v2".to_owned()) && paths.len() > 30, "{paths:?}");
+    for path in &paths {
+        for slashes in ["/", "//"] {
+            let (exact, slashed) = (server.get(path).await, server.get(&format!("{path}{slashes}")).await);
+            assert_eq!((exact.status, &exact.body), (slashed.status, &slashed.body), "GET {path}{slashes}");
+        }
+        let (exact, slashed) = (server.post(path, "").await, server.post(&format!("{path}/"), "").await);
+        assert_eq!(exact.status, slashed.status, "POST {path}/");
+    }
+    assert_eq!(server.get("/v2/").await.json()["name"], "downbeat");
+    let reply = Server::start().await.post("/v2/models/simple/infer/", json_request().to_string()).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let message = server.get("/v2/timeline/?minutes=1").await.error(400);
+    assert!(message.contains("the only parameter"), "{message}");
+    assert!(server.get("/v2/nowhere/").await.error(404).contains("no such path"));
+    let mut connection = server.connect().await;
+    connection.send("HEAD /v2/ HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").await;
+    assert!(connection.head().await.starts_with("HTTP/1.1 200"));
+}

@@ -19,6 +19,8 @@ const STANDSTILLS: u32 = 16;
 const FEWEST_STANDSTILLS: u32 = 4;
 /// Arrivals over which the mean gap between two of them goes.
 const GAPS: f64 = 256.0;
+/// Pauses that are remembered: they change with what is done.
+const PAUSES: usize = 128;
 /// After so long below the ceiling, clients have left.
 const MEMORY: Duration = Duration::from_millis(60_000);
 
@@ -56,7 +58,7 @@ pub(super) struct ClosedLoop {
     /// When requests were answered whose clients have not asked again, the oldest first.
     answered: VecDeque<Time>,
     /// What clients took between an answer and their next request, seconds.
-    pauses: Ring,
+    pauses: Ring<PAUSES>,
     clients: Option<u32>,
     /// Whether answers are told at all.
     told: bool,

@@ -190,7 +190,7 @@ impl Rehearsal {
         self.stage.loops.iter_mut().for_each(|closed| *closed = ClosedLoop::default());
     }
 
-    /// Goes on for at most so many replayed events; how many there were. Fewer: there is nothing to be tried before more has come.
+    /// Goes on for at most so many replayed events; how many there were. Fewer: there is a decision, or nothing to be tried before more has come.
     pub fn step(&mut self, events: u64) -> u64 {
         let mut used = 0;
         self.look_back();

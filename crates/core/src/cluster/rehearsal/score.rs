@@ -151,9 +151,8 @@ impl Tally {
     fn gain(&self, other: &Tally, worst: bool, closed: bool) -> (f64, f64) {
         let [a, b] = [self, other].map(|tally| {
             let worst = if worst { tally.worst_index(closed) } else { None };
-            let counts = move |model: usize| {
-                tally.models[model].closed == closed && worst.is_none_or(|worst| worst == model)
-            };
+            let counts =
+                move |model: usize| tally.models[model].closed == closed && worst.is_none_or(|worst| worst == model);
             let offered: u32 = tally.indices().filter(|model| counts(*model)).map(|m| tally.models[m].offered).sum();
             let share = 1.0 / f64::from(offered.max(1));
             tally.stretches.iter().map(move |stretch| {

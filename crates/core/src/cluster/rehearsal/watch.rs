@@ -165,13 +165,8 @@ mod tests {
         };
         (0..20).for_each(|span| feed(&mut rates, span, first(span)));
         let now = Time::from_nanos(20 * SPAN.as_nanos());
-        let decision = Decision {
-            behaviours: vec![None],
-            order: Default::default(),
-            changed: true,
-            why: None,
-            tried: Vec::new(),
-        };
+        let decision =
+            Decision { behaviours: vec![None], order: Default::default(), changed: true, why: None, tried: Vec::new() };
         let mut watch = Watch::new(now, Setting::default(), decision, vec![0], &mut rates);
         for span in 20..40 {
             feed(&mut rates, span, second(span));

@@ -230,8 +230,8 @@ fn best_fixed(loads: &[Load], noise: Noise, seed: u64) -> f64 {
     fixed.map(|behaviour| served(loads, noise, By::Fixed(behaviour), seed, 4)).fold(0.0, f64::max)
 }
 
-/// The server of issue 32 on a busy machine: of a hundred executions of 0.1 ms one takes up to 30 ms. In a replay of what came waiting loses
-/// nothing, and meets such executions more rarely; clients that wait for their answers ask 256 times a second then, and not 10,000 times.
+/// The server of issue 32 on a busy machine: of a hundred executions of 0.1 ms one takes up to 30 ms. A replay of
+/// the recorded arrivals then says that waiting loses nothing. But 32 clients that wait ask 256 times a second, not 10,000 times.
 #[test]
 fn clients_that_wait_are_not_kept_waiting_for_nothing() {
     let noise = Noise { share: 0.01, most: us(30_000) };
@@ -270,8 +270,8 @@ fn half_open(load: Load) -> Load {
     Load { open: asked.min(64.0 / full.as_secs_f64() / 3.0), ..load }
 }
 
-/// What a seed stands for: the loads of all models, how uneven executions are, and whether the server waits for nothing at first. Every fourth seed has a
-/// model of which half is asked by clients that wait, every fourth two models, one of which nobody waits for.
+/// What a seed stands for: the loads of all models, how uneven executions are, and what the server does at first. In every fourth seed half of a model's
+/// requests wait for nobody. Every fourth seed has two models, and one of them has no clients that wait.
 fn case(seed: u64) -> (Vec<Load>, Noise, By) {
     let random = &mut Random(seed);
     let load = closed_load(random);

@@ -259,7 +259,7 @@ impl Rehearsal {
         let (all, unseen) = (self.past.len(), self.past.unseen());
         // A trial that changed nothing is not worth much the next time.
         let share = 4usize.saturating_sub(self.confirmed.min(3) as usize) * 2;
-        // Where fewer come than before, what came of it is known after as long a time, not after as many.
+        // Example: a change cuts the rate to a hundredth. The next trial comes after as long a time, not after as many requests.
         let long = self.past.span_unseen().saturating_mul(share as u64) >= self.past.span();
         let enough = unseen >= FEWEST && (long || unseen >= all / share);
         if all < FEWEST || self.past.span() < SHORTEST || !enough {

@@ -147,7 +147,7 @@ impl Tally {
     }
 
     /// By how much the share of bad requests of this is below `other`'s, and the standard deviation of that: of the model that fared worst in each, or of all.
-    /// Of those alone whose clients wait for answers (`closed`), or do not. Both are of the same arrivals.
+    /// Only closed loops count (`closed`), or only the other models. Both tallies are of the same arrivals.
     fn gain(&self, other: &Tally, worst: bool, closed: bool) -> (f64, f64) {
         let [a, b] = [self, other].map(|tally| {
             let worst = if worst { tally.worst_index(closed) } else { None };
@@ -216,7 +216,7 @@ impl Tally {
         self.sum().bad_share()
     }
 
-    /// The same of those alone whose clients wait for answers, or do not.
+    /// The same of the closed loops alone, or of the other models.
     fn worst_of(&self, closed: bool) -> f64 {
         self.worst_index(closed).map_or(0.0, |model| self.models[model].bad_share())
     }
@@ -379,7 +379,7 @@ impl Score {
         self.0.iter().find_map(Tally::worst_model).filter(|_| several)
     }
 
-    /// One number that says roughly how bad it was, for who goes on to the next round: in steps of what is no difference. `quickest`: of each model whose clients
+    /// Ranks candidates for the next round: losses and slowness, each in steps of the least difference that counts. `quickest`: of each model whose clients
     /// wait for answers, the least seconds for a good one.
     pub fn badness(&self, quickest: &[Option<f64>]) -> f64 {
         let weights = [1.0, 0.3, 0.1];

@@ -185,7 +185,7 @@ impl Trial {
         used
     }
 
-    /// What it came to, once it is through, and what may be better still; and the models whose requests are answered later than by what was done before.
+    /// The decision of a trial that is through, the contender, and the models whose requests are answered later than before.
     pub fn poll_decision(&mut self) -> Option<(Decision, Option<Contender>, Vec<usize>)> {
         if !self.done {
             return None;

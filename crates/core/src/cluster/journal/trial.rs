@@ -104,6 +104,7 @@ impl fmt::Display for Ground {
         match *self {
             Ground::WorstModel { rate } => write!(f, "what the worst model loses at {} of the rate", at(rate)),
             Ground::AllModels { rate } => write!(f, "what is lost of all at {} of the rate", at(rate)),
+            Ground::Throughput => f.write_str("the good answers a second to clients that wait for them"),
             Ground::Devices => f.write_str("the devices that are busy"),
             Ground::Delay => f.write_str("the time to the answer"),
         }

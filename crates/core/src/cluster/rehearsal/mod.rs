@@ -1,6 +1,8 @@
 //! The rehearsal: the scheduler tries behaviours on the last seconds.
 
 mod candidates;
+#[cfg(test)]
+mod clients;
 mod closed_loop;
 mod contender;
 mod noise;
@@ -9,6 +11,7 @@ mod replay;
 mod score;
 mod setting;
 mod trial;
+mod watch;
 
 use closed_loop::ClosedLoop;
 use contender::Contender;
@@ -21,6 +24,7 @@ pub(crate) use score::{RATES, Score, Tally};
 use setting::Setting;
 use trial::Trial;
 pub use trial::{Decision, Tried};
+use watch::{Rate, Watch};
 
 use super::model_options::ModelOptions;
 use super::network::NetworkBudget;
@@ -61,6 +65,12 @@ pub struct Rehearsal {
     /// Trials in a row after which nothing changed.
     confirmed: u32,
     decision: Option<Decision>,
+    /// By model.
+    rates: Vec<Rate>,
+    /// A change that may have fewer requests come.
+    watch: Option<Watch>,
+    /// When something came or was answered last.
+    now: Time,
     trials: u64,
     /// Trials until it may be hopeful again.
     sober: u32,
@@ -80,6 +90,9 @@ impl Rehearsal {
             contender: None,
             confirmed: 0,
             decision: None,
+            rates: Vec::new(),
+            watch: None,
+            now: Time::ZERO,
             trials: 0,
             sober: 0,
             soberer: FIRST_SOBER,
@@ -95,12 +108,14 @@ impl Rehearsal {
             self.stage.models.resize(index + 1, None);
             self.stage.noise.resize(index + 1, ExecutionNoise::default());
             self.stage.loops.resize(index + 1, ClosedLoop::default());
+            self.rates.resize(index + 1, Rate::default());
             self.current.behaviours.resize(index + 1, None);
         }
         if options.is_none() {
             self.past.forget(model);
             self.stage.noise[index] = ExecutionNoise::default();
             self.stage.loops[index] = ClosedLoop::default();
+            self.rates[index] = Rate::default();
             self.current.behaviours[index] = None;
         }
         self.stage.models[index] = options;
@@ -153,6 +168,10 @@ impl Rehearsal {
         if let Some(closed) = self.stage.loops.get_mut(arrival.model.0 as usize) {
             closed.arrived(arrival.at);
         }
+        if let Some(rate) = self.rates.get_mut(arrival.model.0 as usize) {
+            rate.arrived(arrival.at);
+        }
+        self.now = self.now.max(arrival.at);
         self.past.push(arrival);
     }
 
@@ -162,25 +181,28 @@ impl Rehearsal {
         if let Some(closed) = self.stage.loops.get_mut(model.0 as usize) {
             closed.answered(at, requests, lost);
         }
+        self.now = self.now.max(at);
     }
 
     /// Some answers were not told: clients are counted anew.
     pub fn missed_answers(&mut self) {
+        self.watch = None;
         self.stage.loops.iter_mut().for_each(|closed| *closed = ClosedLoop::default());
     }
 
-    /// Goes on for at most so many replayed events; how many there were. Fewer: there is nothing to be tried before more has come.
+    /// Goes on for at most so many replayed events; how many there were. Fewer: there is a decision, or nothing to be tried before more has come.
     pub fn step(&mut self, events: u64) -> u64 {
         let mut used = 0;
-        while used < events {
+        self.look_back();
+        while used < events && self.decision.is_none() {
             if self.trial.is_none() && !self.begin() {
                 break;
             }
             let Some(trial) = &mut self.trial else { break };
             used += trial.step(events - used);
-            if let Some((decision, contender)) = trial.poll_decision() {
+            if let Some((decision, contender, later)) = trial.poll_decision() {
                 (self.trial, self.contender) = (None, contender);
-                self.decide(decision);
+                self.decide(decision, later);
             }
         }
         used
@@ -196,7 +218,20 @@ impl Rehearsal {
         self.trials
     }
 
-    fn decide(&mut self, decision: Decision) {
+    /// Goes back to what was done before where fewer requests come since answers come later.
+    fn look_back(&mut self) {
+        let Some(watch) = self.watch.take() else { return };
+        match watch.judge(self.now, &mut self.rates) {
+            Ok(watch) => self.watch = watch,
+            Err((before, decision)) => {
+                self.changed();
+                self.current = before;
+                self.decision = Some(decision);
+            }
+        }
+    }
+
+    fn decide(&mut self, decision: Decision, later: Vec<usize>) {
         self.trials += 1;
         self.sober = self.sober.saturating_sub(1);
         if self.stage.hopeful && decision.changed {
@@ -204,12 +239,18 @@ impl Rehearsal {
             (self.sober, self.soberer) = (self.soberer, self.soberer.saturating_mul(2).min(MOST_SOBER));
         }
         self.confirmed = if decision.changed { 0 } else { self.confirmed + 1 };
-        self.current = Setting { behaviours: decision.behaviours.clone(), order: decision.order };
+        let now = Setting { behaviours: decision.behaviours.clone(), order: decision.order };
+        let before = std::mem::replace(&mut self.current, now);
+        if decision.changed {
+            let told = |model: &usize| self.stage.loops[*model].is_told();
+            let later = later.into_iter().filter(told).collect();
+            self.watch = Watch::new(self.now, before, decision.clone(), later, &mut self.rates);
+        }
         self.decision = Some(decision);
     }
 
     fn changed(&mut self) {
-        (self.trial, self.contender) = (None, None);
+        (self.trial, self.contender, self.watch) = (None, None, None);
         self.confirmed = 0;
     }
 
@@ -218,7 +259,10 @@ impl Rehearsal {
         let (all, unseen) = (self.past.len(), self.past.unseen());
         // A trial that changed nothing is not worth much the next time.
         let share = 4usize.saturating_sub(self.confirmed.min(3) as usize) * 2;
-        if all < FEWEST || self.past.span() < SHORTEST || unseen < FEWEST.max(all / share) {
+        // Example: a change cuts the rate to a hundredth. The next trial comes after as long a time, not after as many requests.
+        let long = self.past.span_unseen().saturating_mul(share as u64) >= self.past.span();
+        let enough = unseen >= FEWEST && (long || unseen >= all / share);
+        if all < FEWEST || self.past.span() < SHORTEST || !enough {
             return false;
         }
         // Without a deadline there is nothing to wait for, and nothing is given up: all behaviours are one.
@@ -226,6 +270,12 @@ impl Rehearsal {
         if budget == Duration::ZERO || self.past.span() < budget.saturating_mul(SHORTEST_BUDGETS).min(LONGEST) {
             return false;
         }
+        let patience = |(model, rate): (usize, &Rate)| {
+            let wait = self.current.behaviours[model].map_or(0, |behaviour| behaviour.wait);
+            let closed = self.stage.is_closed(ModelId(model as u32));
+            (!closed && !rate.may_wait(self.now)).then_some(wait)
+        };
+        self.stage.patience = self.rates.iter().enumerate().map(patience).collect();
         let together = candidates::together(&self.stage, &self.current);
         self.stage.hopeful = self.sober == 0 && together.is_some_and(|together| together != self.current);
         let stage = self.stage.clone();

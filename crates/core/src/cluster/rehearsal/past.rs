@@ -128,6 +128,15 @@ impl Past {
         self.unseen
     }
 
+    /// Of the arrivals since the last [`Past::seen`], from the last before them to the last.
+    pub fn span_unseen(&self) -> Duration {
+        let before = self.arrivals.len().saturating_sub(self.unseen + 1);
+        match (self.arrivals.get(before), self.arrivals.back()) {
+            (Some(before), Some(last)) => last.at.since(before.at),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// From the first to the last.
     pub fn span(&self) -> Duration {
         match (self.arrivals.front(), self.arrivals.back()) {

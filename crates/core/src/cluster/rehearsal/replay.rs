@@ -30,11 +30,29 @@ pub(super) struct Stage {
     pub noise: Vec<ExecutionNoise>,
     /// By model.
     pub loops: Vec<ClosedLoop>,
+    /// By model: how far its batches may wait at most, percent, where they may not wait longer than they do.
+    pub patience: Vec<Option<u8>>,
     /// Whether clients that wait for answers are taken to ask again as soon as the quick ones among them did.
     pub hopeful: bool,
     /// Whether orders are tried.
     pub tries_orders: bool,
     pub seed: u64,
+}
+
+impl Stage {
+    /// Whether clients of a model wait for answers.
+    pub fn is_closed(&self, model: ModelId) -> bool {
+        self.loops.get(model.0 as usize).is_some_and(|closed| closed.clients().is_some())
+    }
+
+    /// Whether no model is asked to wait longer than it may.
+    pub fn allows(&self, setting: &Setting) -> bool {
+        let waits = setting.behaviours.iter().zip(&self.patience);
+        waits.into_iter().all(|(behaviour, patience)| match (behaviour, patience) {
+            (Some(behaviour), Some(patience)) => behaviour.wait <= *patience,
+            _ => true,
+        })
+    }
 }
 
 /// A part of the past: the arrivals in `lead..end`, of which those from `counted` on count.
@@ -148,6 +166,9 @@ impl Replay {
             return;
         }
         self.queues = stage.loops.iter().map(|closed| closed.clients().map(|_| VecDeque::new())).collect();
+        for (model, _) in (0..).map(ModelId).zip(&self.queues).filter(|(_, queue)| queue.is_some()) {
+            self.tally.close(model);
+        }
         self.came = vec![Time::ZERO; self.end - self.lead];
         let mut clients: Vec<u32> = stage.loops.iter().map(|closed| closed.clients().unwrap_or(0)).collect();
         for index in self.lead..self.end {
@@ -175,16 +196,27 @@ impl Replay {
         self.queues.get(model.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// A request was answered: if its client has waited for that, it asks again.
-    fn answered(&mut self, stage: &Stage, model: ModelId) {
+    /// A request was answered: if its client has waited for that, it asks again, however many more the others ask.
+    fn answered(&mut self, stage: &Stage, past: &[PastArrival], request: usize) {
+        let model = past[request].model;
+        if !self.is_closed(model) {
+            return;
+        }
+        if self.percent == 100 {
+            self.tally.ended(request, model, self.came(past, request), self.now);
+        }
         let index = model.0 as usize;
         if let Some(Some(queue)) = self.queues.get_mut(index)
             && let Some(next) = queue.pop_front()
         {
-            let pause =
-                stage.loops[index].pause(&mut self.random, stage.hopeful).as_nanos().saturating_mul(100) / self.percent;
-            self.coming.push(Reverse((self.now + Duration::from_nanos(pause), next)));
+            let pause = stage.loops[index].pause(&mut self.random, stage.hopeful);
+            self.coming.push(Reverse((self.now + pause, next)));
         }
+    }
+
+    /// Whether a model's requests count at this rate.
+    fn counts(&self, model: ModelId) -> bool {
+        self.percent == 100 || !self.is_closed(model)
     }
 
     /// Goes on for at most so many events; how many there were, and whether it is through.
@@ -248,11 +280,21 @@ impl Replay {
         let deadline = if budget == Duration::MAX { Time::MAX } else { self.now + budget };
         let request =
             Request { id: RequestId(index as u64), model: id, deadline, queue_expiry: Time::MAX, level, size };
-        self.tally.offered(index, model);
-        if self.scheduler.handle_request(self.now, request).is_err() {
-            self.tally.bad(index, model);
-            self.answered(stage, model);
+        if self.counts(model) {
+            self.tally.offered(index, model);
         }
+        if self.scheduler.handle_request(self.now, request).is_err() {
+            self.lost(stage, past, index);
+        }
+    }
+
+    /// A request was rejected or dropped.
+    fn lost(&mut self, stage: &Stage, past: &[PastArrival], index: usize) {
+        let model = past[index].model;
+        if self.counts(model) {
+            self.tally.bad(index, model);
+        }
+        self.answered(stage, past, index);
     }
 
     fn complete(&mut self, stage: &Stage, past: &[PastArrival]) {
@@ -267,8 +309,10 @@ impl Replay {
             let index = member.0 as usize;
             let PastArrival { budget, model, .. } = past[index];
             let took = self.now.since(self.came(past, index)) + self.network.reply;
-            self.tally.done(index, model, took, budget);
-            self.answered(stage, model);
+            if self.counts(model) {
+                self.tally.done(index, model, took, budget);
+            }
+            self.answered(stage, past, index);
         }
         self.scheduler.recycle(members);
         self.scheduler.handle_completion(self.now, DeviceId(device), batch);
@@ -278,10 +322,7 @@ impl Replay {
         while let Some(output) = self.scheduler.poll_output() {
             match output {
                 Output::Drop { request, .. } => {
-                    let index = request.0 as usize;
-                    let model = past[index].model;
-                    self.tally.bad(index, model);
-                    self.answered(stage, model);
+                    self.lost(stage, past, request.0 as usize);
                 }
                 Output::Dispatch { batch, device, members, size, expected, .. } => {
                     let model = members.first().map(|member| past[member.0 as usize].model);

@@ -107,6 +107,8 @@ pub(super) struct Trial {
     /// Whether the model that waits longest goes on alone, or (every other trial) the one that fares worst.
     quickens: bool,
     done: bool,
+    /// Whether all requests come from clients that wait for answers.
+    closed: bool,
 }
 
 impl Trial {
@@ -120,6 +122,7 @@ impl Trial {
         number: u64,
     ) -> Self {
         let first = [Some(current.clone()), contender.as_ref().map(|contender| contender.setting.clone())];
+        let closed = past.iter().all(|arrival| stage.is_closed(arrival.model));
         let mut trial = Trial {
             past,
             rush,
@@ -134,6 +137,7 @@ impl Trial {
             refined: false,
             quickens: number % 2 == 1 && !consolidate,
             done: false,
+            closed,
             stage,
         };
         trial.add(candidates::together(&trial.stage, current).into_iter().collect());
@@ -157,7 +161,8 @@ impl Trial {
                 continue;
             };
             let candidate = &mut self.candidates[next];
-            let rates = PARTS[candidate.parts].1;
+            // Who waits for answers asks no more because others do.
+            let rates = if self.closed { &[0] } else { PARTS[candidate.parts].1 };
             let rate = rates[self.rate];
             let replay = self.replay.get_or_insert_with(|| {
                 let part = self.parts[candidate.parts];
@@ -180,8 +185,8 @@ impl Trial {
         used
     }
 
-    /// What it came to, once it is through, and what may be better still.
-    pub fn poll_decision(&mut self) -> Option<(Decision, Option<Contender>)> {
+    /// The decision of a trial that is through, the contender, and the models whose requests are answered later than before.
+    pub fn poll_decision(&mut self) -> Option<(Decision, Option<Contender>, Vec<usize>)> {
         if !self.done {
             return None;
         }
@@ -208,13 +213,15 @@ impl Trial {
             why,
             tried: self.candidates.iter().chain(&self.left).map(tried).collect(),
         };
-        Some((decision, contender))
+        let later = self.candidates[best].score.delays_more(&self.candidates[0].score);
+        let later = later.into_iter().enumerate().filter(|(_, later)| *later).map(|(model, _)| model);
+        Some((decision, contender, later.collect()))
     }
 
     /// Adds those that are not there yet.
     fn add(&mut self, settings: Vec<Setting>) {
         for setting in settings {
-            if self.candidates.iter().all(|candidate| candidate.setting != setting) {
+            if self.stage.allows(&setting) && self.candidates.iter().all(|known| known.setting != setting) {
                 self.candidates.push(Candidate::new(setting));
             }
         }
@@ -237,7 +244,7 @@ impl Trial {
     /// What is to be done, why, if that is not what is done now, and what is to be tried again.
     fn decided(&mut self) -> (usize, Option<Ground>, Option<Contender>) {
         let (best, consolidate) = (self.best(), self.consolidate);
-        let enough = self.past.len() - self.rush >= ENOUGH;
+        let enough = self.closed || self.past.len() - self.rush >= ENOUGH;
         let better = |difference: Option<(Ground, f64)>| {
             let (why, gain) = difference?;
             (gain > 0.0 && (enough || !matches!(why, Ground::Delay | Ground::Devices))).then_some(why)
@@ -267,19 +274,32 @@ impl Trial {
     /// Whether a candidate fares so badly at the first rates of this part that it would not go on whatever comes of the others.
     fn is_out(&self, candidate: usize) -> bool {
         let kept = KEPT[self.parts.len() - 1];
-        let badness = self.candidates[candidate].score.badness();
-        let level = |other: &&Candidate| other.parts == self.parts.len() && other.score.badness() < badness;
+        let quickest = self.quickest();
+        let badness = self.candidates[candidate].score.badness(&quickest);
+        let level = |other: &&Candidate| other.parts == self.parts.len() && other.score.badness(&quickest) < badness;
         let staying = self.staying();
         candidate >= staying && self.candidates[staying..].iter().filter(level).count() >= kept
+    }
+
+    /// By model whose clients wait for answers: the least seconds for a good one.
+    fn quickest(&self) -> Vec<Option<f64>> {
+        let mut quickest = vec![None; self.stage.models.len()];
+        for candidate in self.candidates.iter().filter(|candidate| candidate.parts == self.parts.len()) {
+            for (least, pace) in quickest.iter_mut().zip(candidate.score.paces()) {
+                *least = [*least, pace].into_iter().flatten().reduce(f64::min);
+            }
+        }
+        quickest
     }
 
     /// All candidates have been tried on all parts: the best of them go on.
     fn next_round(&mut self) {
         let Some(part) = self.parts.last().copied() else { return };
         // The worse leave, and before them those that came to the same as another.
+        let (quickest, soonest) = (self.quickest(), self.soonest());
         let mut others = self.candidates.split_off(self.staying());
         others.sort_by(|a, b| {
-            let [a, b] = [a, b].map(|other| (other.score.badness(), other.score.cost(self.consolidate)));
+            let [a, b] = [a, b].map(|other| (other.score.badness(&quickest), other.score.cost(self.consolidate)));
             a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
         });
         let (mut unlike, mut alike): (Vec<Candidate>, Vec<Candidate>) = Default::default();
@@ -290,7 +310,10 @@ impl Trial {
         let last = self.parts.len() == PARTS.len() || part.counted == self.rush && self.rush == 0;
         let mut others = unlike.into_iter().chain(alike);
         self.candidates.extend(others.by_ref().take(KEPT[self.parts.len() - 1]));
-        self.left.extend(others);
+        for other in others {
+            // However many lose a little less by chance, who answers soonest stays.
+            if soonest.as_ref() == Some(&other.setting) { self.candidates.push(other) } else { self.left.push(other) }
+        }
         if !self.refined && (last || self.parts.len() == REFINED) {
             self.refined = true;
             let best = &self.candidates[self.best()];
@@ -307,6 +330,15 @@ impl Trial {
         } else {
             self.next_part(part.counted);
         }
+    }
+
+    /// Who answers soonest of those that lose no more than the best, if that is wished.
+    fn soonest(&self) -> Option<Setting> {
+        let best = &self.candidates[self.best()];
+        let equal = self.candidates.iter().filter(|candidate| !candidate.score.is_worse(&best.score));
+        let delay = |candidate: &&Candidate| candidate.score.0[0].delay();
+        let soonest = equal.min_by(|a, b| delay(a).total_cmp(&delay(b)));
+        soonest.filter(|_| !self.consolidate).map(|candidate| candidate.setting.clone())
     }
 
     /// The model whose requests take longest, of what a batch of one takes: where all wait alike, the quickest waits for nothing.

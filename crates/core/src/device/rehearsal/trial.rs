@@ -181,7 +181,7 @@ impl Trial {
             return;
         }
         let mut others = self.candidates.split_off(1);
-        let rank = |score: &Score| (score.badness(), score.0[0].delay());
+        let rank = |score: &Score| (score.badness(&[]), score.0[0].delay());
         others.sort_by(|(_, a), (_, b)| {
             let ((a, a_delay), (b, b_delay)) = (rank(a), rank(b));
             a.total_cmp(&b).then(a_delay.total_cmp(&b_delay))

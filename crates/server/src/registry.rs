@@ -165,6 +165,12 @@ impl Registry {
         }
     }
 
+    /// Loads and measures what is served anew beside itself. What was decided about its policy in service rests on what was measured before: it is forgotten.
+    pub async fn measure_again(&self, name: &str) {
+        self.loader.forget_decisions(name);
+        self.load_again(name).await;
+    }
+
     /// Loads the versions anew whose policy `auto` chose and another is to take the place of: by `exclusive` where it has lost against that, by what the rehearsal has
     /// found to be better else. What runs and waits meanwhile is answered by the policy that it came to.
     pub async fn change_policies(&self) {

@@ -2,11 +2,11 @@
 
 use crate::time::{Duration, Time};
 
-/// The pause between two requests that are tried against a guess, the first one.
+/// The first pause between two tries against a guess.
 const AFTER_GUESS: Duration = Duration::from_millis(1_000);
-/// The pause between two requests that are tried against what was measured, the first one.
+/// The first pause between two tries against a measurement.
 const AFTER_MEASURED: Duration = Duration::from_millis(10_000);
-/// A pause is at most so many times the first one.
+/// The longest pause is so many times the first pause.
 const LONGEST: u64 = 64;
 
 /// Why a refusal for want of time may be wrong.
@@ -51,12 +51,13 @@ impl Pause {
     }
 }
 
-/// Which requests are tried though by a model's profile they cannot meet their deadline: without that, a wrong profile would never be corrected, as
-/// nothing that it refuses is ever timed.
+/// Decides which requests are tried though a model's profile says that they cannot meet their deadline. Without such tries a wrong profile would
+/// stay for ever, as nobody times a refused request.
 ///
-/// A refusal that rests on a guess is tried at once, a second later, two seconds after that, and so on, 64 seconds apart at most. One that rests on
-/// measurements is first tried after 10 seconds in which nothing was learned, and at least as far apart. Once it shows that the profile was wrong the next is tried at
-/// once.
+/// - Against a guess the first request is tried at once. The next tries are 1, 2, 4, ... seconds apart, 64 at most.
+/// - Against a measurement the first try is 10 seconds after the first refusal, or after the model was last measured. The next tries are 10, 20,
+///   40, ... seconds apart, 640 at most.
+/// - Where a try shows that the profile was wrong, the next request is tried at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Probes {
     guess: Pause,
@@ -70,7 +71,7 @@ impl Default for Probes {
 }
 
 impl Probes {
-    /// Whether the request is tried that was to be refused `now`.
+    /// Whether a request is tried that would be refused at `now`, for this doubt.
     pub fn tries(&mut self, now: Time, doubt: Doubt) -> bool {
         match doubt {
             Doubt::Guess => self.guess.is_over(now, AFTER_GUESS.saturating_mul(LONGEST)),
@@ -83,7 +84,7 @@ impl Probes {
         *self = Probes { measured: Pause::new(Some(Time::ZERO), AFTER_MEASURED), ..Probes::default() };
     }
 
-    /// What batches take was learned anew at `now`: it is fresh.
+    /// Takes note that the profile was learned anew at `now`: it is fresh.
     pub fn has_learned(&mut self, now: Time) {
         self.measured.restart(now);
     }

@@ -53,7 +53,7 @@ const MAX_BATCH: u32 = 1 << 20;
 pub struct ProfilePoint {
     /// Items in the batch.
     pub batch: u32,
-    /// The median of what its runs took.
+    /// The median latency of its runs.
     pub latency: Duration,
     /// How many runs that was: the point's weight beside others. 0 is taken as 1.
     pub runs: u32,
@@ -210,7 +210,7 @@ impl LatencyProfile {
 
     /// The profile of measured points. Where noise made a larger batch faster, both get their weighted mean ([`isotonic_fit`]): one stalled run
     /// does not decide for all larger sizes. A size between two points lies on the line through them, and one below the first takes
-    /// as long as that. So a size without a point changes none that has one.
+    /// as long as that point. So no guess for a size without a point changes a measured size.
     /// Points need not be sorted; of two for one size the faster counts. The largest batch measured is the largest of the profile.
     ///
     /// # Errors
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(table(&profile), [10, 25, 25, 40]);
     }
 
-    /// One run of 8.4 s at batch 4 once made batches of 32 "need 57 s even on an idle device".
+    /// A running maximum over the sizes once made one run of 8.4 s at batch 4 count for all larger batches.
     #[test]
     fn one_stalled_run_does_not_decide_for_larger_batches() {
         let point = |batch: u32, ms: u64, runs| ProfilePoint { batch, latency: Duration::from_millis(ms), runs };
@@ -325,7 +325,7 @@ mod tests {
         let profile = LatencyProfile::fit(points).unwrap();
         assert_eq!([1, 2].map(|b| profile.latency(b)), [us(2_000), us(3_000)]);
         let most = Duration::from_millis((8_400 + 90 * 10 + 90 * 20) / 181 + 1);
-        assert!([4, 8, 16, 32].iter().all(|b| profile.latency(*b) <= most.saturating_mul(2)), "{profile:?}");
+        assert!([4, 8, 16].iter().all(|b| profile.latency(*b) <= most), "{profile:?}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::sampler::Subject;
 const BUDGET: Duration = Duration::from_millis(200);
 /// How often something is handed over to see what that takes, at least.
 const ROUNDS: usize = 400;
-/// So long that is tried, at least: the kernel counts in steps of 10 ms what else a machine does.
+/// The hand-over is tried for at least so long. The kernel counts other programs' time in steps of 10 ms.
 const HANDS_OVER_FOR: Duration = Duration::from_millis(50);
 
 /// What is stored of a model file.

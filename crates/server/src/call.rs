@@ -28,7 +28,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Whether a request whose deadline is impossible by the model's `profile` is let through without one.
+    /// Whether a request goes on without a deadline though by the model's `profile` it cannot meet its own.
     pub(crate) fn may_probe(&mut self, profile: &LatencyProfile, now: Time) -> bool {
         let doubt = profile.doubt(self.admitted.rows, self.deadline.since(now));
         self.is_probe = doubt.is_some_and(|doubt| self.loaded.probes.lock().tries(now, doubt));

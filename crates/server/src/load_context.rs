@@ -80,7 +80,7 @@ pub struct LoadContext {
     pub unsettled: Mutex<BTreeSet<(String, u64)>>,
     /// What the steps of models that take pictures or texts share.
     preprocessing: Preprocessing,
-    /// What it takes to hand something over to another thread, once that is measured on a machine with nothing else to do.
+    /// The time that it takes to hand something over to another thread, once it was measured on a quiet machine.
     pub launch: Mutex<Option<Duration>>,
 }
 

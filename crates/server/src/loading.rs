@@ -348,7 +348,7 @@ impl<'a> Loading<'a> {
                 chosen.profiled.clone()
             }
             Why::Asked(_) | Why::Look(_) => {
-                // Whatever is measured now on a busy machine puts it there again.
+                // A measurement on a busy machine puts the version there again.
                 self.context.unsettled.lock().remove(&(self.definition.name.clone(), self.number));
                 self.measuring(codec).profile(model, lane)?
             }

@@ -208,7 +208,7 @@ impl Measuring<'_> {
         (0..placed.sites()).map(|site| measured(site).unwrap_or_else(|| profile.clone())).collect()
     }
 
-    /// What it takes to hand something over to another thread, measured until that was done once on a machine with nothing else to do.
+    /// The time that it takes to hand something over to another thread. It is measured anew until it was measured once on a quiet machine.
     fn launch(&self) -> Option<Duration> {
         let known = *self.context.launch.lock();
         known.or_else(|| {

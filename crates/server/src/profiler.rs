@@ -60,8 +60,8 @@ const ROUND_SHARE: u64 = 16;
 /// A machine on which others take more than this share of the processor time says little about a model.
 pub const NOISE: f64 = 0.15;
 
-/// Whether a machine had little else to do while something was timed: `others` took so much of its processor time (`None`: nobody knows), and the models that it serves
-/// so much of a core.
+/// Whether a machine was quiet while something was timed. `others` is the share of the processor time that other programs took; `None`: unknown. `served` is
+/// the share of a core that the server's own models took.
 pub fn is_quiet(others: Option<f64>, served: f64) -> bool {
     others.is_none_or(|others| others <= NOISE) && served <= NOISE
 }
@@ -300,7 +300,8 @@ mod tests {
     #[test]
     fn a_profile_weighs_its_medians_by_their_runs_and_is_known_up_to_the_largest() {
         let measured = |batch, runs, median_ns| Measurement { batch, runs, min_ns: 1, median_ns, p95_ns: median_ns };
-        let profile = profile(&[measured(1, 9, 10), measured(2, 1, 200), measured(4, 9, 20), measured(8, 9, 60)]).unwrap();
+        let profile =
+            profile(&[measured(1, 9, 10), measured(2, 1, 200), measured(4, 9, 20), measured(8, 9, 60)]).unwrap();
         let latency = |batch| profile.latency(batch).as_nanos();
         assert_eq!([1, 2, 4, 8].map(latency), [10, 38, 38, 60]);
         assert_eq!(profile.known(), Some(8));

@@ -14,19 +14,19 @@ const FAR: f64 = 0.25;
 /// Mean absolute deviations above the mean that a prediction has: deadlines are to be met, not met half of the time.
 const MARGIN: f64 = 2.0;
 /// A single observation counts at most this many times the present estimate, so that one preempted run
-/// (a laptop's lid, a neighbour's burst) does not make a model look unservable. One that is so many times faster shows that those before it were stalled.
+/// (a laptop's lid, a neighbour's burst) does not make a model look unservable. An observation so many times faster shows that the runs before stalled.
 const OUTLIER: f64 = 4.0;
 /// Mean absolute deviations below the mean at which a fast run is no chance.
 const CLEAR: f64 = 4.0;
 
-/// What batches of one size took.
+/// The latency of batches of one size.
 #[derive(Clone, Copy, Default, Debug)]
 struct Average {
     /// Observations that it stands for, at most [`WINDOW`].
     count: u32,
     mean_ns: f64,
     deviation_ns: f64,
-    /// The estimate that the present profile has of it.
+    /// The estimate in the present profile.
     built_ns: f64,
     /// Whether it was observed since the last period ended.
     is_fresh: bool,
@@ -58,7 +58,7 @@ impl Average {
         moved < -far || self.count <= ENOUGH && moved > far
     }
 
-    /// A period has ended: what was not seen in it counts less, so that a wrong belief that keeps a size from being run is forgotten.
+    /// Ends a period. A size that was not run in it counts less: a wrong belief may be the reason that it was not run.
     fn age(&mut self) {
         self.count = self.count.saturating_sub(u32::from(!std::mem::take(&mut self.is_fresh)));
     }
@@ -66,15 +66,16 @@ impl Average {
 
 /// Running averages of the latency by batch size, and the profile they amount to.
 ///
-/// The sizes that were observed often enough are fitted so that none falls ([`isotonic_fit`]), each with the weight of its observations. The others keep the profile
-/// measured at load, scaled by how far off it is elsewhere, between the observed sizes beside them: a guess moves no size that was observed.
+/// The sizes that were observed often enough are fitted so that none falls ([`isotonic_fit`]), each with the weight of its observations. The other sizes
+/// keep the profile measured at load, scaled by how far off it is elsewhere. They stay between the observed sizes beside them, so that no guess moves
+/// an observed size.
 #[derive(Debug)]
 pub struct ProfileRefiner {
     base: LatencyProfile,
     current: LatencyProfile,
     /// `averages[b - 1]` is batch size `b`'s.
     averages: Vec<Average>,
-    since_rebuild: u32,
+    since_period: u32,
     observations: u64,
 }
 
@@ -82,7 +83,7 @@ impl ProfileRefiner {
     /// Starts from a measured (or guessed) profile.
     pub fn new(base: LatencyProfile) -> Self {
         let averages = vec![Average::default(); base.max_batch() as usize];
-        ProfileRefiner { current: base.clone(), base, averages, since_rebuild: 0, observations: 0 }
+        ProfileRefiner { current: base.clone(), base, averages, since_period: 0, observations: 0 }
     }
 
     pub fn profile(&self) -> &LatencyProfile {
@@ -99,15 +100,15 @@ impl ProfileRefiner {
         average.observe((latency.as_nanos() as f64).min(most));
         let average = *average;
         self.observations += 1;
-        self.since_rebuild += 1;
+        self.since_period += 1;
         // The first observation of a guessed profile is worth more than the guess.
         let is_news = self.observations <= 2 || average.is_news() && self.counts(size, &average, self.ratio());
-        if self.since_rebuild < PERIOD && !is_news {
+        if self.since_period < PERIOD && !is_news {
             return None;
         }
-        if self.since_rebuild >= PERIOD {
+        if self.since_period >= PERIOD {
             self.averages.iter_mut().for_each(Average::age);
-            self.since_rebuild = 0;
+            self.since_period = 0;
         }
         self.current = self.rebuilt()?;
         Some(self.current.clone())
@@ -123,8 +124,8 @@ impl ProfileRefiner {
         if weights > 0.0 { sum / weights } else { 1.0 }
     }
 
-    /// Whether the average of a size is worth more than what is guessed of it: there is enough of it, nothing else is known of the size, or the
-    /// guess is clearly too slow.
+    /// Whether the average of a size replaces the guess for that size: after [`ENOUGH`] observations, where the size was never measured,
+    /// or where the guess is clearly too slow.
     fn counts(&self, size: u32, average: &Average, ratio: f64) -> bool {
         let is_guess = self.base.known().is_some_and(|known| size > known);
         let guess_ns = self.base.latency(size).as_nanos() as f64 * ratio;
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(refiner.observations, 0);
     }
 
-    /// The first run was stalled for 8.4 s: the second one shows it, and is not averaged with it.
+    /// The first run stalled for 8.4 s. The second run shows the stall, and the average forgets the first.
     #[test]
     fn a_run_that_is_far_faster_shows_that_those_before_were_stalled() {
         for base in [LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(0), guess()] {
@@ -225,7 +226,7 @@ mod tests {
         }
     }
 
-    /// So does a run after a busy time, in which the average had grown.
+    /// A fast run also ends what the refiner believed in a busy time.
     #[test]
     fn one_fast_run_ends_the_belief_of_a_busy_time() {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
@@ -272,7 +273,7 @@ mod tests {
     }
 
     proptest! {
-        /// A profile never falls, and what was observed often is neither raised nor lowered by guesses of other sizes.
+        /// A profile never falls, and guesses for other sizes neither raise nor lower a size that was observed.
         #[test]
         fn guesses_move_no_size_that_was_observed(
             seen in prop::collection::btree_map(1..33u32, 1..1_000u64, 1..6),

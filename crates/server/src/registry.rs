@@ -165,7 +165,7 @@ impl Registry {
         }
     }
 
-    /// Loads and measures what is served anew beside itself. What was decided about its policy in service rests on what was measured before: it is forgotten.
+    /// Loads and measures a model anew beside the one that serves. Decisions in service about its policy rest on the old measurements: the server forgets them.
     pub async fn measure_again(&self, name: &str) {
         self.loader.forget_decisions(name);
         self.load_again(name).await;

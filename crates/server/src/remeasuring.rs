@@ -1,12 +1,12 @@
-//! Which of the models that were measured on a busy machine is measured again on an idle one.
+//! The order in which models that were measured on a busy machine are measured again.
 
 use std::collections::BTreeMap;
 
 /// Between two tries of a model the machine is idle for at most 2^6 spells.
 const LONGEST: u32 = 6;
 
-/// The order in which models are measured again: each in the first idle spell, and then after 2, 4, 8, ... idle spells, 64 at most, as long as the machine
-/// turns out to be busy each time.
+/// The order in which models are measured again. Each model has its turn in the first idle spell. Where the machine turns out to be busy again, the next
+/// turns come 2, 4, 8, ... idle spells later, 64 at most.
 #[derive(Debug, Default)]
 pub struct Remeasuring {
     /// Idle spells so far.
@@ -16,10 +16,10 @@ pub struct Remeasuring {
 }
 
 impl Remeasuring {
-    /// An idle spell is over: the model to measure again, of those that are `unsettled`.
+    /// Takes note that an idle spell is over. Gives the model to measure again, one of `unsettled`.
     pub fn next(&mut self, unsettled: &[String]) -> Option<String> {
         self.spells += 1;
-        // One that was measured meanwhile begins anew, should it become unsettled once more.
+        // A model that was measured meanwhile begins anew, should it become unsettled once more.
         self.tried.retain(|name, _| unsettled.contains(name));
         let due = |name: &&String| self.tried.get(*name).map_or(0, |(_, due)| *due);
         let name = unsettled.iter().min_by_key(due).filter(|name| due(name) <= self.spells)?;

@@ -108,7 +108,7 @@ impl Turn<'_> {
         Ok(settled(runs))
     }
 
-    /// What `run` gives once more of a case that was run before: at least and at most so many times.
+    /// Runs a case again that is warm: at least and at most so many times. Gives the results of `run`.
     ///
     /// # Errors
     /// What it says.

@@ -32,7 +32,7 @@ pub struct ShareMeasurement {
 }
 
 impl Subject<'_> {
-    /// Times batches of each of `sizes` on each share of the first device, spending about `budget` in all, and again where they take far longer than the others allow. A share has the number of units that is reported.
+    /// Times batches of each of `sizes` on each share of the first device, spending about `budget` in all. A case that takes far longer than the others allow is timed again. A share has the number of units that is reported.
     /// `watch` hears of each measurement.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Times cases of one model that differ in how much there is to do, and again those that took far longer than the others allow.
+//! Times cases of one model that differ in size, and repeats a case that took far longer than the other cases allow.
 
 use downbeat_core::{Duration, median};
 
@@ -12,7 +12,7 @@ const MOST_REPEATS: u32 = 2;
 /// Runs of a repetition: the fewest, however little time there is, and the most.
 const REPEATED_RUNS: [usize; 2] = [2, 20];
 
-/// How much there is to do in a case.
+/// The size of a case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CaseSize {
     /// Items in the batch.
@@ -27,8 +27,8 @@ impl CaseSize {
         CaseSize { rows, units: 1 }
     }
 
-    /// How many times as long as `other` it takes at most: an item more adds at most its share, and so does a unit less. It is no
-    /// slower than one of more items or on fewer units.
+    /// How many times as long as `other` it takes at most: an item more adds at most its share, and so does a unit less. A case is no
+    /// slower than a case of more items or on fewer units.
     fn at_most(self, other: CaseSize) -> f64 {
         let times = |more: u32, less: u32| (f64::from(more) / f64::from(less.max(1))).max(1.0);
         times(self.rows, other.rows) * times(other.units, self.units)
@@ -42,7 +42,7 @@ pub struct SizedCases<'a, C> {
     /// The fewest and the most runs of a case, as [`Turn::runs`] has them.
     pub runs: [usize; 2],
     pub cases: &'a [C],
-    /// How much there is to do in a case.
+    /// The size of a case.
     pub size: fn(&C) -> CaseSize,
 }
 
@@ -70,9 +70,9 @@ impl<C, T: Ord> Timed<C, T> {
 }
 
 impl<C: Copy> SizedCases<'_, C> {
-    /// Times each case by runs of it, and again a case that lies far above its neighbours: a single run of it may have been stalled. The repetition decides. A single run
-    /// that has no neighbours is repeated, too. `took` is what a run took, `summary` what the runs of a case come to. Gives the cases that were timed, which
-    /// are all unless `watch` ends it early; it hears of each, and of one that was repeated later once more.
+    /// Times each case. A case that lies far above its neighbours is timed again, as a run of it may have stalled: the repetition decides. A single run
+    /// without neighbours is repeated, too. `took` gives the time of a run, and `summary` the result of a case's runs. `watch` hears of each case, and once more of
+    /// one that was repeated later. Gives the results of all cases, or of the cases before `watch` ended the measuring.
     ///
     /// # Errors
     /// What `run` says.
@@ -117,7 +117,8 @@ impl<C: Copy> SizedCases<'_, C> {
     }
 }
 
-/// Whether no case lies far above its neighbours by less than three runs: `(size, median, runs)` of what was stored by a program that did not repeat it.
+/// Whether stored cases, `(size, median, runs)`, can be used. A case of less than three runs that lies far above its neighbours makes them useless: an older program
+/// stored it without repeating it.
 pub fn are_trusted(cases: &[(CaseSize, Duration, u32)]) -> bool {
     let few = |runs: u32| (runs as usize) < 1 + REPEATED_RUNS[0];
     cases.iter().all(|(size, median, runs)| {
@@ -137,8 +138,8 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// What is measured of batches of these sizes with no time for more runs than there have to be, whose runs take what is listed, and the last of it from then on. Gives
-    /// each size with its runs, and what the watch heard.
+    /// Measures batches whose runs take the listed times, the last of them again and again. There is no time for more runs than necessary. Gives
+    /// each size with its runs, and the sizes that the watch heard of.
     fn measured(script: &[(u32, &[u64])]) -> (Vec<(u32, Vec<u64>)>, Vec<u32>) {
         let sizes: Vec<u32> = script.iter().map(|(size, _)| *size).collect();
         let mut left: Vec<VecDeque<u64>> = script.iter().map(|(_, runs)| runs.iter().copied().collect()).collect();
@@ -203,7 +204,10 @@ mod tests {
 
     #[test]
     fn what_was_stored_of_a_single_far_run_is_not_trusted() {
-        let stored = |runs| [(1, 2, 90), (2, 3, 90), (4, 8_400, runs), (8, 57_000, 1)].map(|(rows, median, runs)| (CaseSize::rows(rows), ms(median), runs));
+        let stored = |runs| {
+            [(1, 2, 90), (2, 3, 90), (4, 8_400, runs), (8, 57_000, 1)]
+                .map(|(rows, median, runs)| (CaseSize::rows(rows), ms(median), runs))
+        };
         assert!(!are_trusted(&stored(1)));
         assert!(are_trusted(&stored(3)[..3]), "it was repeated");
         assert!(are_trusted(&stored(1)[..2]) && are_trusted(&[]));

@@ -20,7 +20,7 @@ use super::request_queue::{Due, QueuedRequest, RequestQueue, Ticket};
 use super::update_elision::UpdateElision;
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::{DeviceKind, RequestId};
-use crate::probes::Probes;
+use crate::probes::{Doubt, Probes};
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
@@ -37,9 +37,9 @@ use crate::time::{Duration, Time};
 /// requests that only a faster kind can still serve, or that would hold its batch below its target; they stay. Requests are
 /// sacrificed only for batches of the fastest kind, the one with the least `l(max_batch)`.
 ///
-/// **Wrong profiles.** A request that needs more time than it has is refused. Where the profile is no more than a guess, or was measured long ago, one
-/// such request is now and then a *probe* ([`Probes`]): it waits without a deadline, so that the driver sees what it takes. A
-/// profile that is certain is never doubted.
+/// **Wrong profiles.** A request that needs more time than it has is refused. But a profile may be a guess, or measured long ago. Then one
+/// such request is now and then a *probe* ([`Probes`]): it waits without a deadline, and the driver learns how long it takes. The queue
+/// never doubts a profile that is certain.
 ///
 /// **Network.** Whatever is planned is planned by when a batch can start, [`NetworkBudget::delay`] after it is sent.
 ///
@@ -67,7 +67,7 @@ pub struct ModelQueue {
     waiters: VecDeque<(Time, Ticket)>,
     dropped: VecDeque<Dropped>,
     probes: Probes,
-    /// The last probe that nothing was learned since: its size, and the time that it seemed to need.
+    /// The last probe of a measured size, until something is learned: the size, and the time that it seemed to need.
     probed: Option<(u32, Duration)>,
 }
 
@@ -169,9 +169,10 @@ impl ModelQueue {
     /// Whether a request is let through without a deadline that needs longer than is allowed.
     #[cold]
     fn is_probe(&mut self, now: Time, size: u32, needed: Duration, allowed: Duration) -> bool {
-        let doubt = self.batcher.kinds.doubt(size, allowed);
-        let is_probe = doubt.is_some_and(|doubt| self.probes.tries(now, doubt));
-        if is_probe {
+        let Some(doubt) = self.batcher.kinds.doubt(size, allowed) else { return false };
+        let is_probe = self.probes.tries(now, doubt);
+        // One run replaces a guess. A measurement it corrects in part, so that the next may have to follow.
+        if is_probe && doubt == Doubt::Measured {
             self.probed = Some((size, needed));
         }
         is_probe
@@ -218,13 +219,14 @@ impl ModelQueue {
         left
     }
 
-    /// Replaces the profiles by what was learned of them.
+    /// Replaces the profiles by new ones, which the driver learned from batches.
     pub fn set_profiles(&mut self, now: Time, profiles: &DeviceProfiles) {
         self.change_kinds(|kinds| kinds.set_profiles(profiles));
         self.elision = UpdateElision::default();
-        let wrong = self.probed.take().filter(|(size, before)| {
-            self.batcher.kinds.needed(*size).saturating_mul(4) < before.saturating_mul(3)
-        });
+        let wrong = self
+            .probed
+            .take()
+            .filter(|(size, before)| self.batcher.kinds.needed(*size).saturating_mul(4) < before.saturating_mul(3));
         match wrong {
             Some(_) => self.probes.was_wrong(),
             None => self.probes.has_learned(now),

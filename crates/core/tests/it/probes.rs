@@ -1,4 +1,5 @@
-//! Requests that need more time than they have by a profile that may be wrong: a guess keeps none from being tried, and what was measured is tried again once it is old.
+//! Requests that cannot meet their deadline by a profile that may be wrong. A guess keeps no request from being tried, and an old measurement is
+//! tried again.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -15,7 +16,7 @@ fn profile(ms: f64) -> LatencyProfile {
     LatencyProfile::linear_ms(ms / 10.0, ms * 0.9, 8).unwrap()
 }
 
-/// One device, and a model that takes what `profile` says.
+/// A scheduler with one device and one model of this profile.
 struct World {
     scheduler: Scheduler,
     next: u64,
@@ -79,7 +80,7 @@ fn a_batch_size_that_was_never_run_is_tried_though_smaller_ones_are_known() {
     assert!(world.is_taken(0, 1), "as measured");
     assert!(world.is_taken(0, 8), "nobody knows");
     assert!(!world.is_taken(0, 8));
-    // What a smaller batch takes is too much already: that is no guess.
+    // A smaller batch takes too long already, which was measured.
     let mut slow = World::new(profile(5_100.0).learned(1));
     assert!(!slow.is_taken(0, 8));
 }

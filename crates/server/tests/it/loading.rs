@@ -304,7 +304,11 @@ async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
 async fn a_shape_is_tried_of_which_nothing_was_measured() {
     for engine in engines() {
         let folder = folder();
-        add(folder.path(), "m", &model(vec![node("Neg", &["x"], &["y"])], vec![], vec![varying("x")], vec![varying("y")]));
+        add(
+            folder.path(),
+            "m",
+            &model(vec![node("Neg", &["x"], &["y"])], vec![], vec![varying("x")], vec![varying("y")]),
+        );
         let mut options = options(folder.path(), engine);
         options.profiling.enabled = false;
         let registry = open(options);

@@ -439,7 +439,9 @@ async fn a_model_that_cannot_meet_its_slo_says_so_at_once() {
 /// By its number of elements the longer one would take a hundred thousand times as long. Whose deadline it is makes no difference.
 #[tokio::test]
 async fn a_guess_keeps_no_shape_from_being_tried() {
-    for (config, timeout) in [("", Some(ms(5_000))), ("parameters { key: \"slo_ms\" value { string_value: \"5000\" } }", None)] {
+    for (config, timeout) in
+        [("", Some(ms(5_000))), ("parameters { key: \"slo_ms\" value { string_value: \"5000\" } }", None)]
+    {
         let models = Models::new();
         models.add("m", 1, (1.0, 1.0), -1, config);
         let registry = models.serve(|_| {}).await;
@@ -782,6 +784,12 @@ async fn the_decision_log_of_a_run_plays_again() {
     }
     registry.unload_model("slow").await.unwrap();
     registry.close_decision_log();
+    if let Some(to) = std::env::var_os("KEEP_LOGS") {
+        for f in std::fs::read_dir(&folder).unwrap() {
+            let f = f.unwrap();
+            std::fs::copy(f.path(), Path::new(&to).join(f.file_name())).unwrap();
+        }
+    }
 
     let (mut dispatched, mut dropped, mut rejected, mut cancelled) = (0, 0, 0, 0);
     for name in ["shard-0", "shard-1", "matchmaker"] {

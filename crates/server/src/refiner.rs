@@ -26,7 +26,7 @@ struct Average {
     count: u32,
     mean_ns: f64,
     deviation_ns: f64,
-    /// The estimate in the present profile.
+    /// The estimate in the present profile; 0: the profile does not go by it.
     built_ns: f64,
     /// Whether it was observed since the last period ended.
     is_fresh: bool,
@@ -102,7 +102,8 @@ impl ProfileRefiner {
         self.observations += 1;
         self.since_period += 1;
         // The first observation of a guessed profile is worth more than the guess.
-        let is_news = self.observations <= 2 || average.is_news() && self.counts(size, &average, self.ratio());
+        let is_used = || average.built_ns > 0.0 || self.counts(size, &average, self.ratio());
+        let is_news = self.observations <= 2 || average.is_news() && is_used();
         if self.since_period < PERIOD && !is_news {
             return None;
         }

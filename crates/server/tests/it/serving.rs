@@ -784,12 +784,6 @@ async fn the_decision_log_of_a_run_plays_again() {
     }
     registry.unload_model("slow").await.unwrap();
     registry.close_decision_log();
-    if let Some(to) = std::env::var_os("KEEP_LOGS") {
-        for f in std::fs::read_dir(&folder).unwrap() {
-            let f = f.unwrap();
-            std::fs::copy(f.path(), Path::new(&to).join(f.file_name())).unwrap();
-        }
-    }
 
     let (mut dispatched, mut dropped, mut rejected, mut cancelled) = (0, 0, 0, 0);
     for name in ["shard-0", "shard-1", "matchmaker"] {

@@ -243,20 +243,7 @@ impl<'t> Scanner<'_, 't> {
             let name = match token {
                 Token::Mark(b) if Some(b) == close => return Ok(()),
                 Token::Word(name) => name,
-                Token::Mark(mark @ (b'[' | b'{' | b'<' | b':'))
-                    if let Some(field) = &before
-                        && (mark != b'[' || self.is_on_another_line(field)) =>
-                {
-                    let WordField { name, name_at, word, .. } = field;
-                    let message = format!("{name} has no value: '{word}' behind it begins another field");
-                    return Err(Stop::Refused(*name_at, message));
-                }
-                Token::Mark(b'[') => {
-                    let message = "'[' begins no field: extension fields are not part of a model configuration, and the values of a \
-                                   list follow its name";
-                    return Err(Stop::Refused(at, message.to_owned()));
-                }
-                _ => return Err(Stop::NotTextFormat),
+                token => return Err(self.no_field(at, token, before.as_ref())),
             };
             before = None;
             let prefix = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
@@ -304,6 +291,24 @@ impl<'t> Scanner<'_, 't> {
                 self.next += 1;
                 before = None;
             }
+        }
+    }
+
+    /// Why no field begins with a token, which follows the field `before`.
+    fn no_field(&self, at: usize, token: Token<'_>, before: Option<&WordField<'_>>) -> Stop {
+        match (token, before) {
+            (Token::Mark(mark @ (b'[' | b'{' | b'<' | b':')), Some(field))
+                if mark != b'[' || self.is_on_another_line(field) =>
+            {
+                let WordField { name, name_at, word, .. } = field;
+                Stop::Refused(*name_at, format!("{name} has no value: '{word}' behind it begins another field"))
+            }
+            (Token::Mark(b'['), _) => {
+                let message = "'[' begins no field: extension fields are not part of a model configuration, and the values of a \
+                               list follow its name";
+                Stop::Refused(at, message.to_owned())
+            }
+            _ => Stop::NotTextFormat,
         }
     }
 

@@ -1,0 +1,58 @@
+//! Operators whose first axis has the batch in every input and output, by their definition.
+
+use super::flow::{Flow, Place};
+use super::operator::{Op, Ruled};
+
+/// Classical models and fused blocks: a row gives a row.
+pub(super) fn by_row(op: &Op<'_>) -> Ruled {
+    for index in 0..op.count() {
+        let Some(place) = op.place(index) else { continue };
+        // The rows of a vector would be taken for the features of one row.
+        if place != Place::plain(0) || op.rank(index)? < 2 {
+            return Err(op.along("expects features", place));
+        }
+    }
+    op.all_rows(Place::plain(0))
+}
+
+/// Attention of a batch of sequences. Masks and past states begin with the batch, too.
+pub(super) fn attention(op: &Op<'_>) -> Ruled {
+    if op.place(0).is_none() {
+        return Err(op.unknown("its queries are weights"));
+    }
+    for index in 0..op.count() {
+        let Some(place) = op.place(index) else { continue };
+        // Standard masks are broadcast: with fewer axes, the first is not the batch.
+        let is_mask = op.node.domain.is_empty() && index == 3;
+        if place != Place::plain(0) || (is_mask && op.rank(index)? != 4) {
+            return Err(op.unknown(format!("its input {index} does not begin with the batch")));
+        }
+    }
+    let of = |output: usize| match output {
+        0 => Flow::Rows(Place::plain(0)),
+        _ => op.unknown("there is no rule for its further outputs"),
+    };
+    Ok((0..op.node.output.len()).map(of).collect())
+}
+
+/// What is found in all images stands in one list.
+pub(super) fn mixed_list(op: &Op<'_>) -> Ruled {
+    Err(op.mixed("it gives one list of boxes for all requests"))
+}
+
+/// Strings, of which it may leave some out.
+pub(super) fn drops_elements(op: &Op<'_>) -> Ruled {
+    let has_stop_words = op.step.attributes.iter().any(|a| a.name == "stopwords" && !a.strings.is_empty());
+    match has_stop_words {
+        true => Err(op.mixed("it leaves out elements of all requests together")),
+        false => super::rules_along::first_only(op),
+    }
+}
+
+/// Texts by row, or one text.
+pub(super) fn text_rows(op: &Op<'_>) -> Ruled {
+    match op.place(0) {
+        Some(place) if op.rank(0)? == 1 => Err(op.along("counts words", place)),
+        _ => by_row(op),
+    }
+}

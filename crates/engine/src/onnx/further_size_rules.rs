@@ -34,6 +34,10 @@ fn several(operator: &str) -> Option<Rule> {
             let of_each = || Extent::new(FLOAT, x.iter().enumerate().map(|(i, d)| if i < first { *d } else { 1 }));
             Some(vec![Extent::new(k.element(0), x.iter().copied()), of_each(), of_each()])
         },
+        "GridSample" => |k| {
+            let (&[n, c, ..], [_, places @ .., _]) = (k.dims(0)?, k.dims(1)?) else { return None };
+            k.made([n, c].into_iter().chain(places.iter().copied()))
+        },
         "Dropout" => |k| Some(vec![same(k, k.element(0))?, same(k, super::sizes::BOOL)?]),
         _ => return None,
     })
@@ -82,6 +86,7 @@ fn fused(operator: &str) -> Option<Rule> {
             k.made(replaced(query, 2, width))
         },
         "GroupQueryAttention" => |k| if k.has(1) { k.made(k.dims(0)?.iter().copied()) } else { None },
+        "CDist" => |k| one(Extent::new(k.element(0), [*k.dims(0)?.first()?, *k.dims(1)?.first()?])),
         "MatMulNBits" => |k| {
             let x = k.dims(0)?;
             k.made(replaced(x, x.len().checked_sub(1)?, u64::try_from(k.int("N", 0)).ok()?))
@@ -113,7 +118,9 @@ fn quantised(operator: &str) -> Option<Rule> {
             let first = k.dims(2)?;
             let along = k.axis(0, first.len())?;
             let tensors = (2..k.step.inputs.len()).step_by(3);
-            let total = tensors.map(|i| k.dims(i)?.get(along).copied()).try_fold(0u64, |sum, d| Some(sum.saturating_add(d?)))?;
+            let total = tensors
+                .map(|i| k.dims(i)?.get(along).copied())
+                .try_fold(0u64, |sum, d| Some(sum.saturating_add(d?)))?;
             one(Extent::new(k.element(2), replaced(first, along, total)))
         },
         _ => return None,
@@ -256,4 +263,33 @@ fn labels(term: &str, rest: usize) -> Vec<Label> {
     let rest = if term.contains("...") { rest } else { 0 };
     let letters = |part: &str| part.chars().map(Label::Letter).collect::<Vec<_>>();
     letters(before).into_iter().chain((0..rest).rev().map(Label::Rest)).chain(letters(behind)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::onnx::rows::sizes_of;
+
+    /// The sizes that ONNX Runtime gives for these.
+    #[test]
+    fn sizes_are_those_of_a_run() {
+        let cases: &[(&str, &[usize], &[u64])] = &[
+            ("y=DepthToSpace(x) blocksize=2", &[2, 8, 3, 5], &[2, 2, 6, 10]),
+            ("y=SpaceToDepth(x) blocksize=2", &[2, 2, 6, 10], &[2, 8, 3, 5]),
+            ("w=f[1,8,3]; y=LSTM(x,w,w) layout=1", &[2, 5, 3], &[2, 5, 1, 3]),
+            ("w=f[1,8,3]; z,y=LSTM(x,w,w) layout=1", &[2, 5, 3], &[2, 1, 3]),
+            ("z,y=Split(x) axis=1", &[2, 5], &[2, 2]),
+            ("z,y=LayerNormalization(x) axis=1", &[2, 5, 3], &[2, 1, 1]),
+            ("y=Einsum(x,x) equation=\"...ij,...kj->...ik\"", &[2, 5, 3], &[2, 5, 5]),
+            ("y=Einsum(x) equation=\"ba\"", &[2, 5], &[5, 2]),
+            ("z,y=ml.TreeEnsembleClassifier(x) classlabels_int64s=0,1,2", &[2, 5], &[2, 3]),
+            ("w=f[4,5]; y=ms.CDist(x,w)", &[2, 5], &[2, 4]),
+            ("w=f[4,5]; y=ms.FusedMatMul(x,w) transB=1", &[2, 5], &[2, 4]),
+            ("k=i(1,0,4); y=NonZero(k)", &[2, 5], &[1, 2]),
+        ];
+        for (text, input, expected) in cases {
+            let made = sizes_of(&format!("x; {text}; -> y"), input);
+            assert_eq!(made.as_deref(), Some(*expected), "{text} of {input:?}");
+        }
+    }
 }

@@ -89,6 +89,8 @@ pub(crate) struct FunctionProto {
     pub output: Vec<String>,
     #[prost(message, repeated, tag = "7")]
     pub node: Vec<NodeProto>,
+    #[prost(message, repeated, tag = "9")]
+    pub opset_import: Vec<OperatorSetProto>,
     #[prost(string, tag = "10")]
     pub domain: String,
     /// Attributes with the value that they have where a call does not give them.

@@ -150,9 +150,11 @@ fn moved(operator: &str) -> Option<Rule> {
             let along = k.axis(0, x.len())?;
             let (count, whole) = (k.step.outputs.len(), *x.get(along)?);
             let asked = k.optional(1, "split")?;
+            // Parts of equal sizes, of which the last may be smaller.
+            let equal = whole.div_ceil(count.max(1) as u64);
             let part = |i: usize| match &asked {
                 Some(sizes) => sizes.get(i).map_or(0, |n| size(*n)),
-                None => whole.div_ceil(count.max(1) as u64),
+                None => equal.min(whole.saturating_sub(equal.saturating_mul(i as u64))),
             };
             let made = |i: usize| Extent::new(k.element(0), replaced(x, along, part(i).min(whole)));
             Some((0..count).map(made).collect())
@@ -215,6 +217,7 @@ fn chosen(operator: &str) -> Option<Rule> {
         },
         // Sizes where there are some; of opset 10 the scales are input 1.
         "Resize" => |k| match k.has(3) {
+            _ if k.attribute("axes").is_some() || k.attribute("keep_aspect_ratio_policy").is_some() => None,
             true => k.made(k.data(3)?.iter().map(|n| size(*n))),
             false => scaled(k, k.data(if k.step.inputs.len() == 2 { 1 } else { 2 })?),
         },

@@ -136,7 +136,7 @@ impl Sizes {
     }
 
     /// The same, with what is known of the graph's outputs.
-    fn walk<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>) -> (Need, Vec<Option<Extent>>) {
+    pub(super) fn walk<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>) -> (Need, Vec<Option<Extent>>) {
         let mut values: Vec<Option<Extent>> = vec![None; self.names.len()];
         let mut need = Need::default();
         let mut alive = 0u64;

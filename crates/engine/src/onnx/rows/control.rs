@@ -1,11 +1,15 @@
 //! Operators with graphs inside, and functions of the model: their graphs are followed like the model's.
 
+use std::collections::BTreeMap;
+
 use prost::Message;
 
 use super::flow::{BATCHES, Flow, Place, RUNS};
 use super::operator::Op;
 use super::walk::{Prepared, Scope, Value, Walker};
-use crate::onnx::proto::{AttributeGraphs, AttributeProto, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::proto::{
+    AttributeGraphs, AttributeProto, FunctionProto, GraphProto, NodeProto, OperatorSetProto, ValueInfoProto,
+};
 use crate::onnx::sizes::{Dims, Extent, axis};
 
 /// How often the body of a loop is followed until what it carries stays as it is.
@@ -60,7 +64,7 @@ impl Inner<'_> {
     fn decided_by(&self, input: usize, does: &str) -> Result<(), Flow> {
         match self.op.flow(input) {
             Flow::Free | Flow::Row => Ok(()),
-            Flow::Sized => Err(self.op.unknown(format!("it {does} by the number of requests that are joined"))),
+            Flow::Sized { .. } => Err(self.op.unknown(format!("it {does} by the number of requests that are joined"))),
             Flow::Rows(_) => Err(self.op.mixed(format!("it {does} by a value of all requests together"))),
             flow => Err(flow.clone()),
         }
@@ -124,7 +128,7 @@ impl Inner<'_> {
         match condition {
             Flow::Free => {}
             Flow::Rows(_) => return Err(self.op.mixed("it repeats its graph by a value of all requests together")),
-            Flow::Sized | Flow::Row => return Err(self.op.unknown("it repeats its graph by the requests")),
+            Flow::Sized { .. } | Flow::Row => return Err(self.op.unknown("it repeats its graph by the requests")),
             flow => return Err(flow),
         }
         let stacked = outputs.into_iter().skip(carried.len()).map(|value| match value.flow {
@@ -177,7 +181,8 @@ impl Inner<'_> {
         let scanned = usize::try_from(self.op.int("num_scan_inputs", 0)).unwrap_or(0);
         let mut states = self.inputs(0);
         let elements = states.split_off(states.len().saturating_sub(scanned));
-        let parts = elements.into_iter().enumerate().map(|(at, value)| self.part(value, self.listed("scan_input_axes", at)));
+        let parts =
+            elements.into_iter().enumerate().map(|(at, value)| self.part(value, self.listed("scan_input_axes", at)));
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
         let over = parts.iter().find_map(|part| part.over);
         if parts.iter().any(|part| part.over != over) {
@@ -194,7 +199,8 @@ impl Inner<'_> {
             return Err(self.op.mixed("it carries values from one row to the next"));
         }
         let stacked = outputs.into_iter().skip(carried.len()).enumerate();
-        let stacked = stacked.map(|(at, value)| self.stacked(value, self.listed("scan_output_axes", at), over, &lengths));
+        let stacked =
+            stacked.map(|(at, value)| self.stacked(value, self.listed("scan_output_axes", at), over, &lengths));
         Ok(carried.iter().cloned().chain(stacked).collect())
     }
 
@@ -267,8 +273,20 @@ struct Part {
 /// A function's graph with the attributes and inputs of a call.
 ///
 /// # Errors
-/// In words, if it cannot be decoded, or has graphs inside, whose attributes would have to be replaced too.
-pub(super) fn inlined(function: &FunctionProto, call: &NodeProto) -> Result<GraphProto, String> {
+/// In words, if it cannot be decoded, means other versions of operators than the model, or has graphs inside, whose attributes
+/// would have to be replaced too.
+pub(super) fn inlined(
+    function: &FunctionProto,
+    call: &NodeProto,
+    opsets: &BTreeMap<String, i64>,
+) -> Result<GraphProto, String> {
+    let is_other = |set: &OperatorSetProto| {
+        let domain = if set.domain == "ai.onnx" { "" } else { set.domain.as_str() };
+        opsets.get(domain).is_some_and(|version| *version != set.version)
+    };
+    if function.opset_import.iter().any(is_other) {
+        return Err(format!("the function '{}' means other versions of operators than the model", function.name));
+    }
     let bad = |e: prost::DecodeError| format!("function '{}': {e}", function.name);
     let name_of = |bytes: &bytes::Bytes| AttributeProto::decode(bytes.clone()).map(|attribute| attribute.name);
     let absent: Vec<&String> = (function.input.iter().enumerate())

@@ -17,8 +17,10 @@ pub(super) const TYPICAL: usize = 2;
 pub(super) enum Flow {
     /// The value does not depend on the batch: weights, and what is made of them and of other sizes.
     Free,
-    /// The value depends on how many rows there are and on no row: `Shape` of the batch.
-    Sized,
+    /// The value depends on how many rows there are and on no row: `Shape` of the batch. If `listed`, its elements are sizes
+    /// as they are, so one that is the same for all batch sizes does not depend on the batch. Else they are computed, and a
+    /// comparison may come out otherwise for a batch size that was not tried.
+    Sized { listed: bool },
     /// Inside a `Scan` over the rows: the value depends on one row.
     Row,
     /// One axis of the value has the rows. What is at a row depends on this row only.

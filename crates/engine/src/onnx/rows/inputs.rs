@@ -34,7 +34,8 @@ pub(super) struct Declaration {
 
 impl Declaration {
     pub fn of(info: &ValueInfoProto) -> Declaration {
-        let kind = info.r#type.clone().and_then(|bytes| TypeProto::decode(bytes).ok()).and_then(|kind| kind.tensor_type);
+        let kind =
+            info.r#type.clone().and_then(|bytes| TypeProto::decode(bytes).ok()).and_then(|kind| kind.tensor_type);
         let element = kind.as_ref().map_or(1, |tensor| tensor.elem_type);
         let dims = kind.and_then(|tensor| tensor.shape).map(|shape| {
             let dim = |dim: crate::onnx::proto::DimensionProto| match dim.dim_value {

@@ -71,7 +71,8 @@ pub fn row_report(path: &Path) -> Result<RowReport, LoadError> {
     super::walk(path)?;
     let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
     let bytes = std::fs::read(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
-    report_of(bytes.into()).map_err(|e| error(format!("not an ONNX model that can be loaded: {e}. Export or copy it again")))
+    report_of(bytes.into())
+        .map_err(|e| error(format!("not an ONNX model that can be loaded: {e}. Export or copy it again")))
 }
 
 /// The report of a model's bytes.
@@ -94,6 +95,10 @@ fn report_of(bytes: Bytes) -> Result<RowReport, String> {
     Ok(RowReport { rows, random: walk::random(&prepared, &functions) })
 }
 
+/// Most operators and names of values of a model that is followed: larger than any that is known, and bounded in memory.
+const MOST_OPERATORS: u64 = 200_000;
+const MOST_NAMES: usize = 1_000_000;
+
 fn verdict(
     prepared: &Prepared,
     opsets: &BTreeMap<String, i64>,
@@ -103,6 +108,10 @@ fn verdict(
     let outputs: Vec<Declaration> = prepared.graph.output.iter().map(Declaration::of).collect();
     if let Some(rows) = without_batch(&inputs) {
         return rows;
+    }
+    if prepared.operators > MOST_OPERATORS || prepared.names() > MOST_NAMES {
+        let reason = format!("it has more than {MOST_OPERATORS} operators or {MOST_NAMES} values");
+        return Rows::Unknown(cause("model", "", reason));
     }
     let mut fitting = Vec::new();
     let mut misfit = None;
@@ -123,7 +132,9 @@ fn verdict(
         (None, false, _) => Rows::Independent,
         // What holds for sizes that the model does not take proves nothing.
         (None, true, Some(Rows::Mixed(cause) | Rows::Unknown(cause))) => Rows::Unknown(cause),
-        (None, true, _) => Rows::Unknown(cause("model", "", "it takes none of the sizes that were tried for its inputs")),
+        (None, true, _) => {
+            Rows::Unknown(cause("model", "", "it takes none of the sizes that were tried for its inputs"))
+        }
     };
     names::weighed(rows, &inputs, &outputs)
 }
@@ -164,10 +175,15 @@ fn of_outputs(prepared: &Prepared, values: &[Value]) -> Rows {
                 return mixed(format!("it gives {count} rows of the output '{name}' for each row of the inputs"));
             }
             Flow::Rows(place) => {
-                return mixed(format!("it has the rows of the output '{name}' along axis {}, not along axis 0", place.axis));
+                return mixed(format!(
+                    "it has the rows of the output '{name}' along axis {}, not along axis 0",
+                    place.axis
+                ));
             }
             Flow::Free => return mixed(format!("the output '{name}' is the same whatever the inputs are")),
-            Flow::Sized => return mixed(format!("the output '{name}' depends on the number of requests that are joined")),
+            Flow::Sized { .. } => {
+                return mixed(format!("the output '{name}' depends on the number of requests that are joined"));
+            }
             Flow::Mixed(cause) => return Rows::Mixed((**cause).clone()),
             Flow::Row => unknown = Some(cause(operator, name, "it gives one row only")),
             Flow::Unknown(cause) => {
@@ -180,3 +196,5 @@ fn of_outputs(prepared: &Prepared, values: &[Value]) -> Rows {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(super) use tests::sizes_of;

@@ -8,18 +8,16 @@ use super::rules_along::{
     arg, batch_norm, cum_sum, first_only, group_norm, instance_norm, keeps, layer_norm, local_norm, lp_norm, mean_norm,
     mixes_all, one_hot, reduce, reverse, skip_norm, softmax, top_k, trilu,
 };
-use super::rules_by_row::{attention, by_row, drops_elements, mixed_list, text_rows};
-use super::rules_index::{
-    compress, gather, gather_elements, gather_nd, scatter_elements, scatter_nd, unique,
-};
+use super::rules_by_row::{attention, by_row, chosen_features, distances, drops_elements, mixed_list, text_rows};
+use super::rules_index::{compress, gather, gather_elements, gather_nd, scatter_elements, scatter_nd, unique};
 use super::rules_moved::{
     concat, expand, pad, quantised_concat, reshape, resize, slice, space, split, tile, transpose,
 };
 use super::rules_products::{
     convolution, einsum, gemm, matmul, pool, quantised_gemm, quantised_matmul, recurrent, scaled_matmul,
 };
-use crate::onnx::proto::{AttributeProto, NodeProto};
-use prost::Message;
+use crate::onnx::proto::NodeProto;
+use crate::onnx::sizes::{Extent, Known};
 
 pub(super) type RowRule = fn(&Op<'_>) -> Ruled;
 
@@ -31,6 +29,8 @@ pub(super) struct Entry {
     kind: Kind,
     rule: RowRule,
 }
+
+const COMPUTED: Flow = Flow::Sized { listed: false };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -52,13 +52,15 @@ const fn moves(structure: &'static [usize], rule: RowRule) -> Entry {
     Entry { structure, kind: Kind::Moves, rule }
 }
 
+/// Inputs of an operator, beyond which no rule looks at it.
+const MOST_INPUTS: usize = 4096;
 /// Element by element, with all inputs broadcast to one shape.
 const ELEMENTWISE: &str = "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor \
     Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less \
     LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal RegexFullMatch Relu Round Selu Shrink Sigmoid Sign \
     Sin Sinh Softplus Softsign Sqrt StringConcat Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor";
 /// Element by element of the first input; further inputs are bounds, scales or zero points.
-const OF_FIRST: &str = "CastLike Clip DequantizeLinear QuantizeLinear ScaledTanh ParametricSoftplus Affine Bernoulli";
+const OF_FIRST: &str = "Clip DequantizeLinear QuantizeLinear ScaledTanh ParametricSoftplus Affine Bernoulli";
 const REDUCTIONS: &str = "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare";
 
 fn is_among(list: &str, operator: &str) -> bool {
@@ -98,6 +100,8 @@ fn moved(operator: &str) -> Option<Entry> {
         "ConstantOfShape" => Entry { structure: &[0], kind: Kind::Repeats, rule: keeps },
         "Range" => Entry { structure: &[0, 1, 2], kind: Kind::Moves, rule: keeps },
         "Cast" | "Identity" => moves(&[], keeps),
+        // Of the second input only the datatype counts.
+        "CastLike" => Entry { structure: &[], kind: Kind::Measures, rule: |op| Ok(op.all(op.flow(0).clone())) },
         "Reshape" | "Squeeze" | "Unsqueeze" => moves(&[1], reshape),
         "Flatten" => moves(&[], reshape),
         "Transpose" => moves(&[], transpose),
@@ -159,6 +163,7 @@ fn product(operator: &str) -> Option<Entry> {
         "MaxPool" | "AveragePool" | "LpPool" | "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => computes(pool),
         "LSTM" | "GRU" | "RNN" => computes(recurrent),
         "Attention" => computes(attention),
+        "RotaryEmbedding" | "GridSample" => computes(by_row),
         _ => return None,
     })
 }
@@ -166,9 +171,18 @@ fn product(operator: &str) -> Option<Entry> {
 fn classical(operator: &str) -> Option<Entry> {
     Some(match operator {
         "LabelEncoder" | "CategoryMapper" | "Binarizer" => computes(keeps),
-        "Scaler" | "Imputer" | "Normalizer" | "TreeEnsemble" | "TreeEnsembleClassifier" | "TreeEnsembleRegressor"
-        | "LinearClassifier" | "LinearRegressor" | "SVMClassifier" | "SVMRegressor" | "FeatureVectorizer"
-        | "ArrayFeatureExtractor" => computes(by_row),
+        "Scaler"
+        | "Imputer"
+        | "Normalizer"
+        | "TreeEnsemble"
+        | "TreeEnsembleClassifier"
+        | "TreeEnsembleRegressor"
+        | "LinearClassifier"
+        | "LinearRegressor"
+        | "SVMClassifier"
+        | "SVMRegressor"
+        | "FeatureVectorizer" => computes(by_row),
+        "ArrayFeatureExtractor" => computes(chosen_features),
         "OneHotEncoder" => computes(keeps),
         _ => return None,
     })
@@ -184,6 +198,7 @@ fn contributed(operator: &str) -> Option<Entry> {
         "FusedMatMul" => computes(matmul),
         "MatMulIntegerToFloat" => computes(scaled_matmul),
         "MatMulNBits" => computes(first_only_last),
+        "CDist" => computes(distances),
         "QGemm" => computes(quantised_gemm),
         "FusedGemm" => computes(gemm),
         "FusedConv" => computes(convolution),
@@ -216,19 +231,21 @@ pub(super) fn has(domain: &str, operator: &str) -> bool {
     entry(domain, operator).is_some()
 }
 
-/// Whether an operator draws random numbers.
-pub(super) fn is_random(node: &NodeProto) -> bool {
+/// The sizes of what an operator gives: none where the size rule only estimates them.
+pub(super) fn sizes(node: &NodeProto, known: &Known<'_>) -> Vec<Extent> {
+    let is_estimate = node.op_type == "NonZero" && known.get(0).is_none_or(|extent| extent.data.is_none());
+    if is_estimate { Vec::new() } else { (known.step.rule)(known).unwrap_or_default() }
+}
+
+/// Whether an operator draws random numbers. `is_set`: whether a value is known to be other than zero.
+pub(super) fn is_random(node: &NodeProto, is_set: impl Fn(&str) -> bool) -> bool {
     let is_standard = matches!(node.domain.as_str(), "" | "ai.onnx");
-    let is_set = |attribute: &str| {
-        let attributes = node.attribute.iter().filter_map(|bytes| AttributeProto::decode(bytes.clone()).ok());
-        attributes.into_iter().any(|a| a.name == attribute && a.i.is_some_and(|i| i != 0))
-    };
     match node.op_type.as_str() {
         "RandomNormal" | "RandomNormalLike" | "RandomUniform" | "RandomUniformLike" | "Bernoulli" | "Multinomial" => {
             is_standard
         }
-        // Only with the input that says that it trains; its value is for the run to say.
-        "Dropout" => is_standard && (node.input.get(2).is_some_and(|name| !name.is_empty()) || is_set("training_mode")),
+        // Only where an input says that it trains.
+        "Dropout" => is_standard && node.input.get(2).is_some_and(|name| is_set(name)),
         "Sampling" | "BiasDropout" | "BitmaskDropout" | "BitmaskBiasDropout" => node.domain == "com.microsoft",
         _ => false,
     }
@@ -257,7 +274,7 @@ fn unruled(domain: &str, op: &Op<'_>) -> Flow {
     if let Some(flow) = worst(flows()) {
         return flow.clone();
     }
-    if flows().any(|flow| matches!(flow, Flow::Rows(_) | Flow::Sized)) {
+    if flows().any(|flow| matches!(flow, Flow::Rows(_) | Flow::Sized { .. })) {
         let of = if domain.is_empty() { String::new() } else { format!(" of the domain '{domain}'") };
         return op.unknown(format!("there is no rule for this operator{of}"));
     }
@@ -271,6 +288,9 @@ fn worst<'a>(flows: impl Iterator<Item = &'a Flow> + Clone) -> Option<&'a Flow> 
 }
 
 fn judged(entry: Entry, op: &Op<'_>) -> Ruled {
+    if op.count() > MOST_INPUTS {
+        return Err(op.unknown(format!("it has more than {MOST_INPUTS} inputs")));
+    }
     if entry.kind == Kind::Measures {
         return (entry.rule)(op);
     }
@@ -278,10 +298,12 @@ fn judged(entry: Entry, op: &Op<'_>) -> Ruled {
     for index in entry.structure.iter().filter(|index| op.has(**index)) {
         match op.flow(*index) {
             Flow::Free | Flow::Row => {}
-            Flow::Sized => is_by_size = true,
+            Flow::Sized { .. } => is_by_size = true,
             _ if op.is_counted(*index) => is_by_size = true,
             Flow::Rows(_) => {
-                return Err(op.mixed(format!("its input {index}, which says sizes or positions, comes from the requests")));
+                return Err(
+                    op.mixed(format!("its input {index}, which says sizes or positions, comes from the requests"))
+                );
             }
             flow => return Err(flow.clone()),
         }
@@ -291,7 +313,7 @@ fn judged(entry: Entry, op: &Op<'_>) -> Ruled {
         return Err(flow.clone());
     }
     let any = |kind: fn(&Flow) -> bool| content.clone().any(kind);
-    let (has_rows, is_sized) = (any(|f| matches!(f, Flow::Rows(_))), any(|f| *f == Flow::Sized));
+    let (has_rows, is_sized) = (any(|f| matches!(f, Flow::Rows(_))), any(|f| matches!(f, Flow::Sized { .. })));
     if any(|f| *f == Flow::Row) || entry.structure.iter().any(|index| *op.flow(*index) == Flow::Row) {
         return match (has_rows, is_sized || is_by_size) {
             (true, _) => Err(op.mixed("it computes one row of the batch with all of its rows")),
@@ -323,12 +345,13 @@ fn without_rows(entry: Entry, op: &Op<'_>, output: usize, is_sized: bool, is_by_
         return Flow::Free;
     }
     match entry.kind {
-        Kind::Moves => match op.made_alike(output) {
-            Some(true) => Flow::Free,
-            _ => Flow::Sized,
-        },
+        Kind::Moves => {
+            let listed = !op.flows.contains(&Some(Flow::Sized { listed: false }));
+            let is_alike = op.made_alike(output) == Some(true);
+            if listed && is_alike { Flow::Free } else { Flow::Sized { listed } }
+        }
         Kind::Repeats if !is_sized => repeated(op, output),
-        _ => Flow::Sized,
+        _ => COMPUTED,
     }
 }
 
@@ -339,12 +362,12 @@ fn repeated(op: &Op<'_>, output: usize) -> Flow {
     };
     let Some(typical) = sizes.get(TYPICAL) else { return op.without_sizes() };
     if sizes.iter().any(|dims| dims.len() != typical.len()) {
-        return Flow::Sized;
+        return COMPUTED;
     }
     let varies = |axis: &usize| sizes.iter().any(|dims| dims.get(*axis) != typical.get(*axis));
     let varying: Vec<usize> = (0..typical.len()).filter(varies).collect();
     let [axis] = varying.as_slice() else {
-        return if varying.is_empty() { Flow::Free } else { Flow::Sized };
+        return if varying.is_empty() { Flow::Free } else { COMPUTED };
     };
     let rows = BATCHES[TYPICAL];
     let after = typical.get(*axis).map_or(0, |size| size / rows);
@@ -359,15 +382,15 @@ fn repeated(op: &Op<'_>, output: usize) -> Flow {
     let is_even = there == 1 || (op.node.op_type == "Tile" && there != 0 && after % there == 0);
     let place = Place { axis: *axis, before: 1, after };
     let fits = sizes.iter().zip(BATCHES).all(|(dims, rows)| dims.get(*axis).copied() == place.size(rows));
-    if is_even && fits && after > 0 { Flow::Rows(place) } else { Flow::Sized }
+    if is_even && fits && after > 0 { Flow::Rows(place) } else { COMPUTED }
 }
 
 /// Sizes as a value.
 fn measured(op: &Op<'_>) -> Flow {
     match (op.made_alike(0), op.flow(0)) {
         (Some(true), _) => Flow::Free,
-        (Some(false), _) => Flow::Sized,
-        (None, Flow::Rows(_) | Flow::Sized) => op.without_sizes(),
+        (Some(false), _) => Flow::Sized { listed: true },
+        (None, Flow::Rows(_) | Flow::Sized { .. }) => op.without_sizes(),
         (None, flow) => flow.clone(),
     }
 }
@@ -376,7 +399,7 @@ fn measured(op: &Op<'_>) -> Flow {
 fn as_large(op: &Op<'_>) -> Flow {
     match op.flow(0) {
         Flow::Rows(place) if op.node.op_type != "EyeLike" => Flow::Rows(*place),
-        Flow::Rows(_) => Flow::Sized,
+        Flow::Rows(_) => COMPUTED,
         flow => flow.clone(),
     }
 }

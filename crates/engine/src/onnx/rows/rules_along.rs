@@ -6,7 +6,7 @@ use super::operator::{Op, Ruled};
 /// Element by element: the rows stay where they are, and all inputs that have rows have them there.
 pub(super) fn keeps(op: &Op<'_>) -> Ruled {
     let present: Vec<usize> = (0..op.count()).filter(|index| op.has(*index)).collect();
-    broadcast_rule(op, &present)
+    op.all_rows(broadcast(op, &present)?)
 }
 
 /// The same, of some of the inputs; the others are scales and zero points.
@@ -25,13 +25,16 @@ pub(super) fn broadcast(op: &Op<'_>, indices: &[usize]) -> Result<Place, Flow> {
     let most = ranks.iter().copied().max().unwrap_or(0);
     let places = indices.iter().zip(&ranks).filter_map(|(index, rank)| {
         let place = op.place(*index)?;
-        Some((*index, place.on(place.axis + most - rank)))
+        Some(place.on(place.axis + most - rank))
     });
-    let places: Vec<(usize, Place)> = places.collect();
-    let (_, first) = *places.first().ok_or_else(without)?;
-    if let Some((_, other)) = places.iter().find(|(_, place)| *place != first) {
+    let places: Vec<Place> = places.collect();
+    let first = *places.first().ok_or_else(without)?;
+    if let Some(other) = places.iter().find(|place| **place != first) {
         return Err(if other.axis == first.axis {
-            op.mixed(format!("it pairs rows of different requests: they are in another order along axis {}", first.axis))
+            op.mixed(format!(
+                "it pairs rows of different requests: they are in another order along axis {}",
+                first.axis
+            ))
         } else {
             op.mixed(format!("it pairs rows along axis {} with rows along axis {}", first.axis, other.axis))
         });
@@ -44,8 +47,7 @@ pub(super) fn broadcast(op: &Op<'_>, indices: &[usize]) -> Result<Place, Flow> {
         let mut common = 1;
         for (index, rank) in indices.iter().zip(&ranks) {
             let size = size(*index, *rank, axis)?;
-            let has_rows = places.iter().any(|(with, _)| with == index);
-            if axis == first.axis && !has_rows && size != 1 {
+            if axis == first.axis && op.place(*index).is_none() && size != 1 {
                 return Err(op.mixed(format!("it combines the requests with a constant of {size} rows")));
             }
             if size != 1 && common != 1 && size != common {

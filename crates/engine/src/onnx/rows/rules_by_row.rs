@@ -1,6 +1,6 @@
 //! Operators whose first axis has the batch in every input and output, by their definition.
 
-use super::flow::{Flow, Place};
+use super::flow::{BATCHES, Flow, Place, TYPICAL, product};
 use super::operator::{Op, Ruled};
 
 /// Classical models and fused blocks: a row gives a row.
@@ -13,6 +13,28 @@ pub(super) fn by_row(op: &Op<'_>) -> Ruled {
         }
     }
     op.all_rows(Place::plain(0))
+}
+
+/// Columns of rows by positions that are weights, or one of several weights for each row: the label of a class.
+pub(super) fn chosen_features(op: &Op<'_>) -> Ruled {
+    let (None, Some(positions)) = (op.place(0), op.place(1)) else {
+        super::rules_along::of_first(op)?;
+        return by_row(op);
+    };
+    let (from, made) = (op.dims(1, TYPICAL)?, op.made(0, TYPICAL)?);
+    let count = product(from).ok_or_else(|| op.without_sizes())?;
+    let place = positions.reshaped(from, &[count], BATCHES[TYPICAL]).ok_or_else(|| op.without_sizes())?;
+    op.all_rows(place.on(made.len().saturating_sub(1)))
+}
+
+/// Distances of each row to weights.
+pub(super) fn distances(op: &Op<'_>) -> Ruled {
+    match (op.place(0), op.place(1)) {
+        (Some(place), None) if place.axis == 0 => op.all_rows(place),
+        (None, Some(place)) if place.axis == 0 => op.all_rows(place.on(1)),
+        (Some(_), Some(_)) => Err(op.mixed("it compares rows of different requests with each other")),
+        _ => Err(op.unknown("it adds up along the rows")),
+    }
 }
 
 /// Attention of a batch of sequences. Masks and past states begin with the batch, too.
@@ -29,6 +51,7 @@ pub(super) fn attention(op: &Op<'_>) -> Ruled {
         }
     }
     let of = |output: usize| match output {
+        _ if op.node.domain.is_empty() => Flow::Rows(Place::plain(0)),
         0 => Flow::Rows(Place::plain(0)),
         _ => op.unknown("there is no rule for its further outputs"),
     };

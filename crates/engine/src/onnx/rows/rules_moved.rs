@@ -66,7 +66,9 @@ fn joined(op: &Op<'_>, inputs: &[usize]) -> Ruled {
             return Err(op.mixed(format!("it joins the requests with a constant of {size} rows")));
         };
         if other.axis != place.axis {
-            return Err(op.mixed(format!("it joins rows along axis {} with rows along axis {}", place.axis, other.axis)));
+            return Err(
+                op.mixed(format!("it joins rows along axis {} with rows along axis {}", place.axis, other.axis))
+            );
         }
         if other.after != place.after || (along != place.axis && other.before != place.before) {
             return Err(op.mixed("it joins rows that are in another order"));
@@ -177,6 +179,9 @@ pub(super) fn pad(op: &Op<'_>) -> Ruled {
 /// The rows' axis keeps its size, which the sizes of the output are checked for.
 pub(super) fn resize(op: &Op<'_>) -> Ruled {
     let place = of_first(op)?;
+    if op.made(0, TYPICAL).is_err() {
+        return Err(op.without_sizes());
+    }
     if op.string("coordinate_transformation_mode") == "tf_crop_and_resize" {
         return Err(op.unknown("it cuts out a region that its values say"));
     }

@@ -63,7 +63,9 @@ fn product_of(op: &Op<'_>, a: usize, b: usize) -> Ruled {
             }
             batch(back).map(|axis| place.on(axis))
         }
-        (Some((a, Part::Batch(x))), Some((b, Part::Batch(y)))) if x == y && (a.before, a.after) == (b.before, b.after) => {
+        (Some((a, Part::Batch(x))), Some((b, Part::Batch(y))))
+            if x == y && (a.before, a.after) == (b.before, b.after) =>
+        {
             batch(x).map(|axis| a.on(axis))
         }
         (Some((place, _)), None) => made.checked_sub(1 + usize::from(b_rank > 1)).map(|axis| place.on(axis)),
@@ -150,12 +152,15 @@ pub(super) fn convolution(op: &Op<'_>) -> Ruled {
     }
 }
 
-/// Each channel of each image for itself.
+/// Each channel of each image for itself. Positions, the second output of `MaxPool`, count from the first image.
 pub(super) fn pool(op: &Op<'_>) -> Ruled {
-    match of_first(op)? {
-        place if place.axis == 0 || (place.axis == 1 && op.int("channels_last", 0) == 0) => op.all_rows(place),
-        place => Err(op.along("computes one value", place)),
+    let place = of_first(op)?;
+    if place.axis != 0 && (place.axis != 1 || op.int("channels_last", 0) != 0) {
+        return Err(op.along("computes one value", place));
     }
+    let positions = || op.mixed("the positions that it gives count from the first element of all requests");
+    let of = |output: usize| if output == 0 { Flow::Rows(place) } else { positions() };
+    Ok((0..op.node.output.len()).map(of).collect())
 }
 
 /// `RNN`, `GRU`, `LSTM`: a sequence, a batch, features; with `layout` 1 the batch comes first.

@@ -18,6 +18,7 @@ const DEPTH_LIMIT: u32 = 16;
 /// Operators that may be looked at, beyond so many times those in the file: bodies of loops are followed several times.
 const FREE_VISITS: u64 = 100_000;
 const VISITS_OF_EACH: u64 = 16;
+const TOO_MANY: &str = "the model has too many operators inside of loops and functions to be followed";
 /// Most elements of a value that are kept. Shapes and axes are shorter.
 const KEPT: usize = 64;
 
@@ -82,10 +83,30 @@ impl Prepared {
         Ok(Prepared { graph, sizes, bodies, operators })
     }
 
-    /// Calls `visit` with each operator, those of the graphs inside too.
-    pub fn each(&self, visit: &mut impl FnMut(&NodeProto)) {
-        self.graph.node.iter().for_each(&mut *visit);
+    /// The number of names of values.
+    pub fn names(&self) -> usize {
+        self.sizes.names.len()
+    }
+
+    /// Calls `visit` with this graph and those inside.
+    fn each(&self, visit: &mut impl FnMut(&Prepared)) {
+        visit(self);
         self.bodies.values().for_each(|body| body.each(visit));
+    }
+
+    /// The weights and constants that are zero. Another value may be anything.
+    fn zeros(&self) -> BTreeSet<&str> {
+        let is_zero = |extent: &Extent| extent.data.as_deref().is_some_and(|data| data.iter().all(|n| *n == 0.0));
+        let by_data = Cell::new(false);
+        let constants = self.sizes.steps.iter().filter(|step| step.inputs.is_empty()).filter_map(|step| {
+            let known = Known { step, values: &[], weights: &[], by_data: &by_data };
+            let made = (step.rule)(&known)?.into_iter().next()?;
+            Some(((*step.outputs.first()?)?, made)).filter(|(_, made)| is_zero(made))
+        });
+        let weights = self.sizes.weights.iter().enumerate();
+        let weights = weights.filter(|(_, weight)| weight.as_ref().is_some_and(is_zero)).map(|(slot, _)| slot);
+        let slots = constants.map(|(slot, _)| slot).chain(weights);
+        slots.filter_map(|slot| self.sizes.names.get(slot).map(String::as_str)).collect()
     }
 
     /// The graph's inputs, weights excluded.
@@ -162,6 +183,11 @@ impl<'a> Walker<'a> {
     /// Follows a graph from its inputs, in the file's order, to its outputs.
     pub fn graph(&self, prepared: &Prepared, inputs: Vec<Value>, outer: Option<&Scope<'_>>, depth: u32) -> Vec<Value> {
         let sizes = &prepared.sizes;
+        if depth > 0 && !self.visit(1 + sizes.names.len() / 8) {
+            let cause = Rc::new(Cause { operator: "model".into(), node: String::new(), reason: TOO_MANY.into() });
+            let unknown = || Value::without_sizes(Flow::Unknown(cause.clone()));
+            return prepared.graph.output.iter().map(|_| unknown()).collect();
+        }
         let slots = sizes.names.iter().enumerate().map(|(slot, name)| (name.as_str(), slot)).collect();
         let flows = sizes.weights.iter().map(|weight| weight.as_ref().map(|_| Flow::Free)).collect();
         let runs = vec![vec![None; sizes.names.len()]; RUNS];
@@ -209,16 +235,15 @@ impl<'a> Walker<'a> {
         let domain = if node.domain == "ai.onnx" { "" } else { node.domain.as_str() };
         let opset = self.opsets.get(domain).copied().unwrap_or(0);
         let op = |made| Op { node, step, opset, flows: &flows, known: &known, made, misfit: &self.misfit };
-        let values = if !self.visit(node) {
-            let cause = op(&[]).cause("the model has too many operators inside of loops to be followed");
+        let values = if !self.visit(1 + (node.input.len() + node.output.len()) / 8) {
+            let cause = op(&[]).cause(TOO_MANY);
             node.output.iter().map(|_| Value::without_sizes(Flow::Unknown(cause.clone()))).collect()
         } else if let Some(values) = control::values(self, scope, index, &op(&[]), depth) {
             values
         } else {
             let is_ruled = rules::has(domain, &node.op_type);
-            let made: Vec<Vec<Extent>> = (known.iter())
-                .map(|known| if is_ruled { (step.rule)(known).unwrap_or_default() } else { Vec::new() })
-                .collect();
+            let made: Vec<Vec<Extent>> =
+                (known.iter()).map(|known| if is_ruled { rules::sizes(node, known) } else { Vec::new() }).collect();
             let flows = rules::flows(domain, &op(&made));
             let extents = |output: usize| made.iter().map(|made| made.get(output).cloned()).collect();
             flows.into_iter().enumerate().map(|(o, flow)| Value { flow, runs: extents(o) }).collect::<Vec<_>>()
@@ -230,10 +255,9 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Counts an operator. Whether it may be looked at.
-    fn visit(&self, node: &NodeProto) -> bool {
-        let inputs = (node.input.len() + node.output.len()) as u64;
-        let left = self.visits.get().checked_sub(1 + inputs / 8);
+    /// Counts a visit of an operator, or of what takes as long as several. Whether it may be made.
+    fn visit(&self, cost: usize) -> bool {
+        let left = self.visits.get().checked_sub(cost as u64);
         self.visits.set(left.unwrap_or(0));
         left.is_some()
     }
@@ -248,7 +272,7 @@ impl<'a> Walker<'a> {
         if depth > DEPTH_LIMIT {
             return Some(failed(format!("functions call each other more than {DEPTH_LIMIT} deep")));
         }
-        Some(match control::inlined(function, op.node).and_then(|graph| Prepared::new(graph, depth)) {
+        Some(match control::inlined(function, op.node, self.opsets).and_then(|graph| Prepared::new(graph, depth)) {
             Ok(prepared) => self.graph(&prepared, inputs, None, depth + 1),
             Err(reason) => failed(reason),
         })
@@ -258,12 +282,13 @@ impl<'a> Walker<'a> {
 /// The types of operators that draw random numbers, sorted, each once.
 pub(super) fn random(prepared: &Prepared, functions: &BTreeMap<(String, String), FunctionProto>) -> Vec<String> {
     let mut found = BTreeSet::new();
-    let mut note = |node: &NodeProto| {
-        if rules::is_random(node) {
-            found.insert(node.op_type.clone());
-        }
-    };
-    prepared.each(&mut note);
-    functions.values().flat_map(|function| &function.node).for_each(&mut note);
+    prepared.each(&mut |prepared| {
+        let zeros = prepared.zeros();
+        let is_set = |name: &str| !name.is_empty() && !zeros.contains(name);
+        let drawing = prepared.graph.node.iter().filter(|node| rules::is_random(node, is_set));
+        found.extend(drawing.map(|node| node.op_type.clone()));
+    });
+    let inside = functions.values().flat_map(|function| &function.node);
+    found.extend(inside.filter(|node| rules::is_random(node, |_| true)).map(|node| node.op_type.clone()));
     found.into_iter().collect()
 }

@@ -378,7 +378,7 @@ def main():
                 wrong += 1
                 print(f"WRONG {path.stem}: {difference}: {' '.join(n.op_type for n in model.graph.node)}")
             elif args.verbose or (verdict == "mixed" and found == "same"):
-                print(f"{path.stem}\t{verdict}\t{found}\t{operator}\t{node}\t{reason}")
+                print(f"{path.stem}\t{verdict}\t{found}\t{operator}\t{node}\t{reason}\t{difference or ''}")
         for (verdict, found), count in sorted(counts.items()):
             print(f"{verdict:12} {found:10} {count}")
         print("unknown by operator:", ", ".join(f"{name} {count}" for name, count in operators.most_common(40)))

@@ -8,7 +8,9 @@ use super::rules_along::{
     arg, batch_norm, cum_sum, first_only, group_norm, instance_norm, keeps, layer_norm, local_norm, lp_norm, mean_norm,
     mixes_all, one_hot, reduce, reverse, skip_norm, softmax, top_k, trilu,
 };
-use super::rules_by_row::{attention, by_row, chosen_features, distances, drops_elements, mixed_list, text_rows};
+use super::rules_by_row::{
+    attention, by_row, chosen_features, distances, drops_elements, embedding, mixed_list, rotary, text_rows,
+};
 use super::rules_index::{compress, gather, gather_elements, gather_nd, scatter_elements, scatter_nd, unique};
 use super::rules_moved::{
     concat, expand, pad, quantised_concat, reshape, resize, slice, space, split, tile, transpose,
@@ -163,7 +165,8 @@ fn product(operator: &str) -> Option<Entry> {
         "MaxPool" | "AveragePool" | "LpPool" | "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => computes(pool),
         "LSTM" | "GRU" | "RNN" => computes(recurrent),
         "Attention" => computes(attention),
-        "RotaryEmbedding" | "GridSample" => computes(by_row),
+        "RotaryEmbedding" => computes(rotary),
+        "GridSample" => computes(by_row),
         _ => return None,
     })
 }
@@ -203,7 +206,8 @@ fn contributed(operator: &str) -> Option<Entry> {
         "FusedGemm" => computes(gemm),
         "FusedConv" => computes(convolution),
         "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization" => computes(skip_norm),
-        "EmbedLayerNormalization" | "RotaryEmbedding" => computes(by_row),
+        "EmbedLayerNormalization" => computes(embedding),
+        "RotaryEmbedding" => computes(rotary),
         "Attention" | "MultiHeadAttention" | "GroupQueryAttention" => computes(attention),
         "DynamicQuantizeMatMul" | "DynamicQuantizeLSTM" | "QAttention" => computes(dynamic),
         _ => return None,

@@ -92,11 +92,11 @@ pub(super) fn split(op: &Op<'_>) -> Ruled {
     }
     let cut = || op.along("cuts the rows apart", place);
     let mut flows = op.all(Flow::Free);
-    for run in TYPICAL..RUNS {
-        let (rows, mut begin) = (BATCHES[run], 0.0);
+    for (run, rows) in BATCHES.iter().enumerate().skip(TYPICAL) {
+        let mut begin = 0.0;
         for (output, flow) in flows.iter_mut().enumerate() {
             let length = *op.made(output, run)?.get(place.axis).ok_or_else(cut)? as f64;
-            let (_, before) = whole_batches(place, begin, length, rows).ok_or_else(cut)?;
+            let (_, before) = whole_batches(place, begin, length, *rows).ok_or_else(cut)?;
             *flow = Flow::Rows(Place { before, ..place });
             begin += length;
         }
@@ -108,8 +108,7 @@ pub(super) fn slice(op: &Op<'_>) -> Ruled {
     let (place, rank) = (of_first(op)?, op.rank(0)?);
     let cut = || op.along("takes a part", place);
     let mut found = None;
-    for run in 0..RUNS {
-        let rows = BATCHES[run];
+    for (run, rows) in BATCHES.iter().enumerate() {
         let numbers = |index, name| op.numbers_in(index, name, run);
         let starts = numbers(1, "starts")?.unwrap_or_default();
         let axes = numbers(3, "axes")?.unwrap_or_else(|| (0..starts.len()).map(|axis| axis as f64).collect());
@@ -126,7 +125,7 @@ pub(super) fn slice(op: &Op<'_>) -> Ruled {
         if steps.get(at) != Some(&1.0) {
             return Err(cut());
         }
-        let (_, before) = whole_batches(place, begin, length as f64, rows).ok_or_else(cut)?;
+        let (_, before) = whole_batches(place, begin, length as f64, *rows).ok_or_else(cut)?;
         let part = Place { before, ..place };
         if run > TYPICAL && found != Some(part) {
             return Err(op.unknown("it takes another part for another number of requests"));

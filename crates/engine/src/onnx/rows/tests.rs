@@ -246,6 +246,8 @@ fn what_no_rule_covers_is_unknown() {
     check(&[
         ("x[N,4]; y=my.Thing(x); -> y[N,4]", "unknown Thing"),
         ("x[N,4]; y=Det(x); -> y[N]", "unknown Det"),
+        ("x[N,2,4,8]; c[N,8]; p:i[N,4]; y=RotaryEmbedding(x,c,c,p); -> y[N,2,4,8]", "unknown RotaryEmbedding"),
+        ("x[N,2,4,8]; c[N,4,4]; y=RotaryEmbedding(x,c,c); -> y[N,2,4,8]", "independent"),
         // It does not touch the rows.
         ("x[N,4]; w=f[4]; t=my.Thing(w); -> x[N,4]", "independent"),
         ("x; y=Relu(x); -> y", "unknown input"),

@@ -1,5 +1,5 @@
-//! Sizes of what operators give, continued: recurrent and fused operators, `Einsum`, and those of the domains `ai.onnx.ml` and
-//! `com.microsoft`.
+//! The table of `size_rules.rs`, continued: recurrent and fused operators, `Einsum`, and the operators of the domains
+//! `ai.onnx.ml` and `com.microsoft`.
 
 use std::collections::BTreeMap;
 
@@ -33,6 +33,10 @@ fn several(operator: &str) -> Option<Rule> {
             let first = k.axis(-1, x.len())?;
             let of_each = || Extent::new(FLOAT, x.iter().enumerate().map(|(i, d)| if i < first { *d } else { 1 }));
             Some(vec![Extent::new(k.element(0), x.iter().copied()), of_each(), of_each()])
+        },
+        "StringNormalizer" => |k| match k.attribute("stopwords") {
+            Some(words) if !words.strings.is_empty() => None,
+            _ => one(same(k, STRING)?),
         },
         "GridSample" => |k| {
             let (&[n, c, ..], [_, places @ .., _]) = (k.dims(0)?, k.dims(1)?) else { return None };
@@ -203,7 +207,7 @@ fn recurrent(k: &Known<'_>) -> Option<Vec<Extent>> {
     Some(vec![Extent::new(element, [first, second, directions, hidden]), state(), state()])
 }
 
-/// An equation of `Einsum` with one label for each axis. What `...` stands for has labels of its own.
+/// An equation of `Einsum` with one label for each axis. The axes for which `...` stands have labels of their own.
 pub(super) struct Einsum {
     /// By input.
     pub terms: Vec<Vec<Label>>,
@@ -211,7 +215,7 @@ pub(super) struct Einsum {
     sizes: BTreeMap<Label, u64>,
 }
 
-/// An axis of an equation: a letter, or one of those that `...` stands for, counted from the last.
+/// An axis of an equation: a letter, or an axis for which `...` stands, counted from the last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Label {
     Rest(usize),
@@ -267,7 +271,6 @@ fn labels(term: &str, rest: usize) -> Vec<Label> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::onnx::rows::sizes_of;
 
     /// The sizes that ONNX Runtime gives for these.

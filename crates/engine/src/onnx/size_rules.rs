@@ -17,7 +17,7 @@ pub(super) type Rule = fn(&Known<'_>) -> Option<Vec<Extent>>;
 const UNKNOWN: &str = "If Loop Scan NonMaxSuppression Compress Unique RoiAlign StringSplit SequenceAt SequenceConstruct SequenceEmpty \
     SequenceInsert SplitToSequence ConcatFromSequence Optional OptionalGetElement OptionalHasElement DFT STFT MelWeightMatrix HannWindow \
     HammingWindow BlackmanWindow Col2Im CenterCropPad MaxUnpool MaxRoiPool ImageDecoder \
-    SparseToDenseMatMul";
+    SparseToDenseMatMul DynamicQuantizeLSTM";
 
 /// The rule of an operator.
 pub(super) fn rule(operator: &str) -> Rule {
@@ -49,7 +49,7 @@ fn arithmetic(operator: &str) -> Option<Rule> {
         "And" => |k| compare(k, |a, b| (a != 0.0 && b != 0.0).into()),
         "Or" => |k| compare(k, |a, b| (a != 0.0 || b != 0.0).into()),
         "Xor" => |k| compare(k, |a, b| ((a != 0.0) != (b != 0.0)).into()),
-        "Mean" | "Sum" | "PRelu" | "BitShift" | "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" => {
+        "Mean" | "Sum" | "PRelu" | "StringConcat" | "BitShift" | "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" => {
             |k| one(Extent { data: None, ..elementwise(k, |a, _| a)?.pop()? })
         }
         "Where" => |k| {

@@ -15,7 +15,7 @@ use crate::onnx::sizes::{Dims, Extent, axis};
 /// How often the body of a loop is followed until what it carries stays as it is.
 const ROUNDS: usize = 4;
 
-/// What an operator with graphs inside gives; `None` if it has none.
+/// The outputs of an operator with graphs inside, or of a function; `None` for other operators.
 pub(super) fn values(
     walker: &Walker<'_>,
     scope: &Scope<'_>,
@@ -60,7 +60,7 @@ impl Inner<'_> {
         self.op.node.input.iter().skip(from).map(value).collect()
     }
 
-    /// An error unless an input that decides what runs is the same whatever the requests are.
+    /// An error if the requests decide an input that chooses a graph or counts turns.
     fn decided_by(&self, input: usize, does: &str) -> Result<(), Flow> {
         match self.op.flow(input) {
             Flow::Free | Flow::Row => Ok(()),
@@ -70,7 +70,7 @@ impl Inner<'_> {
         }
     }
 
-    /// `If`: the branch that is taken whatever the inputs are, or what both have in common.
+    /// `If`: the values of the branch, where sizes alone choose it; else the facts that hold in both branches.
     fn choice(&self) -> Result<Vec<Value>, Flow> {
         self.decided_by(0, "chooses a branch")?;
         let follow = |name: &str| {
@@ -92,7 +92,7 @@ impl Inner<'_> {
         Ok(one.into_iter().zip(other).map(common).collect())
     }
 
-    /// What holds of a value that is one of two.
+    /// The facts that hold of both values.
     fn common(&self, one: Value, other: Value) -> Value {
         let flow = match (&one.flow, &other.flow) {
             (a, b) if a == b => a.clone(),
@@ -198,6 +198,13 @@ impl Inner<'_> {
         if over.is_some() && carried.iter().any(|value| value.flow == Flow::Row) {
             return Err(self.op.mixed("it carries values from one row to the next"));
         }
+        let is_turned = |name: &str| {
+            let attribute = self.op.step.attributes.iter().find(|a| a.name == name);
+            attribute.is_some_and(|a| a.ints.iter().any(|n| *n != 0))
+        };
+        if over.is_some() && (is_turned("scan_input_directions") || is_turned("scan_output_directions")) {
+            return Err(self.op.unknown("it scans the rows from the last to the first"));
+        }
         let stacked = outputs.into_iter().skip(carried.len()).enumerate();
         let stacked =
             stacked.map(|(at, value)| self.stacked(value, self.listed("scan_output_axes", at), over, &lengths));
@@ -273,8 +280,8 @@ struct Part {
 /// A function's graph with the attributes and inputs of a call.
 ///
 /// # Errors
-/// In words, if it cannot be decoded, means other versions of operators than the model, or has graphs inside, whose attributes
-/// would have to be replaced too.
+/// In words, if it cannot be decoded, or means other versions of operators than the model. Also if it has graphs inside, whose
+/// attributes are not replaced here.
 pub(super) fn inlined(
     function: &FunctionProto,
     call: &NodeProto,

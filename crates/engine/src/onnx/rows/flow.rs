@@ -1,11 +1,11 @@
-//! How a value depends on the rows of the batch, and where the rows are in it.
+//! How a value depends on the rows of the batch, and which of its axes has the rows.
 
 use std::rc::Rc;
 
 use super::Cause;
 
-/// Batch sizes for which the sizes of all values are worked out side by side. A size that follows from the batch is told
-/// from a constant by them: primes for products, 1 for a request alone, the last for limits and remainders.
+/// Batch sizes for which the sizes of all values are worked out side by side, to tell a size of the batch from a constant.
+/// 1 is a request alone. The primes show in products, and the last size in limits and remainders.
 pub(super) const BATCHES: [u64; 5] = [1, 2, 7, 11, 720_720];
 /// How many batch sizes there are.
 pub(super) const RUNS: usize = BATCHES.len();
@@ -15,7 +15,7 @@ pub(super) const TYPICAL: usize = 2;
 /// How a value depends on the rows of the batch. Sizes are known apart from this.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Flow {
-    /// The value does not depend on the batch: weights, and what is made of them and of other sizes.
+    /// The value does not depend on the batch: a weight, or a value that is made of weights and of other sizes.
     Free,
     /// The value depends on how many rows there are and on no row: `Shape` of the batch. If `listed`, its elements are sizes
     /// as they are, so one that is the same for all batch sizes does not depend on the batch. Else they are computed, and a
@@ -97,7 +97,7 @@ mod tests {
             (Place::plain(1), &[5, 7, 12], &[5, 21, 4], Some(place(1, 1, 3))),
             (place(0, 5, 1), &[35, 6], &[5, 7, 6], Some(Place::plain(1))),
             (place(0, 1, 3), &[21, 4], &[7, 12], Some(Place::plain(0))),
-            // Another number of elements for a row than those of a row together.
+            // A row of 6 elements would be cut in two, and an empty one be lost.
             (Place::plain(0), &[7, 6], &[6, 7], None),
             (Place::plain(0), &[7, 6], &[42, 0], None),
             (Place::plain(0), &[7, 0], &[7], None),

@@ -9,10 +9,10 @@ use super::walk::Value;
 use crate::onnx::proto::{TypeProto, ValueInfoProto};
 use crate::onnx::sizes::Extent;
 
-/// Sizes for dimensions that vary beside the batch, if all are alike. 1 for what is left out where there is one; a length
-/// of texts; two sizes of images, of which models with fixed weights behind take one; a length of audio.
+/// Sizes to try for all dimensions that vary beside the batch. 1 is where graphs leave an axis out. 64 is a length of
+/// texts and a size of pictures, 224 another one, 16,000 a second of audio.
 const ALIKE: [u64; 4] = [1, 64, 224, 16_000];
-/// If all differ: multiples of this, above these.
+/// The last try gives each dimension a size of its own: multiples of the first number, above the second.
 const APART: (u64, u64) = (32, 64);
 
 /// A dimension as the file declares it.

@@ -4,8 +4,8 @@
 //! strangers. `Softmax(axis=0)` normalises across rows, so an answer would depend on the strangers.
 //!
 //! The pass follows the rows from the first axis of every input to the outputs. It works out the sizes of all values for
-//! several batch sizes side by side (`sizes.rs`), and a table says what each operator does to the rows (`rules.rs`). A
-//! value that an operator mixes decides nothing by itself: it counts once an output is made of it.
+//! several batch sizes side by side (`sizes.rs`). A table says what each operator does to the rows (`rules.rs`). An
+//! operator that mixes rows counts only if an output is made of its values.
 
 mod control;
 mod flow;

@@ -3,8 +3,8 @@
 use super::inputs::{Declaration, Dim};
 use super::{Cause, Rows};
 
-/// The verdict with what the names say. A graph that proves its rows independent of each other needs no names, unless two
-/// inputs have first dimensions of different names: then a request may have more rows in one than in the other.
+/// The verdict, changed where names say more. A graph that proves its rows independent of each other needs no names, with
+/// one exception. If two inputs have first dimensions of different names, a request may have more rows in one of them.
 pub(super) fn weighed(rows: Rows, inputs: &[Declaration], outputs: &[Declaration]) -> Rows {
     let is_proven = matches!(rows, Rows::Independent);
     if matches!(rows, Rows::Mixed(_)) {

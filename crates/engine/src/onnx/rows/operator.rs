@@ -1,4 +1,4 @@
-//! An operator with what is known of the values that it reads and gives, for rules to look at.
+//! An operator with the flows and sizes of its inputs and outputs, as rules read it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,7 +8,7 @@ use super::flow::{BATCHES, Flow, Place, RUNS, TYPICAL};
 use crate::onnx::proto::NodeProto;
 use crate::onnx::sizes::{Extent, Known, Step, axis};
 
-/// What the rows do in an operator's outputs, or why no rule tells.
+/// The flow of each output of an operator. An error is the flow of all of them: mixed or unknown.
 pub(super) type Ruled = Result<Vec<Flow>, Flow>;
 
 /// An operator in a graph.

@@ -1,6 +1,6 @@
 //! What each operator does to the rows: a table by operator.
 //!
-//! A rule is asked only if an input has rows. What is made of weights and sizes alone is decided here for all operators.
+//! A rule is asked only if an input has rows. Values of weights and sizes alone are decided here for all operators.
 
 use super::flow::{BATCHES, Flow, Place, RUNS, TYPICAL};
 use super::operator::{Op, Ruled};
@@ -38,7 +38,7 @@ const COMPUTED: Flow = Flow::Sized { listed: false };
 enum Kind {
     /// It computes with elements.
     Computes,
-    /// It moves elements: where they are known, they say whether the batch decides them.
+    /// It moves elements. Where these are known, a comparison tells whether the batch decides them.
     Moves,
     /// It repeats elements up to given sizes.
     Repeats,
@@ -222,7 +222,7 @@ fn first_only_last(op: &Op<'_>) -> Ruled {
     }
 }
 
-/// `QAttention` is given its scale; the others take it from what they read.
+/// `QAttention` has its scale as an input. The others take their scale from the elements of the batch.
 fn dynamic(op: &Op<'_>) -> Ruled {
     if op.node.op_type == "QAttention" {
         return attention(op);
@@ -235,7 +235,7 @@ pub(super) fn has(domain: &str, operator: &str) -> bool {
     entry(domain, operator).is_some()
 }
 
-/// The sizes of what an operator gives: none where the size rule only estimates them.
+/// The sizes of an operator's outputs; empty where the size rule only estimates them.
 pub(super) fn sizes(node: &NodeProto, known: &Known<'_>) -> Vec<Extent> {
     let is_estimate = node.op_type == "NonZero" && known.get(0).is_none_or(|extent| extent.data.is_none());
     if is_estimate { Vec::new() } else { (known.step.rule)(known).unwrap_or_default() }
@@ -255,7 +255,7 @@ pub(super) fn is_random(node: &NodeProto, is_set: impl Fn(&str) -> bool) -> bool
     }
 }
 
-/// What the rows do in each output of an operator.
+/// The flow of each output of an operator.
 pub(super) fn flows(domain: &str, op: &Op<'_>) -> Vec<Flow> {
     let Some(entry) = entry(domain, &op.node.op_type) else {
         return op.all(unruled(domain, op));
@@ -285,7 +285,7 @@ fn unruled(domain: &str, op: &Op<'_>) -> Flow {
     if flows().any(|flow| *flow == Flow::Row) { Flow::Row } else { Flow::Free }
 }
 
-/// What settles an output whatever the operator does with its other inputs.
+/// The input that settles an output alone: one that is mixed, else one that is unknown.
 fn worst<'a>(flows: impl Iterator<Item = &'a Flow> + Clone) -> Option<&'a Flow> {
     let mixed = flows.clone().find(|flow| matches!(flow, Flow::Mixed(_)));
     mixed.or_else(|| flows.clone().find(|flow| matches!(flow, Flow::Unknown(_))))
@@ -359,7 +359,7 @@ fn without_rows(entry: Entry, op: &Op<'_>, output: usize, is_sized: bool, is_by_
     }
 }
 
-/// Weights that are repeated as often as there are rows are the same at each of them.
+/// Weights that are repeated once for each row are the same at each row.
 fn repeated(op: &Op<'_>, output: usize) -> Flow {
     let Ok(sizes) = (0..RUNS).map(|run| op.made(output, run)).collect::<Result<Vec<_>, _>>() else {
         return op.without_sizes();
@@ -375,7 +375,7 @@ fn repeated(op: &Op<'_>, output: usize) -> Flow {
     };
     let rows = BATCHES[TYPICAL];
     let after = typical.get(*axis).map_or(0, |size| size / rows);
-    // Up to here there may be some of them once: then a row has one of several, by its place.
+    // How many different elements there are to repeat. With several, the place of a row would decide.
     let there = match op.node.op_type.as_str() {
         "ConstantOfShape" => 1,
         _ => {

@@ -1,9 +1,9 @@
-//! Operators that compute element by element, and those that look along axes: sums, norms, sorting.
+//! Operators that compute element by element, and operators that look along axes: sums, norms, sorting.
 
 use super::flow::{Flow, Place, TYPICAL};
 use super::operator::{Op, Ruled};
 
-/// Element by element: the rows stay where they are, and all inputs that have rows have them there.
+/// Element by element: the rows keep their axis, and all inputs with rows have them on the same axis.
 pub(super) fn keeps(op: &Op<'_>) -> Ruled {
     let present: Vec<usize> = (0..op.count()).filter(|index| op.has(*index)).collect();
     op.all_rows(broadcast(op, &present)?)
@@ -200,6 +200,8 @@ pub(super) fn one_hot(op: &Op<'_>) -> Ruled {
 /// Part of each matrix of the last two axes.
 pub(super) fn trilu(op: &Op<'_>) -> Ruled {
     let rank = op.rank(0)?;
+    // Which triangle is not for the number of rows to say.
+    op.numbers(1, "k")?;
     unless(op, "keeps a triangle", |rows| rows + 2 >= rank)
 }
 

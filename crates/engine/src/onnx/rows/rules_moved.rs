@@ -1,4 +1,4 @@
-//! Operators that give the same elements in another shape or order, or a part of them.
+//! Operators that give the same elements in another shape or order, or a part of the elements.
 
 use super::flow::{BATCHES, Flow, Place, RUNS, TYPICAL, product};
 use super::operator::{Op, Ruled};
@@ -108,21 +108,20 @@ pub(super) fn slice(op: &Op<'_>) -> Ruled {
     let (place, rank) = (of_first(op)?, op.rank(0)?);
     let cut = || op.along("takes a part", place);
     let mut found = None;
+    let mut elsewhere = None;
     for (run, rows) in BATCHES.iter().enumerate() {
-        let numbers = |index, name| op.numbers_in(index, name, run);
-        let starts = numbers(1, "starts")?.unwrap_or_default();
-        let axes = numbers(3, "axes")?.unwrap_or_else(|| (0..starts.len()).map(|axis| axis as f64).collect());
-        let axes = axes.into_iter().map(|axis| op.axis_of(axis, rank)).collect::<Result<Vec<_>, _>>()?;
-        let Some(at) = axes.iter().position(|axis| *axis == place.axis) else {
+        let Bounds { of_rows, others } = bounds(op, place, rank, run)?;
+        if elsewhere.get_or_insert_with(|| others.clone()) != &others {
+            return Err(op.unknown("it takes another part for another number of requests"));
+        }
+        let Some([start, _, step]) = of_rows else {
             found = Some(place);
             continue;
         };
         let whole = *op.dims(0, run)?.get(place.axis).ok_or_else(cut)?;
-        let steps = if op.has(4) { numbers(4, "steps")?.unwrap_or_default() } else { vec![1.0; axes.len()] };
-        let start = *starts.get(at).ok_or_else(cut)?;
         let begin = (if start < 0.0 { start + whole as f64 } else { start }).clamp(0.0, whole as f64);
         let length = *op.made(0, run)?.get(place.axis).ok_or_else(cut)?;
-        if steps.get(at) != Some(&1.0) {
+        if step != 1.0 {
             return Err(cut());
         }
         let (_, before) = whole_batches(place, begin, length as f64, *rows).ok_or_else(cut)?;
@@ -133,6 +132,31 @@ pub(super) fn slice(op: &Op<'_>) -> Ruled {
         found = Some(part);
     }
     op.all_rows(found.unwrap_or(place))
+}
+
+/// Start, end and step of a slice in a run.
+struct Bounds {
+    of_rows: Option<[f64; 3]>,
+    /// Those of other axes, with the axis.
+    others: Vec<(usize, [f64; 3])>,
+}
+
+fn bounds(op: &Op<'_>, place: Place, rank: usize, run: usize) -> Result<Bounds, Flow> {
+    let numbers = |index, name| op.numbers_in(index, name, run);
+    let (starts, ends) = (numbers(1, "starts")?.unwrap_or_default(), numbers(2, "ends")?.unwrap_or_default());
+    let axes = numbers(3, "axes")?.unwrap_or_else(|| (0..starts.len()).map(|axis| axis as f64).collect());
+    let steps = numbers(4, "steps")?.unwrap_or_else(|| vec![1.0; axes.len()]);
+    let mut bounds = Bounds { of_rows: None, others: Vec::new() };
+    for (at, axis) in axes.iter().enumerate() {
+        let number =
+            |of: &[f64]| of.get(at).copied().ok_or_else(|| op.unknown("it has not the same number of bounds as axes"));
+        let three = [number(&starts)?, number(&ends)?, number(&steps)?];
+        match op.axis_of(*axis, rank)? {
+            axis if axis == place.axis => bounds.of_rows = Some(three),
+            axis => bounds.others.push((axis, three)),
+        }
+    }
+    Ok(bounds)
 }
 
 /// Broadcast up to a shape: the rows count from the last axis.
@@ -160,16 +184,16 @@ pub(super) fn tile(op: &Op<'_>) -> Ruled {
 /// Nothing is put before or behind the rows.
 pub(super) fn pad(op: &Op<'_>) -> Ruled {
     let (place, rank) = (of_first(op)?, op.rank(0)?);
-    for run in 0..RUNS {
-        let pads = op.numbers_in(1, "pads", run)?.unwrap_or_default();
-        let axes = if op.has(3) { op.numbers_in(3, "axes", run)?.unwrap_or_default() } else { Vec::new() };
-        let axes = if op.has(3) { axes } else { (0..rank).map(|axis| axis as f64).collect() };
-        for (at, axis) in axes.iter().enumerate() {
-            let is_there = op.axis_of(*axis, rank)? == place.axis;
-            let is_padded = [at, at + axes.len()].iter().any(|at| pads.get(*at).is_none_or(|n| *n != 0.0));
-            if is_there && is_padded {
-                return Err(op.along("pads", place));
-            }
+    let pads = op.numbers(1, "pads")?.unwrap_or_default();
+    let axes = if op.has(3) {
+        op.numbers(3, "axes")?.unwrap_or_default()
+    } else {
+        (0..rank).map(|axis| axis as f64).collect()
+    };
+    for (at, axis) in axes.iter().enumerate() {
+        let is_padded = [at, at + axes.len()].iter().any(|at| pads.get(*at).is_none_or(|n| *n != 0.0));
+        if is_padded && op.axis_of(*axis, rank)? == place.axis {
+            return Err(op.along("pads", place));
         }
     }
     op.all_rows(place)

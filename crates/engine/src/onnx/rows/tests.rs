@@ -1,8 +1,12 @@
 mod model;
 
-use bytes::Bytes;
+use std::path::Path;
 
-use super::{Rows, report_of};
+use bytes::Bytes;
+use prost::Message;
+
+use super::{RowReport, Rows, report_of, row_report};
+use crate::onnx::proto::{AttributeProto, FunctionProto, ModelProto};
 use crate::onnx::sizes::{Input, Sizes};
 use model::model;
 
@@ -102,6 +106,12 @@ fn the_number_of_rows_is_harmless_as_a_size_only() {
         (&with("w=f[1,3]; e=Expand(w,s); y=Add(x,e); -> y[N,3]"), "independent"),
         (&with("e=ConstantOfShape(s); y=Concat(x,e) axis=1; -> y[N,6]"), "independent"),
         (&with("n=Size(x); q=Div(n,b); f=Cast(q) to=1; y=Div(x,f); -> y[N,3]"), "mixed Div"),
+        // An even number of rows has the second column.
+        (
+            &with("t=i(2)!; m=Mod(b,t); u=i(0); a=i(1); v=Unsqueeze(m,u); w=Add(v,a); y=Slice(x,v,w,a); -> y[N,1]"),
+            "unknown Slice",
+        ),
+        (&with("t=i(2)!; m=Mod(b,t); e=i(1); u=Unsqueeze(x,e); y=Trilu(u,m); -> y[N,1,3]"), "unknown Trilu"),
         // Only a batch of 5 takes the other branch, which is none of the sizes that are tried.
         (
             &with(
@@ -199,6 +209,41 @@ fn common_exports_are_independent() {
 }
 
 #[test]
+fn the_examples_are_independent() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    for name in ["models/mlp", "models/digits", "models/encoder", "exits/models/exits"] {
+        let report = row_report(&examples.join(name).join("1/model.onnx")).unwrap();
+        assert_eq!(report, RowReport { rows: Rows::Independent, random: Vec::new() }, "{name}");
+    }
+}
+
+/// A function is its graph with the attributes of the call.
+#[test]
+fn functions_of_the_model_are_followed() {
+    let of = |inner: &str, attribute: Option<AttributeProto>, call: &str| {
+        let mut graph = model::graph(&format!("a; {inner}; -> b"));
+        if let Some(attribute) = attribute {
+            graph.node[0].attribute.push(attribute.encode_to_vec().into());
+        }
+        let (name, domain) = ("Thing".into(), "my".into());
+        let (input, output) = (vec!["a".into()], vec!["b".into()]);
+        let function = FunctionProto { name, domain, input, output, node: graph.node, ..FunctionProto::default() };
+        let mut proto = ModelProto::decode(model(&format!("x[N,4]; y=my.Thing(x) {call}; -> y[N,4]"), 17)).unwrap();
+        proto.functions.push(function.encode_to_vec().into());
+        report_of(proto.encode_to_vec().into()).unwrap().rows
+    };
+    let axis = || {
+        let (name, ref_attr_name) = ("axis".into(), "along".into());
+        Some(AttributeProto { name, ref_attr_name, ..AttributeProto::default() })
+    };
+    let mixed_by = |rows: Rows| matches!(rows, Rows::Mixed(cause) if cause.operator == "Softmax");
+    assert_eq!(of("b=Softmax(a)", axis(), "along=1"), Rows::Independent);
+    assert!(mixed_by(of("b=Softmax(a)", axis(), "along=0")));
+    assert_eq!(of("b=Softmax(a)", axis(), ""), Rows::Independent, "the last axis");
+    assert!(matches!(of("b=my.Thing(a)", None, ""), Rows::Unknown(_)), "it calls itself");
+}
+
+#[test]
 fn graphs_inside_of_operators_are_followed() {
     check(&[
         (
@@ -231,6 +276,10 @@ fn graphs_inside_of_operators_are_followed() {
         (
             "x[N,3]; z=f[3]; s,y=Scan(z,x) num_scan_inputs=1 body={a; b; c=Identity(a); d=Sub(a,b); -> c, d}; -> y[N,3]",
             "independent",
+        ),
+        (
+            "x[N,3]; z=f[3]; s,y=Scan(z,x) num_scan_inputs=1 scan_input_directions=1, body={a; b; c=Identity(a); d=Sub(a,b); -> c, d}; -> y[N,3]",
+            "unknown Scan",
         ),
         // Along another axis, as a network with a state does.
         (

@@ -22,7 +22,7 @@ const TOO_MANY: &str = "the model has too many operators inside of loops and fun
 /// Most elements of a value that are kept. Shapes and axes are shorter.
 const KEPT: usize = 64;
 
-/// A value: how it depends on the rows, and what is known of it for each of the batch sizes.
+/// A value: how it depends on the rows, with its sizes and small elements for each of the batch sizes.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub flow: Flow,
@@ -255,7 +255,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Counts a visit of an operator, or of what takes as long as several. Whether it may be made.
+    /// Counts a visit of an operator, or several where `cost` is above 1. Returns false if too many were made.
     fn visit(&self, cost: usize) -> bool {
         let left = self.visits.get().checked_sub(cost as u64);
         self.visits.set(left.unwrap_or(0));

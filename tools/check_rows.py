@@ -239,6 +239,46 @@ class Builder:
             return "OneHot", [self.some(INT), depth, values], 1, {"axis": int(random.integers(-1, 2))}
         if kind == "quantize":
             return "DynamicQuantizeLinear", [x], 3, {}
+        if kind == "parts_by_shape":
+            end = self.some(INT)
+            zero, axis = self.constant(np.array([0], np.int64)), self.constant(np.array([self.axis(x)], np.int64))
+            return "Slice", [x, zero, end, axis], 1, {}
+        if kind == "tile_by_shape":
+            return "Tile", [x if random.random() < 0.5 else self.constant(np.ones([1, 2], np.float32)), self.some(INT)], 1, {}
+        if kind == "ints_of_ints":
+            return random.choice(["Mod", "Div", "Min", "Sub"]), [self.some(INT), self.constant(np.array([2], np.int64))], 1, {}
+        if kind == "gather_nd":
+            indices = random.integers(0, 2, size=[int(n) for n in random.integers(1, 3, size=2)])
+            return "GatherND", [x, self.constant(indices.astype(np.int64))], 1, {"batch_dims": int(random.integers(0, 2))}
+        if kind == "scatter_nd" and rank >= 2:
+            index = self.constant(np.zeros([1, 1], np.int64))
+            return "ScatterND", [x, index, self.constant(random.standard_normal([1, *shape[1:]]).astype(np.float32))], 1, {}
+        if kind == "scatter":
+            return "ScatterElements", [x, self.some(INT), self.some()], 1, {"axis": self.axis(x)}
+        if kind == "compress":
+            keep = self.constant(np.array([True, False, True]))
+            return "Compress", [x, keep], 1, {"axis": self.axis(x)} if random.random() < 0.8 else {}
+        if kind == "loop":
+            count, go_on = self.constant(np.array(2, np.int64)), self.constant(np.array(True))
+            inner = self.inner("v", "w", rank)
+            body = [helper.make_node("Identity", ["c"], ["d"]), inner, helper.make_node("Neg", ["w"], ["u"])]
+            infos = [helper.make_tensor_value_info("i", TensorProto.INT64, []), helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+                     helper.make_tensor_value_info("v", TensorProto.FLOAT, None)]
+            ends = [helper.make_tensor_value_info("d", TensorProto.BOOL, [])]
+            ends += [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "wu"]
+            return "Loop", [count, go_on, x], 2, {"body": helper.make_graph(body, "body", infos, ends)}
+        if kind == "scan":
+            state = self.constant(np.zeros([2], np.float32))
+            adds = random.random() < 0.5
+            body = [helper.make_node("Add" if adds else "Identity", ["s", "s"] if adds else ["s"], ["t"]),
+                    helper.make_node("Softmax", ["e"], ["u"], axis=-1)]
+            if random.random() < 0.3:
+                body = [helper.make_node("ReduceSum", ["e"], ["r"], keepdims=0), helper.make_node("Add", ["s", "r"], ["t"]),
+                        helper.make_node("Neg", ["e"], ["u"])]
+            infos = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "se"]
+            ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in "tu"]
+            axes = {"scan_input_axes": [self.axis(x) % max(rank, 1)], "scan_output_axes": [int(random.integers(0, max(rank, 1)))]}
+            return "Scan", [state, x], 2, {"num_scan_inputs": 1, "body": helper.make_graph(body, "body", infos, ends), **axes}
         if kind == "nonzero":
             return "NonZero", [x], 1, {}
         if kind == "trilu" and rank >= 2:
@@ -253,6 +293,13 @@ class Builder:
             return "LSTM", [x, w, r], 2, {"hidden_size": 2}
         return None, [], 0, {}
 
+    def inner(self, source, target, rank):
+        """An operator of one input for a body."""
+        if self.random.random() < 0.4:
+            axis = int(self.random.integers(0, max(rank, 1)))
+            return helper.make_node("Softmax", [source], [target], axis=axis)
+        return helper.make_node(str(self.random.choice(["Relu", "Tanh", "Abs"])), [source], [target])
+
     def model(self):
         """The graph with some of its last values as outputs; `None` if they would depend on no input."""
         names = [n for n in self.values if n.startswith("v")]
@@ -260,19 +307,27 @@ class Builder:
         if not usable:
             return None
         chosen = usable[-int(self.random.integers(1, 3)):]
+        # Nothing that no output needs: an engine may stop at it.
+        needed, nodes = set(chosen), []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.output):
+                nodes.insert(0, node)
+                needed.update(node.input)
         kinds = {n: helper.np_dtype_to_tensor_dtype(self.values[n][0].dtype) for n in chosen}
         outputs = [helper.make_tensor_value_info(n, kinds[n], [None] * self.values[n][0].ndim) for n in chosen]
         inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [None, *shape]) for n, shape in self.inputs]
-        graph = helper.make_graph(self.nodes, "g", inputs, outputs, self.initializers)
+        inputs = [info for info in inputs if info.name in needed]
+        constants = [constant for constant in self.initializers if constant.name in needed]
+        graph = helper.make_graph(nodes, "g", inputs, outputs, constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
-        used = {name for node in self.nodes for name in node.input}
-        return model if all(name in used for name, _ in self.inputs) else None
+        return model if inputs else None
 
 
 KINDS = """unary unary binary binary binary where compare transpose transpose reshape reshape reshape_by_shape flatten unsqueeze
 squeeze softmax reduce reduce_sum arg cumsum topk matmul matmul gemm einsum concat split slice gather gather_rows gather_elements shape shape
 ints ints ints cast expand expand range tile pad layer_norm lp_norm mvn batch_norm instance_norm conv pool one_hot quantize nonzero
-trilu reverse lstm lstm""".split()
+trilu reverse lstm lstm parts_by_shape parts_by_shape tile_by_shape tile_by_shape ints_of_ints ints_of_ints gather_nd scatter_nd scatter
+compress loop loop scan scan""".split()
 
 
 def session(model):
@@ -318,7 +373,8 @@ def random_graphs(args, folder):
             continue
         path = folder / f"{number}.onnx"
         path.write_bytes(model.SerializeToString())
-        yield path, model, {name: builder.rows(TOGETHER, shape) for name, shape in builder.inputs}
+        names = {info.name for info in model.graph.input}
+        yield path, model, {name: builder.rows(TOGETHER, shape) for name, shape in builder.inputs if name in names}
 
 
 def open_first(info):

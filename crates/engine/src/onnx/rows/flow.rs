@@ -89,7 +89,8 @@ mod tests {
     #[test]
     fn rows_are_found_again_in_another_shape() {
         let place = |axis, before, after| Place { axis, before, after };
-        let cases: &[(Place, &[u64], &[u64], Option<Place>)] = &[
+        type Case<'a> = (Place, &'a [u64], &'a [u64], Option<Place>);
+        let cases: &[Case<'_>] = &[
             (Place::plain(0), &[7, 5, 6], &[35, 6], Some(place(0, 1, 5))),
             (Place::plain(0), &[7, 5, 6], &[7, 30], Some(Place::plain(0))),
             (Place::plain(0), &[7, 5, 6], &[210], Some(place(0, 1, 30))),

@@ -11,6 +11,9 @@ pub(super) fn reshape(op: &Op<'_>) -> Ruled {
     for (run, rows) in BATCHES.iter().enumerate() {
         let (from, to) = (op.dims(0, run)?, op.made(0, run)?);
         let (before, behind) = (product(from), product(to));
+        if before != behind && run > 0 && to == op.made(0, 0)? {
+            return Err(op.mixed(format!("its shape, {to:?}, is that of a single request")));
+        }
         if before != behind || before.is_none_or(|count| count == 0) {
             op.misfit.set(true);
             return Err(op.unknown("the number of elements of its output is not that of its input"));

@@ -88,6 +88,7 @@ fn outputs_that_cannot_be_cut_into_rows_are_mixed() {
     check(&[
         ("x[N,3]; y=Concat(x,x) axis=0; -> y[M,3]", "mixed Concat"),
         ("x[N,3]; s=i(-1); y=Reshape(x,s); -> y[M]", "mixed Reshape"),
+        ("x[N,3]; s=i(1,3); y=Reshape(x,s); -> y[M,3]", "mixed Reshape"),
         ("x[N,3]; y=Shape(x); -> y[M]", "mixed Shape"),
         ("x[N,3]; w=f[3]; y=Relu(w); -> y[M]", "mixed Relu"),
         ("x[N,3]; y=ReduceSum(x) keepdims=0; -> y", "mixed ReduceSum"),

@@ -52,6 +52,11 @@ soak *arguments: (_venv "tests/clients/requirements.txt")
 examples: (_venv "tools/requirements.txt")
     {{venv}}/bin/python tools/make_examples.py
 
+# Compare verdicts on whether rows depend on each other with ONNX Runtime, on random graphs.
+rows *arguments: (_venv "tools/requirements.txt")
+    cargo build -p downbeat-engine --example rows
+    {{venv}}/bin/python tools/check_rows.py {{arguments}}
+
 # Write the larger graphs to target/zoo.
 zoo *models: (_venv "tools/requirements.txt")
     {{venv}}/bin/python tools/zoo.py --check target/zoo {{models}}

@@ -70,7 +70,7 @@ fn signature() -> Signature {
     Signature { inputs: vec![spec("x", &[-1, 3])], outputs: vec![spec("y", &[-1, 2]), spec("z", &[-1])] }
 }
 
-/// A model file, as it is read and checked before any engine sees it.
+/// A model file, as it is read and checked before any engine sees it, and the report on its rows.
 ///
 /// # Panics
 /// If it is refused without a word.
@@ -78,6 +78,7 @@ pub fn onnx(data: &[u8]) {
     in_folder(|folder| {
         if std::fs::write(&folder.model, data).is_ok()
             && let Err(error) = downbeat_engine::inspect(&folder.model)
+                .and_then(|_| downbeat_engine::row_report(&folder.model).map(drop))
         {
             assert!(!error.to_string().is_empty());
         }

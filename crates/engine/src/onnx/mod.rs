@@ -3,6 +3,7 @@
 mod declared;
 mod external;
 mod file;
+mod further_size_rules;
 pub(crate) mod graph;
 pub(crate) mod proto;
 mod rows;

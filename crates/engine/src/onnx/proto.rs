@@ -52,7 +52,7 @@ pub(crate) struct NodeProto {
     pub overload: String,
 }
 
-/// An attribute, but for its graphs and strings.
+/// An attribute, but for its graphs.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AttributeProto {
     #[prost(string, tag = "1")]
@@ -69,8 +69,33 @@ pub(crate) struct AttributeProto {
     pub floats: Vec<f32>,
     #[prost(int64, repeated, packed = "false", tag = "8")]
     pub ints: Vec<i64>,
+    #[prost(bytes = "bytes", repeated, tag = "9")]
+    pub strings: Vec<Bytes>,
     #[prost(int32, tag = "20")]
     pub r#type: i32,
+    /// In a function: which attribute of the call gives this one its value.
+    #[prost(string, tag = "21")]
+    pub ref_attr_name: String,
+}
+
+/// A function of the model: an operator that is made of others.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct FunctionProto {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(string, repeated, tag = "4")]
+    pub input: Vec<String>,
+    #[prost(string, repeated, tag = "5")]
+    pub output: Vec<String>,
+    #[prost(message, repeated, tag = "7")]
+    pub node: Vec<NodeProto>,
+    #[prost(message, repeated, tag = "9")]
+    pub opset_import: Vec<OperatorSetProto>,
+    #[prost(string, tag = "10")]
+    pub domain: String,
+    /// Attributes with the value that they have where a call does not give them.
+    #[prost(bytes = "bytes", repeated, tag = "11")]
+    pub attribute_proto: Vec<Bytes>,
 }
 
 impl AttributeProto {
@@ -151,11 +176,13 @@ pub(crate) struct TensorShapeProto {
     pub dim: Vec<DimensionProto>,
 }
 
-/// A size, or none where it varies.
+/// A size, or none where it varies; then it may have a name.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DimensionProto {
     #[prost(int64, optional, tag = "1")]
     pub dim_value: Option<i64>,
+    #[prost(string, optional, tag = "2")]
+    pub dim_param: Option<String>,
 }
 
 /// Of a weight, what says how large it is, and where in a file of weights.
@@ -215,6 +242,6 @@ pub(crate) fn value_info(name: &str, element_type: i32) -> ValueInfoProto {
 
 /// A tensor of a datatype and of these sizes, -1 where they vary.
 pub(crate) fn shaped_type(element_type: i32, dims: &[i64]) -> TypeProto {
-    let dim = dims.iter().map(|d| DimensionProto { dim_value: (*d >= 0).then_some(*d) }).collect();
+    let dim = dims.iter().map(|d| DimensionProto { dim_value: (*d >= 0).then_some(*d), dim_param: None }).collect();
     TypeProto { tensor_type: Some(TensorTypeProto { elem_type: element_type, shape: Some(TensorShapeProto { dim }) }) }
 }

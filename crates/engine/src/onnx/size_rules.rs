@@ -1,10 +1,9 @@
 //! From the shapes of what an operator reads to the shapes of what it gives: a table by operator.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use prost::Message;
 
+use super::further_size_rules::further;
 use super::proto::TensorProto;
 use super::sizes::{
     BOOL, Dims, Extent, FLOAT, FOLLOWED, INT32, INT64, Known, UINT8, axis, broadcast, element_at, names, product,
@@ -17,8 +16,8 @@ pub(super) type Rule = fn(&Known<'_>) -> Option<Vec<Extent>>;
 /// Operators of whose outputs nothing is known: these depend on values, or are no tensors.
 const UNKNOWN: &str = "If Loop Scan NonMaxSuppression Compress Unique RoiAlign StringSplit SequenceAt SequenceConstruct SequenceEmpty \
     SequenceInsert SplitToSequence ConcatFromSequence Optional OptionalGetElement OptionalHasElement DFT STFT MelWeightMatrix HannWindow \
-    HammingWindow BlackmanWindow Col2Im CenterCropPad MaxUnpool MaxRoiPool Attention MultiHeadAttention GroupQueryAttention ImageDecoder \
-    TfIdfVectorizer SparseToDenseMatMul";
+    HammingWindow BlackmanWindow Col2Im CenterCropPad MaxUnpool MaxRoiPool ImageDecoder \
+    SparseToDenseMatMul DynamicQuantizeLSTM";
 
 /// The rule of an operator.
 pub(super) fn rule(operator: &str) -> Rule {
@@ -26,8 +25,9 @@ pub(super) fn rule(operator: &str) -> Rule {
         return |_| None;
     }
     let found = arithmetic(operator).or_else(|| products(operator)).or_else(|| moved(operator));
+    let found = found.or_else(|| chosen(operator)).or_else(|| other(operator)).or_else(|| further(operator));
     // Activations, norms, scatters: as large as what they read.
-    found.or_else(|| chosen(operator)).or_else(|| other(operator)).unwrap_or(|k| k.made(k.dims(0)?.iter().copied()))
+    found.unwrap_or(|k| k.made(k.dims(0)?.iter().copied()))
 }
 
 /// Element by element.
@@ -49,7 +49,7 @@ fn arithmetic(operator: &str) -> Option<Rule> {
         "And" => |k| compare(k, |a, b| (a != 0.0 && b != 0.0).into()),
         "Or" => |k| compare(k, |a, b| (a != 0.0 || b != 0.0).into()),
         "Xor" => |k| compare(k, |a, b| ((a != 0.0) != (b != 0.0)).into()),
-        "Mean" | "Sum" | "PRelu" | "BitShift" | "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" => {
+        "Mean" | "Sum" | "PRelu" | "StringConcat" | "BitShift" | "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" => {
             |k| one(Extent { data: None, ..elementwise(k, |a, _| a)?.pop()? })
         }
         "Where" => |k| {
@@ -70,7 +70,12 @@ fn arithmetic(operator: &str) -> Option<Rule> {
         "Identity" => |k| unary(k, |n| n),
         "Cast" => |k| {
             let to = k.int("to", FLOAT.into()) as i32;
-            with_element(to, unary(k, if is_float(to) { |n| n } else { f64::trunc }))
+            let convert = match to {
+                BOOL => |n| f64::from(n != 0.0),
+                to if is_float(to) => |n| n,
+                _ => f64::trunc,
+            };
+            with_element(to, unary(k, convert))
         },
         _ => return None,
     })
@@ -79,7 +84,7 @@ fn arithmetic(operator: &str) -> Option<Rule> {
 /// Products of matrices, convolutions and pools.
 fn products(operator: &str) -> Option<Rule> {
     Some(match operator {
-        "MatMul" | "FusedMatMul" => |k| matmul(k.dims(0)?, k.dims(1)?, k.element(0).max(FLOAT)),
+        "MatMul" => |k| matmul(k.dims(0)?, k.dims(1)?, k.element(0).max(FLOAT)),
         "MatMulInteger" => |k| matmul(k.dims(0)?, k.dims(1)?, INT32),
         "QLinearMatMul" => |k| matmul(k.dims(0)?, k.dims(3)?, k.element(0)),
         "Gemm" => |k| gemm(k, 1, k.element(0)),
@@ -96,13 +101,6 @@ fn products(operator: &str) -> Option<Rule> {
         "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => {
             |k| k.made(k.dims(0)?.iter().enumerate().map(|(i, d)| if i < 2 { *d } else { 1 }))
         }
-        "Einsum" => einsum,
-        "LSTM" | "GRU" | "RNN" => |k| {
-            let &[sequence, batch, _] = k.dims(0)? else { return None };
-            let &[directions, _, hidden] = k.dims(2)? else { return None };
-            let states = || Extent::new(k.element(0), [directions, batch, hidden]);
-            Some(vec![Extent::new(k.element(0), [sequence, directions, batch, hidden]), states(), states()])
-        },
         _ => return None,
     })
 }
@@ -152,9 +150,11 @@ fn moved(operator: &str) -> Option<Rule> {
             let along = k.axis(0, x.len())?;
             let (count, whole) = (k.step.outputs.len(), *x.get(along)?);
             let asked = k.optional(1, "split")?;
+            // Parts of equal sizes, of which the last may be smaller.
+            let equal = whole.div_ceil(count.max(1) as u64);
             let part = |i: usize| match &asked {
                 Some(sizes) => sizes.get(i).map_or(0, |n| size(*n)),
-                None => whole.div_ceil(count.max(1) as u64),
+                None => equal.min(whole.saturating_sub(equal.saturating_mul(i as u64))),
             };
             let made = |i: usize| Extent::new(k.element(0), replaced(x, along, part(i).min(whole)));
             Some((0..count).map(made).collect())
@@ -167,12 +167,6 @@ fn moved(operator: &str) -> Option<Rule> {
             let (depth, before) = indices.split_last()?;
             let skip = usize::try_from(k.int("batch_dims", 0)).ok()?.saturating_add(usize::try_from(*depth).ok()?);
             k.made(before.iter().chain(x.get(skip..).unwrap_or_default()).copied())
-        },
-        "DepthToSpace" | "SpaceToDepth" => |k| {
-            let &[n, c, h, w] = k.dims(0)? else { return None };
-            let block = u64::try_from(k.int("blocksize", 1)).ok()?.max(1);
-            // Of both the elements count, and their number stays.
-            k.made([n, c, h.saturating_mul(block), w / block])
         },
         _ => return None,
     })
@@ -223,6 +217,7 @@ fn chosen(operator: &str) -> Option<Rule> {
         },
         // Sizes where there are some; of opset 10 the scales are input 1.
         "Resize" => |k| match k.has(3) {
+            _ if k.attribute("axes").is_some() || k.attribute("keep_aspect_ratio_policy").is_some() => None,
             true => k.made(k.data(3)?.iter().map(|n| size(*n))),
             false => scaled(k, k.data(if k.step.inputs.len() == 2 { 1 } else { 2 })?),
         },
@@ -261,7 +256,12 @@ fn other(operator: &str) -> Option<Rule> {
             dims.insert(along.min(dims.len()), depth);
             one(Extent::new(k.element(2), dims))
         },
-        "NonZero" => |k| one(Extent::new(INT64, [k.dims(0)?.len() as u64, product(k.dims(0)?)])),
+        // As many as are not zero, where the numbers are known; else as many as can be.
+        "NonZero" => |k| {
+            let found = k.get(0)?.data.as_ref().map(|data| data.iter().filter(|n| **n != 0.0).count() as u64);
+            let most = product(k.dims(0)?);
+            one(Extent::new(INT64, [k.dims(0)?.len() as u64, found.unwrap_or(most)]))
+        },
         // The datatype is that of the zero point.
         "QuantizeLinear" => |k| {
             let element = match k.int("output_dtype", 0) as i32 {
@@ -281,11 +281,11 @@ fn other(operator: &str) -> Option<Rule> {
     })
 }
 
-fn one(extent: Extent) -> Option<Vec<Extent>> {
+pub(super) fn one(extent: Extent) -> Option<Vec<Extent>> {
     Some(vec![extent])
 }
 
-fn size(number: f64) -> u64 {
+pub(super) fn size(number: f64) -> u64 {
     // Saturates, and makes 0 of what is negative.
     number as u64
 }
@@ -294,7 +294,7 @@ fn is_float(element: i32) -> bool {
     matches!(element, FLOAT | 10 | 11)
 }
 
-fn with_element(element: i32, made: Option<Vec<Extent>>) -> Option<Vec<Extent>> {
+pub(super) fn with_element(element: i32, made: Option<Vec<Extent>>) -> Option<Vec<Extent>> {
     Some(made?.into_iter().map(|extent| Extent { element, ..extent }).collect())
 }
 
@@ -329,7 +329,7 @@ fn compare(k: &Known<'_>, f: fn(f64, f64) -> f64) -> Option<Vec<Extent>> {
     with_element(BOOL, elementwise(k, f))
 }
 
-fn matmul(a: &[u64], b: &[u64], element: i32) -> Option<Vec<Extent>> {
+pub(super) fn matmul(a: &[u64], b: &[u64], element: i32) -> Option<Vec<Extent>> {
     let (rows, a) = if a.len() > 1 { (Some(a[a.len() - 2]), &a[..a.len() - 2]) } else { (None, &a[..0]) };
     let (columns, b) = if b.len() > 1 { (Some(b[b.len() - 1]), &b[..b.len() - 2]) } else { (None, &b[..0]) };
     let element = if matches!(element, 2 | 3) { 6 } else { element };
@@ -337,7 +337,7 @@ fn matmul(a: &[u64], b: &[u64], element: i32) -> Option<Vec<Extent>> {
 }
 
 /// `b`: which input is the second matrix.
-fn gemm(k: &Known<'_>, b: usize, element: i32) -> Option<Vec<Extent>> {
+pub(super) fn gemm(k: &Known<'_>, b: usize, element: i32) -> Option<Vec<Extent>> {
     let m = k.dims(0)?.get(usize::from(k.int("transA", 0) != 0))?;
     let n = k.dims(b)?.get(usize::from(k.int("transB", 0) == 0))?;
     one(Extent::new(element, [*m, *n]))
@@ -350,7 +350,7 @@ fn reach_and_pads(k: &Known<'_>, i: usize, rank: usize, kernel: u64) -> (u64, u6
 }
 
 /// `weight`: channels, anything, and the sizes of the kernel.
-fn convolution(k: &Known<'_>, weight: &[u64]) -> Option<Vec<Extent>> {
+pub(super) fn convolution(k: &Known<'_>, weight: &[u64]) -> Option<Vec<Extent>> {
     let x = k.dims(0)?;
     let (spatial, kernel) = (x.get(2..)?, weight.get(2..)?);
     let auto = k.attribute("auto_pad").and_then(|a| a.s.clone()).unwrap_or_default();
@@ -458,24 +458,6 @@ fn reduce(k: &Known<'_>, f: Option<fn(f64, f64) -> f64>) -> Option<Vec<Extent>> 
     let all = (0..x.len()).all(gone);
     let data = f.filter(|_| all).and_then(|f| extent.data.as_ref()?.iter().copied().reduce(f)).map(|n| vec![n]);
     one(Extent { data, ..Extent::new(extent.element, dims) })
-}
-
-fn einsum(k: &Known<'_>) -> Option<Vec<Extent>> {
-    let equation = k.attribute("equation")?.s.clone()?;
-    let equation: String = String::from_utf8_lossy(&equation).chars().filter(|c| !c.is_whitespace()).collect();
-    let (terms, made) = equation.split_once("->")?;
-    if equation.contains('.') {
-        return None;
-    }
-    let mut sizes = BTreeMap::new();
-    for (index, term) in terms.split(',').enumerate() {
-        for (letter, dim) in term.chars().zip(k.dims(index)?) {
-            let size = sizes.entry(letter).or_insert(*dim);
-            *size = (*size).max(*dim);
-        }
-    }
-    let dims = made.chars().map(|letter| sizes.get(&letter).copied()).collect::<Option<Dims>>()?;
-    k.made(dims)
 }
 
 fn constant(k: &Known<'_>) -> Option<Vec<Extent>> {

@@ -56,16 +56,17 @@ pub(crate) struct Need {
 #[derive(Debug)]
 pub(crate) struct Sizes {
     /// By slot: weights.
-    weights: Vec<Option<Extent>>,
+    pub(super) weights: Vec<Option<Extent>>,
     /// Slots and datatypes, in the file's order.
-    inputs: Vec<(usize, i32)>,
-    steps: Vec<Step>,
+    pub(super) inputs: Vec<(usize, i32)>,
+    /// One for each node, in the file's order.
+    pub(super) steps: Vec<Step>,
     /// By slot.
-    names: Vec<String>,
+    pub(super) names: Vec<String>,
 }
 
 pub(super) struct Step {
-    rule: Rule,
+    pub rule: Rule,
     pub attributes: Vec<AttributeProto>,
     pub inputs: Vec<Option<usize>>,
     pub outputs: Vec<Option<usize>>,
@@ -82,9 +83,9 @@ impl std::fmt::Debug for Step {
 /// What is known before an operator.
 pub(super) struct Known<'a> {
     pub step: &'a Step,
-    values: &'a [Option<Extent>],
-    weights: &'a [Option<Extent>],
-    by_data: &'a Cell<bool>,
+    pub values: &'a [Option<Extent>],
+    pub weights: &'a [Option<Extent>],
+    pub by_data: &'a Cell<bool>,
 }
 
 impl Sizes {
@@ -135,7 +136,7 @@ impl Sizes {
     }
 
     /// The same, with what is known of the graph's outputs.
-    fn walk<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>) -> (Need, Vec<Option<Extent>>) {
+    pub(super) fn walk<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>) -> (Need, Vec<Option<Extent>>) {
         let mut values: Vec<Option<Extent>> = vec![None; self.names.len()];
         let mut need = Need::default();
         let mut alive = 0u64;

@@ -12,6 +12,7 @@ library of onnxruntime.
 
 import argparse
 import collections
+import dataclasses
 import json
 import os
 import pathlib
@@ -46,7 +47,7 @@ class NotATensor(Exception):
 def encoded(name, value):
     """A value as the runner reads it."""
     if not isinstance(value, (np.ndarray, np.generic)):
-        raise NotATensor(f"'{name}' is a {type(value).__name__}")
+        raise NotATensor(f"'{name}' is no tensor")
     value = np.asarray(value)
     datatype = "BYTES" if value.dtype.kind in "USO" else DATATYPES.get(value.dtype.name)
     if datatype is None:
@@ -101,7 +102,7 @@ class Runner:
 
     def ask(self, question):
         if self.process is None or self.process.poll() is not None:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             self.process.stdin.write(json.dumps(question) + "\n")
             self.process.stdin.flush()
@@ -109,7 +110,11 @@ class Runner:
         except BrokenPipeError:
             line = ""
         if not line:
-            return {"ended": f"the process ended ({self.process.wait()})"}
+            status, said = self.process.wait(), self.process.stderr.read()
+            if status > 0 and status != 101:
+                # Not a case: there is no such engine here.
+                sys.exit(f"{self.command[1]} cannot be tried: {said.strip()}")
+            return {"ended": f"the process ended ({status}): {said[-300:]}"}
         return json.loads(line)
 
 
@@ -150,12 +155,32 @@ def operator(case):
     return nodes[0].op_type if len(nodes) == 1 else "(several)"
 
 
+def whole(case):
+    """A case with its model and data. Older packages keep them in files."""
+    if case.model is not None:
+        return case
+    folder = pathlib.Path(case.model_dir)
+    model = onnx.load(folder / "model.onnx")
+
+    def values(data_set, what, infos):
+        read = []
+        for index, info in enumerate(infos):
+            path = data_set / f"{what}_{index}.pb"
+            is_tensor = info.type.WhichOneof("value") == "tensor_type"
+            read.append(numpy_helper.to_array(onnx.load_tensor(path)) if is_tensor else NotATensor)
+        return read
+
+    sets = sorted(folder.glob("test_data_set_*"))
+    data_sets = [(values(one, "input", model.graph.input), values(one, "output", model.graph.output)) for one in sets]
+    return dataclasses.replace(case, model=model, data_sets=data_sets)
+
+
 def cases(names):
     with warnings.catch_warnings():
         # numpy says of the package's own cases that they overflow, which they are to do.
         warnings.simplefilter("ignore")
         all_cases = load_model_tests(kind="node")
-    return [case for case in all_cases if not names or any(re.fullmatch(name, case.name) for name in names)]
+    return [whole(case) for case in all_cases if not names or any(re.fullmatch(name, case.name) for name in names)]
 
 
 def run(program, engine, chosen):

@@ -38,7 +38,8 @@ pub(crate) const NAME: &str = "rten";
 const VERSION: &str = "0.27";
 /// Newest version of the ONNX format and of its standard operators that RTen was tried with. It does not check by itself.
 const NEWEST: (i64, i64) = (13, 27);
-const REMEDY: &str = "`downbeat engine install` fetches onnxruntime, which may run it";
+const REMEDY: &str =
+    "onnxruntime may run it: `downbeat engine install` fetches it, and `--engine onnxruntime` or `[models.NAME] engine` chooses it";
 
 /// RTen on the CPU.
 #[derive(Default)]

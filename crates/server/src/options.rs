@@ -180,6 +180,11 @@ impl ServerOptions {
         ServerOptions { repositories: vec![repository], ..Default::default() }
     }
 
+    /// The engine that somebody named for a model.
+    pub fn engine_of(&self, model: &str) -> Option<ModelEngine> {
+        self.models.get(model).and_then(|model| model.engine)
+    }
+
     /// Whether a model runs in a process of its own.
     pub fn isolation(&self, model: &str) -> Isolation {
         self.models.get(model).and_then(|model| model.isolation).unwrap_or(self.isolation)
@@ -291,6 +296,8 @@ pub struct ModelOptions {
     pub max_queue_wait: Option<Duration>,
     /// Threads inside one run of it; 0: as if nothing were said.
     pub threads: Option<usize>,
+    /// The engine that it runs on, and no other; `None`: that of all models, or another where that one cannot run it.
+    pub engine: Option<ModelEngine>,
     /// Whether it runs in a process of its own; `None`: [`ServerOptions::isolation`].
     pub isolation: Option<Isolation>,
     /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
@@ -389,6 +396,16 @@ named! {
         OnnxRuntime = "onnxruntime",
         /// Only the emulated engine: ONNX models do not load.
         Emulated = "emulated",
+    }
+}
+
+named! {
+    /// The engine of one ONNX model, on the CPU.
+    ModelEngine as "engine of a model" {
+        /// The embedded one.
+        Rten = "rten",
+        /// ONNX Runtime.
+        OnnxRuntime = "onnxruntime",
     }
 }
 

@@ -16,5 +16,6 @@ mod plans;
 mod preflight;
 mod quantised;
 mod segments;
+mod rewrites;
 mod states;
 mod support;

@@ -63,7 +63,7 @@ def server(binary, repository, tmp_path):
 
     def start(options="", library=True):
         (tmp_path / "downbeat.toml").write_text('engine = "rten"\n[model_control]\nmode = "explicit"\n' + options)
-        flags = ["--config", str(tmp_path / "downbeat.toml"), "--no-profiling", "--allow-empty", "true"]
+        flags = ["--config", str(tmp_path / "downbeat.toml"), "--no-profiling", "--allow-empty"]
         started.append(Server(binary, repository, tmp_path, *flags, engine="rten", library=library))
         return started[-1]
 

@@ -448,8 +448,14 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
             .help("How long a request without a deadline may wait; 0: as long as it takes"),
         of_model("threads", number(0..=MOST_THREADS as u64), |m| &mut m.threads, of_all, "2")
             .help("Threads inside one run; 0: as for all models"),
-        of_model("engine", name("ENGINE").of(ModelEngine::names()), |m| &mut m.engine, "that of all models, or another that can run it", "\"onnxruntime\"")
-            .help("The engine that runs it on the CPU, and no other: rten or onnxruntime (see \"Engines\")"),
+        of_model(
+            "engine",
+            name("ENGINE").of(ModelEngine::names()),
+            |m| &mut m.engine,
+            "that of all models, or another that can run it",
+            "\"onnxruntime\"",
+        )
+        .help("The engine that runs it on the CPU, and no other: rten or onnxruntime (see \"Engines\")"),
         of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
             .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
         of_model(

@@ -159,7 +159,7 @@ fn on_cpu(search: &Search) -> Result<Choice, ChooseError> {
     }
 }
 
-/// The engine on the CPU that runs models which `engine` cannot run; `None`: that one has no such other.
+/// The engine on the CPU that may run models which `engine` cannot run; `None`: there is none.
 pub fn other_than(engine: &str) -> Option<Preference> {
     match engine {
         rten::NAME => Some(Preference::Onnxruntime),
@@ -168,7 +168,7 @@ pub fn other_than(engine: &str) -> Option<Preference> {
     }
 }
 
-/// Whether another engine may load a model that one did not load. What onnxruntime finds invalid is invalid; only what it lacks may be had elsewhere.
+/// Whether another engine may load a model that one engine did not load. A model that onnxruntime finds invalid is invalid for all.
 pub fn may_load_elsewhere(error: &LoadError) -> bool {
     match error {
         LoadError::File { .. } => false,

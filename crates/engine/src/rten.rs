@@ -38,8 +38,7 @@ pub(crate) const NAME: &str = "rten";
 const VERSION: &str = "0.27";
 /// Newest version of the ONNX format and of its standard operators that RTen was tried with. It does not check by itself.
 const NEWEST: (i64, i64) = (13, 27);
-const REMEDY: &str =
-    "onnxruntime may run it: `downbeat engine install` fetches it, and `--engine onnxruntime` or `[models.NAME] engine` chooses it";
+const REMEDY: &str = "onnxruntime may run it: `downbeat engine install` fetches it, and `--engine onnxruntime` or `[models.NAME] engine` chooses it";
 
 /// RTen on the CPU.
 #[derive(Default)]
@@ -151,7 +150,8 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
     catch_unwind(load).unwrap_or_else(|panic| Err(format!("its loader failed: {}", panic_message(&*panic))))
 }
 
-/// The model file with what RTen wants and it may leave out, and with other operators for those that RTen computes wrong; `None`: it stays as it is.
+/// The model file for RTen: with attributes that a file may leave out and RTen needs, and with other operators for those that RTen computes wrong. `None`: the file is
+/// right as it is.
 fn suited(path: &Path) -> Result<Option<(Vec<u8>, Rewritten)>, String> {
     let bytes = Bytes::from(std::fs::read(path).map_err(|e| e.to_string())?);
     // What cannot be decoded is for RTen to say.

@@ -10,7 +10,7 @@ use crate::other_engines::{Made, OtherEngines};
 use crate::partitions::Partitions;
 
 pub struct Engines {
-    /// That of ONNX models which ask for no other.
+    /// The engine of ONNX models whose options name none.
     onnx: Made,
     emulated: Made,
     others: OtherEngines,
@@ -53,15 +53,15 @@ impl Engines {
         })
     }
 
-    /// The engine of ONNX models that ask for no other.
+    /// The engine of ONNX models whose options name none.
     pub fn of_most(&self) -> &Arc<dyn Engine> {
         &self.onnx.plain
     }
 
-    /// What runs a model: the engine that its options name, or that of all models.
+    /// The engine of a model: the one that its options name, or the one of all models.
     ///
     /// # Errors
-    /// If that engine cannot be used here; if the model cannot be in a process of its own and is to be.
+    /// If that engine cannot be used here, or if its options ask for a process of its own and the model is on a GPU.
     pub fn of(&self, name: &str, is_emulated: bool, options: &ServerOptions) -> anyhow::Result<&Arc<dyn Engine>> {
         let isolation = options.isolation(name);
         if isolation == Isolation::Process && !is_emulated && !self.gpus.is_empty() {
@@ -86,7 +86,8 @@ impl Engines {
         Ok(Self::placed(made, isolation))
     }
 
-    /// What may run a model that `engine` cannot run: nothing where somebody said on which engine it is to be, it is on GPUs, or no other engine can be used here.
+    /// The engine that may run a model which `engine` cannot run. There is none if the model's options name its engine, if models run on GPUs, or if no other engine
+    /// can be used here.
     pub fn instead(&self, name: &str, options: &ServerOptions, engine: &dyn Engine) -> Option<&Arc<dyn Engine>> {
         if options.engine_of(name).is_some() || !self.gpus.is_empty() {
             return None;

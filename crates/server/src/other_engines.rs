@@ -1,4 +1,4 @@
-//! The engines on the CPU beside the one that most models run on, each made when the first model needs it.
+//! The engines on the CPU beside the engine of most models. Each is made when the first model needs it.
 
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
@@ -28,7 +28,7 @@ impl Made {
 type Answer = Result<Made, String>;
 type Request = (Preference, mpsc::SyncSender<Answer>);
 
-/// Makes engines. Loads run on nice threads, and an engine's threads are as nice as the one that starts them: so a thread of its own makes them.
+/// Makes engines, on a thread of its own: threads of an engine inherit the priority of the thread that starts them, and loads run at a low one.
 pub struct OtherEngines {
     requests: Mutex<mpsc::Sender<Request>>,
     rten: OnceLock<Answer>,

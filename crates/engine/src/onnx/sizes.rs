@@ -139,12 +139,8 @@ impl Sizes {
         self.inputs.iter().filter_map(|(slot, _)| self.names.get(*slot).map(String::as_str))
     }
 
-    /// Hands what is known of each weight, input and value of a run with these inputs to `each`, by name; and whether it is a weight.
-    pub fn each<'a>(
-        &self,
-        inputs: impl Iterator<Item = Option<Input<'a>>>,
-        mut each: impl FnMut(&str, &Extent, bool),
-    ) {
+    /// Tells `each` what is known of every weight, input and computed value of a run with these inputs: its name, its extent, and whether it is a weight.
+    pub fn each<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>, mut each: impl FnMut(&str, &Extent, bool)) {
         for (name, weight) in self.names.iter().zip(&self.weights) {
             if let Some(weight) = weight {
                 each(name, weight, true);

@@ -31,7 +31,7 @@ use search::{Library, LibraryPlace};
 pub(crate) use search::{loader_words, newest_in, provider_file};
 
 pub(crate) const NAME: &str = "onnxruntime";
-/// What the library says of a model that is valid and has an operator, a datatype of one, or a version that it lacks.
+/// Words of the library about a valid model with an operator, a datatype or a version that the library lacks.
 const LACKS: [&str; 4] = [
     "Could not find an implementation",
     "is not a registered function/op",

@@ -1,5 +1,5 @@
-//! Rules for products and convolutions of quantised numbers, of which RTen 0.27 loses zero points where it packs a matrix before it multiplies: a kernel for several
-//! images, one matrix for several others, a weight of signed bytes.
+//! Rules for products and convolutions of quantised numbers. RTen 0.27 loses zero points of a matrix that it packs before it multiplies: a kernel of several images,
+//! one matrix of several products, a weight of signed bytes.
 
 use super::padding_rules::{self as padding, AUTO_PAD, PADS};
 use super::rules::{has_vector, multiply, wrong};
@@ -8,7 +8,7 @@ use crate::onnx::rewrite::{Facts, Site, Verdict};
 use crate::onnx::sizes::{INT32, UINT8};
 
 const INT8: i32 = 3;
-/// What signed bytes lie below unsigned ones.
+/// The distance of signed bytes from unsigned ones.
 const SHIFT: i64 = 128;
 
 /// Whether a zero point is 0.
@@ -57,8 +57,8 @@ fn as_often(site: &mut Site<'_>, a: &str, b: &str) -> String {
     site.add("Expand", &[a, &shape], Vec::new())
 }
 
-/// A convolution of quantised numbers. With `k` for the kernel as unsigned bytes and `z` for their zero point, `conv(x, k - z) = conv(x, k) - z conv(x, 1)`, where no
-/// kernel has a zero point to be lost.
+/// A convolution of quantised numbers. Let `k` be the kernel as unsigned bytes, and `z` their zero point. Then `conv(x, k - z) = conv(x, k) - z conv(x, 1)`, and
+/// neither kernel has a zero point that could be lost.
 pub(super) fn convolution(site: &mut Site<'_>) -> Verdict {
     let padded = match padding::padded_with_zero_points(site) {
         Ok(padded) => padded,

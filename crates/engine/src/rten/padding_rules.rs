@@ -1,5 +1,5 @@
-//! Rules for pools and convolutions whose padding RTen 0.27 gets wrong: it puts an odd element behind the others where `SAME_LOWER` says before, and pads quantised
-//! numbers with another than their zero point.
+//! Rules for pools and convolutions whose padding RTen 0.27 gets wrong. Where `SAME_LOWER` puts an odd element first, RTen puts it last. It pads quantised numbers
+//! with a number that is not their zero point.
 
 use crate::onnx::proto::AttributeProto;
 use crate::onnx::rewrite::{Site, Verdict};
@@ -75,7 +75,9 @@ pub(super) fn pool(site: &mut Site<'_>) -> Verdict {
         return Verdict::Rewritten;
     }
     if windows.iter().any(|window| window.extent < window.stride && window.extent > 1) {
-        return Verdict::Wrong("it pads behind the input where auto_pad is SAME_LOWER and strides are larger than the kernel".into());
+        return Verdict::Wrong(
+            "it pads behind the input where auto_pad is SAME_LOWER and strides are larger than the kernel".into(),
+        );
     }
     // Seen from behind, the odd element that is to come first comes last.
     let axes: Vec<i64> = (2..2 + windows.len() as i64).collect();
@@ -108,7 +110,7 @@ pub(super) fn convolution(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// What a convolution of quantised numbers is padded with in numbers, if it is padded, and the first input with that padding: zero points, which RTen has no padding of.
+/// Adds the padding of a convolution of quantised numbers as an operator of its own, with zero points; the name of the padded input. `None`: nothing is padded.
 pub(super) fn padded_with_zero_points(site: &mut Site<'_>) -> Result<Option<String>, Verdict> {
     let (lower, upper) = (site.is(AUTO_PAD, "SAME_LOWER"), site.is(AUTO_PAD, "SAME_UPPER"));
     let said = site.ints(PADS).unwrap_or_default();
@@ -127,7 +129,7 @@ pub(super) fn padded_with_zero_points(site: &mut Site<'_>) -> Result<Option<Stri
     Ok(Some(site.add("Pad", inputs, Vec::new())))
 }
 
-/// A transposed convolution whose odd element comes first. What it leaves out does not depend on how large its input is.
+/// A transposed convolution whose odd element comes first. How much it cuts off does not depend on the size of its input.
 pub(super) fn transposed_convolution(site: &mut Site<'_>) -> Verdict {
     if !site.is(AUTO_PAD, "SAME_LOWER") || site.attribute("output_shape").is_some() {
         return Verdict::Right;
@@ -145,10 +147,12 @@ pub(super) fn transposed_convolution(site: &mut Site<'_>) -> Verdict {
 }
 
 fn unknown_kernel() -> Verdict {
-    Verdict::Wrong("it pads behind the input where auto_pad is SAME_LOWER, and kernel_shape does not say by how much".into())
+    Verdict::Wrong(
+        "it pads behind the input where auto_pad is SAME_LOWER, and kernel_shape does not say by how much".into(),
+    )
 }
 
-/// What `Pad` is told so that `ceil(size / stride)` windows fit, computed from the size of a run's input:
+/// Adds the operators that compute, from the size of a run's input, how much to pad so that `ceil(size / stride)` windows fit:
 /// `max((ceil(size / stride) - 1) * stride + extent - size, 0)` elements, the odd one before or behind.
 fn same_pads(site: &mut Site<'_>, windows: &[Window], odd_before: bool) -> String {
     let axes = windows.len() as i64;

@@ -5,7 +5,6 @@ use crate::onnx::proto::AttributeProto;
 use crate::onnx::rewrite::{Rule, Site, Verdict};
 use crate::onnx::sizes::{BOOL, FLOAT, INT32};
 
-
 /// The rule for an operator.
 pub(super) fn rule_of(operator: &str) -> Option<Rule> {
     Some(match operator {
@@ -20,9 +19,11 @@ pub(super) fn rule_of(operator: &str) -> Option<Rule> {
         "LogSoftmax" | "Softmax" => flattened_softmax,
         "MatMul" => product_with_vector,
         "MatMulInteger" => integer::product,
-        "NonMaxSuppression" => {
-            |_| wrong("it keeps one class a box, suppresses across classes and images, and takes the box around two boxes for their union")
-        }
+        "NonMaxSuppression" => |_| {
+            wrong(
+                "it keeps one class a box, suppresses across classes and images, and takes the box around two boxes for their union",
+            )
+        },
         "QuantizeLinear" => quantisation,
         "ReduceL2" | "ReduceMean" => reduction_of_no_axes,
         "ReduceMax" => largest_boolean,

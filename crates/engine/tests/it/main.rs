@@ -15,7 +15,7 @@ mod model;
 mod plans;
 mod preflight;
 mod quantised;
-mod segments;
 mod rewrites;
+mod segments;
 mod states;
 mod support;

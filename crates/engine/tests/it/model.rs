@@ -197,7 +197,13 @@ pub fn text(name: &str, text: &str) -> AttributeProto {
 
 /// A weight of bytes, signed or not.
 pub fn bytes(name: &str, elem_type: i32, dims: &[i64], elements: &[u8]) -> TensorProto {
-    TensorProto { name: name.into(), data_type: elem_type, dims: dims.to_vec(), raw_data: elements.into(), ..TensorProto::default() }
+    TensorProto {
+        name: name.into(),
+        data_type: elem_type,
+        dims: dims.to_vec(),
+        raw_data: elements.into(),
+        ..TensorProto::default()
+    }
 }
 
 /// A convolution with a kernel of one pixel.

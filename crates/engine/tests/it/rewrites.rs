@@ -80,7 +80,9 @@ fn an_odd_element_of_padding_comes_first_where_it_is_asked_for() {
             model::text("auto_pad", "SAME_LOWER"),
         ]
     };
-    let pool = |operator: &str, stride| of_one(operator, attribute(stride), (FLOAT, &[1, 1, -1]), (FLOAT, &[1, 1, -1]), vec![]);
+    let pool = |operator: &str, stride| {
+        of_one(operator, attribute(stride), (FLOAT, &[1, 1, -1]), (FLOAT, &[1, 1, -1]), vec![])
+    };
     let x = || floats(&[1, 1, 3], &[1.0, 5.0, 3.0]);
     expect("MaxPool", &pool("MaxPool", 1), x(), &floats(&[1, 1, 3], &[1.0, 5.0, 5.0]));
     expect("AveragePool", &pool("AveragePool", 1), x(), &floats(&[1, 1, 3], &[1.0, 3.0, 4.0]));
@@ -166,7 +168,8 @@ fn what_no_other_operators_give_is_refused() {
         let path = model::write(folder.path(), "model.onnx", proto);
         try_load(&Rten::new(), &path).err().expect("it is refused").to_string()
     };
-    let mut resize = of_one("Resize", vec![model::text("mode", "cubic")], (FLOAT, &[1, 1, 2, 2]), (FLOAT, &[1, 1, 4, 4]), vec![]);
+    let mut resize =
+        of_one("Resize", vec![model::text("mode", "cubic")], (FLOAT, &[1, 1, 2, 2]), (FLOAT, &[1, 1, 4, 4]), vec![]);
     if let Some(graph) = &mut resize.graph {
         graph.node[0].input.extend([String::new(), "scales".to_owned()]);
         graph.initializer.push(model::floats("scales", &[4], &[1.0, 1.0, 2.0, 2.0]));
@@ -174,7 +177,8 @@ fn what_no_other_operators_give_is_refused() {
     let said = refused(&resize);
     assert!(said.contains("it computes Resize ('Resize_y') wrong: it interpolates linearly"), "{said}");
     assert!(said.contains("`downbeat engine install` fetches it") && said.contains("--engine onnxruntime"), "{said}");
-    let mut lstm = of_one("LSTM", vec![model::int("hidden_size", 1)], (FLOAT, &[2, 1, 1]), (FLOAT, &[2, 1, 1, 1]), vec![]);
+    let mut lstm =
+        of_one("LSTM", vec![model::int("hidden_size", 1)], (FLOAT, &[2, 1, 1]), (FLOAT, &[2, 1, 1, 1]), vec![]);
     if let Some(graph) = &mut lstm.graph {
         graph.node[0].input.extend(["w", "r", "", "lengths"].map(str::to_owned));
         graph.initializer.push(model::floats("w", &[1, 4, 1], &[1.0; 4]));

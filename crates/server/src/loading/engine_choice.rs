@@ -7,7 +7,7 @@ use downbeat_engine::{Engine, LoadError, RunError, may_load_elsewhere};
 use super::{Loading, Runnable};
 use crate::load_context::LoadContext;
 
-/// The engine that finds out only when it runs what it lacks.
+/// This engine finds out only in a run what it lacks.
 const LACKS_AT_RUNS: &str = "rten";
 
 /// Whether another engine may do what one could not.
@@ -20,7 +20,7 @@ fn may_go_elsewhere(error: &anyhow::Error) -> bool {
 }
 
 impl<'a> Loading<'a> {
-    /// Has the model run for the first time: by its engine, or by another where that one cannot run it and nobody named it.
+    /// Loads the model and runs it for the first time. Where its engine cannot do that, another engine does, unless the model's options name its engine.
     pub(super) fn run_on_an_engine(&mut self) -> anyhow::Result<Runnable> {
         let refused = match self.first() {
             Err(error) if may_go_elsewhere(&error) => error,
@@ -47,7 +47,7 @@ impl<'a> Loading<'a> {
         context.engines.instead(&self.definition.name, &context.options, &**self.source.engine)
     }
 
-    /// An error that has the model tried on another engine, where its engine answered no request of our own making, and another may.
+    /// The error that sends the model to another engine, after its own answered no request that was made up for it. `None`: there is no other engine to try.
     pub(super) fn elsewhere(&self, reason: impl ToString) -> Option<anyhow::Error> {
         let engine = self.source.engine.info().name;
         let may_go = engine == LACKS_AT_RUNS && self.other_engine().is_some();

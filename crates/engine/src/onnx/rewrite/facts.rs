@@ -7,7 +7,7 @@ use prost::Message;
 use crate::onnx::proto::{GraphProto, GraphValues, TypeProto};
 use crate::onnx::sizes::{Input, Sizes};
 
-/// What stands for a size that varies, where only the rank matters.
+/// This stands for a size that varies: only the rank matters here.
 const ANY_SIZE: usize = 2;
 
 /// What is known of a value.
@@ -28,7 +28,7 @@ pub(crate) struct Facts {
 pub(crate) struct FactsOf(BTreeMap<String, Facts>);
 
 impl FactsOf {
-    /// From what the file says of its values, its weights, and what follows for what is computed of them.
+    /// Collects what the file says of its values and weights, and what follows from that for computed values.
     ///
     /// # Errors
     /// In words, if a tensor or type of the file cannot be read.
@@ -48,13 +48,18 @@ impl FactsOf {
             let known = Facts {
                 element: extent.dims.is_some().then_some(extent.element),
                 rank: extent.dims.as_ref().map(|dims| dims.len()),
-                dims: extent.dims.as_ref().filter(|_| is_weight).map(|dims| dims.iter().map(|size| *size as i64).collect()),
-                // Of what is computed, numbers follow from sizes that only stand for others.
+                dims: extent
+                    .dims
+                    .as_ref()
+                    .filter(|_| is_weight)
+                    .map(|dims| dims.iter().map(|size| *size as i64).collect()),
+                // Computed numbers may follow from `ANY_SIZE`, so only constant ones are known.
                 data: extent.data.clone().filter(|_| is_weight || constants.contains(name)),
             };
             facts.insert(name.to_owned(), known);
         });
-        let declared = values.into_iter().flat_map(|graph| graph.input.iter().chain(&graph.output).chain(&graph.value_info));
+        let declared =
+            values.into_iter().flat_map(|graph| graph.input.iter().chain(&graph.output).chain(&graph.value_info));
         for info in declared.chain(&graph.input).chain(&graph.output) {
             if let Some((element, dims)) = dims_of(info.r#type.as_ref())? {
                 let known = facts.entry(info.name.clone()).or_default();

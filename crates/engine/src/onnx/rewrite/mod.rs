@@ -5,7 +5,7 @@
 //! ```
 //!
 //! An engine brings a table of rules ([`RuleOf`]), one for each operator that it computes wrong somewhere. A rule looks at an operator with what is known of its inputs,
-//! and answers with a [`Verdict`]. What a rewritten operator gives keeps its name, so that models are cut, and values are found, as in the file.
+//! and answers with a [`Verdict`]. Outputs of a rewritten operator keep their names, so that a model is cut at the same values as its file.
 
 mod facts;
 mod site;
@@ -18,20 +18,20 @@ use prost::Message;
 use super::proto::{AttributeProto, GraphAttribute, GraphProto, ModelProto, ModelValues, NodeProto, OperatorSetProto};
 use super::standard_domain;
 pub(crate) use facts::{Facts, FactsOf};
-pub(crate) use site::Site;
 use site::Names;
+pub(crate) use site::Site;
 
 /// Deepest nesting of graphs in attributes that is followed; the file was checked for the same bound.
 const DEPTH_LIMIT: u32 = 16;
 
-/// What becomes of an operator.
+/// The fate of an operator.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
     /// The engine computes it right.
     Right,
-    /// What the rule added to its site takes its place.
+    /// The operators that the rule added take its place.
     Rewritten,
-    /// The engine computes it wrong, and no other operators give the right numbers: what is wrong.
+    /// The engine computes it wrong, and no other operators give the right numbers. The text says what is wrong.
     Wrong(String),
 }
 
@@ -107,7 +107,7 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Rewrites the graphs inside an operator (`If`, `Loop`, `Scan`). What they read from outside is unknown there.
+    /// Rewrites the graphs inside an operator (`If`, `Loop`, `Scan`). Of values from outside nothing is known in them.
     fn graphs_of(&mut self, node: &mut NodeProto, depth: u32) -> Result<(), String> {
         let bad = |e: prost::DecodeError| format!("a graph of operator '{}' cannot be read: {e}", node.name);
         for attribute in &mut node.attribute {

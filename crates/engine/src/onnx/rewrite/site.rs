@@ -1,4 +1,4 @@
-//! The place of one operator in a graph, and what takes its place.
+//! One operator of a graph, and the operators that take its place.
 
 use bytes::Bytes;
 use prost::Message;
@@ -30,7 +30,7 @@ impl Names {
     }
 }
 
-/// An operator, what is known of its inputs, and what is to take its place.
+/// An operator, what is known of its inputs, and the operators that a rule puts in its place.
 pub(crate) struct Site<'a> {
     pub node: &'a NodeProto,
     /// Version of the standard's operators.
@@ -60,12 +60,12 @@ impl<'a> Site<'a> {
         (self.made, self.weights)
     }
 
-    /// The name of an input; empty where it is left out.
+    /// The name of an input; empty where the graph leaves the input out.
     pub fn input(&self, index: usize) -> String {
         self.node.input.get(index).cloned().unwrap_or_default()
     }
 
-    /// The name of an output; empty where nobody asks for it.
+    /// The name of an output; empty where the graph leaves the output out.
     pub fn output(&self, index: usize) -> String {
         self.node.output.get(index).cloned().unwrap_or_default()
     }
@@ -108,7 +108,7 @@ impl<'a> Site<'a> {
         self.put(op_type, inputs, attribute, vec![output.to_owned()]);
     }
 
-    /// Adds the operator itself: with other inputs and outputs, without the attributes that `without` names, and with those of `more`.
+    /// Adds the operator again, with other inputs and outputs. It loses the attributes that `without` names and gets those of `more`.
     pub fn add_itself(&mut self, inputs: &[&str], without: &[&str], more: Vec<AttributeProto>, outputs: Vec<String>) {
         let kept = self.node.attribute.iter().zip(&self.attributes);
         let kept = kept.filter(|(_, attribute)| !without.contains(&attribute.name.as_str()));
@@ -161,7 +161,8 @@ impl<'a> Site<'a> {
 
     fn tensor(&mut self, data_type: i32, dims: Vec<i64>, raw_data: Vec<u8>) -> String {
         let name = self.names.fresh();
-        let tensor = TensorProto { dims, data_type, name: name.clone(), raw_data: raw_data.into(), ..Default::default() };
+        let tensor =
+            TensorProto { dims, data_type, name: name.clone(), raw_data: raw_data.into(), ..Default::default() };
         self.weights.push(tensor.encode_to_vec().into());
         name
     }

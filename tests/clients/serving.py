@@ -48,9 +48,10 @@ def environment(folder, engine="onnxruntime"):
 
 
 class Server:
-    """`downbeat serve`, or the process of another `role` of a cluster, on free ports of the loopback interface. `limits` are those of the process: {resource.RLIMIT_...: number}."""
+    """`downbeat serve`, or the process of another `role` of a cluster, on free ports of the loopback interface. `limits` are those of the process: {resource.RLIMIT_...: number}.
+    `library`: whether ONNX Runtime's library can be found also where `engine` is another."""
 
-    def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True, limits=None, role="serve"):
+    def __init__(self, binary, repository, folder, *flags, engine="onnxruntime", wait=True, limits=None, role="serve", library=False):
         self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.repository = pathlib.Path(repository)
         self.log_path = folder / f"server-{self.http_port}.log"
@@ -64,7 +65,7 @@ class Server:
 
         with open(self.log_path, "wb") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                                            env=environment(folder, engine), cwd=folder, preexec_fn=limit if limits else None)
+                                            env=environment(folder, "onnxruntime" if library else engine), cwd=folder, preexec_fn=limit if limits else None)
         if wait:
             self.wait_ready()
 

@@ -10,7 +10,7 @@ use downbeat_server::cluster_options::UcxUse;
 use downbeat_server::etcd_server;
 use downbeat_server::options::{
     BatchesBy, BatchingChoice, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS,
-    MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelOptions, OrderPolicy, PolicyName, SharesBy,
+    MOST_DEVICES, MOST_LOAD_THREADS, MOST_THREADS, ModelEngine, ModelOptions, OrderPolicy, PolicyName, SharesBy,
 };
 
 use crate::draft::{ControlMode, Draft};
@@ -123,7 +123,7 @@ fn ports() -> Vec<Key<Draft>> {
 fn engine() -> Vec<Key<Draft>> {
     vec![
         key("engine", name("ENGINE").of(EngineChoice::names()), |d| &mut d.options.engine)
-            .flag("engine", "Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated"),
+            .flag("engine", "Engine for ONNX models: auto, cuda, tensorrt, onnxruntime, rten or emulated; on the CPU a model that it cannot run goes to another (see \"Engines\")"),
         key("threads", number(0..=MOST_THREADS as u64), |d| &mut d.options.threads)
             .flag("threads", "Threads inside one run of a model; 0: one or all cores (divided by --devices), as measured at load (see \"Threads and executors\")"),
         key("devices", number(0..=MOST_DEVICES as u64), |d| &mut d.options.devices)
@@ -476,6 +476,14 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
             .help("Threads inside one run; 0: as for all models"),
         of_model("batching", name("WHEN").of(BatchingChoice::names()), |m| &mut m.batching, "check", "\"always\"")
             .help("Whether its requests share batches: check (if the rows of a batch do not depend on each other), always, or never (see \"Which models are batched\")"),
+        of_model(
+            "engine",
+            name("ENGINE").of(ModelEngine::names()),
+            |m| &mut m.engine,
+            "that of all models, or another that can run it",
+            "\"onnxruntime\"",
+        )
+        .help("The engine that runs it on the CPU, and no other: rten or onnxruntime (see \"Engines\")"),
         of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
             .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
         of_model(

@@ -7,7 +7,7 @@ use crate::cuda::{self, CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider
 use crate::emulated::{self, Emulated};
 use crate::onnxruntime::{self, FindError, Onnxruntime, Search};
 use crate::rten::{self, Rten};
-use crate::traits::{Engine, EngineInfo};
+use crate::traits::{Engine, EngineInfo, LoadError};
 
 /// Which engine is wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -156,6 +156,23 @@ fn on_cpu(search: &Search) -> Result<Choice, ChooseError> {
         Ok(None) => Ok(rten("`downbeat engine install` fetches onnxruntime, 1.1 to 6 times as fast")),
         Err(e) if search.asked.is_some() => Err(e.into()),
         Err(e) => Ok(rten(&e.to_string())),
+    }
+}
+
+/// The engine on the CPU that may run models which `engine` cannot run; `None`: there is none.
+pub fn other_than(engine: &str) -> Option<Preference> {
+    match engine {
+        rten::NAME => Some(Preference::Onnxruntime),
+        onnxruntime::NAME => Some(Preference::Rten),
+        _ => None,
+    }
+}
+
+/// Whether another engine may load a model that one engine did not load. A model that onnxruntime finds invalid is invalid for all.
+pub fn may_load_elsewhere(error: &LoadError) -> bool {
+    match error {
+        LoadError::File { .. } => false,
+        LoadError::Model { engine, reason, .. } => *engine == rten::NAME || onnxruntime::lacks(reason),
     }
 }
 

@@ -34,7 +34,7 @@ mod traits;
 pub mod ucx;
 
 pub use activations::Activations;
-pub use choice::{Choice, ChooseError, Preference, available, choose};
+pub use choice::{Choice, ChooseError, Preference, available, choose, may_load_elsewhere, other_than};
 pub use cores::{CoreSet, NotACoreSet, Pinned, Topology, ask_for_short_slices};
 pub use cuda::{CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider, Span};
 pub use division::{Division, DivisionError, Part};

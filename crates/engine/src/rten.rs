@@ -2,7 +2,10 @@
 
 mod complete;
 mod cut;
+mod integer_rules;
+mod padding_rules;
 mod pools;
+mod rules;
 mod value;
 
 use std::collections::BTreeSet;
@@ -19,7 +22,8 @@ use rten::{ModelOptions, NodeId, RunOptions};
 use crate::activations::Activations;
 use crate::cores::CoreSet;
 use crate::onnx::Checked;
-use crate::onnx::proto::ModelProto;
+use crate::onnx::proto::{ModelProto, ModelValues};
+use crate::onnx::rewrite::{self, Rewritten};
 use crate::run_memory::RunMemory;
 use crate::segment::{Cut, SegmentInfo};
 use crate::state::State;
@@ -34,7 +38,7 @@ pub(crate) const NAME: &str = "rten";
 const VERSION: &str = "0.27";
 /// Newest version of the ONNX format and of its standard operators that RTen was tried with. It does not check by itself.
 const NEWEST: (i64, i64) = (13, 27);
-const REMEDY: &str = "`downbeat engine install` fetches onnxruntime, which may run it";
+const REMEDY: &str = "onnxruntime may run it: `downbeat engine install` fetches it, and `--engine onnxruntime` or `[models.NAME] engine` chooses it";
 
 /// RTen on the CPU.
 #[derive(Default)]
@@ -90,7 +94,7 @@ impl Engine for Rten {
         }
         // Before RTen computes what depends on weights alone.
         let memory = RunMemory::of(path, options.memory.as_ref()).map_err(&error)?;
-        let model = load_model(path, &file).map_err(|reason| error(format!("{reason}. {REMEDY}")))?;
+        let (model, rewritten) = load_model(path, &file).map_err(|reason| error(format!("{reason}. {REMEDY}")))?;
         let signature = file.signature(|output| infer(&model, output))?;
         for (what, specs) in [("input", &signature.inputs), ("output", &signature.outputs)] {
             if let Some(spec) = specs.iter().find(|s| !supported(s.datatype)) {
@@ -102,7 +106,9 @@ impl Engine for Rten {
         }
         let (pools, threads, share) = (self.pools.clone(), options.threads, options.share);
         let is_bounded = !file.has_graphs() && share.cores().is_none();
-        let mut whole = RtenShared { model, signature, states: Vec::new(), pools, threads, share, memory, is_bounded };
+        let rewritten = rewrite::summary(NAME, &rewritten);
+        let states = Vec::new();
+        let mut whole = RtenShared { model, signature, states, pools, threads, share, memory, is_bounded, rewritten };
         let (inputs, outputs) = (whole.signature.inputs.clone(), whole.signature.outputs.clone());
         whole.states = vec![whole.state(inputs).map_err(&error)?, whole.state(outputs).map_err(&error)?];
         if options.cut == Cut::Whole {
@@ -113,8 +119,9 @@ impl Engine for Rten {
     }
 }
 
-/// Reads and optimises the model. RTen has `expect`s on what a file may hold, so that a panic is an error like others.
-fn load_model(path: &Path, file: &Checked<'_>) -> Result<rten::Model, String> {
+/// Reads and optimises the model, and says which of its operators are others than in the file. RTen has `expect`s on what a file may hold, so that a panic is an error
+/// like others.
+fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten), String> {
     if let Some(location) = file.external_locations().find(|l| !opens(l)) {
         return Err(format!(
             "it opens external data only beside the model and with an extension like .data or .onnx_data, not '{location}'. Save \
@@ -126,33 +133,38 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<rten::Model, String> {
     let load = || {
         let mut options = ModelOptions::with_all_ops();
         options.prepack_weights(true);
-        let in_memory = match completed(path)? {
-            Some(completed) => Some(completed),
-            None => linked(path, file)?,
+        let in_memory = match suited(path)? {
+            Some(suited) => Some(suited),
+            None => linked(path, file)?.map(|bytes| (bytes, Rewritten::new())),
         };
-        if let Some(model) = in_memory {
+        if let Some((bytes, rewritten)) = in_memory {
             for location in file.external_locations().collect::<BTreeSet<_>>() {
                 let data = std::fs::read(path.with_file_name(location)).map_err(|e| format!("'{location}': {e}"))?;
                 options.external_data(location, data);
             }
-            return options.load(model).map_err(|e| e.to_string());
+            return Ok((options.load(bytes).map_err(|e| e.to_string())?, rewritten));
         }
         // By its path if its name says what it is: only then are external data found.
         if path.extension().is_some_and(|e| e == "onnx") {
-            return options.load_file(path).map_err(|e| e.to_string());
+            return Ok((options.load_file(path).map_err(|e| e.to_string())?, Rewritten::new()));
         }
         let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
-        options.load(bytes).map_err(|e| e.to_string())
+        Ok((options.load(bytes).map_err(|e| e.to_string())?, Rewritten::new()))
     };
     catch_unwind(load).unwrap_or_else(|panic| Err(format!("its loader failed: {}", panic_message(&*panic))))
 }
 
-/// The model file with what RTen wants and it may leave out; `None`: it leaves nothing out.
-fn completed(path: &Path) -> Result<Option<Vec<u8>>, String> {
-    let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+/// The model file for RTen: with attributes that a file may leave out and RTen needs, and with other operators for those that RTen computes wrong. `None`: the file is
+/// right as it is.
+fn suited(path: &Path) -> Result<Option<(Vec<u8>, Rewritten)>, String> {
+    let bytes = Bytes::from(std::fs::read(path).map_err(|e| e.to_string())?);
     // What cannot be decoded is for RTen to say.
-    let Ok(mut model) = ModelProto::decode(Bytes::from(bytes)) else { return Ok(None) };
-    Ok(complete::complete(&mut model)?.then(|| model.encode_to_vec()))
+    let (Ok(mut model), Ok(values)) = (ModelProto::decode(bytes.clone()), ModelValues::decode(bytes)) else {
+        return Ok(None);
+    };
+    let is_completed = complete::complete(&mut model)?;
+    let rewritten = rewrite::rewrite(&mut model, &values, rules::rule_of)?;
+    Ok((is_completed || !rewritten.is_empty()).then(|| (model.encode_to_vec(), rewritten)))
 }
 
 /// The model file if it is a symbolic link and has external data; else `None`. RTen resolves the link, and would look for the data
@@ -211,6 +223,8 @@ struct RtenShared {
     share: Share,
     memory: Option<RunMemory>,
     is_bounded: bool,
+    /// Which of the file's operators it runs by others.
+    rewritten: Option<String>,
 }
 
 /// The tensors that a batch is at some place.
@@ -239,6 +253,10 @@ impl Model for RtenModel {
 
     fn is_bounded(&self) -> bool {
         self.shared.is_bounded
+    }
+
+    fn rewritten(&self) -> Option<&str> {
+        self.shared.rewritten.as_deref()
     }
 
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError> {

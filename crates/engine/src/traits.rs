@@ -242,6 +242,11 @@ pub trait Model: Send + Sync {
         false
     }
 
+    /// Which of its file's operators run as others, in a line for people, because the engine computes them wrong; `None`: it runs as it stands in the file.
+    fn rewritten(&self) -> Option<&str> {
+        None
+    }
+
     /// Why nothing of it runs any more on a device, if that is so; cheap to ask.
     fn lost(&self, _device: usize) -> Option<String> {
         None

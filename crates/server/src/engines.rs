@@ -2,16 +2,18 @@
 
 use std::sync::Arc;
 
-use downbeat_engine::{Engine, ExecutorProgram, GpuInfo, Isolated};
+use anyhow::{anyhow, bail, ensure};
+use downbeat_engine::{Engine, GpuInfo, Preference, Search};
 
 use crate::options::{EngineChoice, Isolation, ServerOptions};
+use crate::other_engines::{Made, OtherEngines};
 use crate::partitions::Partitions;
 
 pub struct Engines {
-    pub onnx: Arc<dyn Engine>,
-    pub emulated: Arc<dyn Engine>,
-    /// The same two in processes of their own, where models ask for that.
-    isolated: Option<[Arc<dyn Engine>; 2]>,
+    /// The engine of ONNX models whose options name none.
+    onnx: Made,
+    emulated: Made,
+    others: OtherEngines,
     /// The GPUs that ONNX models run on, one a device; none: they run on the CPU.
     pub gpus: Vec<GpuInfo>,
 }
@@ -22,8 +24,8 @@ impl Engines {
     /// # Errors
     /// If the engine asked for is not there.
     pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
-        let preference: downbeat_engine::Preference = options.engine.name().parse().map_err(anyhow::Error::msg)?;
-        let search = downbeat_engine::Search { threads: most_threads(options), ..downbeat_engine::Search::from_env() };
+        let preference: Preference = options.engine.name().parse().map_err(anyhow::Error::msg)?;
+        let search = Search { threads: most_threads(options), ..Search::from_env() };
         let choice = downbeat_engine::choose(preference, &search, &options.cuda)?;
         let info = choice.engine.info();
         let library = info.library.as_ref().map(|path| path.display().to_string());
@@ -42,27 +44,64 @@ impl Engines {
             EngineChoice::Emulated => choice.engine.clone(),
             _ => Arc::new(downbeat_engine::Emulated::new()),
         };
-        let (onnx, gpus) = (choice.engine, choice.gpus);
-        let isolated = |engine: &Arc<dyn Engine>| -> anyhow::Result<Arc<dyn Engine>> {
-            let program = ExecutorProgram::default();
-            Ok(Arc::new(Isolated::new(engine.clone(), most_threads(options), program)?))
-        };
-        let isolated = options.isolates().then(|| Ok::<_, anyhow::Error>([isolated(&onnx)?, isolated(&emulated)?]));
-        Ok(Engines { isolated: isolated.transpose()?, onnx, emulated, gpus })
+        let isolated = options.isolates().then(|| most_threads(options));
+        Ok(Engines {
+            onnx: Made::new(choice.engine, isolated)?,
+            emulated: Made::new(emulated, isolated)?,
+            others: OtherEngines::new(search, isolated)?,
+            gpus: choice.gpus,
+        })
     }
 
-    /// What runs a model.
+    /// The engine of ONNX models whose options name none.
+    pub fn of_most(&self) -> &Arc<dyn Engine> {
+        &self.onnx.plain
+    }
+
+    /// The engine of a model: the one that its options name, or the one of all models.
     ///
     /// # Errors
-    /// If it cannot be in a process of its own and is to be.
-    pub fn of(&self, is_emulated: bool, isolation: Isolation) -> anyhow::Result<&Arc<dyn Engine>> {
-        match (isolation, &self.isolated) {
-            (Isolation::Process, _) if !is_emulated && !self.gpus.is_empty() => anyhow::bail!(
+    /// If that engine cannot be used here, or if its options ask for a process of its own and the model is on a GPU.
+    pub fn of(&self, name: &str, is_emulated: bool, options: &ServerOptions) -> anyhow::Result<&Arc<dyn Engine>> {
+        let isolation = options.isolation(name);
+        if isolation == Isolation::Process && !is_emulated && !self.gpus.is_empty() {
+            bail!(
                 "isolation is process, which is for models on the CPU, and this one is on a GPU; leave it out, or choose an engine on the \
                  CPU (--engine onnxruntime)"
-            ),
-            (Isolation::Process, Some([onnx, emulated])) => Ok(if is_emulated { emulated } else { onnx }),
-            _ => Ok(if is_emulated { &self.emulated } else { &self.onnx }),
+            );
+        }
+        let made = match options.engine_of(name) {
+            _ if is_emulated => &self.emulated,
+            Some(own) if own.name() != self.onnx.plain.info().name => {
+                ensure!(
+                    self.gpus.is_empty(),
+                    "[models.{name}] engine is {own}, which runs on the CPU, and this server's ONNX models are on GPUs; leave it out, or \
+                     choose an engine on the CPU for all (--engine {own})"
+                );
+                let preference = own.name().parse().map_err(anyhow::Error::msg)?;
+                self.others.get(preference).map_err(|reason| anyhow!("[models.{name}] engine is {own}: {reason}"))?
+            }
+            _ => &self.onnx,
+        };
+        Ok(Self::placed(made, isolation))
+    }
+
+    /// The engine that may run a model which `engine` cannot run. There is none if the model's options name its engine, if models run on GPUs, or if no other engine
+    /// can be used here.
+    pub fn instead(&self, name: &str, options: &ServerOptions, engine: &dyn Engine) -> Option<&Arc<dyn Engine>> {
+        if options.engine_of(name).is_some() || !self.gpus.is_empty() {
+            return None;
+        }
+        let other = downbeat_engine::other_than(engine.info().name)?;
+        let made = self.others.get(other);
+        let made = made.inspect_err(|reason| tracing::debug!(model = %name, %reason, "there is no other engine"));
+        Some(Self::placed(made.ok()?, options.isolation(name)))
+    }
+
+    fn placed(made: &Made, isolation: Isolation) -> &Arc<dyn Engine> {
+        match (isolation, &made.isolated) {
+            (Isolation::Process, Some(isolated)) => isolated,
+            _ => &made.plain,
         }
     }
 
@@ -72,14 +111,14 @@ impl Engines {
     /// If there are GPUs, and not so many; if the CPU is divided, and more than one was asked for.
     pub fn devices(&self, asked: usize, partitions: &Partitions) -> anyhow::Result<usize> {
         match self.gpus.len() {
-            0 if partitions.are_there() && asked > 1 => anyhow::bail!(
+            0 if partitions.are_there() && asked > 1 => bail!(
                 "devices is {asked}, and [device] partitions divides the CPU, which is one device; leave devices out"
             ),
             0 => Ok(asked.max(1)),
             gpus if asked == 0 || asked == gpus => Ok(gpus),
             gpus => {
                 let used = if gpus == 1 { "1 GPU is used".to_owned() } else { format!("{gpus} GPUs are used") };
-                anyhow::bail!(
+                bail!(
                     "devices is {asked}, and {used}, each of them one device. Leave devices out, choose as many GPUs (--gpus), or choose an \
                      engine on the CPU (--engine onnxruntime)"
                 )
@@ -115,6 +154,7 @@ pub fn most_threads(options: &ServerOptions) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{ModelEngine, ModelOptions};
 
     #[test]
     fn executors_are_as_many_as_the_models_ask_for_and_two_side_by_side() {
@@ -125,20 +165,57 @@ mod tests {
         assert_eq!(executors(&[u32::MAX, 100], 2), MOST_EXECUTORS);
     }
 
+    /// Engines of a server that is told which one runs most models.
+    fn engines(engine: EngineChoice) -> Engines {
+        let options = ServerOptions { engine, ..ServerOptions::default() };
+        Engines::choose(&options).unwrap()
+    }
+
+    fn gpus(count: u32) -> Vec<GpuInfo> {
+        let gpu = |ordinal| GpuInfo {
+            ordinal,
+            name: "NVIDIA H200".into(),
+            capability: (9, 0),
+            memory: 141 << 30,
+            multiprocessors: 132,
+            uuid: String::new(),
+        };
+        (0..count).map(gpu).collect()
+    }
+
+    fn named(name: &str, engine: Option<ModelEngine>) -> ServerOptions {
+        let model = ModelOptions { engine, ..ModelOptions::default() };
+        ServerOptions { models: [(name.to_owned(), model)].into(), ..ServerOptions::default() }
+    }
+
+    #[test]
+    fn a_model_runs_on_the_engine_that_it_names() {
+        let engines = engines(EngineChoice::Emulated);
+        let of = |options: &ServerOptions, is_emulated| engines.of("m", is_emulated, options).unwrap().info().name;
+        assert_eq!(of(&named("m", None), false), "emulated");
+        assert_eq!(of(&named("other", Some(ModelEngine::Rten)), false), "emulated");
+        assert_eq!(of(&named("m", Some(ModelEngine::Rten)), false), "rten");
+        assert_eq!(of(&named("m", Some(ModelEngine::Rten)), true), "emulated", "which no ONNX engine reads");
+        let gpu = Engines { gpus: gpus(1), ..engines };
+        let said = gpu.of("m", false, &named("m", Some(ModelEngine::Rten))).err().unwrap().to_string();
+        assert!(said.starts_with("[models.m] engine is rten, which runs on the CPU"), "{said}");
+    }
+
+    #[test]
+    fn another_engine_runs_what_one_cannot_unless_somebody_named_it() {
+        let engines = engines(EngineChoice::Rten);
+        let rten: Arc<dyn Engine> = engines.of_most().clone();
+        let instead = |options: &ServerOptions| engines.instead("m", options, &*rten).map(|other| other.info().name);
+        let is_there = downbeat_engine::available(&Search::from_env()).iter().any(|info| info.name == "onnxruntime");
+        assert_eq!(instead(&named("m", None)), is_there.then_some("onnxruntime"));
+        assert_eq!(instead(&named("m", Some(ModelEngine::Rten))), None, "it was said which");
+        let emulated = downbeat_engine::Emulated::new();
+        assert!(engines.instead("m", &named("m", None), &emulated).is_none(), "it spends time, and runs nothing");
+    }
+
     #[test]
     fn each_gpu_is_a_device() {
-        let engines = |gpus| {
-            let gpu = |ordinal| GpuInfo {
-                ordinal,
-                name: "NVIDIA H200".into(),
-                capability: (9, 0),
-                memory: 141 << 30,
-                multiprocessors: 132,
-                uuid: String::new(),
-            };
-            let engine = Arc::new(downbeat_engine::Emulated::new());
-            Engines { onnx: engine.clone(), emulated: engine, isolated: None, gpus: (0..gpus).map(gpu).collect() }
-        };
+        let engines = |count| Engines { gpus: gpus(count), ..engines(EngineChoice::Emulated) };
         let whole = Partitions::in_parts(0);
         let devices = |gpus, asked| engines(gpus).devices(asked, &whole).unwrap();
         assert_eq!((devices(0, 0), devices(0, 3)), (1, 3));

@@ -47,6 +47,7 @@ mod model_memory;
 pub mod model_source;
 mod offload;
 pub mod options;
+mod other_engines;
 pub mod pair_profiler;
 mod partitions;
 mod placement;

@@ -1,5 +1,6 @@
 //! The way of one model version into service, by one policy, step by step.
 
+mod engine_choice;
 mod judging;
 mod rehearsed;
 mod starting;
@@ -103,7 +104,7 @@ impl<'a> Loading<'a> {
         let begin = context.clock.now();
         file.progress.step("reading", 0.0);
         let (options, name) = (&context.options, &definition.name);
-        let engine = context.engines.of(is_emulated(&definition), options.isolation(name))?;
+        let engine = context.engines.of(name, is_emulated(&definition), options)?;
         let on_gpus = context.is_on_gpus(&definition);
         // A load that does not end holds up no other for good.
         let gpu_turn = on_gpus.then(|| context.gpu_turn.try_lock_for(LONGEST_TURN)).flatten();
@@ -172,11 +173,7 @@ impl<'a> Loading<'a> {
     /// # Errors
     /// What is wrong with the file or its configuration, and what to do about it; a [`PolicyError`] if it is only this policy that cannot have the model.
     pub fn run(mut self, why: Why) -> anyhow::Result<LoadOutcome> {
-        let model = self.open()?;
-        self.judge(&*model, &why)?;
-        let (codec, padding) = self.codec(&*model)?;
-        self.preprocess = self.context.preprocess(&self.definition, &codec)?;
-        let mut runnable = self.run_first(model, codec, padding)?;
+        let mut runnable = self.run_on_an_engine(&why)?;
         self.progress.step("measuring", 0.2);
         let profiled = self.profile(&why, &mut runnable)?;
         let Runnable { model, codec, device, .. } = &runnable;
@@ -214,6 +211,9 @@ impl<'a> Loading<'a> {
         let hosts = self.start(runnable, auto.clone(), &profiled, segments)?;
         if let Some(graphs) = graph_report::summary(model.segments(), &model.graphs()) {
             tracing::info!(model = %self.definition.name, version = %self.version, "{graphs}");
+        }
+        if let Some(rewritten) = model.rewritten() {
+            tracing::info!(model = %self.definition.name, version = %self.version, "{rewritten}");
         }
         Ok(self.finish(hosts, (report, auto), profiles, profiled.threads))
     }
@@ -301,6 +301,15 @@ impl<'a> Loading<'a> {
         }
     }
 
+    /// Has the engine load the model and run it for the first time.
+    fn first(&mut self, why: &Why) -> anyhow::Result<Runnable> {
+        let model = self.open()?;
+        self.judge(&*model, why)?;
+        let (codec, padding) = self.codec(&*model)?;
+        self.preprocess = self.context.preprocess(&self.definition, &codec)?;
+        self.run_first(model, codec, padding)
+    }
+
     /// Runs the model for the first time: whether it answers, padded too where that is asked for, and on a GPU what its batches take.
     fn run_first(
         &mut self,
@@ -324,7 +333,8 @@ impl<'a> Loading<'a> {
         if model.profile(Share::Whole).is_none() {
             let mut first = model.lane_at(Place { device, share: Share::Whole })?;
             if self.definition.warmups.is_empty() {
-                let fill = warm_up::find_answer(&codec, model.segments(), &mut *first)?;
+                let found = warm_up::find_answer(&codec, model.segments(), &mut *first);
+                let fill = found.map_err(|error| self.elsewhere(&error).unwrap_or(error))?;
                 codec = codec.with_fill(fill);
             }
             lane = Some(first);

@@ -187,6 +187,11 @@ impl ServerOptions {
         ServerOptions { repositories: vec![repository], ..Default::default() }
     }
 
+    /// The engine that somebody named for a model.
+    pub fn engine_of(&self, model: &str) -> Option<ModelEngine> {
+        self.models.get(model).and_then(|model| model.engine)
+    }
+
     /// Whether a model runs in a process of its own.
     pub fn isolation(&self, model: &str) -> Isolation {
         self.models.get(model).and_then(|model| model.isolation).unwrap_or(self.isolation)
@@ -315,6 +320,8 @@ pub struct ModelOptions {
     pub threads: Option<usize>,
     /// Whether its requests may share a batch; `None`: as [`BatchingChoice::Check`].
     pub batching: Option<BatchingChoice>,
+    /// The engine that it runs on, and no other; `None`: that of all models, or another where that one cannot run it.
+    pub engine: Option<ModelEngine>,
     /// Whether it runs in a process of its own; `None`: [`ServerOptions::isolation`].
     pub isolation: Option<Isolation>,
     /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
@@ -413,6 +420,16 @@ named! {
         OnnxRuntime = "onnxruntime",
         /// Only the emulated engine: ONNX models do not load.
         Emulated = "emulated",
+    }
+}
+
+named! {
+    /// The engine of one ONNX model, on the CPU.
+    ModelEngine as "engine of a model" {
+        /// The embedded one.
+        Rten = "rten",
+        /// ONNX Runtime.
+        OnnxRuntime = "onnxruntime",
     }
 }
 

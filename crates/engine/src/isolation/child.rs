@@ -119,6 +119,7 @@ impl Process {
             activations: model.activations().cloned(),
             operators: model.operators().map(|operators| (**operators).clone()),
             profile: model.profile(options.share),
+            rewritten: model.rewritten().map(str::to_owned),
         };
         (self.engine, self.model) = (Some(engine), Some(model));
         Ok(Answer::Loaded(Box::new(loaded)))

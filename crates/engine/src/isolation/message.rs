@@ -105,6 +105,7 @@ pub(super) struct Loaded {
     pub activations: Option<Activations>,
     pub operators: Option<OperatorProfile>,
     pub profile: Option<LatencyProfile>,
+    pub rewritten: Option<String>,
 }
 
 /// What a lane is told: run segments on a batch.

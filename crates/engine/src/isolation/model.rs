@@ -38,6 +38,7 @@ pub(super) struct IsolatedModel {
     profile: Option<LatencyProfile>,
     memory: Option<Arc<RunMemory>>,
     lanes: AtomicU64,
+    rewritten: Option<String>,
 }
 
 impl IsolatedModel {
@@ -48,14 +49,14 @@ impl IsolatedModel {
         known: Option<&Arc<OperatorProfile>>,
         memory: Option<RunMemory>,
     ) -> Self {
-        let Loaded { inputs, outputs, segments, activations, operators, profile } = loaded;
+        let Loaded { inputs, outputs, segments, activations, operators, profile, rewritten } = loaded;
         let operators = match (known, operators) {
             (Some(known), Some(operators)) if **known == operators => Some(known.clone()),
             (_, operators) => operators.map(Arc::new),
         };
         let signature = Signature { inputs, outputs };
         let (memory, lanes) = (memory.map(Arc::new), AtomicU64::new(0));
-        IsolatedModel { handle, signature, segments, activations, operators, profile, memory, lanes }
+        IsolatedModel { handle, signature, segments, activations, operators, profile, memory, lanes, rewritten }
     }
 }
 
@@ -82,6 +83,10 @@ impl Model for IsolatedModel {
 
     fn run_memory(&self) -> Option<&RunMemory> {
         self.memory.as_deref()
+    }
+
+    fn rewritten(&self) -> Option<&str> {
+        self.rewritten.as_deref()
     }
 
     fn executor(&self) -> Option<&Executor> {

@@ -6,6 +6,7 @@ mod file;
 mod further_size_rules;
 pub(crate) mod graph;
 pub(crate) mod proto;
+pub(crate) mod rewrite;
 mod rows;
 mod size_rules;
 pub(crate) mod sizes;
@@ -142,8 +143,7 @@ impl Checked<'_> {
 
     /// The version of the standard operators that is asked for; 0 if none is.
     pub(crate) fn opset(&self) -> i64 {
-        let standard = |domain: &str| domain.is_empty() || domain == "ai.onnx";
-        self.file.opsets.iter().find(|(domain, _)| standard(domain)).map_or(0, |(_, version)| *version)
+        self.file.opsets.iter().find(|(domain, _)| standard_domain(domain)).map_or(0, |(_, version)| *version)
     }
 
     /// Inputs and outputs. `infer(i)` may give the datatype and sizes of output `i` if the file does not say.
@@ -218,6 +218,11 @@ impl Checked<'_> {
         };
         Ok(TensorSpec { name: name.clone(), datatype, dims })
     }
+}
+
+/// Whether operators of a domain are those of the standard.
+pub(crate) fn standard_domain(domain: &str) -> bool {
+    domain.is_empty() || domain == "ai.onnx"
 }
 
 /// The datatype of an ONNX `TensorProto.DataType`; ONNX Runtime numbers them alike.

@@ -105,6 +105,13 @@ impl AttributeProto {
         AttributeProto { name: name.to_owned(), i: Some(i), r#type: INT, ..AttributeProto::default() }
     }
 
+    /// An attribute of text.
+    pub fn text(name: &str, text: &str) -> Self {
+        const STRING: i32 = 3;
+        let s = Some(Bytes::copy_from_slice(text.as_bytes()));
+        AttributeProto { name: name.to_owned(), s, r#type: STRING, ..AttributeProto::default() }
+    }
+
     /// An attribute of integers.
     pub fn ints(name: &str, ints: Vec<i64>) -> Self {
         const INTS: i32 = 7;
@@ -146,6 +153,19 @@ pub(crate) struct AttributeGraphs {
     pub graph: Option<Bytes>,
     #[prost(bytes = "bytes", repeated, tag = "11")]
     pub graphs: Vec<Bytes>,
+}
+
+/// An attribute of one graph or several, whole.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct GraphAttribute {
+    #[prost(string, tag = "1")]
+    pub name: String,
+    #[prost(bytes = "bytes", optional, tag = "6")]
+    pub graph: Option<Bytes>,
+    #[prost(bytes = "bytes", repeated, tag = "11")]
+    pub graphs: Vec<Bytes>,
+    #[prost(int32, tag = "20")]
+    pub r#type: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -201,7 +221,7 @@ pub(crate) struct WeightProto {
 /// A tensor with its elements, which are in one of the fields by datatype and by taste of the exporter.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TensorProto {
-    #[prost(int64, repeated, tag = "1")]
+    #[prost(int64, repeated, packed = "false", tag = "1")]
     pub dims: Vec<i64>,
     #[prost(int32, tag = "2")]
     pub data_type: i32,

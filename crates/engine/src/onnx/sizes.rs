@@ -15,17 +15,17 @@ use super::size_rules::{Rule, rule};
 
 /// Most elements of a tensor whose numbers are followed.
 pub(super) const FOLLOWED: usize = 1024;
-pub(super) const UINT8: i32 = 2;
-pub(super) const INT32: i32 = 6;
-pub(super) const INT64: i32 = 7;
-pub(super) const BOOL: i32 = 9;
-pub(super) const FLOAT: i32 = 1;
+pub(crate) const UINT8: i32 = 2;
+pub(crate) const INT32: i32 = 6;
+pub(crate) const INT64: i32 = 7;
+pub(crate) const BOOL: i32 = 9;
+pub(crate) const FLOAT: i32 = 1;
 
-pub(super) type Dims = SmallVec<[u64; 6]>;
+pub(crate) type Dims = SmallVec<[u64; 6]>;
 
 /// What is known of a value.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Extent {
+pub(crate) struct Extent {
     /// `TensorProto.DataType`.
     pub element: i32,
     pub dims: Option<Dims>,
@@ -132,11 +132,34 @@ impl Sizes {
 
     /// What a run with these inputs takes, `None` for one of which nothing is known.
     pub fn need<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>) -> Need {
-        self.walk(inputs).0
+        self.walk(inputs, |_, _| ()).0
     }
 
-    /// The same, with what is known of the graph's outputs.
-    pub(super) fn walk<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>) -> (Need, Vec<Option<Extent>>) {
+    /// The names of the inputs, in the file's order.
+    pub fn input_names(&self) -> impl Iterator<Item = &str> {
+        self.inputs.iter().filter_map(|(slot, _)| self.names.get(*slot).map(String::as_str))
+    }
+
+    /// Tells `each` what is known of every weight, input and computed value of a run with these inputs: its name, its extent, and whether it is a weight.
+    pub fn each<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>, mut each: impl FnMut(&str, &Extent, bool)) {
+        for (name, weight) in self.names.iter().zip(&self.weights) {
+            if let Some(weight) = weight {
+                each(name, weight, true);
+            }
+        }
+        self.walk(inputs, |slot, extent| {
+            if let Some(name) = self.names.get(slot) {
+                each(name, extent, false);
+            }
+        });
+    }
+
+    /// What a run takes, with what is known of the graph's outputs. `made` is told what is known of each value.
+    pub(super) fn walk<'a>(
+        &self,
+        inputs: impl Iterator<Item = Option<Input<'a>>>,
+        mut made: impl FnMut(usize, &Extent),
+    ) -> (Need, Vec<Option<Extent>>) {
         let mut values: Vec<Option<Extent>> = vec![None; self.names.len()];
         let mut need = Need::default();
         let mut alive = 0u64;
@@ -146,14 +169,15 @@ impl Sizes {
             let data = numbers(*element, &dims, input.data);
             let extent = Extent { element: *element, dims: Some(dims), data };
             alive = alive.saturating_add(extent.bytes());
+            made(*slot, &extent);
             put(&mut values, *slot, extent);
         }
         need.bytes = alive;
         let by_data = Cell::new(false);
         for step in &self.steps {
             let known = Known { step, values: &values, weights: &self.weights, by_data: &by_data };
-            let made = (step.rule)(&known).unwrap_or_default();
-            for (slot, extent) in step.outputs.iter().zip(made) {
+            let given = (step.rule)(&known).unwrap_or_default();
+            for (slot, extent) in step.outputs.iter().zip(given) {
                 let Some(slot) = *slot else { continue };
                 let bytes = extent.bytes();
                 alive = alive.saturating_add(bytes);
@@ -161,6 +185,7 @@ impl Sizes {
                     let name = self.names.get(slot).cloned().unwrap_or_default();
                     need.largest = (name, extent.dims.clone().unwrap_or_default().to_vec(), bytes);
                 }
+                made(slot, &extent);
                 put(&mut values, slot, extent);
             }
             need.bytes = need.bytes.max(alive);
@@ -412,7 +437,7 @@ mod tests {
         };
         let need = |node: Vec<NodeProto>| {
             let sizes = Sizes::new(&graph(node)).unwrap();
-            let (need, values) = sizes.walk([Some(Input { dims: &[10, 64], data: &[] })].into_iter());
+            let (need, values) = sizes.walk([Some(Input { dims: &[10, 64], data: &[] })].into_iter(), |_, _| ());
             let slot = sizes.names.iter().position(|name| name == "y").unwrap();
             (need.bytes, values[slot].as_ref().map(Extent::bytes))
         };
@@ -447,7 +472,7 @@ mod tests {
                 };
                 let tensors: Vec<Tensor> = model.signature().inputs.iter().map(of).collect();
                 let inputs = tensors.iter().map(|t| Some(Input { dims: &t.shape, data: &[] }));
-                let (need, values) = sizes.walk(inputs);
+                let (need, values) = sizes.walk(inputs, |_, _| ());
                 assert!(!need.by_data && need.bytes > 0, "{name}: {need:?}");
                 let mut state = State { tensors };
                 model.lane().unwrap().run(0..1, &mut state).unwrap();

@@ -31,6 +31,18 @@ use search::{Library, LibraryPlace};
 pub(crate) use search::{loader_words, newest_in, provider_file};
 
 pub(crate) const NAME: &str = "onnxruntime";
+/// Words of the library about a valid model with an operator, a datatype or a version that the library lacks.
+const LACKS: [&str; 4] = [
+    "Could not find an implementation",
+    "is not a registered function/op",
+    "ValidateOpsetForDomain",
+    "Unsupported model IR version",
+];
+
+/// Whether the library did not load a model for want of something, and not because the model is wrong.
+pub(crate) fn lacks(reason: &str) -> bool {
+    LACKS.iter().any(|said| reason.contains(said))
+}
 /// The oldest minor version of the library that has every function used here.
 pub const OLDEST_MINOR: u32 = 24;
 

@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use prost::Message;
 
 use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, WeightProto};
+use crate::onnx::rewrite::attribute;
+use crate::onnx::standard_domain;
 
 /// Completes a model, if there is anything to complete; says whether there was.
 pub(super) fn complete(model: &mut ModelProto) -> Result<bool, String> {
@@ -22,7 +24,7 @@ pub(super) fn complete(model: &mut ModelProto) -> Result<bool, String> {
 /// What is to be added to an operator.
 fn missing(node: &NodeProto, shapes: &BTreeMap<String, Vec<i64>>) -> Result<Option<AttributeProto>, String> {
     let weight = match node.op_type.as_str() {
-        _ if !standard(&node.domain) => return Ok(None),
+        _ if !standard_domain(&node.domain) => return Ok(None),
         "Conv" | "ConvTranspose" | "ConvInteger" => 1,
         "QLinearConv" => 3,
         "MaxPool" | "AveragePool" if attribute(node, "strides")?.is_none() => {
@@ -47,7 +49,7 @@ fn constant_shapes(graph: &GraphProto) -> Result<BTreeMap<String, Vec<i64>>, Str
         shapes.insert(weight.name, weight.dims);
     }
     for node in &graph.node {
-        let (Some(output), true) = (node.output.first(), standard(&node.domain)) else { continue };
+        let (Some(output), true) = (node.output.first(), standard_domain(&node.domain)) else { continue };
         let shape = match node.op_type.as_str() {
             "Identity" | "Cast" | "QuantizeLinear" | "DequantizeLinear" => {
                 node.input.first().and_then(|input| shapes.get(input)).cloned()
@@ -61,19 +63,4 @@ fn constant_shapes(graph: &GraphProto) -> Result<BTreeMap<String, Vec<i64>>, Str
         shapes.extend(shape.map(|shape| (output.clone(), shape)));
     }
     Ok(shapes)
-}
-
-fn standard(domain: &str) -> bool {
-    domain.is_empty() || domain == "ai.onnx"
-}
-
-fn attribute(node: &NodeProto, name: &str) -> Result<Option<AttributeProto>, String> {
-    for bytes in &node.attribute {
-        let attribute = AttributeProto::decode(bytes.clone())
-            .map_err(|e| format!("an attribute of operator '{}' cannot be read: {e}", node.name))?;
-        if attribute.name == name {
-            return Ok(Some(attribute));
-        }
-    }
-    Ok(None)
 }

@@ -15,6 +15,7 @@ mod model;
 mod plans;
 mod preflight;
 mod quantised;
+mod rewrites;
 mod segments;
 mod states;
 mod support;

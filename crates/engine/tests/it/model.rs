@@ -58,6 +58,8 @@ pub struct AttributeProto {
     pub name: String,
     #[prost(int64, tag = "3")]
     pub i: i64,
+    #[prost(bytes = "vec", tag = "4")]
+    pub s: Vec<u8>,
     #[prost(message, optional, tag = "5")]
     pub t: Option<TensorProto>,
     #[prost(message, optional, tag = "6")]
@@ -138,6 +140,16 @@ pub struct DimensionProto {
 
 /// `TensorProto.DataType.FLOAT`.
 pub const FLOAT: i32 = 1;
+/// `TensorProto.DataType.UINT8`.
+pub const UINT8: i32 = 2;
+/// `TensorProto.DataType.INT8`.
+pub const INT8: i32 = 3;
+/// `TensorProto.DataType.INT32`.
+pub const INT32: i32 = 6;
+/// `TensorProto.DataType.INT64`.
+pub const INT64: i32 = 7;
+/// `TensorProto.DataType.BOOL`.
+pub const BOOL: i32 = 9;
 /// `TensorProto.DataType.FLOAT16`.
 pub const FLOAT16: i32 = 10;
 
@@ -171,6 +183,29 @@ pub fn ints(name: &str, ints: &[i64]) -> AttributeProto {
     AttributeProto { name: name.into(), ints: ints.to_vec(), r#type: INTS, ..AttributeProto::default() }
 }
 
+/// An attribute of one integer.
+pub fn int(name: &str, i: i64) -> AttributeProto {
+    const INT: i32 = 2;
+    AttributeProto { name: name.into(), i, r#type: INT, ..AttributeProto::default() }
+}
+
+/// An attribute of text.
+pub fn text(name: &str, text: &str) -> AttributeProto {
+    const STRING: i32 = 3;
+    AttributeProto { name: name.into(), s: text.into(), r#type: STRING, ..AttributeProto::default() }
+}
+
+/// A weight of bytes, signed or not.
+pub fn bytes(name: &str, elem_type: i32, dims: &[i64], elements: &[u8]) -> TensorProto {
+    TensorProto {
+        name: name.into(),
+        data_type: elem_type,
+        dims: dims.to_vec(),
+        raw_data: elements.into(),
+        ..TensorProto::default()
+    }
+}
+
 /// A convolution with a kernel of one pixel.
 pub fn convolution(input: &str, weights: &str, output: &str) -> NodeProto {
     let attribute = vec![ints("kernel_shape", &[1, 1]), ints("strides", &[1, 1]), ints("pads", &[0; 4])];
@@ -179,9 +214,7 @@ pub fn convolution(input: &str, weights: &str, output: &str) -> NodeProto {
 
 /// A conversion of a tensor's elements.
 pub fn cast(input: &str, output: &str, to: i32) -> NodeProto {
-    const INT: i32 = 2;
-    let attribute = AttributeProto { name: "to".into(), i: to.into(), r#type: INT, ..AttributeProto::default() };
-    NodeProto { attribute: vec![attribute], ..node("Cast", &[input], &[output]) }
+    NodeProto { attribute: vec![int("to", to.into())], ..node("Cast", &[input], &[output]) }
 }
 
 /// A model of one graph.

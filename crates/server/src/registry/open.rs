@@ -59,7 +59,7 @@ impl Registry {
             })
             .collect();
         let engines = Engines::choose(&options)?;
-        let partitions = Partitions::divide(&options, &*engines.onnx)?;
+        let partitions = Partitions::divide(&options, &**engines.of_most())?;
         let gpus: Arc<[GpuInfo]> = engines.gpus.clone().into();
         let (options, devices) = with_devices(&options, &engines, &partitions, &scan.names)?;
         let ordinals: Vec<u32> = gpus.iter().map(|gpu| gpu.ordinal).collect();
@@ -79,7 +79,7 @@ impl Registry {
         let log = options.decision_log.as_deref();
         let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
         let clock = Clock::start();
-        let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.onnx.clone())?;
+        let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.of_most().clone())?;
         let (parts, kinds) = (&partitions.parts, &placement.kinds);
         let driver = Driver::start(clock, parts, kinds, &options, &metrics, &watchdog, log)?;
         let driver = Arc::new(driver);
@@ -185,7 +185,7 @@ fn with_devices(
 
 /// How long runs may take. TensorRT compiles a model in the run that is the first of its shapes.
 fn run_limits(options: &ServerOptions, engines: &Engines) -> RunLimits {
-    let times = if engines.onnx.info().name == "tensorrt" { 20 } else { 1 };
+    let times = if engines.of_most().info().name == "tensorrt" { 20 } else { 1 };
     let RunLimits { factor, least, load } = options.run_limits;
     RunLimits { factor, least: least.saturating_mul(times), load: load.saturating_mul(times) }
 }

@@ -125,6 +125,13 @@ impl HeldMemory {
         );
     }
 
+    /// Holds nothing any more: the version begins anew, on another engine.
+    pub fn begin_anew(&self) {
+        if let Some(version) = self.memory.held.lock().versions.get_mut(&self.id) {
+            version.bytes = [0; 3];
+        }
+    }
+
     /// Says what it holds, in the log and in metrics.
     pub fn say(&self, metrics: &Metrics, name: &str, version: &str) {
         let held = self.memory.held.lock();

@@ -31,6 +31,9 @@ impl<'a> Loading<'a> {
         let name = self.definition.name.clone();
         let engine = std::mem::replace(&mut self.source.engine, other).info().name;
         let instead = other.info().name;
+        if let Some(held) = &self.held {
+            held.begin_anew();
+        }
         match self.first(why) {
             Ok(runnable) => {
                 tracing::warn!(

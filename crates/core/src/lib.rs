@@ -8,6 +8,8 @@ pub mod cluster;
 pub mod device;
 pub mod device_profiles;
 pub mod ids;
+pub mod isotonic;
+pub mod probes;
 pub mod profile;
 pub mod quantile;
 pub mod roles;
@@ -17,6 +19,6 @@ pub mod time;
 
 pub use device_profiles::DeviceProfiles;
 pub use ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
-pub use profile::{LatencyProfile, ProfileError};
+pub use profile::{LatencyProfile, ProfileError, ProfilePoint};
 pub use quantile::{median, quantiles};
 pub use time::{Duration, Time};

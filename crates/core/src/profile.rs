@@ -4,6 +4,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize, Serializer};
 
+use crate::isotonic::isotonic_fit;
+use crate::probes::Doubt;
 use crate::time::Duration;
 
 /// Execution time of a batch by its size: `l(b)` for `b` in `1..=max_batch`.
@@ -18,6 +20,8 @@ pub struct LatencyProfile {
     table: Arc<[Duration]>,
     /// Nanoseconds that each item beyond the table adds: the slope between its first and its last entry.
     slope: u64,
+    /// The largest batch size that was measured: larger ones are guesses. `None`: the numbers are certain, as an emulated model's are.
+    known: Option<u32>,
 }
 
 fn write_table<S: Serializer>(table: &[Duration], to: S) -> Result<S::Ok, S::Error> {
@@ -29,17 +33,38 @@ fn write_table<S: Serializer>(table: &[Duration], to: S) -> Result<S::Ok, S::Err
 struct UncheckedProfile {
     table: Vec<Duration>,
     slope: u64,
+    #[serde(default)]
+    known: Option<u32>,
 }
 
 impl TryFrom<UncheckedProfile> for LatencyProfile {
     type Error = ProfileError;
     fn try_from(unchecked: UncheckedProfile) -> Result<Self, ProfileError> {
-        Ok(LatencyProfile { slope: unchecked.slope, ..LatencyProfile::from_table(unchecked.table)? })
+        let UncheckedProfile { table, slope, known } = unchecked;
+        Ok(LatencyProfile { slope, known, ..LatencyProfile::from_table(table)? })
     }
 }
 
 /// The largest batch size of a profile: a table of it takes 8 MiB, and a typing error does not take the memory.
 const MAX_BATCH: u32 = 1 << 20;
+
+/// A batch size that was measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProfilePoint {
+    /// Items in the batch.
+    pub batch: u32,
+    /// The median latency of its runs.
+    pub latency: Duration,
+    /// How many runs that was: the point's weight beside others. 0 is taken as 1.
+    pub runs: u32,
+}
+
+impl From<(u32, Duration)> for ProfilePoint {
+    /// A point of one run.
+    fn from((batch, latency): (u32, Duration)) -> Self {
+        ProfilePoint { batch, latency, runs: 1 }
+    }
+}
 
 /// Why numbers are not a latency profile.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -96,7 +121,29 @@ impl LatencyProfile {
         }
         let n = table.len() as u64;
         let slope = if n > 1 { (table[table.len() - 1].as_nanos() - table[0].as_nanos()) / (n - 1) } else { 0 };
-        Ok(LatencyProfile { table: table.into(), slope })
+        Ok(LatencyProfile { table: table.into(), slope, known: None })
+    }
+
+    /// The same profile as something learned: batches of up to `known` items were measured, and larger ones are guesses.
+    #[must_use]
+    pub fn learned(self, known: u32) -> Self {
+        LatencyProfile { known: Some(known), ..self }
+    }
+
+    /// The largest batch size that was measured; `None`: all of the profile is certain.
+    pub fn known(&self) -> Option<u32> {
+        self.known
+    }
+
+    /// The least that a batch is known to take: the latency of the largest measured size up to its own, zero if there is none.
+    pub fn known_latency(&self, batch: u32) -> Duration {
+        self.latency(self.known.map_or(batch, |known| known.min(batch)))
+    }
+
+    /// Why it may be wrong that a batch takes longer than `allowed`; `None`: it is certain.
+    pub fn doubt(&self, batch: u32, allowed: Duration) -> Option<Doubt> {
+        self.known?;
+        Some(if self.known_latency(batch) <= allowed { Doubt::Guess } else { Doubt::Measured })
     }
 
     /// The linear profile `l(b) = alpha * b + beta` (Symphony §2), for batches up to `max_batch`.
@@ -130,7 +177,7 @@ impl LatencyProfile {
         }
         let slow = |(l, b): (&Duration, u64)| *l + fixed + per_item.saturating_mul(b);
         let slope = self.slope.saturating_add(per_item.as_nanos());
-        LatencyProfile { table: self.table.iter().zip(1..).map(slow).collect(), slope }
+        LatencyProfile { table: self.table.iter().zip(1..).map(slow).collect(), slope, known: self.known }
     }
 
     /// The profile that is so many percent slower.
@@ -150,38 +197,41 @@ impl LatencyProfile {
             ns.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
         };
         let table = self.table.iter().map(|l| Duration::from_nanos(longer(l.as_nanos()))).collect();
-        LatencyProfile { table, slope: longer(self.slope) }
+        LatencyProfile { table, slope: longer(self.slope), known: self.known }
     }
 
-    /// The profile through measured points `(batch size, latency)`: linear between two points, the running
-    /// maximum where noise made a larger batch faster, and from the origin-side point's latency below the first.
-    /// Points need not be sorted. The largest batch measured is the largest of the profile.
+    /// [`LatencyProfile::fit`] of points `(batch size, latency)` that weigh the same.
+    ///
+    /// # Errors
+    /// As [`LatencyProfile::fit`].
+    pub fn from_points(points: &[(u32, Duration)]) -> Result<Self, ProfileError> {
+        Self::fit(points.iter().copied().map(ProfilePoint::from))
+    }
+
+    /// The profile of measured points. Where noise made a larger batch faster, both get their weighted mean ([`isotonic_fit`]): one stalled run
+    /// does not decide for all larger sizes. A size between two points lies on the line through them, and one below the first takes
+    /// as long as that point. So no guess for a size without a point changes a measured size.
+    /// Points need not be sorted; of two for one size the faster counts. The largest batch measured is the largest of the profile.
     ///
     /// # Errors
     /// If there is no point, a latency is zero, or a batch size is above 2^20.
-    pub fn from_points(points: &[(u32, Duration)]) -> Result<Self, ProfileError> {
-        let mut points: Vec<(u32, Duration)> = points.iter().copied().filter(|(b, _)| *b > 0).collect();
-        points.sort_unstable();
-        points.dedup_by_key(|(b, _)| *b);
-        let (Some(&(first, first_latency)), Some(&(last, _))) = (points.first(), points.last()) else {
-            return Err(ProfileError::Empty);
-        };
-        check_largest(last)?;
-        let mut table = vec![first_latency; first as usize];
-        table.reserve(last as usize - first as usize);
-        for pair in points.windows(2) {
-            let ((b0, l0), (b1, l1)) = (pair[0], pair[1]);
-            for b in b0 + 1..=b1 {
-                let span = f64::from(b1 - b0);
-                let part = f64::from(b - b0) / span;
-                let ns = l0.as_nanos() as f64 * (1.0 - part) + l1.as_nanos() as f64 * part;
-                table.push(Duration::from_nanos(ns as u64));
-            }
+    pub fn fit(points: impl IntoIterator<Item = ProfilePoint>) -> Result<Self, ProfileError> {
+        let mut points: Vec<ProfilePoint> = points.into_iter().filter(|point| point.batch > 0).collect();
+        points.sort_unstable_by_key(|point| (point.batch, point.latency));
+        points.dedup_by_key(|point| point.batch);
+        let (Some(first), Some(last)) = (points.first(), points.last()) else { return Err(ProfileError::Empty) };
+        check_largest(last.batch)?;
+        if let Some(zero) = points.iter().find(|point| point.latency == Duration::ZERO) {
+            return Err(ProfileError::NotPositive { batch: zero.batch });
         }
-        let mut most = Duration::ZERO;
-        for d in &mut table {
-            most = most.max(*d);
-            *d = most;
+        let fitted = isotonic_fit(points.iter().map(|point| (point.latency.as_nanos(), point.runs)));
+        let mut table = Vec::with_capacity(last.batch as usize);
+        table.resize(first.batch as usize, Duration::from_nanos(fitted[0]));
+        for (sizes, ns) in points.windows(2).zip(fitted.windows(2)) {
+            let span = u128::from(sizes[1].batch - sizes[0].batch);
+            let rise = u128::from(ns[1] - ns[0]);
+            let more = (1..=span).map(|part| (rise * part / span) as u64);
+            table.extend(more.map(|more| Duration::from_nanos(ns[0] + more)));
         }
         Self::from_table(table)
     }
@@ -262,9 +312,33 @@ mod tests {
     }
 
     #[test]
-    fn a_faster_larger_batch_takes_the_smaller_ones_latency() {
+    fn a_faster_larger_batch_and_the_smaller_one_share_their_mean() {
         let profile = LatencyProfile::from_points(&[(1, us(10)), (2, us(30)), (3, us(20)), (4, us(40))]).unwrap();
-        assert_eq!(table(&profile), [10, 30, 30, 40]);
+        assert_eq!(table(&profile), [10, 25, 25, 40]);
+    }
+
+    /// A running maximum over the sizes once made one run of 8.4 s at batch 4 count for all larger batches.
+    #[test]
+    fn one_stalled_run_does_not_decide_for_larger_batches() {
+        let point = |batch: u32, ms: u64, runs| ProfilePoint { batch, latency: Duration::from_millis(ms), runs };
+        let points = [point(1, 2, 200), point(2, 3, 200), point(4, 8_400, 1), point(8, 10, 90), point(16, 20, 90)];
+        let profile = LatencyProfile::fit(points).unwrap();
+        assert_eq!([1, 2].map(|b| profile.latency(b)), [us(2_000), us(3_000)]);
+        let most = Duration::from_millis((8_400 + 90 * 10 + 90 * 20) / 181 + 1);
+        assert!([4, 8, 16].iter().all(|b| profile.latency(*b) <= most), "{profile:?}");
+    }
+
+    #[test]
+    fn what_was_learned_has_guesses_beyond_the_largest_size_measured() {
+        let certain = LatencyProfile::linear(us(10), us(0), 8).unwrap();
+        assert_eq!((certain.doubt(4, us(30)), certain.known_latency(4)), (None, us(40)));
+        let learned = certain.learned(2).with_margin(10).with_overhead(us(1), us(0)).stretched(2, 1);
+        assert_eq!([1, 2, 8].map(|b| learned.known_latency(b)), [us(24), us(46), us(46)]);
+        assert_eq!(learned.doubt(4, us(46)), Some(Doubt::Guess));
+        assert_eq!(learned.doubt(4, us(45)), Some(Doubt::Measured), "what is smaller takes longer already");
+        assert_eq!(learned.clone().learned(0).doubt(1, us(0)), Some(Doubt::Guess));
+        let text = serde_json::to_string(&learned).unwrap();
+        assert_eq!(serde_json::from_str::<LatencyProfile>(&text).unwrap(), learned);
     }
 
     #[test]

@@ -12,15 +12,16 @@ pub fn nearest_shape<'a, T>(known: impl IntoIterator<Item = (&'a [i64], T)>, sha
     scaled.min_by(|(_, a), (_, b)| a.ln().abs().total_cmp(&b.ln().abs()))
 }
 
-/// The profile of requests that have `scale` times as many elements: latencies grow with them. With an SLO a batch of one takes at most half of it: a
-/// guess must not keep a shape from ever being tried.
+/// The profile of requests that have `scale` times as many elements: latencies grow with them. All of it is a guess ([`LatencyProfile::known`] is 0). With an SLO a batch of one takes
+/// at most half of it, so that a new shape gets its first batch by its deadline.
 #[must_use]
 pub fn guessed_profile(profile: &LatencyProfile, scale: f64, slo: Option<Duration>) -> LatencyProfile {
     let alone = profile.latency(1).as_secs_f64();
     let scale = slo.map_or(scale, |slo| scale.min(0.5 * slo.as_secs_f64() / alone));
     let scaled = |b| Duration::from_nanos(((profile.latency(b).as_nanos() as f64 * scale) as u64).max(1));
     // Positive and not falling, as its origin.
-    LatencyProfile::from_table((1..=profile.max_batch()).map(scaled).collect()).unwrap_or_else(|_| profile.clone())
+    let guessed = LatencyProfile::from_table((1..=profile.max_batch()).map(scaled).collect());
+    guessed.unwrap_or_else(|_| profile.clone()).learned(0)
 }
 
 #[cfg(test)]
@@ -42,5 +43,6 @@ mod tests {
         assert_eq!(guessed_profile(&profile, 2.0, None).latency(4), ms(14));
         assert_eq!(guessed_profile(&profile, 2.0, Some(ms(4))).latency(1), ms(2));
         assert_eq!(guessed_profile(&profile, 0.0, None).latency(1), Duration::from_nanos(1));
+        assert_eq!(guessed_profile(&profile, 2.0, None).known(), Some(0), "nothing of it was measured");
     }
 }

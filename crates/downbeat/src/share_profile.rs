@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, ensure};
-use downbeat_core::{Duration, LatencyProfile};
+use downbeat_core::{Duration, LatencyProfile, ProfilePoint};
 use downbeat_server::profile_store::StoredShares;
 
 /// Latencies of a model by share.
@@ -25,14 +25,15 @@ impl ShareProfile {
     /// # Errors
     /// If it was measured on fewer than two shares.
     pub fn new(stored: &StoredShares) -> anyhow::Result<Self> {
-        let mut points: BTreeMap<u32, Vec<(u32, Duration)>> = BTreeMap::new();
+        let mut points: BTreeMap<u32, Vec<ProfilePoint>> = BTreeMap::new();
         for measurement in &stored.measurements {
             let units = measurement.units.filter(|units| *units > 0).context("measured on a device without units")?;
             let took = Duration::from_nanos(measurement.host_ns.max(measurement.median_ns).max(1));
-            points.entry(units).or_default().push((measurement.batch, took));
+            let point = ProfilePoint { batch: measurement.batch, latency: took, runs: measurement.runs };
+            points.entry(units).or_default().push(point);
         }
         ensure!(points.len() > 1, "it was measured on the whole device only; measure it with --shares 10");
-        let profiles = points.into_iter().map(|(units, points)| Ok((units, LatencyProfile::from_points(&points)?)));
+        let profiles = points.into_iter().map(|(units, points)| Ok((units, LatencyProfile::fit(points)?)));
         let by_units: BTreeMap<u32, LatencyProfile> = profiles.collect::<anyhow::Result<_>>()?;
         let (step, units) =
             by_units.keys().next().copied().zip(by_units.keys().next_back().copied()).unwrap_or_default();

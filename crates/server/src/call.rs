@@ -21,16 +21,17 @@ pub struct Call {
     pub deadline: Time,
     /// Whether the deadline is the model's SLO, not a limit that the client set.
     pub deadline_is_slo: bool,
-    /// Whether it was let through without a deadline, to see what the model takes.
+    /// Whether it came to a device's policy without a deadline, to see what the model takes.
     pub is_probe: bool,
     /// Where the answer goes. Closed: the client is gone.
     pub reply: Reply,
 }
 
 impl Call {
-    /// Whether a request whose deadline is impossible by the model's profile is let through without one.
-    pub(crate) fn may_probe(&mut self, now: Time) -> bool {
-        self.is_probe = self.deadline_is_slo && self.loaded.may_probe(now);
+    /// Whether a request goes on without a deadline though by the model's `profile` it cannot meet its own.
+    pub(crate) fn may_probe(&mut self, profile: &LatencyProfile, now: Time) -> bool {
+        let doubt = profile.doubt(self.admitted.rows, self.deadline.since(now));
+        self.is_probe = doubt.is_some_and(|doubt| self.loaded.probes.lock().tries(now, doubt));
         self.is_probe
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use downbeat_core::probes::Probes;
 use downbeat_core::{Duration, Time};
 use downbeat_driver::QueueHandle;
 use downbeat_engine::Model;
@@ -27,10 +28,6 @@ use crate::queue::Queue;
 use crate::statistics::{Phases, Statistics};
 use crate::unanswered::Unanswered;
 
-/// How often a request is let through to a model whose profile says that it cannot meet its own SLO, to learn
-/// whether that is (still) true. Without it a profile that was measured in a bad moment would never be corrected.
-const PROBE_EVERY: Duration = Duration::from_millis(1_000);
-
 /// A model version in service. Lives until its last request is answered, also after a newer version took its place.
 pub struct LoadedVersion {
     pub name: String,
@@ -47,8 +44,8 @@ pub struct LoadedVersion {
     /// The queue that the last request joined, of those that gather.
     last_gathered: Mutex<Option<QueueHandle>>,
     waiting: AtomicU32,
-    /// When a request was let through to see what the model takes, nanoseconds of the server's clock; 0: never.
-    probed_ns: AtomicU64,
+    /// Where a device's policy judges deadlines: which requests are tried all the same. The scheduler's queues have their own.
+    pub probes: Mutex<Probes>,
     /// How often its process was started again, as far as that is counted.
     restarts_counted: AtomicU64,
     pub health: Arc<ModelHealth>,
@@ -80,7 +77,7 @@ impl LoadedVersion {
             queues: RwLock::default(),
             last_gathered: Mutex::new(None),
             waiting: AtomicU32::new(0),
-            probed_ns: AtomicU64::new(0),
+            probes: Mutex::default(),
             restarts_counted: AtomicU64::new(0),
             hosts,
             policy,
@@ -158,18 +155,6 @@ impl LoadedVersion {
             (None, RunFailure::Ended(reason)) => ServiceError::DeadlineExceeded(format!("model '{name}': {reason}")),
             (None, RunFailure::Refused(reason)) => ServiceError::Unavailable(format!("model '{name}': {reason}")),
         }
-    }
-
-    /// Whether at `now` it is time to let a request through to see what the model takes; then this one is.
-    pub fn may_probe(&self, now: Time) -> bool {
-        let is_due = |last: u64| last == 0 || now.since(Time::from_nanos(last)) >= PROBE_EVERY;
-        let due = |last: u64| is_due(last).then(|| now.as_nanos().max(1));
-        self.probed_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, due).is_ok()
-    }
-
-    /// A request that was let through has met its deadline: the profile says more than the model takes. The next may follow at once, until it does not.
-    pub fn probe_again(&self) {
-        self.probed_ns.store(0, Ordering::Relaxed);
     }
 
     /// A request has joined this queue, where it waits for others. Those that wait in the queue given back wait in vain: requests

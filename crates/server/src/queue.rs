@@ -129,9 +129,9 @@ impl Queue {
         self.refiners.iter().map(|refiner| refiner.lock().profile().clone()).collect()
     }
 
-    /// The least that a batch takes, wherever it runs.
+    /// The least that a batch is known to take, wherever it runs: a guess keeps no request from being tried.
     pub fn least(&self, rows: u32) -> Duration {
-        let each = self.refiners.iter().map(|refiner| refiner.lock().profile().latency(rows));
+        let each = self.refiners.iter().map(|refiner| refiner.lock().profile().known_latency(rows));
         each.min().unwrap_or(Duration::ZERO)
     }
 }

@@ -4,6 +4,7 @@ use super::messages::Candidate;
 use super::network::NetworkBudget;
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::DeviceKind;
+use crate::probes::Doubt;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
@@ -92,6 +93,14 @@ impl KindPlans {
     fn look_up_needed(&self, size: u32) -> Duration {
         let in_use = self.plans.iter().filter(|plan| plan.in_use);
         in_use.map(|plan| plan.sent.latency(size)).min().unwrap_or(Duration::MAX)
+    }
+
+    /// Why it may be wrong that a request alone needs longer than `allowed`; `None`: it is certain.
+    #[cold]
+    pub fn doubt(&self, size: u32, allowed: Duration) -> Option<Doubt> {
+        let in_use = self.plans.iter().filter(|plan| plan.in_use);
+        let doubts = in_use.filter_map(|plan| plan.sent.doubt(size, allowed));
+        doubts.reduce(|one, other| if one == Doubt::Guess { one } else { other })
     }
 
     pub fn clear_candidates(&mut self) {

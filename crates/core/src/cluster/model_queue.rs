@@ -20,6 +20,7 @@ use super::request_queue::{Due, QueuedRequest, RequestQueue, Ticket};
 use super::update_elision::UpdateElision;
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::{DeviceKind, RequestId};
+use crate::probes::{Doubt, Probes};
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
@@ -35,6 +36,10 @@ use crate::time::{Duration, Time};
 /// there is no such device at all). A request is hopeless when the fastest of them cannot serve it in time. A slower kind's candidate passes over the
 /// requests that only a faster kind can still serve, or that would hold its batch below its target; they stay. Requests are
 /// sacrificed only for batches of the fastest kind, the one with the least `l(max_batch)`.
+///
+/// **Wrong profiles.** A request that needs more time than it has is refused. But a profile may be a guess, or measured long ago. Then one
+/// such request is now and then a *probe* ([`Probes`]): it waits without a deadline, and the driver learns how long it takes. The queue
+/// never doubts a profile that is certain.
 ///
 /// **Network.** Whatever is planned is planned by when a batch can start, [`NetworkBudget::delay`] after it is sent.
 ///
@@ -61,6 +66,9 @@ pub struct ModelQueue {
     /// have left.
     waiters: VecDeque<(Time, Ticket)>,
     dropped: VecDeque<Dropped>,
+    probes: Probes,
+    /// The last probe of a measured size, until something is learned: the size, and the time that it seemed to need.
+    probed: Option<(u32, Duration)>,
 }
 
 impl ModelQueue {
@@ -78,6 +86,8 @@ impl ModelQueue {
             max_wait,
             waiters: VecDeque::new(),
             dropped: VecDeque::new(),
+            probes: Probes::default(),
+            probed: None,
         };
         queue.set_dispatch(dispatch);
         queue
@@ -114,8 +124,8 @@ impl ModelQueue {
     /// If it is malformed, hopeless already, or there is no room for it.
     pub fn enqueue(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
         let Batcher { queue, kinds, drop, .. } = &self.batcher;
-        let request = Request { deadline: request.deadline - kinds.network.reply, ..*request };
-        let Request { deadline, level, size, .. } = request;
+        let mut request = Request { deadline: request.deadline - kinds.network.reply, ..*request };
+        let Request { level, size, .. } = request;
         let Some(bound) = queue.bound(level) else { return Err(Reject::UnknownLevel) };
         if size == 0 {
             return Err(Reject::ZeroSize);
@@ -123,13 +133,17 @@ impl ModelQueue {
         if size > kinds.max_batch {
             return Err(Reject::TooLarge { max_batch: kinds.max_batch });
         }
-        let allowed = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
-        let needed = kinds.needed(size);
-        if *drop != DropPolicy::None && needed > allowed {
-            return Err(Reject::DeadlineImpossible { needed, allowed });
+        let mut allowed = if request.deadline == Time::MAX { Duration::MAX } else { request.deadline.since(now) };
+        let (needed, drop) = (kinds.needed(size), *drop);
+        if drop != DropPolicy::None && needed > allowed {
+            if !self.is_probe(now, size, needed, allowed) {
+                return Err(Reject::DeadlineImpossible { needed, allowed });
+            }
+            (request.deadline, allowed) = (Time::MAX, Duration::MAX);
         }
+        let deadline = request.deadline;
         self.demand.arrival(now, size, allowed);
-        if !queue.has_room(level, size) {
+        if !self.batcher.queue.has_room(level, size) {
             return Err(Reject::QueueFull { bound });
         }
         let waits = self.max_wait != Duration::MAX && deadline == Time::MAX && request.queue_expiry == Time::MAX;
@@ -139,7 +153,7 @@ impl ModelQueue {
                 return Err(Reject::WaitTooLong { wait, bound });
             }
         }
-        let hopeless_at = hopeless_at(needed, *drop, deadline, size);
+        let hopeless_at = hopeless_at(needed, drop, deadline, size);
         // The first of those that may not wait for long has to be looked for.
         let is_due = self.demand.stale && self.is_adaptive() || waits && self.waiters.is_empty();
         self.elision.join(now, level as usize * 2, size, || {
@@ -150,6 +164,18 @@ impl ModelQueue {
             self.waiters.push_back((now, ticket));
         }
         Ok(ticket)
+    }
+
+    /// Whether a request is let through without a deadline that needs longer than is allowed.
+    #[cold]
+    fn is_probe(&mut self, now: Time, size: u32, needed: Duration, allowed: Duration) -> bool {
+        let Some(doubt) = self.batcher.kinds.doubt(size, allowed) else { return false };
+        let is_probe = self.probes.tries(now, doubt);
+        // One run replaces a guess. A measurement it corrects in part, so that the next may have to follow.
+        if is_probe && doubt == Doubt::Measured {
+            self.probed = Some((size, needed));
+        }
+        is_probe
     }
 
     /// Whether the request that was enqueued last changes nothing that anybody has to know before [`ModelQueue::wake`], as that was after the last
@@ -193,10 +219,18 @@ impl ModelQueue {
         left
     }
 
-    /// Replaces the profiles.
-    pub fn set_profiles(&mut self, profiles: &DeviceProfiles) {
+    /// Replaces the profiles by new ones, which the driver learned from batches.
+    pub fn set_profiles(&mut self, now: Time, profiles: &DeviceProfiles) {
         self.change_kinds(|kinds| kinds.set_profiles(profiles));
         self.elision = UpdateElision::default();
+        let wrong = self
+            .probed
+            .take()
+            .filter(|(size, before)| self.batcher.kinds.needed(*size).saturating_mul(4) < before.saturating_mul(3));
+        match wrong {
+            Some(_) => self.probes.was_wrong(),
+            None => self.probes.has_learned(now),
+        }
     }
 
     /// Sets what messages take. A reply's delay is taken off the deadlines of requests that come from now on.
@@ -411,7 +445,8 @@ impl ModelQueue {
         let start = arrives.max(free_at);
         let bound = if waited || start > arrives { StartBound::Device } else { formed.bound };
         let deadline = formed.prefix.deadline;
-        let expected = measured.latency(size);
+        // A guess would make the device look busy, and others would be refused for it.
+        let expected = measured.known_latency(size);
         let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         let reason = DispatchReason { bound, exec: formed.opens, latest, deadline, left: self.queued() };
         Some(Departure { size, arrives, start, expected, reason })

@@ -251,7 +251,7 @@ impl Shard {
     /// Replaces a model's latency profiles, also for what is queued. Unknown: nothing happens.
     pub fn set_profile(&mut self, now: Time, model: ModelId, profiles: impl Into<DeviceProfiles>) {
         let profiles = profiles.into();
-        self.change(now, model, |queue| queue.set_profiles(&profiles));
+        self.change(now, model, |queue| queue.set_profiles(now, &profiles));
     }
 
     /// Replaces a model's dispatch policy, also for what is queued. Unknown: nothing happens.

@@ -12,7 +12,7 @@ use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
 /// Which protocol this is. Peers of another one are told so and left alone.
-pub const PROTOCOL: u16 = 4;
+pub const PROTOCOL: u16 = 5;
 
 /// A process: drawn at random when it starts, so that one that starts again is another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

@@ -407,5 +407,9 @@ fn slower(a: &LatencyProfile, b: &LatencyProfile) -> LatencyProfile {
     let sizes = a.max_batch().max(b.max_batch());
     let table = (1..=sizes).map(|size| a.latency(size).max(b.latency(size))).collect();
     // Positive and not falling, as both are.
-    LatencyProfile::from_table(table).unwrap_or_else(|_| a.clone())
+    let slower = LatencyProfile::from_table(table).unwrap_or_else(|_| a.clone());
+    match a.known().into_iter().chain(b.known()).min() {
+        Some(known) => slower.learned(known),
+        None => slower,
+    }
 }

@@ -238,9 +238,9 @@ fn what_is_no_log_is_an_error_in_words() {
     assert_eq!(error(b""), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"DBLOG"), "not a decision log: it does not begin with 'DBLOG'");
     assert_eq!(error(b"model = \"mlp\"\n"), "not a decision log: it does not begin with 'DBLOG'");
-    assert_eq!(error(b"DBLOG\x07\0\0"), "a decision log of version 7; this program reads version 2");
-    assert_eq!(error(b"DBLOG\x02\x09\0"), "what comes after entry 0 is damaged: there is no machine 9");
-    let damaged = error(b"DBLOG\x02\0\0\x63");
+    assert_eq!(error(b"DBLOG\x07\0\0"), "a decision log of version 7; this program reads version 3");
+    assert_eq!(error(b"DBLOG\x03\x09\0"), "what comes after entry 0 is damaged: there is no machine 9");
+    let damaged = error(b"DBLOG\x03\0\0\x63");
     assert!(damaged.starts_with("what comes after entry 0 is damaged: "), "{damaged}");
 }
 

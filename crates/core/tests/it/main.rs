@@ -21,6 +21,7 @@ mod orphans;
 mod outcomes;
 mod overlap;
 mod overlap_runs;
+mod probes;
 mod random_events;
 mod rehearsal;
 mod role_links;

@@ -110,10 +110,10 @@ fn arrival(now: Time, queued: &QueuedCall) -> PastArrival {
 
 impl WaitingTable {
     /// Whether it waits now; otherwise it was answered.
-    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, mut queued: QueuedCall) -> bool {
+    fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, queued: QueuedCall) -> bool {
         let Moment { now, expected_free } = moment;
         let model = queued.queue.place.model;
-        let mut request = Request {
+        let request = Request {
             id,
             model,
             deadline: queued.call.deadline,
@@ -144,14 +144,7 @@ impl WaitingTable {
             queued.reject(&Reject::QueueFull { bound }, now);
             return false;
         }
-        let mut result = shard.handle_request(now, &request);
-        if let Err(Reject::DeadlineImpossible { .. }) = result
-            && queued.call.may_probe(now)
-        {
-            request.deadline = Time::MAX;
-            result = shard.handle_request(now, &request);
-        }
-        match result {
+        match shard.handle_request(now, &request) {
             Ok(ticket) => {
                 self.0.insert(id, (queued, ticket));
                 true

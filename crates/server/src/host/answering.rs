@@ -41,7 +41,7 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, clock: Clock) {
     for entry in replies {
         entry.watched.into_iter().for_each(|watched| watched.end(GuardEnd::Answered));
         if entry.call.is_probe && now <= entry.call.deadline {
-            executable.probe_again();
+            executable.probes.lock().was_wrong();
         }
         let Some(outputs) = entry.outputs else {
             let model = &executable.name;

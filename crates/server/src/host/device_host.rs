@@ -261,7 +261,7 @@ impl DeviceHost {
             let mut request = DeviceRequest { id, model: model.id, deadline: call.deadline, size, length: padded };
             let mut result = inner.take(now, DeviceInput::Request(request));
             if let Err(DeviceReject::DeadlineImpossible { .. }) = result
-                && call.may_probe(now)
+                && call.may_probe(&model.profile, now)
             {
                 request.deadline = Time::MAX;
                 result = inner.take(now, DeviceInput::Request(request));

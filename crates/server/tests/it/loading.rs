@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::{InferRequest, InferTensor};
+use downbeat_protocol::{InferRequest, InferTensor, Parameter};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{EngineChoice, ModelControl, ModelOptions, ServerOptions};
 use downbeat_server::profile_store::{ProfileStore, StoredOperators, StoredProfile};
@@ -297,6 +297,30 @@ async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
         options.models.insert("small".to_owned(), own);
     };
     assert_eq!(kept(&own).await, with(&[2, 3]));
+}
+
+/// 2 elements, then 200,000 with a timeout of 5 s, on a server that measures nothing.
+#[tokio::test]
+async fn a_shape_is_tried_of_which_nothing_was_measured() {
+    for engine in engines() {
+        let folder = folder();
+        add(
+            folder.path(),
+            "m",
+            &model(vec![node("Neg", &["x"], &["y"])], vec![], vec![varying("x")], vec![varying("y")]),
+        );
+        let mut options = options(folder.path(), engine);
+        options.profiling.enabled = false;
+        let registry = open(options);
+        load(&registry, "m").await.unwrap();
+        for elements in [2, 200_000, 200_000] {
+            let data = 1f32.to_le_bytes().repeat(elements);
+            let mut request = request("m", DataType::Fp32, &[1, elements as i64], data);
+            request.parameters.insert("timeout".to_owned(), Parameter::Uint64(5_000_000));
+            let answer = registry.infer(request).await.unwrap();
+            assert!(answer.outputs[0].data[..] == (-1f32).to_le_bytes().repeat(elements));
+        }
+    }
 }
 
 /// What the operators of a model take that is cut is measured once, and kept with the profiles.

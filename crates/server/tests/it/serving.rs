@@ -427,15 +427,30 @@ async fn batch_delay_counts_from_the_first_arrival() {
 }
 
 #[tokio::test]
-async fn a_slow_model_is_probed_when_its_profile_says_that_its_slo_cannot_be_met() {
+async fn a_model_that_cannot_meet_its_slo_says_so_at_once() {
     let models = Models::new();
     models.add("m", 1, (1.0, 100.0), 4, "parameters { key: \"slo_ms\" value { string_value: \"50\" } }");
     let registry = models.serve(|_| {}).await;
-    // The first request is let through to find out; it is late, and answered.
-    registry.infer(request("m", 1, 4)).await.unwrap();
     let error = registry.infer(request("m", 1, 4)).await.unwrap_err();
     assert!(error.to_string().contains("the model's slo_ms"), "{error}");
-    assert_eq!(metric(&registry, "downbeat_requests_late_total", "m"), 1.0);
+    assert_eq!(metric(&registry, "downbeat_requests_late_total", "m"), 0.0);
+}
+
+/// By its number of elements the longer one would take a hundred thousand times as long. Whose deadline it is makes no difference.
+#[tokio::test]
+async fn a_guess_keeps_no_shape_from_being_tried() {
+    for (config, timeout) in
+        [("", Some(ms(5_000))), ("parameters { key: \"slo_ms\" value { string_value: \"5000\" } }", None)]
+    {
+        let models = Models::new();
+        models.add("m", 1, (1.0, 1.0), -1, config);
+        let registry = models.serve(|_| {}).await;
+        for elements in [2, 200_000, 2, 200_000, 200_000, 4] {
+            let request = request("m", 1, elements);
+            let request = timeout.map_or(request.clone(), |timeout| with_timeout(request, timeout));
+            registry.infer(request).await.unwrap();
+        }
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use crate::time::{Duration, Time};
 /// What a log begins with.
 pub(super) const MAGIC: &[u8; 5] = b"DBLOG";
 /// The version of the format.
-pub(super) const VERSION: u8 = 2;
+pub(super) const VERSION: u8 = 3;
 
 /// An entry as it is written. `after` is the time since the input before, times of decisions are relative to the last input, ids to
 /// the last of their kind; all wrap, so that nothing is lost whatever they are.

@@ -1,0 +1,129 @@
+//! When a request is tried that seems to need more time than it has.
+
+use crate::time::{Duration, Time};
+
+/// The first pause between two tries against a guess.
+const AFTER_GUESS: Duration = Duration::from_millis(1_000);
+/// The first pause between two tries against a measurement.
+const AFTER_MEASURED: Duration = Duration::from_millis(10_000);
+/// The longest pause is so many times the first pause.
+const LONGEST: u64 = 64;
+
+/// Why a refusal for want of time may be wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Doubt {
+    /// The time that the request needs is a guess: nothing of its size was measured.
+    Guess,
+    /// The time was measured, perhaps in a bad moment.
+    Measured,
+}
+
+/// The pause until the next try.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Pause {
+    /// `None`: it begins with the first refusal.
+    until: Option<Time>,
+    /// How long the next one is.
+    next: Duration,
+}
+
+impl Pause {
+    fn new(until: Option<Time>, first: Duration) -> Self {
+        Pause { until, next: first }
+    }
+
+    /// Whether it is over; then the next one begins, twice as long as the one before.
+    fn is_over(&mut self, now: Time, longest: Duration) -> bool {
+        let until = *self.until.get_or_insert(now + self.next);
+        if now < until {
+            return false;
+        }
+        self.until = Some(now + self.next);
+        self.next = self.next.saturating_mul(2).min(longest);
+        true
+    }
+
+    /// Something was learned now: the pause begins anew.
+    fn restart(&mut self, now: Time) {
+        if self.until.is_some() {
+            self.until = self.until.max(Some(now + self.next));
+        }
+    }
+}
+
+/// Decides which requests are tried though a model's profile says that they cannot meet their deadline. Without such tries a wrong profile would
+/// stay for ever, as nobody times a refused request.
+///
+/// - Against a guess the first request is tried at once. The next tries are 1, 2, 4, ... seconds apart, 64 at most.
+/// - Against a measurement the first try is 10 seconds after the first refusal, or after the model was last measured. The next tries are 10, 20,
+///   40, ... seconds apart, 640 at most.
+/// - Where a try shows that the profile was wrong, the next request is tried at once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Probes {
+    guess: Pause,
+    measured: Pause,
+}
+
+impl Default for Probes {
+    fn default() -> Self {
+        Probes { guess: Pause::new(Some(Time::ZERO), AFTER_GUESS), measured: Pause::new(None, AFTER_MEASURED) }
+    }
+}
+
+impl Probes {
+    /// Whether a request is tried that would be refused at `now`, for this doubt.
+    pub fn tries(&mut self, now: Time, doubt: Doubt) -> bool {
+        match doubt {
+            Doubt::Guess => self.guess.is_over(now, AFTER_GUESS.saturating_mul(LONGEST)),
+            Doubt::Measured => self.measured.is_over(now, AFTER_MEASURED.saturating_mul(LONGEST)),
+        }
+    }
+
+    /// A request that was tried has shown that the profile is wrong: the next one is tried at once.
+    pub fn was_wrong(&mut self) {
+        *self = Probes { measured: Pause::new(Some(Time::ZERO), AFTER_MEASURED), ..Probes::default() };
+    }
+
+    /// Takes note that the profile was learned anew at `now`: it is fresh.
+    pub fn has_learned(&mut self, now: Time) {
+        self.measured.restart(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The seconds at which one is tried, of requests that come every half second for so long.
+    fn tried(probes: &mut Probes, doubt: Doubt, from: u64, seconds: u64) -> Vec<u64> {
+        let halves = (from * 2..(from + seconds) * 2).map(|half| Time::from_nanos(half * 500_000_000));
+        halves.filter(|now| probes.tries(*now, doubt)).map(|now| now.as_nanos() / 1_000_000_000).collect()
+    }
+
+    #[test]
+    fn a_guess_is_tried_at_once_and_then_ever_more_rarely() {
+        assert_eq!(tried(&mut Probes::default(), Doubt::Guess, 5, 130), [5, 6, 8, 12, 20, 36, 68, 132]);
+        let mut old = Probes::default();
+        tried(&mut old, Doubt::Guess, 0, 1000);
+        let late = tried(&mut old, Doubt::Guess, 1000, 640);
+        assert!(late.windows(2).all(|pair| pair[1] - pair[0] == 64), "{late:?}");
+    }
+
+    #[test]
+    fn what_was_measured_is_tried_once_it_is_old() {
+        let mut probes = Probes::default();
+        assert_eq!(tried(&mut probes, Doubt::Measured, 5, 60), [15, 25, 45]);
+        probes.has_learned(Time::from_nanos(70_000_000_000));
+        assert_eq!(tried(&mut probes, Doubt::Measured, 70, 100), [150], "it was fresh");
+        // A refusal by a guess is a matter of its own.
+        assert_eq!(tried(&mut probes, Doubt::Guess, 170, 1), [170]);
+    }
+
+    #[test]
+    fn a_profile_that_was_wrong_is_tried_again_at_once() {
+        let mut probes = Probes::default();
+        tried(&mut probes, Doubt::Measured, 0, 500);
+        probes.was_wrong();
+        assert_eq!(tried(&mut probes, Doubt::Measured, 500, 15), [500, 510]);
+    }
+}

@@ -12,8 +12,10 @@ use crate::sampler::Subject;
 
 /// About how long two lanes are tried together.
 const BUDGET: Duration = Duration::from_millis(200);
-/// How often something is handed over to see what that takes.
+/// How often something is handed over to see what that takes, at least.
 const ROUNDS: usize = 400;
+/// The hand-over is tried for at least so long. The kernel counts other programs' time in steps of 10 ms.
+const HANDS_OVER_FOR: Duration = Duration::from_millis(50);
 
 /// What is stored of a model file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -23,6 +25,9 @@ pub struct StoredAuto {
     pub launch: Duration,
     /// Two lanes together.
     pub overlap: Overlap,
+    /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
+    #[serde(default)]
+    pub settled: bool,
 }
 
 /// What two lanes of a model do together of what one does, with batches of one item and the largest; `None` if they cannot be measured.
@@ -49,13 +54,17 @@ pub fn hand_over_time(clock: Clock) -> Option<Duration> {
     std::thread::scope(|scope| {
         let echo = move || while arrives.recv().is_ok_and(|()| back.send(()).is_ok()) {};
         std::thread::Builder::new().name("hand-over".to_owned()).spawn_scoped(scope, echo).ok()?;
-        let round = |_| {
+        let round = || {
             let begin = clock.now();
             there.send(()).ok()?;
             returns.recv().ok()?;
             Some(clock.now().since(begin))
         };
-        let times = (0..ROUNDS).map(round).collect::<Option<Vec<_>>>()?;
+        let end = clock.now() + HANDS_OVER_FOR;
+        let mut times = Vec::with_capacity(ROUNDS);
+        while times.len() < ROUNDS || clock.now() < end {
+            times.push(round()?);
+        }
         drop(there);
         // There and back.
         Some(Duration::from_nanos(median(times)?.as_nanos() / 2))

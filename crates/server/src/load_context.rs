@@ -10,13 +10,12 @@ use downbeat_preprocess::Recipe;
 use downbeat_repository::ModelDefinition;
 use parking_lot::Mutex;
 
-use crate::auto_profiler;
 use crate::batch_codec::BatchCodec;
 use crate::clock::Clock;
 use crate::driver::Driver;
 use crate::engines::Engines;
 use crate::group_predictor::GroupPredictor;
-use crate::load_turns::{LONGEST_TURN, LoadTurn, LoadTurns};
+use crate::load_turns::{LONGEST_TURN, LoadTurns};
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
@@ -77,12 +76,12 @@ pub struct LoadContext {
     pub gpu_turn: Mutex<()>,
     /// The turns of what is timed.
     pub turns: LoadTurns,
-    /// The models that were measured on a machine with other things to do, by name.
-    pub unsettled: Mutex<BTreeSet<String>>,
+    /// The versions, by model, of which something was measured on a machine with other things to do.
+    pub unsettled: Mutex<BTreeSet<(String, u64)>>,
     /// What the steps of models that take pictures or texts share.
     preprocessing: Preprocessing,
-    /// What it takes to hand something over to another thread, once that is measured.
-    launch: Mutex<Option<Duration>>,
+    /// The time that it takes to hand something over to another thread, once it was measured on a quiet machine.
+    pub launch: Mutex<Option<Duration>>,
 }
 
 impl LoadContext {
@@ -165,15 +164,5 @@ impl LoadContext {
         let recipe = Recipe::read(steps.to_vec(), &definition.dir);
         let made = recipe.and_then(|recipe| self.preprocessing.steps(&recipe, codec));
         made.map(Some).map_err(|reason| anyhow::anyhow!("[models.{}] preprocess: {reason}", definition.name))
-    }
-
-    /// What it takes to hand something over to another thread, measured once.
-    pub fn launch_time(&self, turn: &LoadTurn<'_>) -> Option<Duration> {
-        let known = *self.launch.lock();
-        known.or_else(|| {
-            let measured = turn.timed(|| auto_profiler::hand_over_time(self.clock)).0;
-            *self.launch.lock() = measured;
-            measured
-        })
     }
 }

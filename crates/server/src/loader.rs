@@ -192,7 +192,9 @@ impl Loader {
 
     /// The models that were measured on a machine with other things to do, by name.
     pub fn unsettled(&self) -> Vec<String> {
-        self.context.unsettled.lock().iter().cloned().collect()
+        let mut names: Vec<String> = self.context.unsettled.lock().iter().map(|(name, _)| name.clone()).collect();
+        names.dedup();
+        names
     }
 }
 

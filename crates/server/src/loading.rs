@@ -218,7 +218,8 @@ impl<'a> Loading<'a> {
 
     fn measuring<'b>(&'b self, codec: &'b BatchCodec) -> Measuring<'b> {
         let Loading { context, source, threads, progress, .. } = self;
-        Measuring { context, source, codec, threads: *threads, progress: *progress }
+        let of = (&*self.definition.name, self.number);
+        Measuring { context, source, of, codec, threads: *threads, progress: *progress }
     }
 
     /// Has the engine load the file, once it is looked at; whole, where it cannot be cut and need not be.
@@ -346,15 +347,13 @@ impl<'a> Loading<'a> {
                 self.measuring(codec).reload(chosen.profiled.threads, model, lane)?;
                 chosen.profiled.clone()
             }
-            Why::Asked(_) | Why::Look(_) => self.measuring(codec).profile(model, lane)?,
+            Why::Asked(_) | Why::Look(_) => {
+                // A measurement on a busy machine puts the version there again.
+                self.context.unsettled.lock().remove(&(self.definition.name.clone(), self.number));
+                self.measuring(codec).profile(model, lane)?
+            }
         };
         let name = &self.definition.name;
-        let mut unsettled = self.context.unsettled.lock();
-        if profiled.settled {
-            unsettled.remove(name);
-        } else {
-            unsettled.insert(name.clone());
-        }
         let needed = profiled.profile.latency(1);
         if let Some(slo) = self.context.options.slo(name, self.definition.slo).filter(|slo| needed > *slo) {
             tracing::warn!(

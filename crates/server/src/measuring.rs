@@ -15,7 +15,7 @@ use crate::placement::Placed;
 use crate::policy_choice::{AutoSubject, Known, Profiled};
 use crate::policy_report::PolicyReport;
 use crate::profile_store::StoredProfile;
-use crate::profiler::{self, Measurement, NOISE, Threads};
+use crate::profiler::{self, Measurement, Threads, is_quiet};
 use crate::sampler::Subject;
 use crate::segment_profiler::SegmentSubject;
 
@@ -28,6 +28,8 @@ const UNKNOWN: Duration = Duration::from_millis(1);
 pub struct Measuring<'a> {
     pub context: &'a LoadContext,
     pub source: &'a ModelSource<'a>,
+    /// Its name, and the number of its version.
+    pub of: (&'a str, u64),
     pub codec: &'a BatchCodec,
     /// On how many threads it may run.
     pub threads: Threads,
@@ -41,47 +43,36 @@ impl Measuring<'_> {
     /// # Errors
     /// If it cannot be loaded on those threads.
     pub fn profile(&self, model: &mut Arc<dyn Model>, lane: &mut Option<Box<dyn Lane>>) -> anyhow::Result<Profiled> {
-        let settled = |profile, threads| Ok(Profiled { profile, threads, settled: true });
+        let known = |profile, threads| Ok(Profiled { profile, threads });
         if let Some(profile) = model.profile(Share::Whole) {
-            return settled(profile, 1);
+            return known(profile, 1);
         }
-        let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, self.codec.max_batch);
+        let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, self.codec.max_batch).map(|guess| guess.learned(0));
         if !self.context.options.profiling.enabled {
             self.reload(self.threads.most(), model, lane)?;
-            return settled(unknown()?, self.threads.most());
+            return known(unknown()?, self.threads.most());
         }
         let key = self.source.batch_key(self.threads, self.codec.max_batch);
         if let Some((profile, threads)) = self.stored(&key) {
             self.reload(threads, model, lane)?;
-            return settled(profile, threads);
+            return known(profile, threads);
         }
         let mut threads = 1;
         if let Threads::Chosen(chosen) = self.threads {
             threads = chosen;
             self.reload(threads, model, lane)?;
         }
-        let metrics = &self.context.metrics;
-        let (timed, was_alone) = self.source.turn.timed(|| {
-            let (watch, busy_before) = (LoadWatch::start(), metrics.totals().busy);
-            let begin = self.context.clock.now();
-            let measurements = self.measure(model, lane, &mut threads)?;
-            // Neighbours, or this server's own models: either has had the cores that were counted on.
-            let took = self.context.clock.now().since(begin).as_secs_f64().max(f64::MIN_POSITIVE);
-            let served = metrics.totals().busy.saturating_sub(busy_before).as_secs_f64() / took;
-            let is_quiet = watch.others().is_none_or(|others| others <= NOISE) && served <= NOISE;
-            anyhow::Ok((measurements, is_quiet))
-        });
+        let (measured, settled) = self.timed(|| self.measure(model, lane, &mut threads));
         let path = self.source.options.path.display();
-        let (measurements, is_quiet) = match timed {
-            Ok(measured) => measured,
+        let measurements = match measured {
+            Ok(measurements) => measurements,
             // A model may refuse what is made up (an index, a length); that is no reason not to serve it.
             Err(error) => {
                 tracing::warn!(%path, %error, "cannot be measured with requests of our own making; its latency is learned in service");
-                return settled(unknown()?, threads);
+                return known(unknown()?, threads);
             }
         };
         let profile = profiler::profile(&measurements)?;
-        let settled = is_quiet && was_alone;
         if !settled {
             tracing::info!(
                 %path, threads,
@@ -89,7 +80,25 @@ impl Measuring<'_> {
             );
         }
         self.keep(key, threads, settled, measurements);
-        Ok(Profiled { profile, threads, settled })
+        known(profile, threads)
+    }
+
+    /// Times something; gives it, and whether the machine had nothing else to do meanwhile. If it had, the version is measured again once there is nothing else.
+    fn timed<T>(&self, what: impl FnOnce() -> T) -> (T, bool) {
+        let LoadContext { metrics, clock, unsettled, .. } = self.context;
+        let ((done, is_quiet), was_alone) = self.source.turn.timed(|| {
+            let (watch, busy_before, begin) = (LoadWatch::start(), metrics.totals().busy, clock.now());
+            let done = what();
+            // Neighbours, or this server's own models: either has had the cores that were counted on.
+            let took = clock.now().since(begin).as_secs_f64().max(f64::MIN_POSITIVE);
+            let served = metrics.totals().busy.saturating_sub(busy_before).as_secs_f64() / took;
+            (done, is_quiet(watch.others(), served))
+        });
+        let settled = is_quiet && was_alone;
+        if !settled {
+            unsettled.lock().insert((self.of.0.to_owned(), self.of.1));
+        }
+        (done, settled)
     }
 
     /// Loads the model for its profile's threads, where it is on one.
@@ -108,7 +117,8 @@ impl Measuring<'_> {
 
     /// A profile that is stored and need not be measured again, and the threads that it was measured with.
     fn stored(&self, key: &Result<String, String>) -> Option<(LatencyProfile, usize)> {
-        let stored = self.source.store.get::<StoredProfile>(key.as_ref().ok()?).filter(|stored| stored.settled)?;
+        let is_good = |stored: &StoredProfile| stored.settled && profiler::are_trusted(&stored.measurements);
+        let stored = self.source.store.get::<StoredProfile>(key.as_ref().ok()?).filter(is_good)?;
         Some((profiler::profile(&stored.measurements).ok()?, stored.threads))
     }
 
@@ -189,13 +199,23 @@ impl Measuring<'_> {
             let mut lane = model.lane_at(Place { device: other, share }).ok()?;
             let sizes = profiler::default_sizes(self.codec.max_batch);
             let measure = || self.subject(model).measure(&mut *lane, &sizes, options.profiling.budget, &mut ());
-            let (measurements, settled) = self.source.turn.timed(measure);
+            let (measurements, settled) = self.timed(measure);
             let measurements = measurements.ok()?;
             let profile = profiler::profile(&measurements).ok()?;
             self.keep(key, 1, settled, measurements);
             Some(profile)
         };
         (0..placed.sites()).map(|site| measured(site).unwrap_or_else(|| profile.clone())).collect()
+    }
+
+    /// The time that it takes to hand something over to another thread. It is measured anew until it was measured once on a quiet machine.
+    fn launch(&self) -> Option<Duration> {
+        let known = *self.context.launch.lock();
+        known.or_else(|| {
+            let (launch, settled) = self.timed(|| auto_profiler::hand_over_time(self.context.clock));
+            *self.context.launch.lock() = launch.filter(|_| settled);
+            launch
+        })
     }
 
     pub fn subject<'a>(&'a self, model: &'a dyn Model) -> Subject<'a> {
@@ -214,13 +234,14 @@ impl Measuring<'_> {
         if is_known || !self.context.options.profiling.enabled {
             return SegmentProfile::even(profile, model.segments());
         }
-        let ModelSource { store, turn, .. } = self.source;
+        let store = self.source.store;
         let key = self.source.batch_key(self.threads, self.codec.max_batch).ok();
         if let Some(stored) = key.as_ref().and_then(|key| subject.stored(store, key)) {
             return stored;
         }
         let lane = lane.map_or_else(|| model.lane(), Ok).ok();
-        let measured = lane.and_then(|mut lane| turn.timed(|| subject.measured(&mut *lane, store, key.as_deref())).0);
+        let timed = |measure: &mut dyn FnMut() -> _| self.timed(measure);
+        let measured = lane.and_then(|mut lane| subject.measured(&mut *lane, store, key.as_deref(), timed));
         measured.unwrap_or_else(|| {
             tracing::warn!(path = %self.source.options.path.display(), "its segments cannot be measured with requests of our own making; they are taken to be alike");
             SegmentProfile::even(profile, model.segments())
@@ -238,20 +259,18 @@ impl Measuring<'_> {
         let max_batch = self.codec.max_batch;
         let key = self.source.batch_key(self.threads, max_batch).map(|key| format!("{key}-together"));
         let stored = key.as_ref().ok().and_then(|key| self.source.store.get::<StoredAuto>(key));
+        let stored = stored.filter(|stored| stored.settled);
         let known = stored.as_ref().map(|stored| stored.launch);
-        let launch = || known.or_else(|| self.context.launch_time(&self.source.turn));
+        let launch = || known.or_else(|| self.launch());
         let overlap = |launch| {
             if let Some(stored) = stored {
                 return Some(stored.overlap);
             }
             let measure = || auto_profiler::overlap(&self.subject(model), device, max_batch);
-            let (overlap, was_alone) = self.source.turn.timed(measure);
-            let overlap = overlap?;
-            if was_alone {
-                let stored = StoredAuto { launch, overlap: overlap.clone() };
-                self.source.store.keep(key, "what two lanes do together", &stored);
-            }
-            Some(overlap)
+            let (overlap, settled) = self.timed(measure);
+            let stored = StoredAuto { launch, overlap: overlap?, settled };
+            self.source.store.keep(key, "what two lanes do together", &stored);
+            Some(stored.overlap)
         };
         let (choice, measured, known) = auto.choose(launch, overlap);
         let mut report = PolicyReport { measured, ..asked };

@@ -12,8 +12,8 @@ use crate::sampler::{self, Subject, Watch, at_once};
 const HALVINGS: usize = 4;
 /// Mixes that are run in all rounds.
 const KEPT: usize = 3;
-/// Runs of each mix before any is left out: the fewest, however little time there is, and the most.
-const FIRST_RUNS: [usize; 2] = [1, 3];
+/// Runs of each mix before any is left out: the fewest, however little time there is, and the most. One alone may have been stalled.
+const FIRST_RUNS: [usize; 2] = [2, 3];
 /// Rounds behind them, at most.
 const MOST_ROUNDS: usize = 200;
 
@@ -37,6 +37,13 @@ struct Runs {
     mix: LaneMix,
     mean_ns: Vec<u64>,
     longest_ns: Vec<u64>,
+}
+
+impl Runs {
+    /// The fastest run, by which it is judged while there are few: a stall only adds time, and would leave out the best.
+    fn fastest(&self) -> u64 {
+        self.mean_ns.iter().copied().min().unwrap_or(u64::MAX)
+    }
 }
 
 fn median_of(values: &[u64]) -> u64 {
@@ -75,7 +82,7 @@ pub fn measure(
         let mut rounds = 0;
         while turn.wants(rounds, [1, MOST_ROUNDS]) {
             let kept = if rounds < HALVINGS { field.len().div_ceil(2).max(KEPT) } else { KEPT };
-            field.sort_by_key(|runs| median_of(&runs.mean_ns));
+            field.sort_by_key(Runs::fastest);
             for runs in field.iter_mut().take(kept) {
                 run_mix(subject, &item, &mut lanes, runs)?;
             }

@@ -58,8 +58,6 @@ pub struct Profiled {
     pub profile: LatencyProfile,
     /// Of each run.
     pub threads: usize,
-    /// There is no reason to measure it again.
-    pub settled: bool,
 }
 
 /// Why a version is loaded by its policy.

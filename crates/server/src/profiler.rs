@@ -1,11 +1,12 @@
 //! Measures how long a model's batches take, and on how many threads.
 
 use downbeat_core::profile::ProfileError;
-use downbeat_core::{Duration, LatencyProfile, quantiles};
+use downbeat_core::{Duration, LatencyProfile, ProfilePoint, quantiles};
 use downbeat_engine::{Lane, RunError};
 use serde::{Deserialize, Serialize};
 
 use crate::sampler::{self, Subject, Watch};
+use crate::sized_cases::{self, CaseSize, SizedCases};
 
 /// Most runs that are timed for one batch size; one has to be enough where there is no time.
 const RUNS: [usize; 2] = [0, 200];
@@ -58,6 +59,12 @@ const ROUNDS: [usize; 3] = [2, 5, 60];
 const ROUND_SHARE: u64 = 16;
 /// A machine on which others take more than this share of the processor time says little about a model.
 pub const NOISE: f64 = 0.15;
+
+/// Whether a machine was quiet while something was timed. `others` is the share of the processor time that other programs took; `None`: unknown. `served` is
+/// the share of a core that the server's own models took.
+pub fn is_quiet(others: Option<f64>, served: f64) -> bool {
+    others.is_none_or(|others| others <= NOISE) && served <= NOISE
+}
 
 /// On how many threads a model runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,7 +128,7 @@ pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> 
 
 impl Subject<'_> {
     /// Times the batches of `sizes` on a lane, spending about `budget` in all, in the order given: from joining the
-    /// requests to separating the outputs, as in service. `watch` hears of each size when it is done.
+    /// requests to separating the outputs, as in service. A size that takes far longer than the others allow is timed again. `watch` hears of each size when it is done.
     ///
     /// # Errors
     /// What the engine says, if it cannot run such a batch.
@@ -132,21 +139,31 @@ impl Subject<'_> {
         budget: Duration,
         watch: &mut dyn Watch<Measurement>,
     ) -> Result<Vec<Measurement>, RunError> {
-        let item = self.item()?;
-        sampler::each(self.clock, budget, self.timed(sizes), watch, |batch, turn| {
-            let times = turn.runs(RUNS, || self.run(lane, &item, batch as usize))?;
-            Ok(Measurement::of(batch, &times))
-        })
+        let (item, clock, cases) = (self.item()?, self.clock, &self.timed(sizes)[..]);
+        let cases = SizedCases { clock, budget, runs: RUNS, cases, size: |batch| CaseSize::rows(*batch) };
+        cases.measure(watch, |batch| self.run(lane, &item, batch as usize), |took| *took, Measurement::of)
     }
 }
 
-/// The profile through the medians.
+/// The profile fitted to the medians, each with the weight of its runs.
 ///
 /// # Errors
 /// If there is no measurement.
 pub fn profile(measurements: &[Measurement]) -> Result<LatencyProfile, ProfileError> {
-    let points: Vec<_> = measurements.iter().map(|m| (m.batch, Duration::from_nanos(m.median_ns.max(1)))).collect();
-    LatencyProfile::from_points(&points)
+    let point = |m: &Measurement| ProfilePoint {
+        batch: m.batch,
+        latency: Duration::from_nanos(m.median_ns.max(1)),
+        runs: m.runs,
+    };
+    let fitted = LatencyProfile::fit(measurements.iter().map(point))?;
+    let known = fitted.max_batch();
+    Ok(fitted.learned(known))
+}
+
+/// Whether stored measurements need not be repeated: none is a stalled run that nothing was compared with.
+pub fn are_trusted(measurements: &[Measurement]) -> bool {
+    let cases: Vec<_> = measurements.iter().map(|m| (CaseSize::rows(m.batch), m.median(), m.runs)).collect();
+    sized_cases::are_trusted(&cases)
 }
 
 #[cfg(test)]
@@ -240,7 +257,8 @@ mod tests {
             }),
             ("segments", &mut || {
                 let segments = SegmentSubject { subject, padding: None, budget };
-                segments.measured(&mut *model.lane().unwrap(), &ProfileStore::new(None), None).unwrap();
+                let timed = |measure: &mut dyn FnMut() -> _| (measure(), true);
+                segments.measured(&mut *model.lane().unwrap(), &ProfileStore::new(None), None, timed).unwrap();
             }),
             ("warm-up", &mut || {
                 let (name, model, plan, budget) = ("spy", &model as &dyn Model, &plan, &device_budget);
@@ -271,6 +289,22 @@ mod tests {
         assert_eq!(few_sizes(1), [1]);
         assert_eq!(few_sizes(16), [1, 4, 16]);
         assert_eq!(few_sizes(33), [1, 4, 16, 33]);
+    }
+
+    #[test]
+    fn a_machine_is_quiet_where_neither_others_nor_its_own_models_have_the_cores() {
+        assert!(is_quiet(None, 0.0) && is_quiet(Some(0.1), 0.1));
+        assert!(!is_quiet(Some(0.2), 0.0) && !is_quiet(None, 0.2));
+    }
+
+    #[test]
+    fn a_profile_weighs_its_medians_by_their_runs_and_is_known_up_to_the_largest() {
+        let measured = |batch, runs, median_ns| Measurement { batch, runs, min_ns: 1, median_ns, p95_ns: median_ns };
+        let profile =
+            profile(&[measured(1, 9, 10), measured(2, 1, 200), measured(4, 9, 20), measured(8, 9, 60)]).unwrap();
+        let latency = |batch| profile.latency(batch).as_nanos();
+        assert_eq!([1, 2, 4, 8].map(latency), [10, 38, 38, 60]);
+        assert_eq!(profile.known(), Some(8));
     }
 
     fn ms(times: &[u64]) -> Vec<Duration> {

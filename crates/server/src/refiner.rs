@@ -1,39 +1,81 @@
 //! Keeps a latency profile true to what batches take in service.
 
+use downbeat_core::isotonic::isotonic_fit;
 use downbeat_core::{Duration, LatencyProfile};
 
-/// Weight of a new observation in the running averages.
-const SMOOTHING: f64 = 1.0 / 16.0;
-/// Observations of a batch size before its own average counts.
+/// An average looks back on about so many observations: the weight of a size beside others is at most this.
+const WINDOW: u32 = 16;
+/// Observations of a batch size that was measured at load before its own average counts.
 const ENOUGH: u32 = 4;
-/// Observations between two rebuilt profiles.
+/// Observations between two rebuilt profiles, unless an average has moved far.
 const PERIOD: u32 = 32;
+/// By this part an average has to move for the profile to be rebuilt at once.
+const FAR: f64 = 0.25;
 /// Mean absolute deviations above the mean that a prediction has: deadlines are to be met, not met half of the time.
 const MARGIN: f64 = 2.0;
 /// A single observation counts at most this many times the present estimate, so that one preempted run
-/// (a laptop's lid, a neighbour's burst) does not make a model look unservable.
+/// (a laptop's lid, a neighbour's burst) does not make a model look unservable. An observation so many times faster shows that the runs before stalled.
 const OUTLIER: f64 = 4.0;
+/// Mean absolute deviations below the mean at which a fast run is no chance.
+const CLEAR: f64 = 4.0;
 
+/// The latency of batches of one size.
 #[derive(Clone, Copy, Default, Debug)]
 struct Average {
+    /// Observations that it stands for, at most [`WINDOW`].
     count: u32,
     mean_ns: f64,
     deviation_ns: f64,
+    /// The estimate in the present profile; 0: the profile does not go by it.
+    built_ns: f64,
+    /// Whether it was observed since the last period ended.
+    is_fresh: bool,
+}
+
+impl Average {
+    fn estimate_ns(&self) -> f64 {
+        self.mean_ns + MARGIN * self.deviation_ns
+    }
+
+    fn observe(&mut self, ns: f64) {
+        // No run is faster than the model is: the slow ones before were stalled, or of a busy time.
+        let shows_stall = ns * OUTLIER < self.mean_ns && ns < self.mean_ns - CLEAR * self.deviation_ns;
+        if self.count == 0 || shows_stall {
+            (self.count, self.mean_ns, self.deviation_ns) = (0, ns, 0.0);
+        } else {
+            let smoothing = 1.0 / f64::from(WINDOW);
+            self.deviation_ns += ((ns - self.mean_ns).abs() - self.deviation_ns) * smoothing;
+            self.mean_ns += (ns - self.mean_ns) * smoothing;
+        }
+        self.count = (self.count + 1).min(WINDOW);
+        self.is_fresh = true;
+    }
+
+    /// Whether the present profile is far from the estimate: above it, or anywhere while little is known. A slower time than before may be a single stall.
+    fn is_news(&self) -> bool {
+        let moved = self.estimate_ns() - self.built_ns;
+        let far = FAR * self.built_ns;
+        moved < -far || self.count <= ENOUGH && moved > far
+    }
+
+    /// Ends a period. A size that was not run in it counts less: a wrong belief may be the reason that it was not run.
+    fn age(&mut self) {
+        self.count = self.count.saturating_sub(u32::from(!std::mem::take(&mut self.is_fresh)));
+    }
 }
 
 /// Running averages of the latency by batch size, and the profile they amount to.
 ///
-/// Sizes that have been seen `ENOUGH` times have their own average; the others keep the profile measured at
-/// load, scaled by how far off it is elsewhere.
+/// The sizes that were observed often enough are fitted so that none falls ([`isotonic_fit`]), each with the weight of its observations. The other sizes
+/// keep the profile measured at load, scaled by how far off it is elsewhere. They stay between the observed sizes beside them, so that no guess moves
+/// an observed size.
 #[derive(Debug)]
 pub struct ProfileRefiner {
     base: LatencyProfile,
     current: LatencyProfile,
     /// `averages[b - 1]` is batch size `b`'s.
     averages: Vec<Average>,
-    /// Observed over predicted by `base`, all sizes.
-    ratio: f64,
-    since_rebuild: u32,
+    since_period: u32,
     observations: u64,
 }
 
@@ -41,7 +83,7 @@ impl ProfileRefiner {
     /// Starts from a measured (or guessed) profile.
     pub fn new(base: LatencyProfile) -> Self {
         let averages = vec![Average::default(); base.max_batch() as usize];
-        ProfileRefiner { current: base.clone(), base, averages, ratio: 1.0, since_rebuild: 0, observations: 0 }
+        ProfileRefiner { current: base.clone(), base, averages, since_period: 0, observations: 0 }
     }
 
     pub fn profile(&self) -> &LatencyProfile {
@@ -50,46 +92,85 @@ impl ProfileRefiner {
 
     /// Takes in what a batch of `size` items took; gives the new profile when it is time for one.
     pub fn observe(&mut self, size: u32, latency: Duration) -> Option<LatencyProfile> {
+        let index = (size as usize).checked_sub(1)?;
         let predicted = self.current.latency(size).as_nanos() as f64;
-        let average = self.averages.get_mut((size as usize).checked_sub(1)?)?;
-        let first = self.observations == 0;
-        let ns = if first { latency.as_nanos() as f64 } else { (latency.as_nanos() as f64).min(predicted * OUTLIER) };
-        if average.count == 0 {
-            average.mean_ns = ns;
-        } else {
-            average.deviation_ns += ((ns - average.mean_ns).abs() - average.deviation_ns) * SMOOTHING;
-            average.mean_ns += (ns - average.mean_ns) * SMOOTHING;
-        }
-        average.count = average.count.saturating_add(1);
-        let ratio = ns / self.base.latency(size).as_nanos() as f64;
-        self.ratio += (ratio - self.ratio) * if first { 1.0 } else { SMOOTHING };
+        let average = self.averages.get_mut(index)?;
+        let is_first = self.observations == 0;
+        let most = if is_first { f64::INFINITY } else { predicted * OUTLIER };
+        average.observe((latency.as_nanos() as f64).min(most));
+        let average = *average;
         self.observations += 1;
-        self.since_rebuild += 1;
+        self.since_period += 1;
         // The first observation of a guessed profile is worth more than the guess.
-        if self.since_rebuild < PERIOD && self.observations > 2 {
+        let is_used = || average.built_ns > 0.0 || self.counts(size, &average, self.ratio());
+        let is_news = self.observations <= 2 || average.is_news() && is_used();
+        if self.since_period < PERIOD && !is_news {
             return None;
         }
-        self.since_rebuild = 0;
-        let mut points = Vec::with_capacity(self.averages.len());
-        // From the largest size down: what was not seen is not slower than a larger batch that was.
-        let mut ceiling = f64::INFINITY;
-        for (index, average) in self.averages.iter().enumerate().rev() {
-            let size = index as u32 + 1;
-            let ns = if average.count >= ENOUGH {
-                ceiling = average.mean_ns + MARGIN * average.deviation_ns;
-                ceiling
-            } else {
-                (self.base.latency(size).as_nanos() as f64 * self.ratio).min(ceiling)
-            };
-            points.push((size, Duration::from_nanos((ns as u64).max(1))));
+        if self.since_period >= PERIOD {
+            self.averages.iter_mut().for_each(Average::age);
+            self.since_period = 0;
         }
-        self.current = LatencyProfile::from_points(&points).ok()?;
+        self.current = self.rebuilt()?;
         Some(self.current.clone())
+    }
+
+    /// Observed over predicted by `base`, all sizes.
+    fn ratio(&self) -> f64 {
+        let (mut weights, mut sum) = (0.0, 0.0);
+        for (size, average) in (1..).zip(&self.averages).filter(|(_, average)| average.count > 0) {
+            weights += f64::from(average.count);
+            sum += f64::from(average.count) * average.mean_ns / self.base.latency(size).as_nanos() as f64;
+        }
+        if weights > 0.0 { sum / weights } else { 1.0 }
+    }
+
+    /// Whether the average of a size replaces the guess for that size: after [`ENOUGH`] observations, where the size was never measured,
+    /// or where the guess is clearly too slow.
+    fn counts(&self, size: u32, average: &Average, ratio: f64) -> bool {
+        let is_guess = self.base.known().is_some_and(|known| size > known);
+        let guess_ns = self.base.latency(size).as_nanos() as f64 * ratio;
+        average.count >= ENOUGH || average.count > 0 && (is_guess || average.mean_ns * OUTLIER < guess_ns)
+    }
+
+    fn rebuilt(&mut self) -> Option<LatencyProfile> {
+        let ratio = self.ratio();
+        let counts = |(size, average): &(u32, &Average)| self.counts(*size, average, ratio);
+        let observed: Vec<(u32, Average)> =
+            (1..).zip(&self.averages).filter(counts).map(|(size, average)| (size, *average)).collect();
+        let points = observed.iter().map(|(_, average)| ((average.estimate_ns() as u64).max(1), average.count));
+        let fitted = isotonic_fit(points);
+        let mut table = Vec::with_capacity(self.averages.len());
+        let (mut floor, mut next) = (1, observed.iter().map(|(size, _)| *size).zip(fitted).peekable());
+        for size in (1..).take(self.averages.len()) {
+            let ns = match next.peek() {
+                Some((its, ns)) if *its == size => {
+                    let ns = *ns;
+                    next.next();
+                    ns
+                }
+                beside => {
+                    let ceiling = beside.map_or(u64::MAX, |(_, ns)| *ns);
+                    ((self.base.latency(size).as_nanos() as f64 * ratio) as u64).clamp(floor, ceiling)
+                }
+            };
+            floor = ns;
+            table.push(Duration::from_nanos(ns));
+        }
+        for (size, average) in (1..).zip(&mut self.averages) {
+            let is_observed = observed.binary_search_by_key(&size, |(observed, _)| *observed).is_ok();
+            average.built_ns = if is_observed { average.estimate_ns() } else { 0.0 };
+        }
+        let seen = (1..).zip(&self.averages).filter(|(_, average)| average.count > 0).map(|(size, _)| size).last();
+        let known = self.base.known().unwrap_or(self.base.max_batch()).max(seen.unwrap_or(0));
+        Some(LatencyProfile::from_table(table).ok()?.learned(known))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn micros(us: u64) -> Duration {
@@ -131,5 +212,97 @@ mod tests {
         assert_eq!(refiner.observe(0, micros(5)), None);
         assert_eq!(refiner.observe(3, micros(5)), None);
         assert_eq!(refiner.observations, 0);
+    }
+
+    /// The first run stalled for 8.4 s. The second run shows the stall, and the average forgets the first.
+    #[test]
+    fn a_run_that_is_far_faster_shows_that_those_before_were_stalled() {
+        for base in [LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(0), guess()] {
+            let mut refiner = ProfileRefiner::new(base);
+            refiner.observe(4, Duration::from_millis(8_400));
+            assert_eq!(refiner.profile().latency(4), Duration::from_millis(8_400), "nothing else is known");
+            assert!(refiner.observe(4, micros(10_000)).is_some(), "told at once");
+            assert_eq!(refiner.profile().latency(4), micros(10_000));
+            assert!([1, 8].iter().all(|b| refiner.profile().latency(*b) < micros(40_000)), "{:?}", refiner.profile());
+        }
+    }
+
+    /// A fast run also ends what the refiner believed in a busy time.
+    #[test]
+    fn one_fast_run_ends_the_belief_of_a_busy_time() {
+        let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
+        for run in 0..100 {
+            refiner.observe(8, Duration::from_millis(7_900 + run % 3 * 100));
+        }
+        assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
+        assert!(refiner.observe(8, micros(200)).is_some());
+        assert!(refiner.profile().latency(8) < micros(300), "{:?}", refiner.profile());
+        // A model whose runs differ much is not taken for one that was stalled.
+        let mut varies = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
+        for run in 0..400 {
+            varies.observe(1, micros(if run % 2 == 0 { 1_000 } else { 10_000 }));
+        }
+        assert!(varies.profile().latency(1) > micros(8_000), "{:?}", varies.profile());
+    }
+
+    #[test]
+    fn a_size_that_is_not_run_any_more_is_a_guess_again() {
+        let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
+        for _ in 0..40 {
+            refiner.observe(8, micros(500));
+            refiner.observe(1, micros(110));
+        }
+        let believed = refiner.profile().latency(8);
+        assert!(believed > micros(400), "{believed}");
+        for _ in 0..PERIOD * (WINDOW + 1) {
+            refiner.observe(1, micros(110));
+        }
+        let forgotten = refiner.profile().latency(8);
+        assert!(forgotten < micros(200), "{forgotten}: as it was measured at load");
+    }
+
+    #[test]
+    fn what_was_observed_of_a_guess_is_known() {
+        let mut refiner = ProfileRefiner::new(guess());
+        assert_eq!(refiner.profile().known(), Some(0));
+        assert_eq!(refiner.observe(1, micros(300)).unwrap().known(), Some(1));
+        assert_eq!(refiner.observe(4, micros(400)).unwrap().known(), Some(4));
+    }
+
+    fn guess() -> LatencyProfile {
+        LatencyProfile::linear(Duration::from_millis(1), Duration::from_millis(1), 8).unwrap().learned(0)
+    }
+
+    proptest! {
+        /// A profile never falls, and guesses for other sizes neither raise nor lower a size that was observed.
+        #[test]
+        fn guesses_move_no_size_that_was_observed(
+            seen in prop::collection::btree_map(1..33u32, 1..1_000u64, 1..6),
+            alpha in 0..100u64,
+            beta in 1..1_000u64,
+            rounds in 4..80u32,
+        ) {
+            let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(alpha), micros(beta), 32).unwrap().learned(32));
+            // As a model takes them: larger batches take no less.
+            let mut level = 0;
+            let truth: Vec<(u32, u64)> = seen.iter().map(|(size, more)| { level += more; (*size, level) }).collect();
+            // First the slowest, which nothing clips.
+            for _ in 0..rounds {
+                truth.iter().rev().for_each(|(size, us)| drop(refiner.observe(*size, micros(*us))));
+            }
+            refiner.current = refiner.rebuilt().unwrap();
+            let profile = refiner.profile();
+            for size in 1..32 {
+                prop_assert!(profile.latency(size) <= profile.latency(size + 1), "{profile:?}");
+            }
+            for (size, _) in &truth {
+                let own = refiner.averages[*size as usize - 1].estimate_ns();
+                let all: Vec<u64> = truth.iter().map(|(size, _)| refiner.averages[*size as usize - 1].estimate_ns() as u64).collect();
+                if all.is_sorted() {
+                    let its = profile.latency(*size).as_nanos() as f64;
+                    prop_assert!((its - own).abs() <= 1.0, "size {size}: {its}, observed {own}");
+                }
+            }
+        }
     }
 }

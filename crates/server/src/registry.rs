@@ -165,6 +165,12 @@ impl Registry {
         }
     }
 
+    /// Loads and measures a model anew beside the one that serves. Decisions in service about its policy rest on the old measurements: the server forgets them.
+    pub async fn measure_again(&self, name: &str) {
+        self.loader.forget_decisions(name);
+        self.load_again(name).await;
+    }
+
     /// Loads the versions anew whose policy `auto` chose and another is to take the place of: by `exclusive` where it has lost against that, by what the rehearsal has
     /// found to be better else. What runs and waits meanwhile is answered by the policy that it came to.
     pub async fn change_policies(&self) {

@@ -108,6 +108,18 @@ impl Turn<'_> {
         Ok(settled(runs))
     }
 
+    /// Runs a case again that is warm: at least and at most so many times. Gives the results of `run`.
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn again<T, E>(&self, bounds: [usize; 2], mut run: impl FnMut() -> Result<T, E>) -> Result<Vec<T>, E> {
+        let mut runs = Vec::new();
+        while self.wants(runs.len(), bounds) {
+            runs.push(run()?);
+        }
+        Ok(runs)
+    }
+
     /// What two give that are run in turns, so that both meet whatever else the machine does: at least and at most so many times each. `few`: for so many
     /// there may be twice the time.
     ///

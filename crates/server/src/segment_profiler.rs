@@ -1,14 +1,15 @@
 //! Measures what each segment of a model takes, by items and by what requests are padded to, and remembers it for the next start.
 
 use downbeat_core::device::SegmentProfile;
-use downbeat_core::{Duration, LatencyProfile, median};
-use downbeat_engine::{Lane, RunError};
+use downbeat_core::{Duration, LatencyProfile, ProfilePoint, median};
+use downbeat_engine::Lane;
 use serde::{Deserialize, Serialize};
 
 use crate::host::Padding;
 use crate::profile_store::ProfileStore;
 use crate::profiler::few_sizes;
-use crate::sampler::{self, Subject, TimedRun};
+use crate::sampler::{Subject, TimedRun};
+use crate::sized_cases::{CaseSize, SizedCases};
 
 /// What requests are padded to while a model is measured, as far as it takes them.
 const LENGTHS: [u32; 6] = [8, 32, 64, 128, 256, 512];
@@ -26,21 +27,42 @@ pub struct SegmentSubject<'a> {
 
 /// What was found out about a model's segments on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct StoredSegments {
+pub struct StoredSegments {
     lengths: Vec<u32>,
-    /// Medians, nanoseconds: by segment, length, and the batch sizes that were timed.
-    segments: Vec<Vec<Vec<(u32, u64)>>>,
+    /// By segment, length, and the batch sizes that were timed.
+    segments: Vec<Vec<Vec<SegmentPoint>>>,
+    /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
+    #[serde(default)]
+    settled: bool,
+}
+
+/// What a segment took with one batch size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct SegmentPoint {
+    rows: u32,
+    /// The median, nanoseconds.
+    ns: u64,
+    runs: u32,
 }
 
 impl SegmentSubject<'_> {
-    /// The profile, as it was stored under `key`.
+    /// The profile, as it was stored under `key`; `None` too if it was measured while the machine had other things to do.
     pub fn stored(&self, store: &ProfileStore, key: &str) -> Option<SegmentProfile> {
-        self.checked(&store.get(&self.own_key(key))?)
+        let stored = store.get::<StoredSegments>(&self.own_key(key)).filter(|stored| stored.settled)?;
+        self.checked(&stored)
     }
 
-    /// The profile, measured, and stored under `key`; `None` if the model cannot run it, or there is no time to measure it.
-    pub fn measured(&self, lane: &mut dyn Lane, store: &ProfileStore, key: Option<&str>) -> Option<SegmentProfile> {
-        let measured = self.measure(lane)?;
+    /// The profile, measured, and stored under `key`; `None` if the model cannot run it, or there is no time to measure it. `timed` times something,
+    /// and says whether the machine had nothing else to do meanwhile.
+    pub fn measured(
+        &self,
+        lane: &mut dyn Lane,
+        store: &ProfileStore,
+        key: Option<&str>,
+        timed: impl FnOnce(&mut dyn FnMut() -> Option<StoredSegments>) -> (Option<StoredSegments>, bool),
+    ) -> Option<SegmentProfile> {
+        let (measured, settled) = timed(&mut || self.measure(lane));
+        let measured = StoredSegments { settled, ..measured? };
         let profile = self.checked(&measured)?;
         if let Some(key) = key {
             store.keep(Ok(self.own_key(key)), "the profile of segments", &measured);
@@ -65,10 +87,12 @@ impl SegmentSubject<'_> {
     }
 
     fn checked(&self, stored: &StoredSegments) -> Option<SegmentProfile> {
-        let latency = |points: &Vec<(u32, u64)>| {
-            let points: Vec<_> = points.iter().map(|(rows, ns)| (*rows, Duration::from_nanos((*ns).max(1)))).collect();
-            LatencyProfile::from_points(&points).ok()
+        let point = |SegmentPoint { rows, ns, runs }: &SegmentPoint| ProfilePoint {
+            batch: *rows,
+            latency: Duration::from_nanos((*ns).max(1)),
+            runs: *runs,
         };
+        let latency = |points: &Vec<SegmentPoint>| LatencyProfile::fit(points.iter().map(point)).ok();
         let segments = stored.segments.iter().map(|lengths| lengths.iter().map(latency).collect());
         let segments: Vec<Vec<LatencyProfile>> = segments.collect::<Option<_>>()?;
         let profile = SegmentProfile::new(stored.lengths.clone(), &segments).ok()?;
@@ -84,8 +108,8 @@ impl SegmentSubject<'_> {
                 below.chain((most < LENGTHS[LENGTHS.len() - 1]).then_some(most)).collect()
             }
         };
-        let mut stored =
-            StoredSegments { lengths: Vec::new(), segments: vec![Vec::new(); self.subject.model.segments()] };
+        let segments = vec![Vec::new(); self.subject.model.segments()];
+        let mut stored = StoredSegments { lengths: Vec::new(), segments, settled: false };
         let share = Duration::from_nanos(self.budget.as_nanos() / lengths.len().max(1) as u64);
         for length in lengths {
             // Longer than the model takes: what it would take is drawn from the others.
@@ -98,27 +122,29 @@ impl SegmentSubject<'_> {
         (!stored.lengths.is_empty()).then_some(stored)
     }
 
-    /// Medians by segment and batch size.
-    fn measure_length(&self, lane: &mut dyn Lane, length: u32, budget: Duration) -> Option<Vec<Vec<(u32, u64)>>> {
+    /// By segment and batch size.
+    fn measure_length(&self, lane: &mut dyn Lane, length: u32, budget: Duration) -> Option<Vec<Vec<SegmentPoint>>> {
         let subject = Subject { varying: i64::from(length.max(1)), ..self.subject };
         let sizes = subject.timed(&few_sizes(subject.plan.max_batch));
         let item = subject.item().ok()?;
-        let measured = sampler::each(subject.clock, budget, sizes, &mut (), |rows, turn| {
-            let runs = turn.runs(RUNS, || subject.run_cut(lane, &item, rows as usize))?;
-            Ok::<_, RunError>((rows, runs))
-        });
-        let measured = measured.ok().filter(|measured| !measured.is_empty())?;
         // The first segment has what it takes to join the requests, too.
         let taken = |run: &TimedRun, segment: usize| {
             let joining = if segment == 0 { run.joining } else { Duration::ZERO };
             Some((*run.segments_on_host.get(segment)? + joining).as_nanos())
         };
-        let points = |segment| {
-            let points = measured.iter().filter_map(move |(rows, runs)| {
-                Some((*rows, median(runs.iter().filter_map(|run| taken(run, segment)))?))
-            });
-            points.collect()
+        let point = |rows, runs: &[TimedRun], segment: usize| {
+            let ns = median(runs.iter().filter_map(|run| taken(run, segment)))?;
+            Some(SegmentPoint { rows, ns, runs: runs.len() as u32 })
         };
-        Some((0..self.subject.model.segments()).map(points).collect())
+        let segments = 0..subject.model.segments();
+        let points = |rows, runs: &[TimedRun]| -> Vec<_> {
+            segments.clone().map(|segment| point(rows, runs, segment)).collect()
+        };
+        let (clock, size) = (subject.clock, |rows: &u32| CaseSize::rows(*rows));
+        let cases = SizedCases { clock, budget, runs: RUNS, cases: &sizes, size };
+        let run = |rows| subject.run_cut(lane, &item, rows as usize);
+        let measured = cases.measure(&mut (), run, |run| run.host, points).ok();
+        let measured = measured.filter(|measured| !measured.is_empty())?;
+        Some(segments.map(|segment| measured.iter().filter_map(|points| points[segment]).collect()).collect())
     }
 }

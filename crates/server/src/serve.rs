@@ -19,6 +19,7 @@ use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
 use crate::ports::{Answering, Ports, Signals, leave};
 use crate::profiler::NOISE;
 use crate::registry::{Registry, shown};
+use crate::remeasuring::Remeasuring;
 use crate::roles::BackendProcess;
 use crate::service::{LoadOverrides, Service};
 
@@ -251,8 +252,6 @@ const IDLE: std::time::Duration = std::time::Duration::from_secs(30);
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 /// How often it is looked whether models have come to devices that are divided among them.
 const DIVIDES_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
-/// How often a model is measured again, at most.
-const TRIES: u32 = 5;
 
 /// What there is to say about models without an SLO.
 fn without_slo(models: &[String]) -> Option<String> {
@@ -307,7 +306,7 @@ async fn divide_devices(registry: Registry) {
 
 /// Loads anew what was measured while the machine had other things to do, once it has had none for a while.
 async fn measure_again(registry: Registry) {
-    let mut tried = BTreeMap::<String, u32>::new();
+    let mut remeasuring = Remeasuring::default();
     loop {
         let watch = LoadWatch::start();
         tokio::time::sleep(IDLE).await;
@@ -315,12 +314,9 @@ async fn measure_again(registry: Registry) {
             continue;
         }
         // One at a time: what a load does is no idle time.
-        let next =
-            registry.to_measure_again().into_iter().find(|name| tried.get(name).is_none_or(|tried| *tried < TRIES));
-        if let Some(name) = next {
-            *tried.entry(name.clone()).or_default() += 1;
+        if let Some(name) = remeasuring.next(&registry.to_measure_again()) {
             tracing::info!(model = %name, "the machine is idle: measuring it again");
-            registry.load_again(&name).await;
+            registry.measure_again(&name).await;
         }
     }
 }

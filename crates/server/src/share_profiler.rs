@@ -4,7 +4,8 @@ use downbeat_core::{Duration, median, quantiles};
 use downbeat_engine::{Place, RunError, Share};
 use serde::{Deserialize, Serialize};
 
-use crate::sampler::{self, Subject, TimedRun, Watch};
+use crate::sampler::{Subject, TimedRun, Watch};
+use crate::sized_cases::{CaseSize, SizedCases};
 
 /// The fewest runs that are timed for one batch size on one share, however little time there is, and the most.
 const RUNS: [usize; 2] = [3, 100];
@@ -31,7 +32,7 @@ pub struct ShareMeasurement {
 }
 
 impl Subject<'_> {
-    /// Times batches of each of `sizes` on each share of the first device, spending about `budget` in all. A share has the number of units that is reported.
+    /// Times batches of each of `sizes` on each share of the first device, spending about `budget` in all. A case that takes far longer than the others allow is timed again. A share has the number of units that is reported.
     /// `watch` hears of each measurement.
     ///
     /// # Errors
@@ -44,22 +45,27 @@ impl Subject<'_> {
         watch: &mut dyn Watch<ShareMeasurement>,
     ) -> Result<Vec<ShareMeasurement>, RunError> {
         let (item, sizes) = (self.item()?, self.timed(sizes));
-        let cases: Vec<_> = shares.iter().flat_map(|share| sizes.iter().map(move |batch| (share, *batch))).collect();
-        // That of the share of the last case.
+        let cases: Vec<_> = shares.iter().flat_map(|share| sizes.iter().map(move |batch| (*share, *batch))).collect();
+        // That of the share that ran last.
         let mut lane = None;
-        sampler::each(self.clock, budget, cases, watch, |((units, share), batch), turn| {
-            if sizes.first() == Some(&batch) {
-                drop(lane.take());
-            }
+        let run = |((_, share), batch): ShareCase| {
             let lane = match &mut lane {
-                Some(lane) => lane,
-                None => lane.insert(self.lane_at(Place { device: 0, share: *share })?),
+                Some((of, lane)) if *of == share => lane,
+                other => {
+                    drop(other.take());
+                    &mut other.insert((share, self.lane_at(Place { device: 0, share })?)).1
+                }
             };
-            let runs = turn.runs(RUNS, || self.run_cut(&mut **lane, &item, batch as usize))?;
-            Ok(summary(*units, batch, &runs))
-        })
+            self.run_cut(&mut **lane, &item, batch as usize)
+        };
+        let size = |((units, _), rows): &ShareCase| CaseSize { rows: *rows, units: units.unwrap_or(1) };
+        let cases = SizedCases { clock: self.clock, budget, runs: RUNS, cases: &cases, size };
+        cases.measure(watch, run, TimedRun::total, |((units, _), batch), runs| summary(units, batch, runs))
     }
 }
+
+/// A share with its compute units, and a batch size.
+type ShareCase = ((Option<u32>, Share), u32);
 
 /// The medians of some runs.
 fn summary(units: Option<u32>, batch: u32, runs: &[TimedRun]) -> ShareMeasurement {

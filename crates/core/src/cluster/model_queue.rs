@@ -445,7 +445,8 @@ impl ModelQueue {
         let start = arrives.max(free_at);
         let bound = if waited || start > arrives { StartBound::Device } else { formed.bound };
         let deadline = formed.prefix.deadline;
-        let expected = measured.latency(size);
+        // A guess would make the device look busy, and others would be refused for it.
+        let expected = measured.known_latency(size);
         let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         let reason = DispatchReason { bound, exec: formed.opens, latest, deadline, left: self.queued() };
         Some(Departure { size, arrives, start, expected, reason })

@@ -74,6 +74,17 @@ fn a_guess_keeps_no_request_from_being_tried_and_is_corrected() {
     }
 }
 
+/// Requests of other models were refused for 200 s, as all devices were "busy".
+#[test]
+fn a_guess_makes_no_device_look_busy() {
+    let mut world = World::new(profile(200_000.0).learned(0));
+    assert!(world.is_taken(100, 1) && world.started().is_some());
+    assert!(world.scheduler.expected_free() <= at(100));
+    let mut known = World::new(profile(3_000.0).learned(8));
+    assert!(known.is_taken(100, 1) && known.started().is_some());
+    assert_eq!(known.scheduler.expected_free(), at(3_100));
+}
+
 #[test]
 fn a_batch_size_that_was_never_run_is_tried_though_smaller_ones_are_known() {
     let mut world = World::new(profile(4_900.0).learned(1));

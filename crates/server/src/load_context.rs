@@ -45,6 +45,8 @@ pub struct VersionFile<'a> {
     pub path: &'a Path,
     /// Whether it could be loaded once more.
     pub may_come_again: bool,
+    /// It is to take the place of a version that answered its trial, and may not if it answers none.
+    pub must_answer: bool,
     /// Who is told how it goes on.
     pub progress: &'a dyn LoadProgress,
 }

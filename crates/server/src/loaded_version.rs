@@ -58,6 +58,8 @@ pub struct LoadedVersion {
     pub preprocess: Option<Arc<Preprocess>>,
     /// Where `auto` was asked for, and could look at it.
     pub auto: Option<Arc<AutoModel>>,
+    /// Whether it answered its trial at load, or the samples that its configuration names.
+    pub answers: bool,
     /// What it holds of the CPU's memory, where it is on the CPU.
     pub held: Option<HeldMemory>,
     /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
@@ -86,6 +88,7 @@ impl LoadedVersion {
             policy,
             preprocess: None,
             auto: None,
+            answers: true,
             held: None,
             folder: None,
         }

@@ -47,8 +47,9 @@ pub struct BatchCodec {
     sample: Option<Admitted>,
     /// The item that runs in the place of none, where items do not vary in shape.
     stand_in: OnceLock<Admitted>,
-    /// Whether an answer had other sizes than its output declares, and the log says so.
-    has_misfit: AtomicBool,
+    /// Whether the log says no more of answers that have other sizes than their output declares: so it is until the model
+    /// serves, since made-up requests have such answers, and once it was said.
+    is_misfit_told: AtomicBool,
 }
 
 /// An input that a request left out: of each of its items, the same.
@@ -155,7 +156,7 @@ impl BatchCodec {
             fill: Fill::default(),
             sample: None,
             stand_in: OnceLock::new(),
-            has_misfit: AtomicBool::new(false),
+            is_misfit_told: AtomicBool::new(true),
         }
     }
 
@@ -337,7 +338,7 @@ impl BatchCodec {
                 ));
             }
             let fits = fits(&binding.model_dims, &tensor.shape);
-            if !fits && !self.has_misfit.swap(true, Ordering::Relaxed) {
+            if !fits && !self.is_misfit_told.swap(true, Ordering::Relaxed) {
                 self.warn_of_misfit(binding, &tensor.shape);
             }
             let wire: SmallVec<[i64; 6]> = match binding.client_shape(&tensor.shape) {
@@ -370,6 +371,11 @@ impl BatchCodec {
             }
         }
         Ok(members)
+    }
+
+    /// The model serves from now on: the log is to tell of the first answer that has other sizes than declared.
+    pub fn begin_service(&self) {
+        self.is_misfit_told.store(false, Ordering::Relaxed);
     }
 
     /// Says once that an output has other sizes than clients are told.

@@ -428,6 +428,7 @@ impl<'a> Loading<'a> {
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
         (loaded.held, loaded.folder, loaded.auto, loaded.preprocess) = (held, source.folder, auto, preprocess);
         loaded.answers = answers;
+        loaded.codec.begin_service();
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);

@@ -47,8 +47,8 @@ pub struct BatchCodec {
     sample: Option<Admitted>,
     /// The item that runs in the place of none, where items do not vary in shape.
     stand_in: OnceLock<Admitted>,
-    /// Whether the log says no more of answers that have other sizes than their output declares: so it is until the model
-    /// serves, since made-up requests have such answers, and once it was said.
+    /// Whether the log is silent about answers of other sizes than declared. It is silent until the model serves, since
+    /// made-up requests have such answers, and after the first warning.
     is_misfit_told: AtomicBool,
 }
 
@@ -343,7 +343,7 @@ impl BatchCodec {
             }
             let wire: SmallVec<[i64; 6]> = match binding.client_shape(&tensor.shape) {
                 Ok(shape) if binding.is_reshaped() => shape.iter().skip(skip).map(|d| *d as i64).collect(),
-                // Other sizes than the file declares are as right as those: the engine has computed them.
+                // The engine has computed these sizes, so they are right whatever the file declares.
                 _ => tensor.shape.iter().skip(skip).map(|d| *d as i64).collect(),
             };
             let row_elements = tensor.shape.iter().skip(skip).try_fold(1usize, |n, d| n.checked_mul(*d));

@@ -45,7 +45,7 @@ pub struct VersionFile<'a> {
     pub path: &'a Path,
     /// Whether it could be loaded once more.
     pub may_come_again: bool,
-    /// It is to take the place of a version that answered its trial, and may not if it answers none.
+    /// Whether the version in service answered its trial, so that this one may replace it only if it answers, too.
     pub must_answer: bool,
     /// Who is told how it goes on.
     pub progress: &'a dyn LoadProgress,

@@ -196,8 +196,8 @@ impl Loader {
     }
 }
 
-/// Whether a model that a policy cannot have is served by `exclusive`, which nobody asked for: where the policy is not
-/// named for just this model, or nobody could find out whether it suits the model.
+/// Whether `exclusive` serves a model that its policy cannot have. That holds where the policy is not named for just
+/// this model, and where no trial could tell whether the policy suits the model.
 fn may_be_left(error: &anyhow::Error, is_named: bool) -> bool {
     error.downcast_ref::<PolicyError>().is_some_and(|error| error.is_untried || !is_named)
 }

@@ -1,4 +1,4 @@
-//! What a configuration says of a model's inputs and outputs beyond its file: a file that leaves them open is opened with it.
+//! Sizes and values that a configuration declares for inputs and outputs which the model file leaves open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

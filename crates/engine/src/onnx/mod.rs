@@ -207,9 +207,8 @@ impl Checked<'_> {
     }
 }
 
-/// An output without a shape in the file, as an engine inferred it. An engine that knows no shape either says `[]`,
-/// and one that infers nothing says nothing: then it is taken for one dimension of any size, and its answers are served
-/// with the shapes that they have.
+/// An output without a shape in the file, as an engine inferred it. An engine that infers no shape says `[]`, or gives
+/// nothing. Such an output is declared as one dimension of any size, and its answers are served with their own shapes.
 fn inferred_output(info: &ValueInfo, inferred: Option<(DataType, Vec<i64>)>) -> Option<(DataType, Vec<i64>)> {
     let element = match info.kind {
         ValueKind::Tensor { element, .. } => datatype(element),

@@ -40,8 +40,8 @@ pub struct PolicyError {
     pub policy: PolicyName,
     /// What is in the way and what to do.
     pub reason: String,
-    /// The policy wants something checked for which no request of our own making will do: nobody knows whether it
-    /// could have the model.
+    /// The policy's check needs a request that the model answers, and no made-up request is one. So the check says
+    /// nothing about the model.
     pub is_untried: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The trial of a model at load, with requests of our own making. It advises: the engine is right about the requests
-//! that clients will send, and made-up numbers may be none that the model takes.
+//! The trial of a model at load, with requests of our own making. The trial only advises, since made-up numbers suit
+//! not every model.
 
 use anyhow::ensure;
 use downbeat_core::device::PolicyName;

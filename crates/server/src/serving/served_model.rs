@@ -64,7 +64,7 @@ impl ServedModel {
         version_of(&self.definition.name, &self.versions, version)
     }
 
-    /// Whether the version that a new one of this number takes the place of answered its trial: the one of the same
+    /// Whether the version that a new one of this number replaces answered its trial. That is the version of the same
     /// number, or else the newest.
     pub fn answers(&self, version: u64) -> bool {
         let before = self.versions.get(&version).or_else(|| self.versions.values().next_back());

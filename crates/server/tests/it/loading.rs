@@ -301,10 +301,8 @@ async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
 
 /// What the operators of a model take that is cut is measured once, and kept with the profiles.
 #[tokio::test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_cut_is_kept_and_found_again() {
-    if !engines().contains(&EngineChoice::OnnxRuntime) {
-        return;
-    }
     let folder = folder();
     let weights = || vec![floats("w", &[4, 4], &[0.5; 16])];
     let layers = ["x", "a", "b", "c", "y"];

@@ -236,7 +236,7 @@ async fn a_policy_for_all_that_would_pad_on_a_cpu_is_left_as_auto_would() {
     }
 }
 
-/// Nobody can tell whether the model may be padded, so it is not, and is served all the same.
+/// The check of padding has no request that the model answers. So the model is served without padding.
 #[tokio::test]
 async fn a_model_that_cannot_be_tried_padded_is_served_without() {
     let folder = folder();

@@ -109,6 +109,7 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
                     declared.shapes.extend(shape.map(|shape| (name.to_owned(), shape)));
                     declared.optional.extend(is_optional.then(|| name.to_owned()));
                 }
+                declared.shapes.extend(definition.declared_outputs().map(|(name, shape)| (name.to_owned(), shape)));
                 declared.inspect(&file)?
             }
             ModelFormat::Emulated => Emulated::new().load(&LoadOptions::new(file, 1))?.signature().clone(),

@@ -10,10 +10,10 @@ use downbeat_report::note;
 use downbeat_repository::{ModelFormat, ModelRepository, RowDependence};
 use downbeat_server::batch_codec::BatchCodec;
 use downbeat_server::clock::Clock;
-use downbeat_server::find_answer;
 use downbeat_server::model_source::stream_priority;
 use downbeat_server::row_judgement::by_graph;
 use downbeat_server::sampler::Subject;
+use downbeat_server::{Trial, find_answer};
 
 use crate::units;
 
@@ -91,9 +91,10 @@ impl ProfiledModel {
         };
         // Indices, lengths and texts.
         if definition.format != ModelFormat::Emulated && model.signature().inputs.iter().any(may_refuse) {
-            let fill = find_answer(&plan, model.segments(), &mut *model.lane()?);
-            // What it says it says again where it is timed.
-            plan = plan.with_fill(fill.unwrap_or_default());
+            // What the model says to requests that it does not answer, it says again where it is timed.
+            if let Ok(Trial::Answers { fill, .. }) = find_answer(&plan, model.segments(), &mut *model.lane()?) {
+                plan = plan.with_fill(fill);
+            }
         }
         Ok(ProfiledModel {
             name: name.to_owned(),

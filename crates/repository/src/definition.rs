@@ -179,6 +179,16 @@ impl ModelDefinition {
         self.boundary.resolve(&self.dir, file)
     }
 
+    /// What the configuration as written says of each output: its name, and its sizes as the model sees them. Outputs
+    /// without sizes are left out.
+    pub fn declared_outputs(&self) -> impl Iterator<Item = (&str, Vec<i64>)> {
+        let batch = (self.source.config.max_batch_size > 0).then_some(-1);
+        self.source.config.output.iter().filter(|output| !output.dims.is_empty()).map(move |output| {
+            let dims = output.reshape.as_ref().map_or(&output.dims, |reshape| &reshape.shape);
+            (output.name.as_str(), batch.into_iter().chain(dims.iter().copied()).collect())
+        })
+    }
+
     /// A string parameter of the configuration.
     pub fn parameter(&self, key: &str) -> Option<&str> {
         self.config.parameters.get(key).map(|p| p.string_value.as_str())

@@ -1,9 +1,12 @@
 //! How requests of one model version are checked, joined into a batch, and separated again.
 
 mod admission;
+mod empty_batch;
+mod trial;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use downbeat_core::tensor::Signature;
@@ -25,6 +28,8 @@ pub const PROFILED_LENGTH: i64 = 32;
 /// What the requests of a model version look like on the wire, and what its engine wants instead.
 #[derive(Debug)]
 pub struct BatchCodec {
+    /// The model's name, for the log.
+    model: String,
     /// In the engine's order.
     pub inputs: Vec<TensorBinding>,
     /// In the configuration's order.
@@ -38,6 +43,13 @@ pub struct BatchCodec {
     input_memory: InputMemory,
     /// What requests of our own making hold.
     fill: Fill,
+    /// A request of one item that the model is known to answer, where requests of [`PROFILED_LENGTH`] do not suit it.
+    sample: Option<Admitted>,
+    /// The item that runs in the place of none, where items do not vary in shape.
+    stand_in: OnceLock<Admitted>,
+    /// Whether the log is silent about answers of other sizes than declared. It is silent until the model serves, since
+    /// made-up requests have such answers, and after the first warning.
+    is_misfit_told: AtomicBool,
 }
 
 /// An input that a request left out: of each of its items, the same.
@@ -90,6 +102,8 @@ pub struct Admitted {
     shapes: SmallVec<[i64; 8]>,
     /// Items: the size of the batch dimension (1 if the model has none).
     pub rows: u32,
+    /// The request has no items: the one here stands in for them ([`BatchCodec::without_rows`]).
+    pub is_empty: bool,
 }
 
 impl Admitted {
@@ -147,15 +161,19 @@ impl BatchCodec {
             outputs,
             batched: max_batch > 0,
             max_batch: max_batch.max(1),
+            model: String::new(),
             input_memory: InputMemory::default(),
             fill: Fill::default(),
+            sample: None,
+            stand_in: OnceLock::new(),
+            is_misfit_told: AtomicBool::new(true),
         }
     }
 
-    /// The same, for a model that answers requests that hold this ([`crate::warm_up::find_answer`]).
+    /// The same, of the model of this name.
     #[must_use]
-    pub fn with_fill(self, fill: Fill) -> Self {
-        BatchCodec { fill, ..self }
+    pub fn named(self, model: &str) -> Self {
+        BatchCodec { model: model.to_owned(), ..self }
     }
 
     /// The same, with requests that may leave inputs out, which then are `defaults`, by name. An optional input that has none is required.
@@ -245,11 +263,16 @@ impl BatchCodec {
 
     /// The sizes of each input of a request, the batch dimension left out, in the engine's order.
     pub fn item_shapes<'a>(&'a self, request: &'a Admitted) -> impl Iterator<Item = &'a [i64]> {
+        self.by_input(&request.shapes).map(|(_, sizes)| sizes)
+    }
+
+    /// Each input with its part of the sizes of all of them.
+    fn by_input<'a>(&'a self, shapes: &'a [i64]) -> impl Iterator<Item = (&'a TensorBinding, &'a [i64])> {
         let mut at = 0;
         self.inputs.iter().map(move |binding| {
             let begin = at;
             at += self.item_dims(&binding.client.dims).len();
-            request.shapes.get(begin..at).unwrap_or(&[])
+            (binding, shapes.get(begin..at).unwrap_or(&[]))
         })
     }
 
@@ -276,12 +299,6 @@ impl BatchCodec {
         dims.get(usize::from(self.batched)..).unwrap_or(&[])
     }
 
-    /// The same, every varying dimension `varying` long.
-    fn sizes<'a>(&self, input: &'a TensorBinding, varying: i64) -> impl Iterator<Item = i64> + Clone + use<'a> {
-        let dims = input.client.dims.get(usize::from(self.batched)..).unwrap_or(&[]);
-        dims.iter().map(move |dim| if *dim < 0 { varying } else { *dim })
-    }
-
     /// The key of a request: the sizes of what varies.
     pub fn shape_key(&self, admitted: &Admitted) -> ShapeKey {
         let wanted = self.inputs.iter().flat_map(|input| self.item_dims(&input.client.dims));
@@ -291,63 +308,6 @@ impl BatchCodec {
     /// Whether requests of one model can differ in [`BatchCodec::shape_key`].
     pub fn has_varying_shapes(&self) -> bool {
         self.inputs.iter().any(|input| self.item_dims(&input.client.dims).iter().any(|d| *d < 0))
-    }
-
-    /// Bytes that the inputs of one item take, every varying dimension `varying` long; `None` if that is more than memory.
-    pub fn item_bytes(&self, varying: i64) -> Option<usize> {
-        self.inputs.iter().try_fold(0usize, |sum, binding| {
-            let size = binding.datatype().size().unwrap_or(4);
-            let mut dims = self.sizes(binding, varying);
-            let bytes = dims.try_fold(size, |n, d| n.checked_mul(usize::try_from(d).ok()?))?;
-            sum.checked_add(bytes)
-        })
-    }
-
-    /// The key of requests whose varying dimensions are all `varying` long.
-    pub fn shape_key_of(&self, varying: i64) -> ShapeKey {
-        let dims = self.inputs.iter().flat_map(|input| self.item_dims(&input.client.dims));
-        dims.filter(|d| **d < 0).map(|_| varying).collect()
-    }
-
-    /// A request of one item that the model is timed and warmed up with, every varying dimension `varying` long: random as far as the model takes that.
-    ///
-    /// # Errors
-    /// In words, if it takes more than [`LARGEST_TRIAL`], or there is no memory for it.
-    pub fn trial(&self, varying: i64) -> Result<Admitted, String> {
-        self.sample(self.fill, varying)
-    }
-
-    /// A request of one item that holds `fill`, every varying dimension `varying` long.
-    ///
-    /// # Errors
-    /// As [`BatchCodec::trial`].
-    pub(crate) fn sample(&self, fill: Fill, varying: i64) -> Result<Admitted, String> {
-        self.item_bytes(varying).filter(|bytes| *bytes <= LARGEST_TRIAL).ok_or_else(|| self.too_large(varying))?;
-        let mut inputs = SmallVec::new();
-        let mut shapes = SmallVec::new();
-        for binding in &self.inputs {
-            let dims = self.sizes(binding, varying);
-            let elements = dims.clone().product::<i64>().max(0) as usize;
-            let bytes = elements * fill.size(binding.datatype());
-            let mut data = Buffer::try_with_capacity(bytes).map_err(|error| error.to_string())?;
-            fill.write(&binding.client.name, binding.datatype(), elements, &mut data);
-            inputs.push(data.into_bytes());
-            shapes.extend(dims);
-        }
-        Ok(Admitted { inputs, shapes, rows: 1 })
-    }
-
-    /// Says that one item of this length is too large to be tried.
-    fn too_large(&self, varying: i64) -> String {
-        let shape = |input: &TensorBinding| {
-            format!("'{}' {:?}", input.client.name, self.sizes(input, varying).collect::<Vec<_>>())
-        };
-        let shapes: Vec<String> = self.inputs.iter().map(shape).collect();
-        let takes = self.item_bytes(varying).map_or("more than a machine has".to_owned(), |bytes| bytes.to_string());
-        format!(
-            "one item of its inputs takes {takes} bytes ({}), and at most {LARGEST_TRIAL} are taken for one",
-            shapes.join(", ")
-        )
     }
 
     /// Joins requests of one [`ShapeKey`] into the tensors of a batch, in their order.
@@ -387,10 +347,14 @@ impl BatchCodec {
                     binding.client.name, tensor.shape
                 ));
             }
-            let wire: SmallVec<[i64; 6]> = if binding.is_reshaped() {
-                binding.client_shape(&tensor.shape)?.iter().skip(skip).map(|d| *d as i64).collect()
-            } else {
-                tensor.shape.iter().skip(skip).map(|d| *d as i64).collect()
+            let fits = fits(&binding.model_dims, &tensor.shape);
+            if !fits && !self.is_misfit_told.swap(true, Ordering::Relaxed) {
+                self.warn_of_misfit(binding, &tensor.shape);
+            }
+            let wire: SmallVec<[i64; 6]> = match binding.client_shape(&tensor.shape) {
+                Ok(shape) if binding.is_reshaped() => shape.iter().skip(skip).map(|d| *d as i64).collect(),
+                // The engine has computed these sizes, so they are right whatever the file declares.
+                _ => tensor.shape.iter().skip(skip).map(|d| *d as i64).collect(),
             };
             let row_elements = tensor.shape.iter().skip(skip).try_fold(1usize, |n, d| n.checked_mul(*d));
             let row_elements = row_elements
@@ -418,6 +382,26 @@ impl BatchCodec {
         }
         Ok(members)
     }
+
+    /// The model serves from now on: the log is to tell of the first answer that has other sizes than declared.
+    pub fn begin_service(&self) {
+        self.is_misfit_told.store(false, Ordering::Relaxed);
+    }
+
+    /// Says once that an output has other sizes than clients are told.
+    fn warn_of_misfit(&self, output: &TensorBinding, shape: &[usize]) {
+        tracing::warn!(
+            model = %self.model, output = %output.client.name,
+            "the model's metadata say {:?} of this output, and the model answered {shape:?}: such answers are served as the model gives them",
+            output.client.dims
+        );
+    }
+}
+
+/// Whether a tensor has sizes that were declared; -1 is any.
+fn fits(declared: &[i64], shape: &[usize]) -> bool {
+    let is_size = |(declared, size): (&i64, &usize)| *declared < 0 || usize::try_from(*declared) == Ok(*size);
+    declared.len() == shape.len() && declared.iter().zip(shape).all(is_size)
 }
 
 /// The bytes that the first `elements` length-prefixed elements of `data` take.

@@ -86,4 +86,4 @@ mod watchdog;
 
 pub use roles::{etcd_server, serve_frontend, serve_scheduler};
 pub use serve::{serve, serve_backend};
-pub use warm_up::find_answer;
+pub use warm_up::{Trial, find_answer};

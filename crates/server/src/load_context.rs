@@ -45,6 +45,8 @@ pub struct VersionFile<'a> {
     pub path: &'a Path,
     /// Whether it could be loaded once more.
     pub may_come_again: bool,
+    /// Whether the version in service answered its trial, so that this one may replace it only if it answers, too.
+    pub must_answer: bool,
     /// Who is told how it goes on.
     pub progress: &'a dyn LoadProgress,
 }

@@ -58,6 +58,8 @@ pub struct LoadedVersion {
     pub auto: Option<Arc<AutoModel>>,
     /// Whether its requests may share batches, where that was asked.
     pub rows: Option<RowJudgement>,
+    /// Whether it answered its trial at load, or the samples that its configuration names.
+    pub answers: bool,
     /// What it holds of the CPU's memory, where it is on the CPU.
     pub held: Option<HeldMemory>,
     /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
@@ -87,6 +89,7 @@ impl LoadedVersion {
             preprocess: None,
             auto: None,
             rows: None,
+            answers: true,
             held: None,
             folder: None,
         }

@@ -57,7 +57,7 @@ impl Loader {
             (exclusive.clone(), report.clone(), why_by_auto(file, report))
         } else {
             let chosen = options.chosen_policy(&name, definition.device);
-            let chosen = chosen.map_err(|error| PolicyError { policy: asked, reason: error.to_string() })?;
+            let chosen = chosen.map_err(|error| PolicyError::new(asked, error))?;
             let report = PolicyReport::asked(chosen.name.name(), asked_for);
             (chosen, report.clone(), Why::Asked(report))
         };
@@ -80,7 +80,7 @@ impl Loader {
                     (Why::Chosen(Box::new(instead)), error)
                 }
             },
-            Err(error) if error.is::<PolicyError>() && asked != PolicyName::AUTO && !is_named => {
+            Err(error) if asked != PolicyName::AUTO && may_be_left(&error, is_named) => {
                 let policy = exclusive.name.to_string();
                 (Why::Asked(PolicyReport { policy, reason: error.to_string(), ..report }), error)
             }
@@ -211,6 +211,12 @@ impl Loader {
         names.dedup();
         names
     }
+}
+
+/// Whether `exclusive` serves a model that its policy cannot have. That holds where the policy is not named for just
+/// this model, and where no trial could tell whether the policy suits the model.
+fn may_be_left(error: &anyhow::Error, is_named: bool) -> bool {
+    error.downcast_ref::<PolicyError>().is_some_and(|error| error.is_untried || !is_named)
 }
 
 /// Why a model is loaded by `exclusive` first that is to have whichever policy suits it.

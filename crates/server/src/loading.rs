@@ -4,6 +4,7 @@ mod engine_choice;
 mod judging;
 mod rehearsed;
 mod starting;
+mod trial;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use downbeat_repository::ModelDefinition;
 use parking_lot::MutexGuard;
 
 use crate::auto_model::AutoModel;
-use crate::batch_codec::{BatchCodec, PROFILED_LENGTH};
+use crate::batch_codec::BatchCodec;
 use crate::device_budget::DeviceBudget;
 use crate::engines::most_threads;
 use crate::group_predictor::GroupMember;
@@ -57,6 +58,10 @@ pub struct Loading<'a> {
     /// What pictures or texts go through before they are requests of it.
     preprocess: Option<Arc<Preprocess>>,
     progress: &'a dyn LoadProgress,
+    /// It may come into service only if it answers its trial.
+    must_answer: bool,
+    /// Whether it answers requests of our own making, or a sample that its configuration names: then it is measured.
+    is_measured: bool,
     begin: Time,
     on_gpus: bool,
     /// Whether its batches are made on the device, to which its requests are routed.
@@ -111,7 +116,7 @@ impl<'a> Loading<'a> {
         let turn = context.turns.begin();
         let routed = policy.name.makes_batches();
         let (on, part) = (context.partitions.all_of(name), context.partitions.of(name).map(|(_, part)| part));
-        let refuses = |reason| PolicyError { policy: policy.name, reason };
+        let refuses = |reason| PolicyError::new(policy.name, reason);
         if routed && on.len() > 1 {
             let reason = format!(
                 "it is to run on {} partitions, and has lanes of its own on one; name one in [models.{name}] partition, or use the policy exclusive",
@@ -151,6 +156,8 @@ impl<'a> Loading<'a> {
             preprocess: None,
             progress: file.progress,
             judgement: None,
+            must_answer: file.must_answer,
+            is_measured: true,
             warmed: Default::default(),
             _gpu_turn: gpu_turn,
             context,
@@ -219,13 +226,13 @@ impl<'a> Loading<'a> {
     }
 
     fn refuses(&self, reason: impl ToString) -> PolicyError {
-        PolicyError { policy: self.policy.name, reason: reason.to_string() }
+        PolicyError::new(self.policy.name, reason)
     }
 
     fn measuring<'b>(&'b self, codec: &'b BatchCodec) -> Measuring<'b> {
-        let Loading { context, source, threads, progress, .. } = self;
+        let Loading { context, source, threads, is_measured, progress, .. } = self;
         let of = (&*self.definition.name, self.number);
-        Measuring { context, source, of, codec, threads: *threads, progress: *progress }
+        Measuring { context, source, of, codec, threads: *threads, answers: *is_measured, progress: *progress }
     }
 
     /// Has the engine load the file, once it is looked at; whole, where it cannot be cut and need not be.
@@ -238,13 +245,11 @@ impl<'a> Loading<'a> {
                 engine.info().name
             );
         }
-        if !is_emulated(&self.definition) {
-            // Refuses what is no model, or points outside its folder, before any engine sees it.
-            downbeat_engine::inspect(&self.source.options.path)?;
-            if let Some(held) = &self.held {
-                let bytes = downbeat_engine::file_bytes(&self.source.options.path)?;
-                held.hold(MemoryPart::Weights, engine.weight_copies().saturating_mul(bytes))?;
-            }
+        if !is_emulated(&self.definition)
+            && let Some(held) = &self.held
+        {
+            let bytes = downbeat_engine::file_bytes(&self.source.options.path)?;
+            held.hold(MemoryPart::Weights, engine.weight_copies().saturating_mul(bytes))?;
         }
         match self.source.load(1) {
             Err(error) if self.source.options.cut != Cut::Whole => {
@@ -277,13 +282,16 @@ impl<'a> Loading<'a> {
         let of = |definition: &ModelDefinition| {
             let (inputs, outputs) = (definition.inputs.clone(), definition.outputs.clone());
             let codec = BatchCodec::new(inputs, outputs, definition.batching.max_batch_size);
-            codec.with_defaults(defaults).map_err(anyhow::Error::msg)
+            codec.named(&definition.name).with_defaults(defaults).map_err(anyhow::Error::msg)
         };
         let codec = of(&self.definition)?;
         if !self.routed {
             return Ok((codec, None));
         }
         let padding = host::padding(&codec, self.policy).map_err(|error| self.refuses(error))?;
+        if padding.is_some() && codec.has_varying_shapes() {
+            self.check_padding_pays()?;
+        }
         let largest = self.policy.settings.largest_request(codec.max_batch).map_err(|error| self.refuses(error))?;
         limit_batches(&mut self.definition, largest, "the device policy's lanes take no larger batches");
         self.warn_of_levels();
@@ -321,7 +329,7 @@ impl<'a> Loading<'a> {
         let device = self.first_device(&*model);
         if let Some(padding) = &padding {
             host::check_padding(&codec, padding, &*model, device, self.context.clock)
-                .map_err(|error| self.refuses(error))?;
+                .map_err(|error| self.padding_refused(error, &codec, &*model, device))?;
         }
         model.set_batched(codec.batched);
         if let Some(held) = &self.held {
@@ -332,11 +340,7 @@ impl<'a> Loading<'a> {
         // An emulated model answers whatever fits its inputs.
         if model.profile(Share::Whole).is_none() {
             let mut first = model.lane_at(Place { device, share: Share::Whole })?;
-            if self.definition.warmups.is_empty() {
-                let found = warm_up::find_answer(&codec, model.segments(), &mut *first);
-                let fill = found.map_err(|error| self.elsewhere(&error).unwrap_or(error))?;
-                codec = codec.with_fill(fill);
-            }
+            codec = self.try_out(codec, model.segments(), &mut *first)?;
             lane = Some(first);
         }
         let codec = Arc::new(if self.on_gpus { codec.for_model(model.clone()) } else { codec });
@@ -376,7 +380,8 @@ impl<'a> Loading<'a> {
         };
         let name = &self.definition.name;
         let needed = profiled.profile.latency(1);
-        if let Some(slo) = self.context.options.slo(name, self.definition.slo).filter(|slo| needed > *slo) {
+        let slo = self.context.options.slo(name, self.definition.slo).filter(|_| self.is_measured);
+        if let Some(slo) = slo.filter(|slo| needed > *slo) {
             tracing::warn!(
                 model = %name, version = self.version, %slo, %needed,
                 "a single request takes longer than the model's SLO: nearly all requests will be rejected"
@@ -400,6 +405,7 @@ impl<'a> Loading<'a> {
             definition: &self.definition,
             plan: codec,
             profile,
+            is_measured: self.is_measured,
             cores: self.part.map_or_else(all_cores, |part| part.threads),
             threads: *threads,
             runs_elsewhere,
@@ -433,6 +439,8 @@ impl<'a> Loading<'a> {
         profiles: Vec<LatencyProfile>,
         threads: usize,
     ) -> LoadOutcome {
+        // Samples that a configuration names have run by now.
+        let answers = self.is_measured || !self.definition.warmups.is_empty();
         let Loading {
             context, definition, version, placed, source, held, begin, routed, preprocess, judgement, ..
         } = self;
@@ -440,13 +448,14 @@ impl<'a> Loading<'a> {
         let queue_bound = context.queue_bound(&definition);
         let mut loaded = LoadedVersion::new(hosts, report, metrics, queue_bound);
         (loaded.held, loaded.folder, loaded.auto, loaded.preprocess) = (held, source.folder, auto, preprocess);
-        loaded.rows = judgement;
+        (loaded.rows, loaded.answers) = (judgement, answers);
+        loaded.codec.begin_service();
         if !routed {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);
             let queue = context.driver.add_queue(&definition.name, options, &placed, profiles);
             // Nobody else knows of this version yet, so there cannot be another queue.
-            let _ = loaded.insert_queue(loaded.codec.shape_key_of(PROFILED_LENGTH), queue);
+            let _ = loaded.insert_queue(loaded.codec.profiled_key(), queue);
         }
         let took = context.clock.now().since(begin);
         context.metrics.set_load_duration(&definition.name, &version, took);

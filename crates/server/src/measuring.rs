@@ -33,6 +33,8 @@ pub struct Measuring<'a> {
     pub codec: &'a BatchCodec,
     /// On how many threads it may run.
     pub threads: Threads,
+    /// Whether it answers requests of our own making.
+    pub answers: bool,
     pub progress: &'a dyn LoadProgress,
 }
 
@@ -48,7 +50,7 @@ impl Measuring<'_> {
             return known(profile, 1);
         }
         let unknown = || LatencyProfile::linear(UNKNOWN, UNKNOWN, self.codec.max_batch).map(|guess| guess.learned(0));
-        if !self.context.options.profiling.enabled {
+        if !self.context.options.profiling.enabled || !self.answers {
             self.reload(self.threads.most(), model, lane)?;
             return known(unknown()?, self.threads.most());
         }
@@ -186,7 +188,7 @@ impl Measuring<'_> {
             if let known @ Some(_) = model.profile(share) {
                 return known;
             }
-            if !options.profiling.enabled || (part.is_none() && gpu.is_none()) {
+            if !options.profiling.enabled || !self.answers || (part.is_none() && gpu.is_none()) {
                 return None;
             }
             let on_gpu = gpu.map(|gpu| format!("-on-{}-{}", gpu.name.replace(' ', "_"), gpu.multiprocessors));
@@ -231,7 +233,7 @@ impl Measuring<'_> {
     ) -> SegmentProfile {
         let SegmentSubject { subject: Subject { model, .. }, padding, .. } = *subject;
         let is_known = model.profile(Share::Whole).is_some() || (model.segments() == 1 && padding.is_none());
-        if is_known || !self.context.options.profiling.enabled {
+        if is_known || !self.context.options.profiling.enabled || !self.answers {
             return SegmentProfile::even(profile, model.segments());
         }
         let store = self.source.store;

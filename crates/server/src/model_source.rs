@@ -55,6 +55,7 @@ impl<'a> ModelSource<'a> {
             declared.shapes.extend(shape.map(|shape| (name.to_owned(), shape)));
             declared.optional.extend(is_optional.then(|| name.to_owned()));
         }
+        declared.shapes.extend(definition.declared_outputs().map(|(name, shape)| (name.to_owned(), shape)));
         if !is_emulated(definition)
             && let Some(opened) = declared.open(&options.path)?
         {

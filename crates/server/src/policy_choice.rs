@@ -19,6 +19,8 @@ pub struct AutoSubject<'a> {
     pub definition: &'a ModelDefinition,
     pub plan: &'a BatchCodec,
     pub profile: &'a LatencyProfile,
+    /// Whether it answers requests of our own making, so that the profile is measured.
+    pub is_measured: bool,
     /// Cores that lanes and frontends share.
     pub cores: usize,
     pub threads: usize,
@@ -103,6 +105,9 @@ impl AutoSubject<'_> {
         let has_levels =
             batching.levels.len() > 1 || batching.levels.iter().any(|l| l.default_timeout > Duration::ZERO);
         let reason = match () {
+            () if !self.is_measured => {
+                "the model answers no request of our own making, so that nothing could be measured at load"
+            }
             () if !self.options.profiling.enabled => "nothing is measured here ([profiling] enabled = false)",
             () if own.or(self.definition.dispatch).is_some() => "its scheduler is named, which makes its batches",
             () if has_levels => {

@@ -361,8 +361,10 @@ impl Registry {
         }
         let mut versions = BTreeMap::new();
         let mut failures = BTreeMap::new();
+        let before = self.serving.get(name);
         for (version, path) in definition.versions.clone() {
-            let file = VersionFile { version, path: &path, may_come_again: overlay.is_none(), progress };
+            let must_answer = before.as_ref().is_some_and(|before| before.answers(version));
+            let file = VersionFile { version, path: &path, may_come_again: overlay.is_none(), must_answer, progress };
             match self.loader.load(&mut definition, &file) {
                 Ok(loaded) => {
                     versions.insert(version, loaded);

@@ -156,6 +156,7 @@ impl Serving {
         };
         let (place, _held) = prepared.map(|prepared| (prepared.place, prepared.held)).unzip();
         let (admitted, request) = wishes.admit(request).await?;
+        let is_empty = admitted.is_empty;
         let held = hold_inputs(&self.budget, &served.input_bytes, &loaded.name, admitted.bytes());
         let _input_bytes = held.inspect_err(|_| loaded.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
         loaded.check_memory(&admitted)?;
@@ -201,7 +202,8 @@ impl Serving {
             return Err(limits.overrun(&request.model_name));
         };
         ticket.close();
-        Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs?))
+        let outputs = if is_empty { loaded.codec.without_rows(outputs)? } else { outputs? };
+        Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs))
     }
 
     /// The queue for a request's shape. A shape that is new gets one, with the profile of the most similar shape

@@ -222,36 +222,59 @@ fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
 /// Lengths of varying dimensions that a model is tried with until it answers: as it is measured, as short as can be, and as pictures and texts often are.
 pub const LENGTHS: [i64; 7] = [PROFILED_LENGTH, 1, 16, 64, 128, 224, 256];
 
-/// Looks for a request of our own making that the model answers, so that a model that can answer none is not taken for ready; gives what it holds.
+/// What came of a model's trial with requests of our own making.
+#[derive(Debug)]
+pub enum Trial {
+    /// The model answers requests that hold this.
+    Answers {
+        /// What their elements are.
+        fill: Fill,
+        /// The request that was answered, where its varying dimensions are not [`PROFILED_LENGTH`] long.
+        sample: Option<Admitted>,
+    },
+    /// The model answers none of them: what it says to the first.
+    Refuses(String),
+}
+
+/// Looks for a request of our own making that the model answers. Made-up values suit not every model: no model takes
+/// random numbers as a shape. So a model that answers none is still worth serving.
 ///
 /// # Errors
-/// What it says to the first, if it answers none; if the device is lost or out of memory.
-pub fn find_answer(plan: &BatchCodec, segments: usize, lane: &mut dyn Lane) -> anyhow::Result<Fill> {
-    let mut first = None;
+/// If the device is lost or out of memory, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
+/// batch cannot be parted.
+pub fn find_answer(plan: &BatchCodec, segments: usize, lane: &mut dyn Lane) -> anyhow::Result<Trial> {
+    let (mut refused, mut not_made, mut not_parted) = (None, None, None);
     let lengths = if plan.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
     for length in lengths {
         for fill in Fill::ALL {
-            let answer = plan
-                .sample(fill, *length)
-                .and_then(|request| plan.assemble(std::iter::once(&request)))
-                .map_err(|reason| RunError::new("batch plan", reason))
-                .and_then(|mut state| {
-                    lane.run(0..segments, &mut state)?;
-                    plan.separate(state, &[1]).map_err(|reason| RunError::new("batch plan", reason))
-                });
-            match answer {
-                Ok(_) => return Ok(fill),
-                Err(error) if error.of_device => return Err(error.into()),
-                Err(error) => {
-                    tracing::debug!(?fill, length, %error, "the model does not answer");
-                    first.get_or_insert(error);
+            let made = plan.sample(fill, *length);
+            let made = made.and_then(|item| Ok((plan.assemble(std::iter::once(&item))?, item)));
+            let (mut state, item) = match made {
+                Ok(made) => made,
+                Err(reason) => {
+                    not_made.get_or_insert(reason);
+                    continue;
                 }
+            };
+            if let Err(error) = lane.run(0..segments, &mut state) {
+                if error.of_device {
+                    return Err(error.into());
+                }
+                tracing::debug!(?fill, length, %error, "the model does not answer");
+                refused.get_or_insert(error.to_string());
+                continue;
+            }
+            match plan.separate(state, &[1]) {
+                Ok(_) => {
+                    return Ok(Trial::Answers { fill, sample: (*length != PROFILED_LENGTH).then_some(item) });
+                }
+                Err(reason) => drop(not_parted.get_or_insert(reason)),
             }
         }
     }
-    anyhow::bail!(
-        "the model answers none of the requests that it was tried with (random numbers, ones, zeros); to the first it says: {}. If it needs other \
-         inputs, give one in config.pbtxt (model_warmup), which is run instead",
-        first.map(|error| error.to_string()).unwrap_or_default()
-    )
+    match (not_parted, refused, not_made) {
+        (Some(reason), ..) if plan.batched => anyhow::bail!(reason),
+        (None, None, Some(reason)) => anyhow::bail!(reason),
+        (not_parted, refused, _) => Ok(Trial::Refuses(refused.or(not_parted).unwrap_or_default())),
+    }
 }

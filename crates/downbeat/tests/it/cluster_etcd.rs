@@ -1,4 +1,4 @@
-//! Schedulers that have epochs, and each other's addresses, out of a real etcd, which is killed and started again. Without `etcd` on the path nothing is tried, unless DOWNBEAT_REQUIRE_ETCD is set.
+//! Schedulers that have epochs, and each other's addresses, out of a real etcd, which is killed and started again. Without `etcd` on the path its tests are ignored, unless DOWNBEAT_REQUIRE_ETCD is set.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -19,20 +19,13 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// `None`: there is no such program here.
-    pub fn start() -> Option<Etcd> {
+    pub fn start() -> Etcd {
         let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
         let (folder, clients, peers) = (tempfile::tempdir().unwrap(), url(&free[0]), url(&free[1]));
         drop(free);
-        match spawn(&folder, &clients, &peers) {
-            Ok(child) => Some(Etcd { child, folder, clients, peers }),
-            Err(error) => {
-                assert!(std::env::var_os("DOWNBEAT_REQUIRE_ETCD").is_none(), "etcd: {error}");
-                eprintln!("not tried: etcd: {error}");
-                None
-            }
-        }
+        let child = spawn(&folder, &clients, &peers).unwrap_or_else(|error| panic!("etcd: {error}"));
+        Etcd { child, folder, clients, peers }
     }
 
     fn kill(&mut self) {
@@ -66,8 +59,9 @@ fn answers(member: &Member) -> bool {
 
 /// Schedulers that have all gone know no epoch when they come back, and without a store begin again at the first.
 #[test]
+#[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn epochs_go_on_rising_where_no_scheduler_is_left_that_knows_the_last() {
-    let Some(mut etcd) = Etcd::start() else { return };
+    let mut etcd = Etcd::start();
     let mut last = 0;
     for _ in 0..3 {
         let scheduler = scheduler(&etcd.clients, &[]);
@@ -86,8 +80,9 @@ fn epochs_go_on_rising_where_no_scheduler_is_left_that_knows_the_last() {
 }
 
 #[test]
+#[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn without_etcd_requests_go_on_and_nobody_takes_over_until_it_is_back() {
-    let Some(mut etcd) = Etcd::start() else { return };
+    let mut etcd = Etcd::start();
     let mut cluster = Cluster::of(digits(), &[], &["--etcd", &etcd.clients]);
     let first = cluster.schedulers[0].epoch();
     assert!(first > 0);
@@ -128,8 +123,9 @@ fn all_answered(statuses: &[u16]) {
 }
 
 #[test]
+#[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn schedulers_that_etcd_has_come_and_go_and_nobody_needs_a_list() {
-    let Some(mut etcd) = Etcd::start() else { return };
+    let mut etcd = Etcd::start();
     let found = ["--etcd", &etcd.clients.clone()];
     let schedulers = vec![scheduler(found[1], &[]), scheduler(found[1], &[])];
     assert_eq!(schedulers.iter().map(rank).collect::<Vec<_>>(), [0, 1]);
@@ -164,8 +160,9 @@ fn schedulers_that_etcd_has_come_and_go_and_nobody_needs_a_list() {
 }
 
 #[test]
+#[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn a_scheduler_whose_rank_is_that_of_one_that_lives_says_so_and_ends() {
-    let Some(etcd) = Etcd::start() else { return };
+    let etcd = Etcd::start();
     let first = scheduler(&etcd.clients, &["--rank", "5", "--node-name", "the first"]);
     let mut second = Command::new(env!("CARGO_BIN_EXE_downbeat"));
     second.args([
@@ -223,8 +220,9 @@ impl Proxy {
 }
 
 #[test]
+#[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn a_scheduler_that_is_cut_off_from_etcd_takes_no_lead() {
-    let Some(etcd) = Etcd::start() else { return };
+    let etcd = Etcd::start();
     let proxy = Proxy::to(etcd.clients.strip_prefix("http://").unwrap().parse().unwrap());
     let first = scheduler(&etcd.clients, &[]);
     until("the first leads", || first.leads());

@@ -1,6 +1,4 @@
-//! Frontends and backends whose large tensors are read by UCX, by its own shared memory, as that is what one machine has. Without UCX nothing is tried, unless DOWNBEAT_REQUIRE_UCX is set.
-
-use std::process::Command;
+//! Frontends and backends whose large tensors are read by UCX, by its own shared memory, as that is what one machine has. Without UCX its tests are ignored, unless DOWNBEAT_REQUIRE_UCX is set.
 
 use crate::cluster::{Cluster, MANY, Member, large_digits, large_request, tensor_bytes, transports, until};
 use crate::command_line::downbeat;
@@ -16,17 +14,6 @@ fn by(transport: &str) -> [(&str, &str); 4] {
     ]
 }
 
-/// Whether there is UCX here.
-fn is_there() -> bool {
-    let libraries = Command::new("ldconfig").arg("-p").output();
-    let is_there = libraries.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("libucp.so.0"));
-    assert!(is_there || std::env::var_os("DOWNBEAT_REQUIRE_UCX").is_none(), "there is no libucp.so.0");
-    if !is_there {
-        eprintln!("not tried: there is no libucp.so.0");
-    }
-    is_there
-}
-
 /// Whether that is how tensors go between a process and all whom it knows.
 fn are_by_ucx(member: &Member) -> bool {
     let transports = transports(member);
@@ -34,9 +21,10 @@ fn are_by_ucx(member: &Member) -> bool {
 }
 
 #[test]
+#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]
 fn large_tensors_are_read_by_ucx() {
     let body = large_request();
-    for transport in if is_there() { &["posix,self", "sysv,self", "cma,posix"][..] } else { &[] } {
+    for transport in ["posix,self", "sysv,self", "cma,posix"] {
         let cluster = Cluster::of_variables(large_digits(), &[], &[], &by(transport));
         // A backend connects to a frontend with the first batch that it has of it.
         assert_eq!(cluster.infer().0, 200);
@@ -58,10 +46,8 @@ fn large_tensors_are_read_by_ucx() {
 }
 
 #[test]
+#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]
 fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
-    if !is_there() {
-        return;
-    }
     let body = large_request();
     for transport in ["posix,self", "sysv,self"] {
         let mut cluster = Cluster::of_variables(large_digits(), &[], &[], &by(transport));
@@ -88,10 +74,8 @@ fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
 }
 
 #[test]
+#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]
 fn ucx_that_would_end_the_process_with_a_peer_is_refused_at_the_start() {
-    if !is_there() {
-        return;
-    }
     let mut frontend = downbeat(&["frontend"]);
     frontend.args(["--schedulers", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--host", "127.0.0.1"]);
     frontend.args(["--http-port", "0", "--metrics-port", "0", "--grpc-port", "off"]);

@@ -1,4 +1,4 @@
-//! What a configuration says of a model's inputs beyond its file: a file that leaves them open is opened with it.
+//! Sizes and values that a configuration declares for inputs and outputs which the model file leaves open.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,15 +7,15 @@ use bytes::Bytes;
 use downbeat_core::tensor::{DataType, Signature};
 use prost::Message;
 
-use super::file::{FileGraph, ValueKind};
+use super::file::{FileGraph, ValueInfo, ValueKind};
 use super::proto::{ModelProto, StringEntry, TensorProto, WeightProto, shaped_type};
 use super::{Checked, datatype, walk};
 use crate::traits::LoadError;
 
-/// What a configuration says of a model's inputs beyond its file.
+/// What a configuration says of a model's inputs and outputs beyond its file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Declared {
-    /// Sizes by the input's name, all dimensions, -1 where they vary; of use where the file has none.
+    /// Sizes by the name of the input or output, all dimensions, -1 where they vary; of use where the file has none.
     pub shapes: BTreeMap<String, Vec<i64>>,
     /// Inputs that a request may leave out: their initialiser in the file is their value then.
     pub optional: BTreeSet<String>,
@@ -58,19 +58,23 @@ impl Declared {
         }
         let checked = walk(path)?;
         let Some(graph) = &checked.file.graph else { return Ok(None) };
-        let (optional, without_shape) = (self.optional_in(graph), self.without_shape_in(graph));
-        if optional.is_empty() && without_shape.is_empty() {
+        let (optional, without_shape) = (self.optional_in(graph), self.without_shape_in(&graph.inputs));
+        let is_in_one_file = checked.external_locations().next().is_none();
+        // An engine runs a model whose outputs have no shapes, too.
+        let outputs = if is_in_one_file { self.without_shape_in(&graph.outputs) } else { BTreeSet::new() };
+        if optional.is_empty() && without_shape.is_empty() && outputs.is_empty() {
             return Ok(None);
         }
         let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
         let named =
             optional.iter().chain(&without_shape).map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
-        if checked.external_locations().next().is_some() {
+        if !is_in_one_file {
             return Err(error(format!(
                 "the inputs {named} are optional or have no shape in the file, which is served only of models without external data. Save it \
                  in one file: onnx.save(onnx.load(path), path)"
             )));
         }
+        let without_shape = without_shape.union(&outputs).cloned().collect();
         self.rewrite(&checked, &optional, &without_shape).map(Some).map_err(|e| error(format!("inputs {named}: {e}")))
     }
 
@@ -80,10 +84,10 @@ impl Declared {
         names.filter(|name| self.optional.contains(*name) && graph.initializers.contains(*name)).cloned().collect()
     }
 
-    /// Inputs whose sizes only the configuration has.
-    fn without_shape_in(&self, graph: &FileGraph) -> BTreeSet<String> {
-        let open = graph.inputs.iter().filter(|input| matches!(input.kind, ValueKind::Tensor { dims: None, .. }));
-        let names = open.map(|input| &input.name);
+    /// Inputs or outputs whose sizes only the configuration has.
+    fn without_shape_in(&self, values: &[ValueInfo]) -> BTreeSet<String> {
+        let open = values.iter().filter(|value| matches!(value.kind, ValueKind::Tensor { dims: None, .. }));
+        let names = open.map(|value| &value.name);
         names.filter(|name| self.shapes.contains_key(*name)).cloned().collect()
     }
 
@@ -108,13 +112,17 @@ impl Declared {
             }
         }
         graph.initializer = initializers;
-        for input in graph.input.iter_mut().filter(|input| without_shape.contains(&input.name)) {
-            let Some(dims) = self.shapes.get(&input.name) else { continue };
-            let element = checked.file.graph.iter().flat_map(|graph| &graph.inputs).find_map(|info| match &info.kind {
-                ValueKind::Tensor { element, .. } if info.name == input.name => i32::try_from(*element).ok(),
-                _ => None,
-            });
-            input.r#type = Some(shaped_type(element.unwrap_or_default(), dims).encode_to_vec().into());
+        let file = checked.file.graph.iter().flat_map(|graph| graph.inputs.iter().chain(&graph.outputs));
+        let elements: BTreeMap<&str, i32> = file
+            .filter_map(|info| match &info.kind {
+                ValueKind::Tensor { element, .. } => Some((info.name.as_str(), i32::try_from(*element).ok()?)),
+                ValueKind::Other(_) | ValueKind::Unknown => None,
+            })
+            .collect();
+        for value in graph.input.iter_mut().chain(&mut graph.output).filter(|it| without_shape.contains(&it.name)) {
+            let Some(dims) = self.shapes.get(&value.name) else { continue };
+            let element = elements.get(value.name.as_str()).copied().unwrap_or_default();
+            value.r#type = Some(shaped_type(element, dims).encode_to_vec().into());
         }
         Ok(Opened { bytes: model.encode_to_vec(), defaults })
     }

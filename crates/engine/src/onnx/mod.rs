@@ -33,7 +33,8 @@ pub const FILE_LIMIT: u64 = (1 << 31) - 1;
 ///
 /// # Errors
 /// If the file cannot be read, is not an ONNX model, is truncated or larger than [`FILE_LIMIT`], names external data
-/// outside of its folder, or has an input or output that is not a tensor of a datatype and rank known from the file.
+/// outside of its folder, has an input that is not a tensor of a datatype and rank known from the file, or an output that
+/// is not a tensor of a known datatype.
 pub fn inspect(path: &Path) -> Result<Signature, LoadError> {
     check(path)?.signature(|_| None)
 }
@@ -175,7 +176,7 @@ impl Checked<'_> {
             .outputs
             .iter()
             .enumerate()
-            .map(|(index, o)| self.spec("output", o, || infer(index)))
+            .map(|(index, o)| self.spec("output", o, || declared_of(o).or_else(|| inferred_output(o, infer(index)))))
             .collect::<Result<_, _>>()?;
         Ok(Signature { inputs, outputs })
     }
@@ -223,6 +224,17 @@ impl Checked<'_> {
 /// Whether operators of a domain are those of the standard.
 pub(crate) fn standard_domain(domain: &str) -> bool {
     domain.is_empty() || domain == "ai.onnx"
+}
+
+/// An output without a shape in the file, as an engine inferred it. An engine that infers no shape says `[]`, or gives
+/// nothing. Such an output is declared as one dimension of any size, and its answers are served with their own shapes.
+fn inferred_output(info: &ValueInfo, inferred: Option<(DataType, Vec<i64>)>) -> Option<(DataType, Vec<i64>)> {
+    let element = match info.kind {
+        ValueKind::Tensor { element, .. } => datatype(element),
+        ValueKind::Unknown | ValueKind::Other(_) => None,
+    };
+    let (its, dims) = inferred.map_or((None, Vec::new()), |(datatype, dims)| (Some(datatype), dims));
+    Some((element.or(its)?, if dims.is_empty() { vec![-1] } else { dims }))
 }
 
 /// The datatype of an ONNX `TensorProto.DataType`; ONNX Runtime numbers them alike.

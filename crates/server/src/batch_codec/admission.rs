@@ -73,7 +73,10 @@ impl BatchCodec {
                     rows.unwrap_or(its_rows),
                 )));
             }
-            shapes.extend_from_slice(self.item_dims(&input.shape));
+            match self.is_single(binding) {
+                true => shapes.extend_from_slice(self.item_dims(&binding.client.dims)),
+                false => shapes.extend_from_slice(self.item_dims(&input.shape)),
+            }
             inputs.push(std::mem::take(&mut input.data));
         }
         let rows = rows.unwrap_or(1);
@@ -91,7 +94,15 @@ impl BatchCodec {
                 }
             }
         }
-        Ok(Admitted { inputs, shapes, rows })
+        if rows == 0 {
+            return self.standing_in(model, &shapes);
+        }
+        Ok(Admitted { inputs, shapes, rows, is_empty: false })
+    }
+
+    /// Whether an item of an input is one element, so that the sizes `[]` and `[1]` mean the same.
+    fn is_single(&self, binding: &TensorBinding) -> bool {
+        matches!(self.item_dims(&binding.client.dims), [] | [1])
     }
 
     /// Checks datatype and shape of one input; gives its batch dimension.
@@ -103,17 +114,18 @@ impl BatchCodec {
                 spec.name, input.datatype, spec.datatype
             )));
         }
-        let fits = input.shape.len() == spec.dims.len()
+        let as_declared = input.shape.len() == spec.dims.len()
             && input.shape.iter().all(|d| *d >= 0)
             && spec.dims.iter().zip(&input.shape).all(|(want, got)| *want < 0 || want == got);
-        let rows = if self.batched { input.shape.first().copied().unwrap_or(0) } else { 1 };
-        if !fits || rows < 1 {
+        let rows = if self.batched { input.shape.first().copied().unwrap_or(-1) } else { 1 };
+        let as_single = || rows >= 0 && self.is_single(binding) && matches!(self.item_dims(&input.shape), [] | [1]);
+        if !as_declared && !as_single() {
             return Err(ServiceError::InvalidArgument(format!(
                 "unexpected shape for input '{}' for model '{model}'. Expected {}, got {}.{}",
                 spec.name,
                 show(&spec.dims),
                 show(&input.shape),
-                if self.batched { " (-1: any size; the first dimension is the batch, at least 1)" } else { "" },
+                if self.batched { " (-1: any size; the first dimension is the batch)" } else { "" },
             )));
         }
         Ok(rows)

@@ -42,6 +42,16 @@ pub struct PolicyError {
     pub policy: PolicyName,
     /// What is in the way and what to do.
     pub reason: String,
+    /// The policy's check needs a request that the model answers, and no made-up request is one. So the check says
+    /// nothing about the model.
+    pub is_untried: bool,
+}
+
+impl PolicyError {
+    /// The policy cannot have the model, for this reason.
+    pub fn new(policy: PolicyName, reason: impl ToString) -> Self {
+        PolicyError { policy, reason: reason.to_string(), is_untried: false }
+    }
 }
 
 /// A loaded model, and what it is to run on.
@@ -317,7 +327,7 @@ pub fn start(
 ) -> anyhow::Result<HostedVersion> {
     let mut started = Started::new(setup);
     let (chosen, model) = (started.setup.policy, started.setup.model);
-    let refuses = |reason: String| PolicyError { policy: chosen.name, reason };
+    let refuses = |reason: String| PolicyError::new(chosen.name, reason);
     let exit = |rule| Exit::new(&**model, rule).map_err(refuses);
     let exits: Arc<[Exit]> = chosen.settings.exits().iter().map(exit).collect::<Result<_, _>>()?;
     let every = chosen.padding.pad_check_every.unwrap_or(PADDED_EVERY);

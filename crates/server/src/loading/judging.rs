@@ -11,7 +11,7 @@ use crate::options::BatchingChoice;
 use crate::policy_choice::Why;
 use crate::row_check::RowCheck;
 use crate::row_judgement::{RowJudgement, by_graph};
-use crate::warm_up;
+use crate::warm_up::{self, Trial};
 
 /// The check goes on with further draws for this long.
 const CHECK_BUDGET: Duration = Duration::from_millis(300);
@@ -95,7 +95,8 @@ impl Loading<'_> {
         let mut samples = Vec::new();
         if batched.warmups.is_empty() {
             match warm_up::find_answer(&codec, model.segments(), &mut *lane) {
-                Ok(found) => fill = found,
+                Ok(Trial::Answers { fill: found, .. }) => fill = found,
+                Ok(Trial::Refuses(reason)) => return Ok(unknown(format!("it cannot be tried: {reason}"))),
                 Err(error) => return Ok(unknown(format!("it cannot be tried: {error}"))),
             }
         } else {

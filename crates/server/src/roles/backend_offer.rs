@@ -118,7 +118,7 @@ impl OfferMaker {
             }
             return None;
         }
-        let key = loaded.codec.shape_key_of(PROFILED_LENGTH);
+        let key = loaded.codec.profiled_key();
         let queue = loaded.queue(&key)?;
         let runs = |(slot, _): &(usize, &(usize, usize))| {
             self.registry.driver.runs(downbeat_core::DeviceId(*slot as u32), loaded)

@@ -291,6 +291,7 @@ impl Service for RemoteServing {
         };
         ticket.end = None;
         let (admitted, request) = wishes.admit(request).await?;
+        let is_empty = admitted.is_empty;
         let held = hold_inputs(&self.budget, &model.input_bytes, &version.name, admitted.bytes());
         let _input_bytes = held.inspect_err(|_| version.record_not_answered(Unanswered::QueueFull, Duration::ZERO))?;
         let varies = its.codec.has_varying_shapes();
@@ -316,7 +317,8 @@ impl Service for RemoteServing {
             return Err(limits.overrun(&request.model_name));
         };
         ticket.end = None;
-        Ok(response(request, &its.codec, &version.version, wanted.as_deref(), outputs?))
+        let outputs = if is_empty { its.codec.without_rows(outputs)? } else { outputs? };
+        Ok(response(request, &its.codec, &version.version, wanted.as_deref(), outputs))
     }
 
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String> {

@@ -63,6 +63,13 @@ impl ServedModel {
     pub fn version(&self, version: &str) -> Result<&Arc<LoadedVersion>, ServiceError> {
         version_of(&self.definition.name, &self.versions, version)
     }
+
+    /// Whether the version that a new one of this number replaces answered its trial. That is the version of the same
+    /// number, or else the newest.
+    pub fn answers(&self, version: u64) -> bool {
+        let before = self.versions.get(&version).or_else(|| self.versions.values().next_back());
+        before.is_some_and(|before| before.answers)
+    }
 }
 
 /// The version of a model that a client named, or the newest if it named none.

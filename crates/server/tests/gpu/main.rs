@@ -26,19 +26,13 @@ const MODELS: [&str; 3] = ["mlp", "digits", "encoder"];
 /// CUDA's number of the error.
 const ECC_UNCORRECTABLE: u32 = 214;
 
-/// So many GPUs, if there is an onnxruntime library whose kernels can run on them.
-fn gpus(count: u32) -> Option<StandIn> {
-    let is_there = std::env::var_os("ORT_DYLIB_PATH").is_some();
-    let required = std::env::var("DOWNBEAT_REQUIRE_ONNXRUNTIME").is_ok_and(|v| v == "1");
-    assert!(is_there || !required, "DOWNBEAT_REQUIRE_ONNXRUNTIME is 1, and ORT_DYLIB_PATH is not set");
-    if !is_there {
-        println!("skipped: set ORT_DYLIB_PATH to test it too");
-        return None;
-    }
+/// A stand-in driver with `count` GPUs, which run the kernels of an onnxruntime library.
+fn gpus(count: u32) -> StandIn {
+    assert!(std::env::var_os("ORT_DYLIB_PATH").is_some(), "ORT_DYLIB_PATH is not set");
     let stand_in = StandIn::lock();
     stand_in.set_devices(count, 132, 80 << 30);
     stand_in.set_readable(true);
-    Some(stand_in)
+    stand_in
 }
 
 /// These of the example models.
@@ -125,7 +119,7 @@ fn assert_same(what: &str, expected: &InferResponse, got: &InferResponse) {
 
 /// Sends many requests at once, and compares their answers with those of the CPU.
 async fn answers_as_the_cpu(models: &[&'static str], policy: &str, settings: Value) {
-    let Some(stand_in) = gpus(2) else { return };
+    let stand_in = gpus(2);
     let expected = serve(EngineChoice::Rten, models, "exclusive", json!({})).await;
     let registry = Arc::new(serve(EngineChoice::Cuda, models, policy, settings).await);
     let seed = 11;
@@ -161,16 +155,19 @@ async fn has_ended(stand_in: &StandIn) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn exclusive_answers_as_the_cpu() {
     answers_as_the_cpu(&MODELS, "exclusive", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn elastic_answers_as_the_cpu() {
     answers_as_the_cpu(&["mlp", "digits"], "elastic", json!({})).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn staged_answers_as_the_cpu() {
     let settings = json!({ "stages": 2 });
     answers_as_the_cpu(&["mlp", "digits"], "staged", settings).await;
@@ -180,8 +177,9 @@ async fn staged_answers_as_the_cpu() {
 
 /// Where requests may be padded and it is known how far, they are, to lengths that come again: then their batches run as graphs.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn requests_of_like_lengths_run_as_one_graph() {
-    let Some(stand_in) = gpus(1) else { return };
+    let stand_in = gpus(1);
     // With which a graph is faster than its kernels one by one although its inputs are copied.
     stand_in.set_launch_time(50_000);
     let settings = json!({ "pad": true, "max_length": 60, "pad_check_every": 0 });
@@ -219,8 +217,9 @@ async fn requests_of_like_lengths_run_as_one_graph() {
 
 /// GSLICE §4: each model runs on its partition of each GPU, whatever makes its batches.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn models_of_different_partitions_have_no_compute_unit_in_common() {
-    let Some(stand_in) = gpus(2) else { return };
+    let stand_in = gpus(2);
     for policy in ["exclusive", "windowed"] {
         let mut options = options(EngineChoice::Cuda, &MODELS);
         options.device.partitions = ["40", "25%", "24"].map(str::to_owned).to_vec();
@@ -256,8 +255,9 @@ async fn models_of_different_partitions_have_no_compute_unit_in_common() {
 
 /// GSLICE §4: the scheduler grants each partition of a GPU by itself.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn partitions_of_a_gpu_run_batches_of_the_scheduler_at_the_same_time() {
-    let Some(stand_in) = gpus(1) else { return };
+    let stand_in = gpus(1);
     let folder = tempfile::TempDir::new().unwrap();
     let version = folder.path().join("slow/1");
     std::fs::create_dir_all(&version).unwrap();
@@ -303,8 +303,9 @@ async fn partitions_of_a_gpu_run_batches_of_the_scheduler_at_the_same_time() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn partitions_that_the_gpu_has_not_keep_the_server_from_starting() {
-    let Some(stand_in) = gpus(1) else { return };
+    let stand_in = gpus(1);
     let refused = |partitions: &[&str]| {
         let mut options = options(EngineChoice::Cuda, &[]);
         options.device.partitions = partitions.iter().map(|text| (*text).to_owned()).collect();
@@ -322,8 +323,9 @@ fn partitions_that_the_gpu_has_not_keep_the_server_from_starting() {
 
 /// A model that takes more of a GPU than it may is refused with the numbers, and nothing of it stays there.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_model_keeps_within_what_it_may_take() {
-    let Some(stand_in) = gpus(1) else { return };
+    let stand_in = gpus(1);
     for (bytes, fits) in [(4096, false), (1 << 30, true)] {
         let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
         options.engine = EngineChoice::Cuda;
@@ -346,8 +348,9 @@ async fn a_model_keeps_within_what_it_may_take() {
 
 /// A model that is kept to one GPU is on no other, and not in service once that one is lost.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
-    let Some(stand_in) = gpus(2) else { return };
+    let stand_in = gpus(2);
     let mut options = options(EngineChoice::Cuda, &["mlp", "digits"]);
     options.placement.insert("digits".to_owned(), vec![1]);
     let registry = Registry::open(Arc::new(options)).unwrap();
@@ -380,8 +383,9 @@ async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
 
 /// What a load request asks for that the server has not told apart from the start.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn gpus_that_are_not_told_apart_are_refused_where_the_scheduler_makes_batches() {
-    let Some(stand_in) = gpus(2) else { return };
+    let stand_in = gpus(2);
     for (policy, is_loaded) in [("exclusive", false), ("windowed", true)] {
         let mut options = options(EngineChoice::Cuda, &["digits"]);
         options.device.policy = policy.parse().unwrap();
@@ -401,7 +405,7 @@ async fn gpus_that_are_not_told_apart_are_refused_where_the_scheduler_makes_batc
 
 /// A GPU that fails answers what it runs with 503, the other one takes over; without any, clients and probes are told.
 async fn a_lost_gpu(policy: &str) {
-    let Some(stand_in) = gpus(2) else { return };
+    let stand_in = gpus(2);
     let registry = serve(EngineChoice::Cuda, &["digits"], policy, json!({})).await;
     let seed = 12;
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
@@ -445,9 +449,10 @@ async fn a_lost_gpu_gets_no_more_of_routed_requests() {
 
 /// TensorRT itself is not here: a model is loaded for it, and has a private folder beside the profiles for what is compiled.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn what_tensorrt_compiles_is_kept_beside_the_profiles() {
     use std::os::unix::fs::PermissionsExt;
-    let Some(_stand_in) = gpus(1) else { return };
+    let _stand_in = gpus(1);
     let cache = tempfile::tempdir().unwrap();
     let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
     options.engine = EngineChoice::Tensorrt;
@@ -463,8 +468,9 @@ async fn what_tensorrt_compiles_is_kept_beside_the_profiles() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_gpu_that_is_lost_before_a_model_is_served_is_the_end_too() {
-    let Some(stand_in) = gpus(1) else { return };
+    let stand_in = gpus(1);
     let registry = serve(EngineChoice::Cuda, &[], "exclusive", json!({})).await;
     assert!(registry.is_live());
     stand_in.lose_device(0, ECC_UNCORRECTABLE);
@@ -495,7 +501,7 @@ fn ask(port: u16, head: &str, body: &str) -> String {
 async fn server_that_loses_its_gpus() {
     let Ok(port) = std::env::var("DOWNBEAT_TEST_PORT") else { return };
     let port: u16 = port.parse().unwrap();
-    let stand_in = gpus(2).unwrap();
+    let stand_in = gpus(2);
     let mut options = options(EngineChoice::Cuda, &["digits"]);
     (options.host, options.http_port) = ("127.0.0.1".parse().unwrap(), Some(port));
     (options.grpc_port, options.metrics_port) = (None, None);
@@ -519,10 +525,8 @@ async fn server_that_loses_its_gpus() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_server_ends_when_its_last_gpu_is_lost_if_asked_to() {
-    if gpus(1).is_none() {
-        return;
-    }
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "server_that_loses_its_gpus", "--ignored", "--nocapture"]);
@@ -535,8 +539,9 @@ fn a_server_ends_when_its_last_gpu_is_lost_if_asked_to() {
 
 /// Triton's `optimization.priority`.
 #[tokio::test(flavor = "multi_thread")]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_models_priority_is_that_of_its_streams() {
-    let Some(stand_in) = gpus(1) else { return };
+    let stand_in = gpus(1);
     let mut rng = Pcg64Mcg::seed_from_u64(13);
     for policy in ["exclusive", "elastic"] {
         for (configured, expected) in [("PRIORITY_MAX", -5), ("PRIORITY_MIN", 0), ("PRIORITY_DEFAULT", 0)] {

@@ -26,3 +26,4 @@ mod shared_memory;
 mod shares;
 mod side_by_side;
 mod support;
+mod trial;

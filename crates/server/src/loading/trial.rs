@@ -1,0 +1,107 @@
+//! The trial of a model at load, with requests of our own making. The trial only advises, since made-up numbers suit
+//! not every model.
+
+use anyhow::ensure;
+use downbeat_core::device::PolicyName;
+use downbeat_engine::{Lane, Model, Place, Share};
+
+use super::Loading;
+use crate::batch_codec::BatchCodec;
+use crate::host::PolicyError;
+use crate::model_source::is_emulated;
+use crate::warm_up::{self, Trial};
+
+/// What a model was tried with, for messages.
+const TRIED: &str = "the model answers none of the requests that it was tried with (random numbers, ones, zeros)";
+/// How a model is tried that needs other requests, for messages.
+const SAMPLE: &str = "a sample request in config.pbtxt (model_warmup)";
+
+impl Loading<'_> {
+    /// Tries the model on a lane. Gives the codec with requests that the model answers: of our own making, or else the
+    /// first sample of one item that its configuration names. A model that has none is served without having been
+    /// measured.
+    ///
+    /// # Errors
+    /// As [`warm_up::find_answer`]; if another engine may answer; if the model answers no request, and the version in whose place it comes does.
+    pub(super) fn try_out(
+        &mut self,
+        codec: BatchCodec,
+        segments: usize,
+        lane: &mut dyn Lane,
+    ) -> anyhow::Result<BatchCodec> {
+        let reason = match warm_up::find_answer(&codec, segments, lane)? {
+            Trial::Answers { fill, sample: None } => return Ok(codec.with_fill(fill)),
+            Trial::Answers { fill, sample: Some(sample) } => return Ok(codec.with_fill(fill).with_sample(sample)),
+            Trial::Refuses(reason) => reason,
+        };
+        if self.definition.warmups.is_empty()
+            && let Some(error) = self.elsewhere(&reason)
+        {
+            return Err(error);
+        }
+        let model = &self.definition.name;
+        let samples = warm_up::samples(&self.definition, &codec)?;
+        if let Some(sample) = samples.iter().find(|sample| sample.name.is_some() && sample.request.rows == 1) {
+            return Ok(codec.with_sample(sample.request.clone()));
+        }
+        self.is_measured = false;
+        if self.definition.warmups.is_empty() {
+            ensure!(
+                !self.must_answer,
+                "{TRIED}; to the first it says: {reason}. The version in service answered such requests, so it stays. If this file is right, give it \
+                 {SAMPLE}, or unload the model first"
+            );
+            tracing::warn!(
+                %model, version = %self.version,
+                "{TRIED}; to the first it says: {reason}. It is served, and measured by its first requests; {SAMPLE} has it tried and measured at load"
+            );
+        }
+        Ok(codec)
+    }
+
+    /// Why the policy cannot have a model whose answers the check of padding did not like, or could not get.
+    pub(super) fn padding_refused(
+        &self,
+        error: anyhow::Error,
+        codec: &BatchCodec,
+        model: &dyn Model,
+        device: usize,
+    ) -> PolicyError {
+        let tried = model.lane_at(Place { device, share: Share::Whole }).ok();
+        let tried = tried.and_then(|mut lane| warm_up::find_answer(codec, model.segments(), &mut *lane).ok());
+        PolicyError { is_untried: matches!(tried, Some(Trial::Refuses(_))), ..self.refuses(error) }
+    }
+
+    /// Leaves a model whose requests vary in shape to `exclusive`, as `auto` would, where padding costs more than
+    /// batches gain. On a CPU a padded element takes as long as any other. `elastic` pads all requests to the longest
+    /// there may be, `staged` to the longest of a batch, while `exclusive` pads none.
+    ///
+    /// # Errors
+    /// If nobody named the policy for just this model. Otherwise a warning says what it costs.
+    pub(super) fn check_padding_pays(&self) -> Result<(), PolicyError> {
+        let policy = self.policy.name;
+        let pads_much = policy == PolicyName::ELASTIC || policy == PolicyName::STAGED;
+        if self.on_gpus || is_emulated(&self.definition) || !pads_much {
+            return Ok(());
+        }
+        let longest = self.policy.padding.max_length.map_or("4096".to_owned(), |longest| longest.to_string());
+        let costs = match policy == PolicyName::ELASTIC {
+            true => format!("it pads every request to {longest} (max_length)"),
+            false => "it pads every request to the longest of its batch".to_owned(),
+        };
+        let model = &self.definition.name;
+        let is_named = self.context.options.names_device_policy(model, self.definition.device);
+        if is_named {
+            tracing::warn!(
+                %model, %policy,
+                "on a CPU padding costs as much as what is asked for, and {costs}: the policy exclusive, which auto would take, answered up to 170 \
+                 times as many requests"
+            );
+            return Ok(());
+        }
+        Err(self.refuses(format!(
+            "on a CPU padding costs as much as what is asked for, and {costs}; a group that names the model ([[device.groups]] models = [\"{model}\"]) \
+             has it all the same"
+        )))
+    }
+}

@@ -1,0 +1,35 @@
+// Which libraries the tests of a crate find on this machine, for its build script: `has_etcd`, `has_onnxruntime` and
+// `has_ucx` are set where they are there. A test that needs one is marked
+// `#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]`, so that the test runner counts it as ignored, not passed.
+// With DOWNBEAT_REQUIRE_ETCD, DOWNBEAT_REQUIRE_ONNXRUNTIME or DOWNBEAT_REQUIRE_UCX it is run in any case, and fails.
+
+/// Sets the flags of these libraries.
+fn find_libraries(names: &[&str]) {
+    for name in names {
+        let required = format!("DOWNBEAT_REQUIRE_{}", name.to_uppercase());
+        println!("cargo:rerun-if-env-changed={required}");
+        println!("cargo:rustc-check-cfg=cfg(has_{name})");
+        if std::env::var_os(required).is_some() || is_there(name) {
+            println!("cargo:rustc-cfg=has_{name}");
+        }
+    }
+}
+
+fn is_there(name: &str) -> bool {
+    match name {
+        "etcd" => {
+            println!("cargo:rerun-if-env-changed=PATH");
+            std::process::Command::new("etcd").arg("--version").output().is_ok()
+        }
+        "onnxruntime" => {
+            println!("cargo:rerun-if-env-changed=ORT_DYLIB_PATH");
+            std::env::var_os("ORT_DYLIB_PATH").is_some()
+        }
+        "ucx" => {
+            println!("cargo:rerun-if-changed=/etc/ld.so.cache");
+            let libraries = std::process::Command::new("ldconfig").arg("-p").output();
+            libraries.is_ok_and(|said| String::from_utf8_lossy(&said.stdout).contains("libucp.so.0"))
+        }
+        other => panic!("{other}: nobody knows how to find it"),
+    }
+}

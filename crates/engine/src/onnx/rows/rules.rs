@@ -55,7 +55,7 @@ const fn moves(structure: &'static [usize], rule: RowRule) -> Entry {
 }
 
 /// Inputs of an operator, beyond which no rule looks at it.
-const MOST_INPUTS: usize = 4096;
+pub(super) const MOST_INPUTS: usize = 512;
 /// Element by element, with all inputs broadcast to one shape.
 const ELEMENTWISE: &str = "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor \
     Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less \

@@ -235,13 +235,13 @@ impl<'a> Walker<'a> {
         let domain = if node.domain == "ai.onnx" { "" } else { node.domain.as_str() };
         let opset = self.opsets.get(domain).copied().unwrap_or(0);
         let op = |made| Op { node, step, opset, flows: &flows, known: &known, made, misfit: &self.misfit };
-        let values = if !self.visit(1 + (node.input.len() + node.output.len()) / 8) {
+        let values = if !self.visit(1 + node.input.len() + node.output.len()) {
             let cause = op(&[]).cause(TOO_MANY);
             node.output.iter().map(|_| Value::without_sizes(Flow::Unknown(cause.clone()))).collect()
         } else if let Some(values) = control::values(self, scope, index, &op(&[]), depth) {
             values
         } else {
-            let is_ruled = rules::has(domain, &node.op_type);
+            let is_ruled = rules::has(domain, &node.op_type) && node.input.len() <= rules::MOST_INPUTS;
             let made: Vec<Vec<Extent>> =
                 (known.iter()).map(|known| if is_ruled { rules::sizes(node, known) } else { Vec::new() }).collect();
             let flows = rules::flows(domain, &op(&made));

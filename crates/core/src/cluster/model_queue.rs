@@ -69,6 +69,8 @@ pub struct ModelQueue {
     probes: Probes,
     /// The last probe of a measured size, until something is learned: the size, and the time that it seemed to need.
     probed: Option<(u32, Duration)>,
+    /// A probe of a guess may be in the queue.
+    tries_guess: bool,
 }
 
 impl ModelQueue {
@@ -88,6 +90,7 @@ impl ModelQueue {
             dropped: VecDeque::new(),
             probes: Probes::default(),
             probed: None,
+            tries_guess: false,
         };
         queue.set_dispatch(dispatch);
         queue
@@ -172,8 +175,10 @@ impl ModelQueue {
         let Some(doubt) = self.batcher.kinds.doubt(size, allowed) else { return false };
         let is_probe = self.probes.tries(now, doubt);
         // One run replaces a guess. A measurement it corrects in part, so that the next may have to follow.
-        if is_probe && doubt == Doubt::Measured {
-            self.probed = Some((size, needed));
+        match doubt {
+            Doubt::Measured if is_probe => self.probed = Some((size, needed)),
+            Doubt::Guess if is_probe => self.tries_guess = true,
+            _ => {}
         }
         is_probe
     }
@@ -445,8 +450,9 @@ impl ModelQueue {
         let start = arrives.max(free_at);
         let bound = if waited || start > arrives { StartBound::Device } else { formed.bound };
         let deadline = formed.prefix.deadline;
-        // A guess would make the device look busy, and others would be refused for it.
-        let expected = measured.known_latency(size);
+        // The guess of a probe would make the device look busy, and others would be refused for it.
+        let expected = if self.tries_guess { measured.known_latency(size) } else { measured.latency(size) };
+        self.tries_guess &= self.batcher.queue.weight() > 0;
         let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         let reason = DispatchReason { bound, exec: formed.opens, latest, deadline, left: self.queued() };
         Some(Departure { size, arrives, start, expected, reason })

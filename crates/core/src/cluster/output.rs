@@ -23,7 +23,7 @@ pub enum Output {
         size: u32,
         /// When it is planned to start: now, without a network.
         start: Time,
-        /// `l(size)` on this device, as far as it is known: [`LatencyProfile::known_latency`](crate::LatencyProfile::known_latency).
+        /// `l(size)` on this device; of a probe as far as it is known.
         expected: Duration,
         /// Why now.
         reason: DispatchReason,
@@ -118,7 +118,7 @@ pub struct Departure {
     pub arrives: Time,
     /// When it is planned to start: once it is there and the device is expected to be done with what it has.
     pub start: Time,
-    /// `l(size)` on its device, as far as it is known.
+    /// `l(size)` on its device; of a probe as far as it is known.
     pub expected: Duration,
     /// Why now.
     pub reason: DispatchReason,

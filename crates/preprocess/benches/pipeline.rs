@@ -3,7 +3,6 @@
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a measurement, not the server")]
 
 use std::hint::black_box;
-use std::path::Path;
 use std::time::Instant;
 
 use bytes::Bytes;

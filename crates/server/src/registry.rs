@@ -185,8 +185,8 @@ impl Registry {
         for served in self.serving.all() {
             let name = &served.definition.name;
             let mixed = served.versions.values().filter(|version| version.has_mixed_rows());
-            let is_new = mixed.fold(false, |is_new, version| self.loader.remember_mixed_rows(version) || is_new);
-            if is_new && !self.is_overlaid(name) {
+            let new = mixed.filter(|version| self.loader.remember_mixed_rows(version)).count();
+            if new > 0 && !self.is_overlaid(name) {
                 self.load_again(name).await;
             }
         }

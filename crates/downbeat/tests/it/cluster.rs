@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use downbeat_core::roles::PROTOCOL;
+
 use crate::command_line::downbeat;
 use crate::serve::{REQUEST, Server, digits, http};
 
@@ -501,14 +503,15 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
         bytes.extend_from_slice(body);
         bytes
     };
-    // Postcard: protocol 4, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
-    let backend = [hello(4, &[4, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
-    let taken = hello(4, &[&[4][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
+    // Postcard: the protocol, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
+    let backend =
+        [hello(PROTOCOL, &[PROTOCOL as u8, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
+    let taken = hello(PROTOCOL, &[&[PROTOCOL as u8][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
     let taken = [taken, vec![0]].concat();
     let strange: [(&str, Vec<u8>); 5] = [
         ("garbage", vec![b'x'; 4096]),
         ("another version", hello(9, &[0; 40])),
-        ("a hello of nothing", hello(4, &[0xff; 40])),
+        ("a hello of nothing", hello(PROTOCOL, &[0xff; 40])),
         ("a frame of 4 GiB", backend),
         ("a peer that is there", taken),
     ];

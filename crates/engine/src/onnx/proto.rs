@@ -52,6 +52,10 @@ pub(crate) struct NodeProto {
     pub overload: String,
 }
 
+/// The types of attributes of one number, by `AttributeProto.AttributeType`.
+const FLOAT: i32 = 1;
+const INT: i32 = 2;
+
 /// An attribute, but for its graphs.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AttributeProto {
@@ -99,9 +103,18 @@ pub(crate) struct FunctionProto {
 }
 
 impl AttributeProto {
+    /// The integer of an attribute that is one. Writers by proto3 leave a zero out.
+    pub fn integer(&self) -> Option<i64> {
+        self.i.or((self.r#type == INT).then_some(0))
+    }
+
+    /// The number of an attribute that is one. Writers by proto3 leave a zero out.
+    pub fn float(&self) -> Option<f32> {
+        self.f.or((self.r#type == FLOAT).then_some(0.0))
+    }
+
     /// An attribute of one integer.
     pub fn int(name: &str, i: i64) -> Self {
-        const INT: i32 = 2;
         AttributeProto { name: name.to_owned(), i: Some(i), r#type: INT, ..AttributeProto::default() }
     }
 

@@ -246,7 +246,7 @@ fn other(operator: &str) -> Option<Rule> {
         "Shape" => |k| {
             let x = k.dims(0)?;
             let begin = axis(k.int("start", 0) as f64, x.len()).unwrap_or(0);
-            let end = k.attribute("end").and_then(|end| axis(end.i? as f64, x.len())).unwrap_or(x.len());
+            let end = k.attribute("end").and_then(|end| axis(end.integer()? as f64, x.len())).unwrap_or(x.len());
             one(Extent::of_data(INT64, x.get(begin..end)?.iter().map(|d| *d as f64).collect()))
         },
         "Size" => |k| one(Extent { data: Some(vec![product(k.dims(0)?) as f64]), ..Extent::new(INT64, []) }),
@@ -465,8 +465,8 @@ fn constant(k: &Known<'_>) -> Option<Vec<Extent>> {
     let scalar = |element, n: f64| Extent { data: Some(vec![n]), ..Extent::new(element, []) };
     one(match attribute.name.as_str() {
         "value" => Extent::of(&TensorProto::decode(attribute.t.clone().unwrap_or_else(Bytes::new)).ok()?),
-        "value_int" => scalar(INT64, attribute.i? as f64),
-        "value_float" => scalar(FLOAT, attribute.f?.into()),
+        "value_int" => scalar(INT64, attribute.integer()? as f64),
+        "value_float" => scalar(FLOAT, attribute.float()?.into()),
         "value_ints" => Extent::of_data(INT64, attribute.ints.iter().map(|n| *n as f64).collect()),
         "value_floats" => Extent::of_data(FLOAT, attribute.floats.iter().map(|n| f64::from(*n)).collect()),
         _ => return None,

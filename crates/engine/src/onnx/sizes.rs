@@ -349,7 +349,7 @@ impl Known<'_> {
     }
 
     pub fn int(&self, name: &str, default: i64) -> i64 {
-        self.attribute(name).and_then(|attribute| attribute.i).unwrap_or(default)
+        self.attribute(name).and_then(AttributeProto::integer).unwrap_or(default)
     }
 
     /// The axis of `rank` that an attribute says.

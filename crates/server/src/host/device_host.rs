@@ -314,38 +314,60 @@ impl DeviceHost {
         if !has_failed {
             model.tell_batch(&launch, span);
         }
+        let ran = (!alone && !has_failed).then_some((partition, launch.rows, end));
+        // A client that asks again at once must not meet the guess that its answer has just replaced.
+        let is_learned = grant.as_ref().is_some_and(|grant| ran.is_some_and(|ran| self.learn_of_guess(grant, ran)));
         let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
         let ((ran_alone, now), actions) = self.decide(&model, end_launch);
         reply::together(|| answering::answer_alone(self.device, ran_alone, now));
         self.carry_out(actions, Some(launch.rows));
         if let Some(grant) = grant {
-            self.complete(&grant, (!alone && !has_failed).then_some((partition, launch.rows, end)));
+            if let Some(ran) = ran.filter(|_| !is_learned) {
+                self.learn(&grant, ran);
+            }
+            self.complete(&grant, ran);
             if has_failed && model.lost().is_some() {
                 self.retire();
             }
         }
     }
 
+    /// Learns what a batch of the scheduler took, if its latency was a guess before. Says whether that was so.
+    fn learn_of_guess(&self, grant: &Grant, ran: (PartitionId, u32, Time)) -> bool {
+        let (partition, rows, _) = ran;
+        let known = grant.queue.refiner(self.device, partition).lock().profile().known();
+        let was_guess = known.is_some_and(|known| rows > known);
+        if was_guess {
+            self.learn(grant, ran);
+        }
+        was_guess
+    }
+
+    /// Learns what a batch of so many items took in a partition, which ended at the given time.
+    fn learn(&self, grant: &Grant, (partition, rows, end): (PartitionId, u32, Time)) {
+        let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
+        // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
+        let (queue, rehearser) = (&grant.queue, &cluster.handler().rehearser);
+        let (mut refiner, took) = (queue.refiner(self.device, partition).lock(), end.since(grant.dispatched));
+        if rehearser.listens() {
+            rehearser.ran(queue.place, took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
+        }
+        let is_new = refiner.observe(rows, took).is_some();
+        drop(refiner);
+        if is_new {
+            let profiles = queue.placed.profiles(|site| queue.refiners[site].lock().profile().clone());
+            rehearser.profiled(queue.place, profiles.clone());
+            cluster.set_profile(queue.place, profiles);
+        }
+    }
+
     /// Tells the scheduler that a slot is done with its batch, and, where it ran as it should, in which partition, of how many items it was and when it ended.
     fn complete(&self, grant: &Grant, ran: Option<(PartitionId, u32, Time)>) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
-        // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
         let (queue, rehearser) = (&grant.queue, &cluster.handler().rehearser);
         if rehearser.listens() {
             let at = ran.map_or_else(|| self.clock.now(), |(_, _, end)| end);
             rehearser.answered(queue.place, at, grant.requests, false);
-        }
-        let observe = |(partition, rows, end): (PartitionId, u32, Time)| {
-            let (mut refiner, took) = (queue.refiner(self.device, partition).lock(), end.since(grant.dispatched));
-            if rehearser.listens() {
-                rehearser.ran(queue.place, took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
-            }
-            refiner.observe(rows, took)
-        };
-        if ran.and_then(observe).is_some() {
-            let profiles = queue.placed.profiles(|site| queue.refiners[site].lock().profile().clone());
-            rehearser.profiled(queue.place, profiles.clone());
-            cluster.set_profile(queue.place, profiles);
         }
         match cluster.handler().granted_from_afar.get() {
             None => cluster.complete(grant.slot, grant.batch),

@@ -186,7 +186,7 @@ mod tests {
         assert!(judged(|span| 100 + span % 7, |span| 50 + span % 7), "half of them do");
         assert!(!judged(|_| 1_000, |_| 1_000));
         assert!(!judged(|span| 100 + 30 * (span % 2), |span| 95 + 30 * (span % 2)));
-        let burst = |span: u64| if span % 7 == 0 { 500 } else { 3 };
+        let burst = |span: u64| if span.is_multiple_of(7) { 500 } else { 3 };
         assert!(!judged(burst, |_| 3), "a burst that does not come back yet");
     }
 

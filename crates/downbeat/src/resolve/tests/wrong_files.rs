@@ -79,7 +79,7 @@ fn a_wrong_file_is_answered_with_the_place_and_what_was_meant() {
     assert_eq!(error("\nhttp_prot = 1"), "2:1: unknown option 'http_prot'; did you mean 'http_port'?");
     assert_eq!(error("[models.m]\n slo = 5"), "2:2: unknown option 'slo'; did you mean 'slo_ms'?");
     assert!(error("[models.m]\nzzzz = 5").contains(
-        "here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, batching, isolation, preprocess, gpu_memory_mb, partition"
+        "here are allowed: slo_ms, scheduler, drop, max_queue_size, max_queue_wait_s, threads, batching, engine, isolation, preprocess, gpu_memory_mb, partition"
     ));
     assert!(
         error("http_port = 99999").starts_with("1:13: '99999' is not a port: 0 to 65535, or off (false in a file)")

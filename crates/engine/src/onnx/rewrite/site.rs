@@ -82,7 +82,7 @@ impl<'a> Site<'a> {
 
     /// An attribute of one integer, or what is taken where it is left out.
     pub fn int(&self, name: &str, default: i64) -> i64 {
-        self.attribute(name).and_then(|attribute| attribute.i).unwrap_or(default)
+        self.attribute(name).and_then(AttributeProto::integer).unwrap_or(default)
     }
 
     /// An attribute of integers, if the operator has it.

@@ -1,5 +1,5 @@
-// Which libraries the tests of a crate find on this machine, for its build script: `has_etcd`, `has_onnxruntime` and
-// `has_ucx` are set where they are there. A test that needs one is marked
+// Which libraries the tests of a crate find on this machine, for its build script: `has_cuda_provider`, `has_etcd`,
+// `has_onnxruntime` and `has_ucx` are set where they are there. A test that needs one is marked
 // `#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]`, so that the test runner counts it as ignored, not passed.
 // With DOWNBEAT_REQUIRE_ETCD, DOWNBEAT_REQUIRE_ONNXRUNTIME or DOWNBEAT_REQUIRE_UCX it is run in any case, and fails.
 
@@ -17,6 +17,11 @@ fn find_libraries(names: &[&str]) {
 
 fn is_there(name: &str) -> bool {
     match name {
+        "cuda_provider" => {
+            println!("cargo:rerun-if-env-changed=ORT_DYLIB_PATH");
+            let library = std::env::var_os("ORT_DYLIB_PATH").map(std::path::PathBuf::from);
+            library.is_some_and(|path| path.with_file_name("libonnxruntime_providers_cuda.so").exists())
+        }
         "etcd" => {
             println!("cargo:rerun-if-env-changed=PATH");
             std::process::Command::new("etcd").arg("--version").output().is_ok()

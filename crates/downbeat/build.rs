@@ -4,5 +4,5 @@ include!("../../tests/libraries.rs");
 
 fn main() {
     println!("cargo:rerun-if-changed=../../tests/libraries.rs");
-    find_libraries(&["etcd", "ucx"]);
+    find_libraries(&["etcd", "onnxruntime", "ucx"]);
 }

@@ -137,34 +137,39 @@ fn what_was_saved_is_simulated() {
     assert!(stdout(&output).starts_with("mlp with no-wait at 5.0/s on cpu\n"), "{output:?}");
     let output = simulate(&["--model", "resnet50"]);
     assert!(stderr(&output).contains("it has no model 'resnet50'; there is: digits, mlp"), "{output:?}");
-    if let Some(output) = on_stand_in(&["mlp", "--batch", "1", "--save", &file]) {
-        assert!(stderr(&output).contains("it is of cpu with "), "{output:?}");
-        assert_eq!(output.status.code(), Some(1));
-    }
 }
 
-/// The command on the stand-in of the driver; `None` without an onnxruntime library. Times mean nothing there.
-fn on_stand_in(arguments: &[&str]) -> Option<std::process::Output> {
-    if !stdout(&run(&["engine", "list"])).lines().any(|line| line.starts_with("onnxruntime ")) {
-        assert!(std::env::var_os("DOWNBEAT_REQUIRE_ONNXRUNTIME").is_none(), "there is no onnxruntime library");
-        return None;
-    }
+#[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
+fn what_was_saved_of_one_device_takes_nothing_of_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("device.toml").to_str().unwrap().to_owned();
+    let output = profile(&["mlp", "--segments", "2", "--batch", "1,8", "--threads", "1", "--save", &file]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let output = on_stand_in(&["mlp", "--batch", "1", "--save", &file]);
+    assert!(stderr(&output).contains("it is of cpu with "), "{output:?}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+/// The command on the stand-in of the driver, with an onnxruntime library. Times mean nothing there.
+fn on_stand_in(arguments: &[&str]) -> std::process::Output {
     let mut all = vec!["profile", "--repository", EXAMPLES, "--engine", "cuda", "--budget", "0"];
     all.extend(arguments);
     let mut command = downbeat(&all);
     command.env("LD_LIBRARY_PATH", cuda_stand_in::folder().unwrap());
     command.env("CUDA_STAND_IN_MULTIPROCESSORS", "20").env("CUDA_STAND_IN_READABLE", "1");
-    Some(command.output().unwrap())
+    command.output().unwrap()
 }
 
 /// GSLICE figures 2 and 3: their axes.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn shares_of_a_gpu_are_measured_up_to_the_whole() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (json, page) = (file("s.json"), file("s.html"));
     let arguments = ["mlp", "--shares", "--segments", "2", "--batch", "1,4", "--json", &json, "--html", &page];
-    let Some(output) = on_stand_in(&arguments) else { return };
+    let output = on_stand_in(&arguments);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let table = stdout(&output);
     assert!(table.contains("20 compute units, given out in steps of ") && table.contains("knee for a batch of 4: "));
@@ -209,11 +214,12 @@ fn shares_of_an_emulated_device_are_hundredths_and_are_kept() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_pair_can_have_partitions_of_a_gpu() {
     let arguments = ["mlp", "--beside", "digits", "--batch", "1", "--beside-batch", "1", "--split", "8"];
-    let Some(output) = on_stand_in(&arguments) else { return };
+    let output = on_stand_in(&arguments);
     assert!(stdout(&output).contains("on 8 and 12 compute units of their own"), "{output:?}");
-    let Some(output) = on_stand_in(&["mlp", "--beside", "digits", "--split", "20"]) else { return };
+    let output = on_stand_in(&["mlp", "--beside", "digits", "--split", "20"]);
     assert!(stderr(&output).contains("--split 20: the GPU has 20 compute units in steps of "), "{output:?}");
     assert_eq!(output.status.code(), Some(1));
 }

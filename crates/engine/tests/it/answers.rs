@@ -191,6 +191,7 @@ fn element_type(datatype: DataType) -> i32 {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn every_datatype_passes_through_onnxruntime() {
     let Some(engine) = onnxruntime() else { return };
     let folder = folder();

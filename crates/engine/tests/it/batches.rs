@@ -101,6 +101,7 @@ fn memory_that_is_not_aligned() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn strings_that_are_not_whole() {
     let Some(engine) = onnxruntime() else { return };
     let folder = folder();

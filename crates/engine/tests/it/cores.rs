@@ -41,6 +41,7 @@ fn load(engine: &dyn Engine, name: &str, threads: usize, share: Share, cut: Cut)
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn threads_of_onnxruntime_are_bound_to_the_cores_of_their_model_also_of_each_stage() {
     let Some(engine) = onnxruntime() else { return };
     for (index, (cores, cut)) in ends().into_iter().zip([Cut::Whole, Cut::Stages(3)]).enumerate() {
@@ -108,6 +109,7 @@ fn a_lane_runs_on_its_cores_whatever_thread_runs_it() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_lane_on_other_cores_than_its_models_threads_is_refused() {
     let Some(engine) = onnxruntime() else { return };
     let [first, last] = ends();

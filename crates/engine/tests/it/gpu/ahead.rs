@@ -28,6 +28,7 @@ fn only_where_waited_for(stand_in: &StandIn) {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_second_launch_is_enqueued_while_the_first_is_under_way_and_a_third_waits_for_it() {
     // Without graphs, and with them: what a graph reads and writes is the same for all its launches.
     for graphs in [false, true] {
@@ -65,6 +66,7 @@ fn a_second_launch_is_enqueued_while_the_first_is_under_way_and_a_third_waits_fo
 
 /// Launches at random on two lanes, up to three of each not waited for, whose states are parted and joined between segments.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn launches_ahead_give_the_answers_of_the_host() {
     for order in [Order::Lazy, Order::Random(21), Order::Random(22), Order::Random(23)] {
         for graphs in [false, true] {
@@ -137,6 +139,7 @@ fn launches_ahead_give_the_answers_of_the_host() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_launch_that_cannot_be_enqueued_leaves_the_one_before_it_alone() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -160,6 +163,7 @@ fn a_launch_that_cannot_be_enqueued_leaves_the_one_before_it_alone() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_device_that_is_lost_fails_all_that_is_under_way() {
     for (nth, order) in [(1, Order::Lazy), (1, Order::Random(31)), (4, Order::Random(32))] {
         let Some((stand_in, engine)) = gpus(1) else { return };
@@ -187,6 +191,7 @@ fn a_device_that_is_lost_fails_all_that_is_under_way() {
 
 /// Whoever waits may do other things until shortly before the end of a launch, as far as launches like it have said when that is.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn the_time_until_a_launch_is_over_is_known_from_those_like_it() {
     const SECOND: u64 = 1_000_000_000;
     let options = CudaOptions { graphs: false, ..CudaOptions::default() };
@@ -220,6 +225,7 @@ fn the_time_until_a_launch_is_over_is_known_from_those_like_it() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn what_nobody_waits_for_is_kept_until_it_is_over() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -239,6 +245,7 @@ fn what_nobody_waits_for_is_kept_until_it_is_over() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn times_of_launches_are_exact_however_long_the_device_has_been_at_work() {
     const DAYS: u64 = 30 * 24 * 3600 * 1_000_000_000;
     let Some((stand_in, engine)) = gpus(1) else { return };

@@ -10,6 +10,7 @@ const ILLEGAL_ADDRESS: u32 = 700;
 const ECC_UNCORRECTABLE: u32 = 214;
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_launch_without_memory_fails_alone() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -28,6 +29,7 @@ fn a_launch_without_memory_fails_alone() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_device_that_fails_is_named_and_the_others_go_on() {
     for code in [ILLEGAL_ADDRESS, ECC_UNCORRECTABLE] {
         let Some((stand_in, engine)) = gpus(2) else { return };
@@ -58,6 +60,7 @@ fn engine_error(engine: &downbeat_engine::OnnxruntimeCuda) -> String {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_place_that_is_not_there_is_refused() {
     let Some((_stand_in, engine)) = gpus(1) else { return };
     let model = load(&engine, &example("mlp"), Cut::Whole);

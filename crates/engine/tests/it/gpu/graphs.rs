@@ -38,6 +38,7 @@ fn calls(stand_in: &StandIn, launch: impl FnOnce()) -> (u64, u64) {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn graphs_give_the_answers_of_the_host() {
     for order in [Order::Lazy, Order::Random(4), Order::Random(5)] {
         for (name, cut) in
@@ -78,6 +79,7 @@ fn graphs_give_the_answers_of_the_host() {
 
 /// What one thread records is not spoilt by what another does at the same time, which is the same here.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn lanes_record_beside_each_other() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     stand_in.set_launch_time(SLOW_HOST);
@@ -116,6 +118,7 @@ fn lanes_record_beside_each_other() {
 
 /// The memory of a graph is written by each of its launches: what leaves the lane in between is a copy.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn what_is_between_two_segments_outlasts_the_next_launch() {
     for order in [Order::Lazy, Order::Random(6)] {
         let Some((stand_in, engine)) = gpus(1) else { return };
@@ -157,6 +160,7 @@ fn assert_plain(what: &str, stand_in: &StandIn, lane: &mut dyn Lane, inputs: &[T
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_segment_that_cannot_be_recorded_runs_as_before() {
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
     const UNSUPPORTED: u32 = 900;
@@ -190,6 +194,7 @@ fn a_segment_that_cannot_be_recorded_runs_as_before() {
 
 /// Whatever memory is missing, the launch succeeds or says so, and the next one is right.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_graph_without_memory_is_given_up() {
     let mut failed = 0;
     for nth in 1..=16 {
@@ -220,6 +225,7 @@ fn a_graph_without_memory_is_given_up() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_graph_that_is_slower_is_not_kept() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     stand_in.set_launch_time(0);
@@ -236,6 +242,7 @@ fn a_graph_that_is_slower_is_not_kept() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn without_the_option_nothing_is_recorded() {
     let options = CudaOptions { graphs: false, ..CudaOptions::default() };
     let Some((stand_in, engine)) = gpus_with(1, &options) else { return };
@@ -254,6 +261,7 @@ fn without_the_option_nothing_is_recorded() {
 
 /// It leaves the host more time, even so.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_graph_that_is_as_fast_is_kept() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     if has_provider(&engine) {
@@ -272,6 +280,7 @@ fn a_graph_that_is_as_fast_is_kept() {
 
 /// BERT has no launch of fixed shapes: it runs as graphs all the same, one for each shape that comes again.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn models_whose_lengths_vary_run_as_graphs() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     if has_provider(&engine) {
@@ -312,6 +321,7 @@ fn models_whose_lengths_vary_run_as_graphs() {
 
 /// Graphs of a session use the same memory, and so do its other runs: what is left between segments stays, however they follow each other.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn graphs_and_other_runs_of_a_session_do_not_disturb_each_other() {
     for order in [Order::Lazy, Order::Random(8)] {
         let Some((stand_in, engine)) = gpus(1) else { return };
@@ -352,6 +362,7 @@ fn graphs_and_other_runs_of_a_session_do_not_disturb_each_other() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn graphs_of_many_shapes_make_room_for_others() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     stand_in.set_launch_time(SLOW_HOST);
@@ -377,6 +388,7 @@ fn graphs_of_many_shapes_make_room_for_others() {
 
 /// A warm-up may send nothing else.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_graph_is_judged_on_numbers_in_place_of_zeros() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     stand_in.set_launch_time(SLOW_HOST);

@@ -13,6 +13,7 @@ fn host() -> Onnxruntime {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn whole_models_give_the_answers_of_the_host() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let mut random = Random::new("whole_models_on_a_gpu");
@@ -44,6 +45,7 @@ fn whole_models_give_the_answers_of_the_host() {
 
 /// As `batches_parted_and_joined_at_random_between_segments` on the host, on two lanes, and without a copy to the host in between.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn batches_are_parted_and_joined_on_the_device() {
     for order in [Order::Lazy, Order::Random(1), Order::Random(2)] {
         let Some((stand_in, engine)) = gpus(1) else { return };
@@ -99,6 +101,7 @@ fn batches_are_parted_and_joined_on_the_device() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_state_on_the_device_can_be_fetched() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let (path, _) = to_cut(&engine);
@@ -122,6 +125,7 @@ fn a_state_on_the_device_can_be_fetched() {
 
 /// Nothing orders the work of two lanes (E²bird §6.1): at some time both compute.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn two_lanes_overlap() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let path = example("digits");
@@ -150,6 +154,7 @@ fn two_lanes_overlap() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn memory_of_launches_is_used_again() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let (path, _) = to_cut(&engine);
@@ -169,6 +174,7 @@ fn memory_of_launches_is_used_again() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn kernels_have_the_priority_of_their_model() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     for (priority, expected) in [(StreamPriority::Default, 0), (StreamPriority::Max, -5), (StreamPriority::Min, 0)] {

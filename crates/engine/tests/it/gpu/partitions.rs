@@ -23,6 +23,7 @@ fn together<'a>(partitions: impl IntoIterator<Item = &'a Vec<u64>>) -> usize {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_ladder_has_every_share_that_the_grain_allows() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let device = Device::open(0).expect("it is there");
@@ -41,6 +42,7 @@ fn a_ladder_has_every_share_that_the_grain_allows() {
 
 /// cuda.h: what comes out of a split cannot be split again.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn any_number_of_partitions_come_out_of_one_split() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let device = Device::open(0).expect("it is there");
@@ -68,6 +70,7 @@ fn any_number_of_partitions_come_out_of_one_split() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_rung_that_fails_costs_no_other() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let device = Device::open(0).expect("it is there");
@@ -84,6 +87,7 @@ fn a_rung_that_fails_costs_no_other() {
 
 /// cuda.h: what a split leaves over has not the same guarantees as its groups.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn what_is_left_over_is_left_out_where_it_cannot_be_used() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let device = Device::open(0).expect("it is there");
@@ -96,6 +100,7 @@ fn what_is_left_over_is_left_out_where_it_cannot_be_used() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_driver_without_partitions_says_so() {
     let Some((stand_in, _engine)) = gpus(1) else { return };
     stand_in.set_version(12_030);
@@ -117,6 +122,7 @@ fn units(stand_in: &StandIn, lane: &mut dyn Lane, inputs: &[Tensor]) -> Vec<u64>
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn shares_of_lanes_are_apart_on_each_gpu() {
     let Some((stand_in, engine)) = gpus(2) else { return };
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -141,6 +147,7 @@ fn shares_of_lanes_are_apart_on_each_gpu() {
 
 /// GSLICE §4.3: a model gets another share by being run on another lane; its weights and answers are the same.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_model_changes_its_share_by_changing_its_lane() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -180,6 +187,7 @@ fn divide(engine: &OnnxruntimeCuda, parts: &[&str]) -> Result<Vec<String>, Strin
 
 /// GSLICE §4: what models of different partitions run on has nothing in common, however many they are.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn partitions_of_many_models_are_apart_on_each_gpu() {
     let Some((stand_in, engine)) = gpus(2) else { return };
     let sizes = divide(&engine, &["40", "25%", "20", "8"]).expect("they fit");
@@ -203,6 +211,7 @@ fn partitions_of_many_models_are_apart_on_each_gpu() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn partitions_that_a_gpu_cannot_have_are_refused_with_what_it_has() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let refused = |parts: &[&str]| divide(&engine, parts).expect_err("they cannot be");

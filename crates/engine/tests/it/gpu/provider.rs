@@ -64,6 +64,7 @@ const STALLS: [&str; 9] = [
 ];
 
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn weights_are_on_a_device_once() {
     let Some((stand_in, engine, libraries)) = provider(2) else { return };
     let path = example("mlp");
@@ -94,6 +95,7 @@ fn weights_are_on_a_device_once() {
 }
 
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_warm_launch_stalls_nothing() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     for cut in [Cut::Whole, Cut::Stages(3)] {
@@ -128,6 +130,7 @@ fn a_warm_launch_stalls_nothing() {
 
 /// Neither does one that is enqueued behind another, once that was done before: what the first gives back when it is over, the second cannot have.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_launch_ahead_stalls_nothing() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     for cut in [Cut::Whole, Cut::Stages(3)] {
@@ -164,6 +167,7 @@ fn a_launch_ahead_stalls_nothing() {
 
 /// Where launching takes long, batches of the sizes that are recorded are one launch a segment, and give the same answers.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn segments_run_as_graphs_where_that_is_not_slower() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     stand_in.set_launch_time(20_000);
@@ -194,6 +198,7 @@ fn segments_run_as_graphs_where_that_is_not_slower() {
 
 /// Where nothing is set up for a size, all sizes and their graphs have one session a segment, and its memory is that of the largest.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn graphs_of_all_sizes_share_a_session() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     stand_in.set_launch_time(20_000);
@@ -219,6 +224,7 @@ fn graphs_of_all_sizes_share_a_session() {
 
 /// The plans of convolutions are those of the shapes that came last, and so is their graph.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_convolution_has_the_graph_of_its_last_shapes() {
     let Some((stand_in, engine, _libraries)) = provider(1) else { return };
     stand_in.set_launch_time(50_000);
@@ -250,6 +256,7 @@ fn a_convolution_has_the_graph_of_its_last_shapes() {
 
 /// A CUDA convolution keeps the plan of one input shape, so that there is a session for each size of batch.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn batches_of_other_sizes_plan_nothing_anew() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     let folder = folder();
@@ -287,6 +294,7 @@ fn batches_of_other_sizes_plan_nothing_anew() {
 
 /// What operators take is measured in one session, however many they are, and not again where it is known.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_cut_takes_one_session_and_none_where_it_is_known() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     let path = example("digits");
@@ -329,6 +337,7 @@ fn a_cut_takes_one_session_and_none_where_it_is_known() {
 /// With channels last, cuDNN adds the bias of a convolution in its own kernel. With channels first it would add a tensor, too, that the library clears in the null stream, with
 /// which the lane's is not ordered, and only in the first run of a shape.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn biases_are_added_by_convolutions_with_channels_last() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     drop(engine);
@@ -388,6 +397,7 @@ fn biases_are_added_by_convolutions_with_channels_last() {
 }
 
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn memory_that_is_missing_is_said_and_nothing_else_fails() {
     let Some((stand_in, engine, _libraries)) = provider(1) else { return };
     let path = example("mlp");
@@ -420,6 +430,7 @@ fn memory_that_is_missing_is_said_and_nothing_else_fails() {
 }
 
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_library_that_fails_is_quoted_and_the_lane_goes_on() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -440,6 +451,7 @@ fn a_library_that_fails_is_quoted_and_the_lane_goes_on() {
 
 /// What is given back to a lost device leaves its error in the thread, where the next launch of the library would find it.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn a_lost_device_does_not_fail_launches_elsewhere() {
     let Some((stand_in, engine, _libraries)) = provider(2) else { return };
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -457,6 +469,7 @@ fn a_lost_device_does_not_fail_launches_elsewhere() {
 }
 
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn models_and_lanes_may_go_in_any_order() {
     let Some((stand_in, engine, _libraries)) = provider(1) else { return };
     let mut random = Random::new("any_order");
@@ -496,6 +509,7 @@ fn models_and_lanes_may_go_in_any_order() {
 
 /// Half precision: products of the device's own kernels, and weights that are shared.
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn halves_are_computed_on_the_device() {
     let Some((stand_in, engine, libraries)) = provider(1) else { return };
     const FLOAT16: i32 = 10;
@@ -538,6 +552,7 @@ fn halves_are_computed_on_the_device() {
 }
 
 #[test]
+#[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn memory_of_a_session_can_be_limited() {
     let Some((_stand_in, _engine, _libraries)) = provider(1) else { return };
     let options = CudaOptions { memory_limit: Some(1 << 20), ..CudaOptions::default() };

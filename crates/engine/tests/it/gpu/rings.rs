@@ -23,6 +23,7 @@ fn write(ring: &Arc<RingMemory>, slot: u32, bytes: &[u8]) {
 
 /// The batch of a run of slots has each request's row, also across the end of the ring, and however late the copies run.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn any_run_of_slots_is_a_batch() {
     for order in [Order::Lazy, Order::Random(3)] {
         let Some((stand_in, engine)) = gpus(1) else { return };
@@ -61,6 +62,7 @@ fn any_run_of_slots_is_a_batch() {
 
 /// A request is copied while what came before it computes.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn copies_overlap_kernels() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let model = load(&engine, &example("mlp"), Cut::Whole);
@@ -95,6 +97,7 @@ fn copies_overlap_kernels() {
 }
 
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_slot_is_in_use_until_the_launch_that_reads_it_is_over() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let model = load(&engine, &example("digits"), Cut::Whole);
@@ -119,6 +122,7 @@ fn a_slot_is_in_use_until_the_launch_that_reads_it_is_over() {
 
 /// Rows on the host and in slots make one batch.
 #[test]
+#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn slots_and_other_rows_are_joined() {
     let Some((stand_in, engine)) = gpus(1) else { return };
     let model = load(&engine, &example("mlp"), Cut::Whole);

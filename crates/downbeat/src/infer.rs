@@ -11,7 +11,7 @@ use downbeat_bench::client::Client;
 use downbeat_core::file_content;
 use downbeat_core::tensor::DataType;
 use downbeat_preprocess::PictureHeader;
-use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody, model_path};
+use downbeat_protocol::http::{ModelMetadataBody, TensorMetadataBody, model_path, words_as_objects};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, RequestedOutput};
 use downbeat_report::out;
 use serde_json::Value;
@@ -85,7 +85,11 @@ async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
 fn read_body(file: &Path) -> anyhow::Result<Bytes> {
     let body = Bytes::from(read_file(file)?);
     let text = file_content::text(&body).map_err(|error| anyhow!("{} {error}", file.display()))?;
-    serde_json::from_str::<serde::de::IgnoredAny>(text).with_context(|| format!("{} is not JSON", file.display()))?;
+    let is_json = |text: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(text);
+    // NaN and Infinity are words of the server's, not of JSON.
+    let read = is_json(text.as_bytes())
+        .or_else(|error| words_as_objects(text.as_bytes()).map_or(Err(error), |words| is_json(&words)));
+    read.with_context(|| format!("{} is not JSON", file.display()))?;
     Ok(body.slice_ref(text.as_bytes()))
 }
 

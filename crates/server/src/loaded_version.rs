@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use downbeat_core::probes::Probes;
 use downbeat_core::{Duration, Time};
@@ -58,6 +58,8 @@ pub struct LoadedVersion {
     pub auto: Option<Arc<AutoModel>>,
     /// Whether its requests may share batches, where that was asked.
     pub rows: Option<RowJudgement>,
+    /// Whether the server has taken note that its requests run alone, as an answer was wrong.
+    pub is_parted: AtomicBool,
     /// Whether it answered its trial at load, or the samples that its configuration names.
     pub answers: bool,
     /// What it holds of the CPU's memory, where it is on the CPU.
@@ -89,6 +91,7 @@ impl LoadedVersion {
             preprocess: None,
             auto: None,
             rows: None,
+            is_parted: AtomicBool::new(false),
             answers: true,
             held: None,
             folder: None,

@@ -1,6 +1,7 @@
 //! Loads model versions: by which policy, and by `exclusive` where that cannot be.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use anyhow::Context;
@@ -180,8 +181,8 @@ impl Loader {
     /// run alone. Whether that is new.
     pub fn remember_mixed_rows(&self, loaded: &LoadedVersion) -> bool {
         let Some(RowJudgement { verdict, key: Some(key), .. }) = &loaded.rows else { return false };
-        let known = self.context.rows.lock().get(key).map(|known| known.rows);
-        if known == Some(RowDependence::Mixed) {
+        // Another model with the same file may have been found before.
+        if loaded.is_parted.swap(true, Ordering::Relaxed) {
             return false;
         }
         let reason = format!("an answer in service was wrong because its request shared a batch (before: {verdict})");
@@ -205,11 +206,9 @@ impl Loader {
         self.decided.lock().retain(|(name, _), _| name != model);
     }
 
-    /// The models that were measured on a machine with other things to do, by name.
-    pub fn unsettled(&self) -> Vec<String> {
-        let mut names: Vec<String> = self.context.unsettled.lock().iter().map(|(name, _)| name.clone()).collect();
-        names.dedup();
-        names
+    /// The versions, by model, that were measured on a machine with other things to do.
+    pub fn unsettled(&self) -> Vec<(String, u64)> {
+        self.context.unsettled.lock().iter().cloned().collect()
     }
 }
 

@@ -30,6 +30,8 @@ struct Average {
     built_ns: f64,
     /// Whether it was observed since the last period ended.
     is_fresh: bool,
+    /// Whether the last run was so fast that another one shows that the runs before stalled.
+    was_far_faster: bool,
 }
 
 impl Average {
@@ -38,8 +40,14 @@ impl Average {
     }
 
     fn observe(&mut self, ns: f64) {
-        // No run is faster than the model is: the slow ones before were stalled, or of a busy time.
-        let shows_stall = ns * OUTLIER < self.mean_ns && ns < self.mean_ns - CLEAR * self.deviation_ns;
+        // No run is faster than the model is: the slow ones before were stalled, or of a busy time. A model may have an
+        // early exit for some requests, so two fast runs in a row have to show that, unless little is known.
+        let is_far_faster = ns * OUTLIER < self.mean_ns && ns < self.mean_ns - CLEAR * self.deviation_ns;
+        let shows_stall = is_far_faster && (self.was_far_faster || self.count < ENOUGH);
+        self.was_far_faster = is_far_faster;
+        if is_far_faster && !shows_stall {
+            return;
+        }
         if self.count == 0 || shows_stall {
             (self.count, self.mean_ns, self.deviation_ns) = (0, ns, 0.0);
         } else {
@@ -96,7 +104,9 @@ impl ProfileRefiner {
         let predicted = self.current.latency(size).as_nanos() as f64;
         let average = self.averages.get_mut(index)?;
         let is_first = self.observations == 0;
-        let most = if is_first { f64::INFINITY } else { predicted * OUTLIER };
+        // A guess bounds nothing.
+        let is_guess = average.count == 0 && self.base.known().is_some_and(|known| size > known);
+        let most = if is_first || is_guess { f64::INFINITY } else { predicted * OUTLIER };
         average.observe((latency.as_nanos() as f64).min(most));
         let average = *average;
         self.observations += 1;
@@ -162,8 +172,12 @@ impl ProfileRefiner {
             average.built_ns = if is_observed { average.estimate_ns() } else { 0.0 };
         }
         let seen = (1..).zip(&self.averages).filter(|(_, average)| average.count > 0).map(|(size, _)| size).last();
-        let known = self.base.known().unwrap_or(self.base.max_batch()).max(seen.unwrap_or(0));
-        Some(LatencyProfile::from_table(table).ok()?.learned(known))
+        let table = LatencyProfile::from_table(table).ok()?;
+        // A certain profile stays certain.
+        Some(match self.base.known() {
+            Some(known) => table.learned(known.max(seen.unwrap_or(0))),
+            None => table,
+        })
     }
 }
 
@@ -227,13 +241,16 @@ mod tests {
         }
     }
 
-    /// A fast run also ends what the refiner believed in a busy time.
+    /// Fast runs also end what the refiner believed in a busy time.
     #[test]
-    fn one_fast_run_ends_the_belief_of_a_busy_time() {
+    fn two_fast_runs_end_the_belief_of_a_busy_time() {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
         for run in 0..100 {
             refiner.observe(8, Duration::from_millis(7_900 + run % 3 * 100));
         }
+        assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
+        // One may be an early exit.
+        refiner.observe(8, micros(200));
         assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
         assert!(refiner.observe(8, micros(200)).is_some());
         assert!(refiner.profile().latency(8) < micros(300), "{:?}", refiner.profile());

@@ -117,8 +117,14 @@ impl Registry {
         if !self.started.load(Ordering::Acquire) || self.serving.is_draining() {
             return Vec::new();
         }
-        let unsettled = self.loader.unsettled();
-        unsettled.into_iter().filter(|name| self.serving.get(name).is_some() && !self.is_overlaid(name)).collect()
+        let is_served = |(name, version): &(String, u64)| {
+            let served = self.serving.get(name).filter(|_| !self.is_overlaid(name));
+            served.is_some_and(|served| served.versions.contains_key(version))
+        };
+        let unsettled = self.loader.unsettled().into_iter().filter(is_served);
+        let mut names: Vec<String> = unsettled.map(|(name, _)| name).collect();
+        names.dedup();
+        names
     }
 
     /// The models in service whose requests have no deadline unless they bring one.
@@ -362,8 +368,10 @@ impl Registry {
         let mut versions = BTreeMap::new();
         let mut failures = BTreeMap::new();
         let before = self.serving.get(name);
+        let numbers: Vec<u64> = definition.versions.iter().map(|(number, _)| *number).collect();
+        let stays = |number: u64| numbers.contains(&number);
         for (version, path) in definition.versions.clone() {
-            let must_answer = before.as_ref().is_some_and(|before| before.answers(version));
+            let must_answer = before.as_ref().is_some_and(|before| before.answers(version, stays));
             let file = VersionFile { version, path: &path, may_come_again: overlay.is_none(), must_answer, progress };
             match self.loader.load(&mut definition, &file) {
                 Ok(loaded) => {

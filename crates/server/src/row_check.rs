@@ -34,6 +34,8 @@ pub struct RowCheck<'a> {
     pub run: &'a mut dyn FnMut(State) -> Result<State, String>,
     /// Whether there is time for another draw.
     pub is_time: &'a dyn Fn() -> bool,
+    /// Batches whose answers were compared with those of their requests alone; 0 at first.
+    pub compared: u32,
 }
 
 /// Requests of one draw: their answers must not depend on each other.
@@ -84,6 +86,10 @@ impl RowCheck<'_> {
                 }
             }
             done += 1;
+        }
+        if self.compared == 0 {
+            let reason = "no two requests that the model answers fit into one batch".to_owned();
+            return Err(Stop::Unknown(reason));
         }
         Ok(done)
     }
@@ -146,6 +152,11 @@ impl RowCheck<'_> {
     fn differs(&mut self, draw: &Draw, shape: Shape) -> Result<Option<String>, Stop> {
         let members = shape.members(draw);
         let rows: u32 = members.iter().map(|member| member.rows).sum();
+        let key = self.codec.shape_key(&draw.first);
+        // The server never joins requests of different shapes.
+        if members.iter().any(|member| self.codec.shape_key(member) != key) {
+            return Ok(None);
+        }
         if members.len() < 2 || rows > self.codec.max_batch.min(LARGEST.max(2)) {
             return Ok(None);
         }
@@ -153,6 +164,7 @@ impl RowCheck<'_> {
         let Ok(alone) = members.iter().map(|member| self.answers(&[member])).collect::<Result<Vec<_>, _>>() else {
             return Ok(None);
         };
+        self.compared += 1;
         let together = match self.answers(&members) {
             Ok(together) => together,
             Err(reason) => {

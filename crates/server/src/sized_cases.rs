@@ -117,10 +117,10 @@ impl<C: Copy> SizedCases<'_, C> {
     }
 }
 
-/// Whether stored cases, `(size, median, runs)`, can be used. A case of less than three runs that lies far above its neighbours makes them useless: an older program
+/// Whether stored cases, `(size, median, runs)`, can be used. A case of fewer runs than a repetition has that lies far above its neighbours makes them useless: an older program
 /// stored it without repeating it.
 pub fn are_trusted(cases: &[(CaseSize, Duration, u32)]) -> bool {
-    let few = |runs: u32| (runs as usize) < 1 + REPEATED_RUNS[0];
+    let few = |runs: u32| (runs as usize) < REPEATED_RUNS[0];
     cases.iter().all(|(size, median, runs)| {
         let allows = |(other, median, _): &(CaseSize, Duration, u32)| median.as_secs_f64() * size.at_most(*other);
         let allowed = cases.iter().map(allows).fold(f64::INFINITY, f64::min);

@@ -139,7 +139,9 @@ impl ModelQueue {
         let mut allowed = if request.deadline == Time::MAX { Duration::MAX } else { request.deadline.since(now) };
         let (needed, drop) = (kinds.needed(size), *drop);
         if drop != DropPolicy::None && needed > allowed {
-            if !self.is_probe(now, size, needed, allowed) {
+            // A request that is late, or finds no room, must not use up the try.
+            let may_try = allowed > Duration::ZERO && queue.has_room(level, size);
+            if !may_try || !self.is_probe(now, size, needed, allowed) {
                 return Err(Reject::DeadlineImpossible { needed, allowed });
             }
             (request.deadline, allowed) = (Time::MAX, Duration::MAX);

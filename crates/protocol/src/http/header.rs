@@ -213,7 +213,9 @@ pub(super) fn read<'a, H: serde::Deserialize<'a>>(
     parsed.map_err(|e| {
         let place = place_of::<H>(rewritten.as_deref().unwrap_or(json));
         let words = match rewritten {
-            Some(_) if e.is_data() => "; NaN, Infinity and -Infinity are taken in `data` and as parameters",
+            Some(_) if e.is_data() && e.to_string().starts_with("invalid type: map") => {
+                "; NaN, Infinity and -Infinity are taken in `data` and as parameters"
+            }
             _ => "",
         };
         CodecError(format!(

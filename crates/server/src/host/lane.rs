@@ -330,7 +330,7 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
     let tensors = &run.model.tensors;
     let differs = |member: &Member| member.length != run.length;
     let must_part = (tensors.is_padding_off() && body.members.iter().any(differs))
-        || (tensors.is_sharing_off() && body.members.len() > 1);
+        || (tensors.is_sharing_off() && (body.members.len() > 1 || run.fill() > 0));
     if must_part && run.segments.first == 0 {
         return Stage::Alone;
     }

@@ -174,6 +174,7 @@ impl LaneSetup<'_> {
             results,
             acts,
             lane: Mutex::default(),
+            is_suspected: AtomicBool::new(false),
             is_off: AtomicBool::new(false),
         };
         self.looker.watch(watched, every).map(Arc::new)

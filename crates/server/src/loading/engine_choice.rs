@@ -38,7 +38,7 @@ impl<'a> Loading<'a> {
             Ok(runnable) => {
                 tracing::warn!(
                     model = %name, version = %self.version, reason = %refused,
-                    "{engine} cannot run it, so that it runs on {instead}; [models.{name}] engine = \"{instead}\" says so at once"
+                    "{engine} cannot run it, or answers no request that was made up for it: it runs on {instead}; [models.{name}] engine = \"{instead}\" says so at once"
                 );
                 Ok(runnable)
             }

@@ -1,7 +1,7 @@
 //! Whether requests of a version may share batches: by its graph, or by a check where the graph does not say.
 
 use downbeat_core::Duration;
-use downbeat_engine::{Model, Place, Share, State};
+use downbeat_engine::{Model, Place, RunError, Share, State};
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict, VerdictSource};
 
 use super::Loading;
@@ -36,7 +36,7 @@ impl Loading<'_> {
         let (verdict, key) = match choice {
             BatchingChoice::Always => (RowVerdict::chosen(true), None),
             BatchingChoice::Never => (RowVerdict::chosen(false), None),
-            BatchingChoice::Check => self.look_at_rows(model, &batched)?,
+            BatchingChoice::Check => self.look_at_rows(model, &batched, why)?,
         };
         let is_obeyed = self.definition.writes_batch_size() && choice != BatchingChoice::Never;
         let judgement = RowJudgement { verdict, key, asked: is_obeyed.then_some(most) };
@@ -54,6 +54,7 @@ impl Loading<'_> {
         &self,
         model: &dyn Model,
         batched: &ModelDefinition,
+        why: &Why,
     ) -> anyhow::Result<(RowVerdict, Option<String>)> {
         let (by_graph, random) = by_graph(&self.source.options.path);
         if by_graph.rows != RowDependence::Unknown {
@@ -67,6 +68,8 @@ impl Loading<'_> {
         }
         let key = self.source.rows_key().ok();
         let known = key.as_ref().and_then(|key| self.context.rows.lock().get(key).cloned());
+        // A new load may bring a sample that the check can use. The second load by another policy brings none.
+        let known = known.filter(|known| known.rows != RowDependence::Unknown || matches!(why, Why::Chosen(_)));
         let stored = || key.as_ref().and_then(|key| self.source.store.get::<RowVerdict>(key));
         if let Some(known) = known.or_else(stored) {
             return Ok((known, key));
@@ -97,19 +100,35 @@ impl Loading<'_> {
             match warm_up::find_answer(&codec, model.segments(), &mut *lane) {
                 Ok(Trial::Answers { fill: found, .. }) => fill = found,
                 Ok(Trial::Refuses(reason)) => return Ok(unknown(format!("it cannot be tried: {reason}"))),
+                Err(error) if error.downcast_ref::<RunError>().is_some_and(|error| error.of_device) => {
+                    return Err(error);
+                }
                 Err(error) => return Ok(unknown(format!("it cannot be tried: {error}"))),
             }
         } else {
             samples.extend(warm_up::samples(batched, &codec)?.iter().map(|sample| sample.request.clone()));
         }
-        let mut run = |mut state: State| {
-            lane.run(0..model.segments(), &mut state).map_err(|error| error.to_string())?;
-            Ok(state)
+        let mut lost = None;
+        let mut run = |mut state: State| match lane.run(0..model.segments(), &mut state) {
+            Ok(()) => Ok(state),
+            Err(error) => {
+                let reason = error.to_string();
+                // The device failed, and not the model.
+                if error.of_device || error.of_executor {
+                    lost = Some(error);
+                }
+                Err(reason)
+            }
         };
         let clock = self.context.clock;
         let end = clock.now() + CHECK_BUDGET;
         let is_time = || clock.now() < end;
-        Ok(RowCheck { codec: &codec, fill, samples, run: &mut run, is_time: &is_time }.verdict())
+        let check = RowCheck { codec: &codec, fill, samples, run: &mut run, is_time: &is_time, compared: 0 };
+        let verdict = check.verdict();
+        match lost {
+            Some(error) => Err(error.into()),
+            None => Ok(verdict),
+        }
     }
 
     /// Logs the consequence of the verdict, and the lines of configuration that change it.

@@ -34,7 +34,7 @@ fn output(rows: &[Vec<f64>]) -> State {
 fn verdict_by(codec: &BatchCodec, mut model: impl FnMut(Vec<Vec<f64>>) -> Result<Vec<Vec<f64>>, String>) -> RowVerdict {
     let mut run = |state: State| Ok(output(&model(rows(&state))?));
     let (fill, samples) = (Fill::default(), Vec::new());
-    RowCheck { codec, fill, samples, run: &mut run, is_time: &|| true }.verdict()
+    RowCheck { codec, fill, samples, run: &mut run, is_time: &|| true, compared: 0 }.verdict()
 }
 
 fn verdict(model: impl FnMut(Vec<Vec<f64>>) -> Result<Vec<Vec<f64>>, String>) -> RowVerdict {
@@ -135,7 +135,14 @@ fn requests_that_are_all_alike_tell_nothing() {
     };
     let codec = codec(DataType::Int64, 32);
     let mut run = |state: State| Ok(output(&only_ones(rows(&state))?));
-    let check = RowCheck { codec: &codec, fill: Fill::Ones, samples: Vec::new(), run: &mut run, is_time: &|| true };
+    let check = RowCheck {
+        codec: &codec,
+        fill: Fill::Ones,
+        samples: Vec::new(),
+        run: &mut run,
+        is_time: &|| true,
+        compared: 0,
+    };
     let verdict = check.verdict();
     assert_eq!(verdict.rows, RowDependence::Unknown, "{verdict}");
 }
@@ -148,4 +155,18 @@ fn no_batch_is_tried_that_the_model_may_not_have() {
         Ok(rows)
     });
     assert_eq!((verdict.rows, largest.get()), (RowDependence::Independent, 2));
+}
+
+/// Samples of `model_warmup` may be larger than the batches that are tried.
+#[test]
+fn nothing_that_was_never_compared_is_independent() {
+    let codec = codec(DataType::Fp32, 32);
+    let mut sample = codec.sample(Fill::default(), 1).unwrap();
+    sample.rows = 8;
+    let mut run = |state: State| Ok(output(&rows(&state)));
+    let samples = vec![sample.clone(), sample];
+    let check =
+        RowCheck { codec: &codec, fill: Fill::default(), samples, run: &mut run, is_time: &|| true, compared: 0 };
+    let verdict = check.verdict();
+    assert_eq!(verdict.rows, RowDependence::Unknown, "{verdict}");
 }

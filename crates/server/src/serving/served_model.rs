@@ -65,9 +65,10 @@ impl ServedModel {
     }
 
     /// Whether the version that a new one of this number replaces answered its trial. That is the version of the same
-    /// number, or else the newest.
-    pub fn answers(&self, version: u64) -> bool {
-        let before = self.versions.get(&version).or_else(|| self.versions.values().next_back());
+    /// number, or else the newest, unless it `stays` in service beside the new one.
+    pub fn answers(&self, version: u64, stays: impl Fn(u64) -> bool) -> bool {
+        let newest = || self.versions.iter().next_back().filter(|(number, _)| !stays(**number));
+        let before = self.versions.get(&version).or_else(|| newest().map(|(_, newest)| newest));
         before.is_some_and(|before| before.answers)
     }
 }

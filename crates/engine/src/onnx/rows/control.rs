@@ -198,6 +198,14 @@ impl Inner<'_> {
         if over.is_some() && carried.iter().any(|value| value.flow == Flow::Row) {
             return Err(self.op.mixed("it carries values from one row to the next"));
         }
+        // A state that changes may count the rows, also where it holds nothing of them.
+        let is_kept = |at: usize| {
+            let (input, output) = (body.graph.input.get(at), body.graph.output.get(at));
+            input.zip(output).is_some_and(|(input, output)| input.name == output.name)
+        };
+        if over.is_some() && !(0..carried.len()).all(is_kept) {
+            return Err(self.op.unknown("it carries a value from one row to the next, which may count them"));
+        }
         let is_turned = |name: &str| {
             let attribute = self.op.step.attributes.iter().find(|a| a.name == name);
             attribute.is_some_and(|a| a.ints.iter().any(|n| *n != 0))

@@ -38,7 +38,7 @@ pub(super) fn gather_nd(op: &Op<'_>) -> Ruled {
     match (op.place(0), op.place(1)) {
         (Some(place), Some(indices)) if place == indices && place.axis < skipped => op.all_rows(place),
         (None, Some(indices)) if indices.axis >= skipped && indices.axis + 1 < rank => op.all_rows(indices),
-        (Some(place), None) if place.axis >= depth => op.all_rows(place.on(place.axis - depth + rank - 1 + skipped)),
+        (Some(place), None) if place.axis >= depth => op.all_rows(place.on(place.axis - depth + rank - 1)),
         (Some(place), None) if place.axis >= skipped => Err(op.along("chooses by constant positions", place)),
         _ => Err(op.unknown("its positions may be in rows of other requests")),
     }

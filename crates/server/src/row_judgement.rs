@@ -20,7 +20,7 @@ impl RowJudgement {
     /// Whether the server should look at answers of shared batches. The value says whether a wrong answer ends the
     /// sharing.
     ///
-    /// A proof needs no look. Nor does a mixed model that the user batches all the same: the log has said so.
+    /// A proof needs no look. The log has named a mixed model that the user batches all the same.
     pub fn watch(&self) -> Option<bool> {
         let RowVerdict { rows, source, .. } = self.verdict;
         let is_shared = rows == RowDependence::Independent || self.asked.is_some();

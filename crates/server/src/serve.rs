@@ -285,8 +285,8 @@ async fn watch_load(registry: Registry) {
     }
 }
 
-/// Changes how models are served by what shows in service, until the process ends: a model that mixes the rows of a
-/// batch gets no batches any more, and a model goes to another policy where its own loses.
+/// Loads models anew by the evidence of service, until the process ends. A model that mixes the rows of a batch gets no
+/// more batches. A model whose policy loses goes to another policy.
 async fn change_policies(registry: Registry) {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;

@@ -67,6 +67,9 @@ impl RowVerdict {
 
 impl fmt::Display for RowVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.source == VerdictSource::Option {
+            return f.write_str(&self.reason);
+        }
         let rows = match self.rows {
             RowDependence::Independent => "independent",
             RowDependence::Mixed => "mixed",

@@ -37,7 +37,7 @@ impl RowJudgement {
             (_, None) if *source == VerdictSource::Option => Some(format!("requests run alone: {reason}")),
             (_, None) => Some(format!("requests run alone, not in batches: {reason}")),
             (RowDependence::Mixed, Some(most)) => Some(format!(
-                "requests share batches of up to {most}, as max_batch_size asks, and may change each other's answers: {reason}"
+                "requests share batches of up to {most}, as the configuration asks, and may change each other's answers: {reason}"
             )),
             (RowDependence::Unknown, Some(_)) => None,
         }
@@ -46,7 +46,7 @@ impl RowJudgement {
 
 /// The verdict that a model's graph allows, with the operators that draw random numbers.
 pub fn by_graph(file: &Path) -> (RowVerdict, Vec<String>) {
-    let said = |Cause { operator, node, reason }: Cause| format!("{operator} '{node}' {reason}");
+    let said = |Cause { operator, node, reason }: Cause| format!("{operator} '{node}': {reason}");
     let (rows, reason, random) = match row_report(file) {
         Err(error) => (RowDependence::Unknown, format!("its graph cannot be followed: {error}"), Vec::new()),
         Ok(report) => match report.rows {

@@ -173,7 +173,8 @@ impl BatchCodec {
 
     fn too_many(&self, model: &str, rows: u64) -> ServiceError {
         ServiceError::InvalidArgument(format!(
-            "inference request batch-size must be <= {} for '{model}': the request has {rows}; send several requests",
+            "inference request batch-size must be <= {} for '{model}': the request has {rows}; send several requests, or raise max_batch_size \
+             in its config.pbtxt or --default-max-batch-size",
             self.max_batch
         ))
     }

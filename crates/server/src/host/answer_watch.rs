@@ -195,8 +195,8 @@ impl Watched {
             ),
             Suspicion::Rows => tracing::error!(
                 %model, %version, output, alone, batched_answer = beside,
-                "an answer was wrong because its request shared a batch, as the configuration of this model asks. Remove max_batch_size from its \
-                 config.pbtxt and `batching` from [models.{model}] of downbeat.toml, and its requests run alone"
+                "an answer was wrong because its request shared a batch, as the configuration asks. Without max_batch_size in config.pbtxt and \
+                 `batching` in [models.{model}] of downbeat.toml, requests of this model run alone"
             ),
         }
     }

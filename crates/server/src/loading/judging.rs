@@ -29,21 +29,38 @@ impl Loading<'_> {
         let mut batched = self.definition.clone();
         batched.complete(model.signature())?;
         let most = batched.batching.max_batch_size;
+        let (name, choice) = (&self.definition.name, self.context.options.batching(&self.definition.name));
         if most < 2 {
+            if choice == BatchingChoice::Always {
+                tracing::warn!(
+                    model = %name, version = %self.version,
+                    "batching = \"always\" has no effect: max_batch_size forbids batches, or a first dimension of the model's inputs and outputs is fixed"
+                );
+            }
             return Ok(());
         }
-        let choice = self.context.options.batching(&self.definition.name);
         let (verdict, key) = match choice {
-            BatchingChoice::Always => (RowVerdict::chosen(true), None),
+            // The user is obeyed, and hears if the graph proves that answers will be wrong.
+            BatchingChoice::Always => match by_graph(&self.source.options.path).0 {
+                mixed if mixed.rows == RowDependence::Mixed => (mixed, None),
+                _ => (RowVerdict::chosen(true), None),
+            },
             BatchingChoice::Never => (RowVerdict::chosen(false), None),
             BatchingChoice::Check => self.look_at_rows(model, &batched, why)?,
         };
-        let is_obeyed = self.definition.writes_batch_size() && choice != BatchingChoice::Never;
+        let is_obeyed = match choice {
+            BatchingChoice::Always => verdict.rows == RowDependence::Mixed,
+            BatchingChoice::Check => self.definition.writes_batch_size(),
+            BatchingChoice::Never => false,
+        };
         let judgement = RowJudgement { verdict, key, asked: is_obeyed.then_some(most) };
         if !matches!(why, Why::Chosen(_)) {
             self.say_judgement(&judgement, most);
         }
-        self.definition.rows = Some(judgement.verdict.clone());
+        self.definition.rows = Some(match choice {
+            BatchingChoice::Always => RowVerdict::chosen(true),
+            BatchingChoice::Check | BatchingChoice::Never => judgement.verdict.clone(),
+        });
         self.judgement = Some(judgement);
         Ok(())
     }
@@ -138,15 +155,15 @@ impl Loading<'_> {
             None => tracing::debug!(%model, %version, rows = %judgement.verdict, "requests share batches"),
             Some(complaint) if judgement.asked.is_some() => tracing::warn!(
                 %model, %version,
-                "{complaint}. Leave max_batch_size out of its config.pbtxt, and its requests run alone"
+                "{complaint}. Without max_batch_size in its config.pbtxt and `batching` in [models.{model}], its requests run alone"
             ),
             Some(complaint) if judgement.verdict.source == VerdictSource::Option => {
                 tracing::info!(%model, %version, "{complaint}");
             }
             Some(complaint) => tracing::warn!(
                 %model, %version,
-                "{complaint}. If its rows are independent all the same, write `max_batch_size: {most}` into its config.pbtxt, or batching = \"always\" \
-                 into [models.{model}] of downbeat.toml"
+                "{complaint}. `max_batch_size: {most}` in its config.pbtxt, or batching = \"always\" in [models.{model}] of downbeat.toml, batches them all \
+                 the same; answers are wrong then if the rows of a batch depend on each other"
             ),
         }
     }

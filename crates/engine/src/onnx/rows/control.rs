@@ -201,7 +201,7 @@ impl Inner<'_> {
         // A state that changes may count the rows, also where it holds nothing of them.
         let is_kept = |at: usize| {
             let (input, output) = (body.graph.input.get(at), body.graph.output.get(at));
-            input.zip(output).is_some_and(|(input, output)| input.name == output.name)
+            input.zip(output).is_some_and(|(input, output)| renamed(body, &output.name) == input.name)
         };
         if over.is_some() && !(0..carried.len()).all(is_kept) {
             return Err(self.op.unknown("it carries a value from one row to the next, which may count them"));
@@ -337,4 +337,17 @@ pub(super) fn inlined(
     };
     let (input, output) = (infos(&function.input), infos(&function.output));
     Ok(GraphProto { node: nodes, input, output, ..GraphProto::default() })
+}
+
+/// The value that `Identity` operators of a body give another name.
+fn renamed<'a>(body: &'a Prepared, name: &'a str) -> &'a str {
+    let mut name = name;
+    for node in body.graph.node.iter().rev() {
+        if let (true, [input], [output]) = (node.op_type == "Identity", &node.input[..], &node.output[..])
+            && output == name
+        {
+            name = input;
+        }
+    }
+    name
 }

@@ -137,7 +137,8 @@ async fn a_client_that_goes_away_gives_its_place_back() {
 #[tokio::test]
 async fn pictures_of_one_batch_are_those_that_are_ready_when_it_leaves() {
     let models = Models::new();
-    model(&models, 200.0, "");
+    // Much longer than two pictures take to decode, also on a busy machine.
+    model(&models, 3_000.0, "");
     let registry = serve(&models, |_| {}).await;
     let running = send(&registry, tensors()).await;
     let pictures = [send(&registry, request(&[PHOTO])).await, send(&registry, request(&[PHOTO])).await];

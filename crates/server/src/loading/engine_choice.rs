@@ -36,9 +36,15 @@ impl<'a> Loading<'a> {
         }
         match self.first(why) {
             Ok(runnable) => {
+                // A model may need other requests than those that were made up for it.
+                let what = if refused.is::<RunError>() {
+                    "answers none of the requests that it was tried with"
+                } else {
+                    "cannot run it"
+                };
                 tracing::warn!(
                     model = %name, version = %self.version, reason = %refused,
-                    "{engine} cannot run it, or answers no request that was made up for it: it runs on {instead}; [models.{name}] engine = \"{instead}\" says so at once"
+                    "{engine} {what}, so that it runs on {instead}; [models.{name}] engine = \"{instead}\" says so at once"
                 );
                 Ok(runnable)
             }

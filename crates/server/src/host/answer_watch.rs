@@ -119,9 +119,10 @@ impl AnswerWatch {
     /// the thread looks at another.
     pub fn offer(&self, state: State, rows: u32, length: u32, padded: u32, outputs: Outputs) {
         let watched = self.watched.clone();
-        if self.samples.try_send(Sample { watched, state, rows, length, padded, outputs }).is_ok() {
-            self.is_busy.store(true, Ordering::Relaxed);
-        }
+        // Before the thread can be done with the sample, or nothing would ever end this.
+        self.is_busy.store(true, Ordering::Relaxed);
+        // Refused while another sample waits, after which the thread says that it is free.
+        let _ = self.samples.try_send(Sample { watched, state, rows, length, padded, outputs });
     }
 }
 

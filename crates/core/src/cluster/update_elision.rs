@@ -19,23 +19,24 @@ const SMALL: u32 = 8;
 /// set to when a candidate of that size would start: most requests then cost no update, and a wake-up that comes too early is paid only where
 /// the growth does not come.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct UpdateElision {
     /// Items that may still join at the end of the queue.
     items: u32,
-    /// The tier that the candidate ends in.
-    tier: usize,
     /// The candidate is full: it is not changed by whatever joins after it, also in a later tier.
     full: bool,
-    /// When the growth foreseen could let the candidate start.
-    pub until: Option<Time>,
     /// The time of `until` came before the growth did: none is foreseen until the batch has left.
     exhausted: bool,
     /// The last request needs no update.
     pub elided: bool,
-    /// What the candidate of the only plan was made of, if that was the whole queue, and may grow.
-    whole: Option<Prefix>,
+    /// The tier that the candidate ends in.
+    tier: usize,
     /// When somebody joined it last, at its end, and was not elided.
     joined: Option<Time>,
+    /// What the candidate of the only plan was made of, if that was the whole queue, and may grow.
+    whole: Option<Prefix>,
+    /// When the growth foreseen could let the candidate start.
+    pub until: Option<Time>,
 }
 
 impl UpdateElision {
@@ -49,6 +50,19 @@ impl UpdateElision {
         }
         self.whole = whole.filter(|_| at_end);
         self.joined = (!self.elided && self.whole.is_some()).then_some(now);
+    }
+
+    /// Whether one item that joins the end of the first tier, and from which nothing else follows, needs no update: then [`UpdateElision::join_one`].
+    #[inline(always)]
+    pub fn takes_one(&self) -> bool {
+        self.items > 0 && self.tier == 0
+    }
+
+    /// [`UpdateElision::join`] of an item for which [`UpdateElision::takes_one`] was true.
+    #[inline(always)]
+    pub fn join_one(&mut self) {
+        self.items -= u32::from(!self.full);
+        (self.elided, self.joined) = (true, None);
     }
 
     /// What the candidate of the only plan was made of, if nothing has happened at `now` but that others joined at its end.

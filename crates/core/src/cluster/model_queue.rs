@@ -137,7 +137,7 @@ impl ModelQueue {
         }
     }
 
-    /// Adds a request as nearly all are: it has one item and a deadline, joins the end of the first tier, and needs no update. `None`: it is not such a
+    /// Adds a request as nearly all are: it has one item and a deadline that can be met, and joins the end of the first tier. `None`: it is not such a
     /// request, and nothing has changed. [`ModelQueue::enqueue_any`] would do the same.
     #[inline(always)]
     fn join(&mut self, now: Time, request: &Request) -> Option<Ticket> {
@@ -146,16 +146,18 @@ impl ModelQueue {
         let is_plain = size == 1 && level == 0 && deadline != Time::MAX && queue_expiry == Time::MAX;
         let deadline = deadline - kinds.network.reply;
         let allowed = deadline.since(now);
-        let is_quiet = self.elision.takes_one() && self.demand.meter.is_filling(now);
-        if !(is_plain && is_quiet && allowed >= kinds.needed_alone && queue.takes_last(deadline))
-            || self.demand.stale && self.is_adaptive()
-        {
+        let is_known = is_plain && self.demand.meter.is_filling(now) && allowed >= kinds.needed_alone;
+        if !(is_known && queue.takes_last(deadline)) {
             return None;
         }
-        let queue = &mut self.batcher.queue;
-        self.elision.join_one();
+        let at_end = queue.tier_weight(0) > 0 && !(self.demand.stale && self.is_adaptive());
+        if at_end && self.elision.takes_one() {
+            self.elision.join_one();
+        } else {
+            self.elision.join(now, 0, 1, || at_end);
+        }
         self.demand.meter.count(allowed);
-        Some(queue.push_last(now, id, deadline))
+        Some(self.batcher.queue.push_last(now, id, deadline))
     }
 
     /// [`ModelQueue::enqueue`] of any request.
@@ -433,7 +435,8 @@ impl ModelQueue {
             // What is due by now was done when it was, before they came.
             let formed = self.batcher.window(now, Time::ZERO, 0, grown);
             self.batcher.kinds.plans[0].candidate = Some(formed.candidate);
-            self.elision.foresee(now, &mut self.batcher, &formed);
+            let rate = self.arrival_rate();
+            self.elision.foresee(now, &mut self.batcher, &formed, rate);
             return;
         }
         self.expire(now);
@@ -453,10 +456,17 @@ impl ModelQueue {
             formed = if in_use { self.batcher.update_candidate(now, Time::ZERO, plan, Time::ZERO) } else { None };
             self.batcher.kinds.plans[plan].candidate = formed.map(|formed| formed.candidate);
         }
+        let rate = self.arrival_rate();
         match (formed, self.batcher.kinds.plans.len()) {
-            (Some(formed), 1) => self.elision.foresee(now, &mut self.batcher, &formed),
+            (Some(formed), 1) => self.elision.foresee(now, &mut self.batcher, &formed, rate),
             _ => self.elision = UpdateElision::default(),
         }
+    }
+
+    /// Items a second, by which growth is foreseen. `None` of a model that is adaptive: it learns the regime and says its demand with each update, so other
+    /// updates would be other decisions.
+    fn arrival_rate(&self) -> Option<f64> {
+        if self.is_adaptive() { None } else { self.demand.meter.rate() }
     }
 
     /// Whether nothing waits, so that there is no candidate, and nothing is due.

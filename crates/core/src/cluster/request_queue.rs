@@ -204,7 +204,7 @@ impl RequestQueue {
     #[inline(always)]
     pub fn takes_last(&self, deadline: Time) -> bool {
         let Tier { weight, last_deadline, level, .. } = &self.tiers.first;
-        *weight > 0 && *last_deadline <= deadline && level.max_queue == u32::MAX
+        (*weight == 0 || *last_deadline <= deadline) && level.max_queue == u32::MAX
     }
 
     /// [`RequestQueue::push`] of a request of one item and without a timer at the end of the first tier.

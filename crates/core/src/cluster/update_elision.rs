@@ -5,9 +5,10 @@ use super::dispatch_policy::DispatchPolicy;
 use super::messages::Candidate;
 use crate::time::Time;
 
-/// The smallest candidate whose growth is foreseen: who came alone may stay so, and would be woken up for once too often.
+/// The smallest candidate whose growth is foreseen before the rate of the arrivals is known: who came alone may stay so, and would be woken up for once
+/// too often.
 const LEAST_FORESEEN: u32 = 2;
-/// A candidate is foreseen to grow by as much again, or to this size: small ones have time.
+/// Before the rate is known a candidate is foreseen to grow by as much again, or to this size: small ones have time.
 const SMALL: u32 = 8;
 
 /// What may happen without an update, or with less than a whole one.
@@ -17,7 +18,7 @@ const SMALL: u32 = 8;
 /// A candidate that cannot grow is not changed by who comes after it. One that grows and is deferred may start earlier with every request that joins;
 /// but as long as that is not before an update that is due anyway, nobody needs to know. So some growth is foreseen and [`super::ModelQueue::wake`]
 /// set to when a candidate of that size would start: most requests then cost no update, and a wake-up that comes too early is paid only where
-/// the growth does not come.
+/// the growth does not come. The growth foreseen is the largest for which enough requests come by that time, at the rate of the last second.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct UpdateElision {
@@ -75,8 +76,8 @@ impl UpdateElision {
         self.whole
     }
 
-    /// How much the candidate of the only plan may grow without an update.
-    pub fn foresee(&mut self, now: Time, batcher: &mut Batcher, formed: &Formed) {
+    /// How much the candidate of the only plan may grow without an update, where so many items come a second.
+    pub fn foresee(&mut self, now: Time, batcher: &mut Batcher, formed: &Formed, rate: Option<f64>) {
         let Formed { prefix, candidate, .. } = *formed;
         let Prefix { size, full, last_tier, .. } = prefix;
         // Had the update been due for the growth, it would have come with a request.
@@ -93,18 +94,26 @@ impl UpdateElision {
         self.exhausted = exhausted;
         self.whole = (u64::from(size) == batcher.queue.weight()).then_some(prefix);
         // What may start already does not start later when it grows.
-        if exhausted || size < LEAST_FORESEEN || self.whole.is_none() || candidate.exec - candidate.delay <= now {
+        let starts = candidate.exec - candidate.delay;
+        if exhausted || self.whole.is_none() || starts <= now || rate.is_none() && size < LEAST_FORESEEN {
             return;
         }
-        let mut items = size.max(SMALL.saturating_sub(size)).min(batcher.kinds.plans[0].limit - size - 1);
+        // Items that come by a time.
+        let come = |by: Time| rate.map_or(u32::MAX, |rate| (rate * by.since(now).as_secs_f64()) as u32);
+        let most = batcher.kinds.plans[0].limit - size - 1;
+        let mut items = match rate {
+            Some(_) => most.min(come(starts)),
+            None => most.min(size.max(SMALL.saturating_sub(size))),
+        };
         while items > 0 {
             let grown = Prefix { size: size + items, ..prefix };
             let Candidate { exec, delay, .. } = batcher.window(now, Time::ZERO, 0, grown).candidate;
-            if exec - delay > now {
-                (self.items, self.until) = (items, Some(exec - delay));
+            let starts = exec - delay;
+            if starts > now && come(starts) >= items {
+                (self.items, self.until) = (items, Some(starts));
                 return;
             }
-            items /= 2;
+            items = items * 3 / 4;
         }
     }
 }

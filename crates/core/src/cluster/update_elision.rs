@@ -113,7 +113,7 @@ impl UpdateElision {
                 (self.items, self.until) = (items, Some(starts));
                 return;
             }
-            items = items * 3 / 4;
+            items = if rate.is_some() { items * 3 / 4 } else { items / 2 };
         }
     }
 }

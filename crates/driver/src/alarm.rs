@@ -53,28 +53,38 @@ impl Alarm {
         self.changed.notify_all();
     }
 
+    /// The earliest alarm, with its mailbox; `None`: there is none.
+    pub fn earliest(&self) -> Option<(Time, usize)> {
+        let alarms = (0..).zip(&self.due_ns).map(|(mailbox, Line(due))| (due.load(Ordering::SeqCst), mailbox));
+        let (due, mailbox) = alarms.min()?;
+        (due != u64::MAX).then(|| (Time::from_nanos(due), mailbox))
+    }
+
+    /// Clears an alarm, unless it was set anew since it was `due`. Returns whether it was cleared.
+    pub fn clear(&self, mailbox: usize, due: Time) -> bool {
+        let Line(own) = &self.due_ns[mailbox];
+        own.compare_exchange(due.as_nanos(), u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
     /// Waits until an alarm goes off, which clears it: its mailbox; `None` when stopped.
     pub fn wait(&self, now: impl Fn() -> Time) -> Option<usize> {
         let mut stopped = self.stopped.lock();
         while !*stopped {
             // Armed anew before the alarms are looked at, so that none that is set meanwhile is passed over.
             self.armed_ns.0.store(u64::MAX, Ordering::SeqCst);
-            let first =
-                self.due_ns.iter().map(|Line(due)| due.load(Ordering::SeqCst)).enumerate().min_by_key(|(_, due)| *due);
-            let Some((mailbox, due)) = first.filter(|(_, due)| *due != u64::MAX) else {
+            let Some((due, mailbox)) = self.earliest() else {
                 self.changed.wait(&mut stopped);
                 continue;
             };
             let time = now();
-            if due <= time.as_nanos() {
-                // Unless it was set anew this moment.
-                if self.due_ns[mailbox].0.compare_exchange(due, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            if due <= time {
+                if self.clear(mailbox, due) {
                     return Some(mailbox);
                 }
                 continue;
             }
-            self.armed_ns.0.store(due, Ordering::SeqCst);
-            self.changed.wait_for(&mut stopped, Time::from_nanos(due).since(time).into());
+            self.armed_ns.0.store(due.as_nanos(), Ordering::SeqCst);
+            self.changed.wait_for(&mut stopped, due.since(time).into());
         }
         None
     }

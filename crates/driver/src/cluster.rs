@@ -51,12 +51,12 @@ pub struct Cluster<H: Handler> {
     pub(crate) expected_free_ns: Line<AtomicU64>,
     /// By shard: what its models ask of the devices.
     pub(crate) demands: Box<[PublishedDemand]>,
-    /// How often any of them has changed.
-    pub(crate) demand_changes: AtomicU64,
-    /// By device: when it will be done with what others run there, in nanoseconds.
-    pub(crate) loads: RwLock<Vec<AtomicU64>>,
-    /// How often any of them has changed.
-    pub(crate) load_changes: AtomicU64,
+    /// How often any of them has changed. Every event reads it.
+    pub(crate) demand_changes: Line<AtomicU64>,
+    /// By device: when it will be done with what others run there, in nanoseconds. Readers write to the lock.
+    pub(crate) loads: Line<RwLock<Vec<AtomicU64>>>,
+    /// How often any of them has changed. Every turn of the matchmaker reads it.
+    pub(crate) load_changes: Line<AtomicU64>,
     kinds: u32,
     planned: Option<u32>,
     members: Mutex<Members>,
@@ -86,7 +86,7 @@ impl<H: Handler> Cluster<H> {
             assert!(kind.0 < kinds, "the kinds of devices are known from the start");
             matchmaker.apply(Time::ZERO, Input::AddDevice(*kind));
         }
-        let expected_free = matchmaker.machine().expected_free();
+        let expected_free = matchmaker.expected_free();
         let mailbox = |(index, requests)| {
             let mut shard = journal(Shard::new(index as u32, shards as u32), &log);
             shard.apply(Time::ZERO, Input::SetWakeMargin(wake_margin));
@@ -116,9 +116,9 @@ impl<H: Handler> Cluster<H> {
             alarm: Alarm::new(shards + 1),
             expected_free_ns: Line(AtomicU64::new(expected_free.as_nanos())),
             demands: (0..shards).map(|_| PublishedDemand::default()).collect(),
-            demand_changes: AtomicU64::new(0),
-            loads: RwLock::new(devices.iter().map(|_| AtomicU64::new(0)).collect()),
-            load_changes: AtomicU64::new(0),
+            demand_changes: Line::default(),
+            loads: Line(RwLock::new(devices.iter().map(|_| AtomicU64::new(0)).collect())),
+            load_changes: Line::default(),
             kinds,
             planned,
             members: Mutex::new(Members {
@@ -231,7 +231,7 @@ impl<H: Handler> Cluster<H> {
             let mut members = self.members.lock();
             device = DeviceId(members.devices.len() as u32);
             members.devices.push(Some(kind));
-            self.loads.write().push(AtomicU64::new(0));
+            self.loads.0.write().push(AtomicU64::new(0));
             self.matchmaker.put(ToMatchmaker::Command(Input::AddDevice(kind).into()));
             self.tell_devices(&members, kind);
         }
@@ -255,11 +255,11 @@ impl<H: Handler> Cluster<H> {
     /// that could take a batch the one that is done first gets it; none waits for that ([`Matchmaker::set_load`]). So nobody is woken up: the matchmaker
     /// finds it when it next grants something. Of one device this is to be said by one thread at a time. Unknown: nothing happens.
     pub fn set_load(&self, device: DeviceId, until: Time) {
-        let loads = self.loads.read();
+        let loads = self.loads.0.read();
         let Some(load) = loads.get(device.0 as usize) else { return };
         if load.load(Ordering::Relaxed) != until.as_nanos() {
             load.store(until.as_nanos(), Ordering::Relaxed);
-            self.load_changes.fetch_add(1, Ordering::Release);
+            self.load_changes.0.fetch_add(1, Ordering::Release);
         }
     }
 
@@ -277,28 +277,74 @@ impl<H: Handler> Cluster<H> {
     }
 
     fn tell(&self, queue: QueueHandle, message: ToShard<H::Event>) {
-        self.shards[queue.shard()].put(message);
-        self.work(Round::default().shard(queue.shard()));
+        let index = queue.shard();
+        let mut round = Round::default();
+        match self.shards[index].enter_idle() {
+            Some(mut state) => {
+                self.handle_in_shard(index, &mut state, self.moment(), message, &mut round);
+                self.end_turn(index, &mut state);
+                self.leave_shard(index, state, &mut round);
+            }
+            None => {
+                self.shards[index].put(message);
+                round = round.shard(index);
+            }
+        }
+        self.work(round);
     }
 
     /// A batch is done: its device is free, and gets its next batch if there is one.
     pub fn complete(&self, device: DeviceId, batch: BatchId) {
-        self.matchmaker.put(ToMatchmaker::Completed(device, batch));
-        self.work(Round::default().matchmaker());
+        let message = ToMatchmaker::Completed(device, batch);
+        let mut round = Round::default();
+        match self.matchmaker.enter_idle() {
+            Some(mut state) => {
+                self.matchmaker_turn(&mut state, Some(message), 1, None, &mut round);
+                drop(state);
+                round.matched = true;
+                round.matchmaker = !self.matchmaker.is_done();
+            }
+            None => {
+                self.matchmaker.put(message);
+                round = round.matchmaker();
+            }
+        }
+        self.work(round);
     }
 
     /// The life of the thread that wakes mailboxes up; ends with [`Cluster::stop_alarm`].
     pub fn ring_alarms(&self) {
         while let Some(mailbox) = self.alarm.wait(|| self.handler.now()) {
-            match self.shards.get(mailbox) {
-                Some(shard) => {
-                    shard.put(ToShard::Alarm);
-                    self.work(Round::default().shard(mailbox));
-                }
-                None => {
-                    self.matchmaker.put(ToMatchmaker::Alarm);
-                    self.work(Round::default().matchmaker());
-                }
+            self.wake(mailbox);
+        }
+    }
+
+    /// When the next mailbox has to be woken up; `None`: none has. For a driver without a thread in [`Cluster::ring_alarms`], such as a benchmark with a
+    /// virtual clock: it calls [`Cluster::ring_due`] by then.
+    pub fn next_alarm(&self) -> Option<Time> {
+        self.alarm.earliest().map(|(due, _)| due)
+    }
+
+    /// Wakes up every mailbox whose alarm is due, on the calling thread.
+    pub fn ring_due(&self) {
+        while let Some((due, mailbox)) = self.alarm.earliest()
+            && due <= self.handler.now()
+        {
+            if self.alarm.clear(mailbox, due) {
+                self.wake(mailbox);
+            }
+        }
+    }
+
+    fn wake(&self, mailbox: usize) {
+        match self.shards.get(mailbox) {
+            Some(shard) => {
+                shard.put(ToShard::Alarm);
+                self.work(Round::default().shard(mailbox));
+            }
+            None => {
+                self.matchmaker.put(ToMatchmaker::Alarm);
+                self.work(Round::default().matchmaker());
             }
         }
     }

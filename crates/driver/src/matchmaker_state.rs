@@ -8,6 +8,8 @@ use downbeat_core::{BatchId, DeviceId, ModelId, Time};
 
 use crate::candidate_slot::CandidateSlot;
 
+/// Aligned as [`crate::sync::Line`], so that it shares no cache line with its mutex.
+#[repr(align(128))]
 pub struct MatchmakerState {
     pub matchmaker: Journal<Matchmaker>,
     /// By model: its shard, and where its newest candidate is.

@@ -98,7 +98,7 @@ pub struct OwnMatchmaker<'a, H: Handler> {
 impl<H: Handler> OwnMatchmaker<'_, H> {
     /// Works off up to `most` messages, such as [`crate::TURN`], and grants what it can; how many messages there were. Fewer: the mailbox was empty in between.
     pub fn turn(&mut self, most: usize) -> usize {
-        self.cluster.matchmaker_turn(&mut self.state, most, None, &mut Round::default()).0
+        self.cluster.matchmaker_turn(&mut self.state, None, most, None, &mut Round::default()).0
     }
 
     /// Whether nothing is in the mailbox.

@@ -7,6 +7,7 @@ use downbeat_core::cluster::Demand;
 /// A shard's demand, for the others. It changes ten times a second, and is read as a mixture of two if it changes at that moment, which
 /// the next change puts right.
 #[derive(Default)]
+#[repr(align(128))]
 pub struct PublishedDemand([AtomicU64; 5]);
 
 impl PublishedDemand {

@@ -11,6 +11,7 @@ use crate::handler::{Handler, Moment};
 use crate::matchmaker_state::{MatchmakerState, ToMatchmaker};
 use crate::round::Round;
 use crate::shard_state::{ShardState, ToShard};
+use crate::sync::MutexGuard;
 
 /// The shard that a thread is in while it is at the matchmaker: its index, and its state.
 type Here<'a, H> = Option<(usize, &'a mut ShardState<H>)>;
@@ -23,23 +24,27 @@ impl<H: Handler> Cluster<H> {
             if round.matchmaker && !(std::mem::take(&mut round.matched) && round.shards > 0) {
                 self.meet_matchmaker(None, &mut round);
             } else if let Some(index) = round.next_shard() {
-                let shard = &self.shards[index];
-                let Some(mut state) = shard.try_enter() else { continue };
+                let Some(mut state) = self.shards[index].try_enter() else { continue };
                 self.shard_turn(index, &mut state, TURN, &mut round);
-                if round.matchmaker
-                    && let Some(now) = self.meet_matchmaker(Some((index, &mut state)), &mut round)
-                {
-                    // What came of its grants.
-                    self.flush(index, self.moment_at(now), &mut state, &mut round);
-                    self.end_turn(index, &mut state);
-                }
-                drop(state);
-                if !shard.is_done() {
-                    round = round.shard(index);
-                }
+                self.leave_shard(index, state, &mut round);
             } else {
                 return;
             }
+        }
+    }
+
+    /// Takes what a turn of a shard left for the matchmaker there, and leaves the shard.
+    pub(crate) fn leave_shard(&self, index: usize, mut state: MutexGuard<'_, ShardState<H>>, round: &mut Round) {
+        if round.matchmaker
+            && let Some(now) = self.meet_matchmaker(Some((index, &mut state)), round)
+        {
+            // What came of its grants.
+            self.flush(index, self.moment_at(now), &mut state, round);
+            self.end_turn(index, &mut state);
+        }
+        drop(state);
+        if !self.shards[index].is_done() {
+            *round = round.shard(index);
         }
     }
 
@@ -48,7 +53,7 @@ impl<H: Handler> Cluster<H> {
     fn meet_matchmaker(&self, here: Here<'_, H>, round: &mut Round) -> Option<Time> {
         (round.matchmaker, round.matched) = (false, true);
         let mut state = self.matchmaker.try_enter()?;
-        let (_, now) = self.matchmaker_turn(&mut state, TURN, here, round);
+        let (_, now) = self.matchmaker_turn(&mut state, None, TURN, here, round);
         drop(state);
         round.matchmaker |= !self.matchmaker.is_done();
         Some(now)
@@ -76,7 +81,7 @@ impl<H: Handler> Cluster<H> {
         messages
     }
 
-    fn end_turn(&self, index: usize, state: &mut ShardState<H>) {
+    pub(crate) fn end_turn(&self, index: usize, state: &mut ShardState<H>) {
         self.alarm.set(index, state.shard.machine().poll_timeout().map_or(Time::MAX, |(at, _)| at));
         self.hand_over(&mut state.shard, LOG_BUFFER);
     }
@@ -126,7 +131,7 @@ impl<H: Handler> Cluster<H> {
     }
 
     fn hear_demands(&self, index: usize, state: &mut ShardState<H>, now: Time) {
-        let changes = self.demand_changes.load(Ordering::Acquire);
+        let changes = self.demand_changes.0.load(Ordering::Acquire);
         if changes != state.demand_changes {
             state.demand_changes = changes;
             state.shard.apply(now, Input::SetOtherDemand(self.demand_beside(index)));
@@ -152,15 +157,16 @@ impl<H: Handler> Cluster<H> {
         if self.shards.len() > 1 && shard.machine().demand() != *demand {
             *demand = shard.machine().demand();
             self.demands[index].put(*demand);
-            self.demand_changes.fetch_add(1, Ordering::Release);
+            self.demand_changes.0.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Works off up to `most` messages of the matchmaker's, grants what it can, and sets its alarm; how many messages there were,
-    /// and the time that it was as of.
+    /// Works off up to `most` messages of the matchmaker's, of which `first` is the first, grants what it can, and sets its alarm; how many messages there
+    /// were, and the time that it was as of.
     pub(crate) fn matchmaker_turn(
         &self,
         state: &mut MatchmakerState,
+        mut first: Option<ToMatchmaker>,
         most: usize,
         mut here: Here<'_, H>,
         round: &mut Round,
@@ -168,7 +174,7 @@ impl<H: Handler> Cluster<H> {
         let mut messages = 0;
         let mut now = None;
         while messages < most
-            && let Some(message) = self.matchmaker.pop()
+            && let Some(message) = first.take().or_else(|| self.matchmaker.pop())
         {
             state.handle(message, || *now.insert(self.handler.now()));
             messages += 1;
@@ -196,7 +202,7 @@ impl<H: Handler> Cluster<H> {
             state.along = along;
         }
         let matchmaker = &mut state.matchmaker;
-        let expected_free = matchmaker.machine().expected_free().as_nanos();
+        let expected_free = matchmaker.expected_free().as_nanos();
         if self.expected_free_ns.0.load(Ordering::Relaxed) != expected_free {
             self.expected_free_ns.0.store(expected_free, Ordering::Relaxed);
         }
@@ -214,12 +220,12 @@ impl<H: Handler> Cluster<H> {
     }
 
     fn hear_loads(&self, state: &mut MatchmakerState, now: Time) {
-        let changes = self.load_changes.load(Ordering::Acquire);
+        let changes = self.load_changes.0.load(Ordering::Acquire);
         if changes == std::mem::replace(&mut state.load_changes, changes) {
             return;
         }
         let matchmaker = &mut state.matchmaker;
-        for (device, load) in (0..).map(DeviceId).zip(self.loads.read().iter()) {
+        for (device, load) in (0..).map(DeviceId).zip(self.loads.0.read().iter()) {
             let until = Time::from_nanos(load.load(Ordering::Relaxed));
             if matchmaker.machine().load(device) != until {
                 matchmaker.apply(now, Input::SetLoad(device, until));

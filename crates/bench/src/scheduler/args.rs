@@ -1,6 +1,6 @@
 //! The command line of the scheduler's benchmark, as written.
 
-use downbeat_core::cluster;
+use downbeat_core::{Duration, cluster};
 use downbeat_report::Json;
 
 /// Measure the scheduler alone: requests and devices are emulated in this process, without a server or a network.
@@ -96,6 +96,8 @@ pub enum Policy {
     Adaptive,
     /// The same, and deferred at low load.
     Consolidating,
+    /// When the batch is full, or its first request has waited for 5 ms.
+    Timeout,
 }
 
 impl From<Policy> for cluster::DispatchPolicy {
@@ -106,6 +108,9 @@ impl From<Policy> for cluster::DispatchPolicy {
             Policy::Latest => cluster::DispatchPolicy::Latest,
             Policy::Adaptive => cluster::DispatchPolicy::Adaptive { consolidate: false },
             Policy::Consolidating => cluster::DispatchPolicy::Adaptive { consolidate: true },
+            Policy::Timeout => {
+                cluster::DispatchPolicy::Timeout { delay: Duration::from_millis(5), preferred: Vec::new() }
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Benchmark of the scheduler alone: generated requests in, emulated devices out, no server and no network.
 
 mod args;
+mod counted;
 mod multi_thread;
 mod posting;
 mod report;
@@ -13,6 +14,7 @@ use downbeat_driver::MAX_SHARDS;
 use downbeat_report::note;
 
 pub use args::{Drop, Policy, SchedulerArgs};
+pub use counted::{CountedCluster, CountedScheduler};
 pub use report::{Latency, Measurement};
 pub use workload::{Requests, Workload};
 
@@ -40,14 +42,12 @@ pub fn run(args: &SchedulerArgs) -> Result<()> {
     args.json.print(&measure(args)?)
 }
 
-/// Measures one number of models and devices.
+/// What the arguments offer to the scheduler.
 ///
 /// # Errors
-/// If the arguments contradict each other, or the scheduler loses a request.
-pub fn measure(args: &SchedulerArgs) -> Result<Measurement> {
-    ensure!(args.seconds > 0.0 && args.seconds <= 3600.0, "--seconds must be more than 0 and at most 3600");
+/// If the load or the rate is out of bounds.
+pub fn workload(args: &SchedulerArgs) -> Result<Workload> {
     ensure!(args.load > 0.0 && args.load <= 10.0, "--load must be more than 0 and at most 10");
-    let length = Duration::from_secs_f64(args.seconds);
     let mut workload =
         Workload::new(args.models, args.devices, args.max_batch, args.policy.into(), args.drop.into(), args.seed);
     let capacity = workload.capacity();
@@ -58,6 +58,17 @@ pub fn measure(args: &SchedulerArgs) -> Result<Measurement> {
         "--rate: {} devices serve at most {capacity:.0} requests a second; offer less, or have more --devices",
         args.devices
     );
+    Ok(workload)
+}
+
+/// Measures one number of models and devices.
+///
+/// # Errors
+/// If the arguments contradict each other, or the scheduler loses a request.
+pub fn measure(args: &SchedulerArgs) -> Result<Measurement> {
+    ensure!(args.seconds > 0.0 && args.seconds <= 3600.0, "--seconds must be more than 0 and at most 3600");
+    let length = Duration::from_secs_f64(args.seconds);
+    let workload = workload(args)?;
     if let Some(threads) = args.posting_threads {
         let cores = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_SHARDS) as u32;
         let shards = if args.shards == 0 { cores.min(args.models) } else { args.shards };

@@ -20,13 +20,13 @@ pub(super) const WARM_UP: Duration = Duration::from_millis(300);
 const CHUNK: u64 = 1 << 16;
 
 /// The scheduler with what surrounds it.
-struct World {
+pub(super) struct World {
     scheduler: Scheduler,
     requests: Requests,
     /// The request that arrives next.
     next: (Time, Request),
     completions: BinaryHeap<Reverse<(Time, DeviceId, BatchId)>>,
-    counts: Counts,
+    pub counts: Counts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -159,7 +159,7 @@ impl World {
     }
 
     /// After the warm-up, in virtual time.
-    fn warmed_up(workload: &Workload) -> Self {
+    pub fn warmed_up(workload: &Workload) -> Self {
         let mut world = Self::new(workload);
         while world.next.0 < Time::ZERO + WARM_UP {
             world.step();
@@ -175,7 +175,7 @@ impl World {
     }
 
     /// Handles the next event at its own time.
-    fn step(&mut self) {
+    pub fn step(&mut self) {
         let (completion, arrival, timer) = self.due();
         let now = completion.min(arrival).min(timer);
         self.handle(now, completion == now, arrival == now);
@@ -219,7 +219,7 @@ impl World {
         }
     }
 
-    fn check(&self) -> Result<()> {
+    pub fn check(&self) -> Result<()> {
         self.counts.check(self.requests.models().map(|model| u64::from(self.scheduler.queued(model))).sum())
     }
 }

@@ -14,13 +14,14 @@ pub(super) const TICK: Duration = Duration::from_nanos(1);
 
 /// The requests of a model that wait, and what a batch of them is made by.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Batcher {
     pub queue: RequestQueue,
     pub kinds: KindPlans,
     pub drop: DropPolicy,
-    pub dispatch: DispatchPolicy,
     /// How far a candidate waits under [`DispatchPolicy::Adaptive`]: [`super::Behaviour::wait`].
     pub wait: u8,
+    pub dispatch: DispatchPolicy,
     /// Who came by then waits for no others.
     pub flushed: Option<Time>,
     pub wake_margin: Duration,

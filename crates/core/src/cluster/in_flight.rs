@@ -53,16 +53,19 @@ impl InFlight {
         self.limit(model).in_flight += 1;
     }
 
-    /// A batch of the model is no longer in flight: the models that waited for that, whose list is to be given back empty.
-    pub fn end(&mut self, model: ModelId) -> Vec<ModelId> {
+    /// A batch of the model is no longer in flight. Gives the models that waited for that, if any did: their list is to be given back empty.
+    pub fn end(&mut self, model: ModelId) -> Option<Vec<ModelId>> {
         let limit = self.limit(model);
         assert!(limit.in_flight > 0, "a batch that ends had begun");
         limit.in_flight -= 1;
+        if limit.parked.is_empty() {
+            return None;
+        }
         let parked = std::mem::take(&mut limit.parked);
         for model in &parked {
             self.models[model.0 as usize].parked = false;
         }
-        parked
+        Some(parked)
     }
 
     /// Takes the list of [`InFlight::end`] back.

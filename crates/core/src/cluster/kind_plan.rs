@@ -35,16 +35,17 @@ pub(super) struct KindPlan {
 
 /// The plans of one model: one for each kind that it has a profile for.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct KindPlans {
+    /// [`KindPlans::needed`] for one item, which nearly every request is.
+    pub needed_alone: Duration,
+    /// What messages take where `networks` says nothing: its worst, if it says anything.
+    pub network: NetworkBudget,
     /// In order of kinds, at least one.
     pub plans: Vec<KindPlan>,
     /// The plan in use with the least `l(max_batch)`: it alone sacrifices requests.
     pub fastest: usize,
-    /// [`KindPlans::needed`] for one item, which nearly every request is.
-    needed_alone: Duration,
     pub max_batch: u32,
-    /// What messages take where `networks` says nothing: its worst, if it says anything.
-    pub network: NetworkBudget,
     networks: Vec<(DeviceKind, NetworkBudget)>,
     /// By how much executions are planned longer than measured, percent.
     margin: u8,

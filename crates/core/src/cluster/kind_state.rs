@@ -108,6 +108,13 @@ impl KindState {
         }
     }
 
+    /// Whether any candidate waits for a device of this kind, or will by `now`.
+    #[inline(always)]
+    pub fn is_awaited(&self, now: Time) -> bool {
+        self.deferred.peek().is_some_and(|(send, _)| send <= now)
+            || self.schedulable.iter().any(|heap| !heap.is_empty())
+    }
+
     pub fn is_schedulable(&self, model: u32) -> bool {
         self.schedulable.iter().any(|heap| heap.get(model).is_some())
     }

@@ -1,11 +1,11 @@
 //! Which candidate meets which device (Symphony §3.2, *OnModelTimer* and *OnGpuTimer*; §4.2, *RankThread*; appendix D).
 
+use super::busy_times::BusyTimes;
 use super::device_state::{DeviceState, Sent};
 use super::in_flight::InFlight;
 use super::kind_state::{KindState, Turn};
 use super::messages::{Answer, Candidate, Grant};
 use super::order::Order;
-use super::ready_tree::ReadyTree;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
 use crate::time::Time;
 
@@ -57,7 +57,7 @@ pub struct Matchmaker {
     present: u32,
     free: u32,
     /// By device: when all it was granted is expected to be done.
-    busy: ReadyTree,
+    busy: BusyTimes,
     /// Devices with a load.
     loaded: u32,
     sends_ahead: bool,
@@ -204,7 +204,7 @@ impl Matchmaker {
     }
 
     /// When the next device is expected to be done with all that it was granted: `Time::ZERO` if one has nothing, `Time::MAX` if there is none at all.
-    pub fn expected_free(&self) -> Time {
+    pub fn expected_free(&mut self) -> Time {
         if self.free == 0 { self.busy.earliest() } else { Time::ZERO }
     }
 
@@ -258,6 +258,11 @@ impl Matchmaker {
     pub fn poll_grant(&mut self, now: Time) -> Option<Grant> {
         self.now = self.now.max(now);
         let now = self.now;
+        if let [kind] = &self.kinds[..]
+            && !kind.is_awaited(now)
+        {
+            return None;
+        }
         for kind in 0..self.kinds.len() {
             while let Some((send, model)) = self.kinds[kind].deferred.peek()
                 && send <= now
@@ -345,6 +350,11 @@ impl Matchmaker {
     /// timer), or is to be sent to a device that will be free when it arrives (a device timer). Without a device that can take a batch there is
     /// nothing to wake up for.
     pub fn poll_timeout(&self) -> Option<(Time, ModelId)> {
+        if let [kind] = &self.kinds[..]
+            && !kind.is_awaited(Time::MAX)
+        {
+            return None;
+        }
         let mut next: Option<(Time, u32)> = None;
         for (index, kind) in self.kinds.iter().enumerate() {
             let free_at = kind.ready.earliest();
@@ -442,7 +452,7 @@ impl Matchmaker {
 
     /// A batch of the model is no longer in flight.
     fn landed(&mut self, model: ModelId) {
-        let mut parked = self.in_flight.end(model);
+        let Some(mut parked) = self.in_flight.end(model) else { return };
         for model in parked.drain(..) {
             self.place_all(model);
         }
@@ -476,8 +486,11 @@ impl Matchmaker {
 
     /// Puts the model's candidate for a kind where it belongs.
     fn place(&mut self, model: ModelId, kind: usize) {
-        let granted = self.models[model.0 as usize].granted;
-        let candidate = self.kinds[kind].candidates[model.0 as usize].filter(|_| !granted);
+        if self.models[model.0 as usize].granted {
+            // Nothing of the model waits anywhere since it was granted a device.
+            return;
+        }
+        let candidate = self.candidate(kind, model.0);
         match candidate {
             Some(_) if self.park(model) => {}
             Some(candidate) if candidate.send() <= self.now => {

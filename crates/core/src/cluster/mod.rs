@@ -15,6 +15,7 @@ mod autoscale;
 mod batch_policy;
 mod batcher;
 mod behaviour;
+mod busy_times;
 mod demand;
 mod device_state;
 mod dispatch_policy;

@@ -11,23 +11,24 @@ use crate::time::{Duration, Time};
 
 /// The arrivals of one model and what follows from them.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct ModelDemand {
-    meter: RateMeter,
-    /// Nothing but of a model that behaves by the regime.
-    pub demand: Demand,
+    /// The targets must be worked out again.
+    pub stale: bool,
     /// It was set since somebody looked.
     pub changed: bool,
+    pub meter: RateMeter,
+    /// Nothing but of a model that behaves by the regime.
+    pub demand: Demand,
     pub regime: LoadRegime,
     /// What it is told to do, whatever the regime.
     pub set: Option<Behaviour>,
-    /// The targets must be worked out again.
-    pub stale: bool,
 }
 
 impl ModelDemand {
     pub fn new(now: Time) -> Self {
         let (demand, regime) = (Demand::default(), LoadRegime::default());
-        ModelDemand { meter: RateMeter::new(now), demand, changed: false, regime, set: None, stale: true }
+        ModelDemand { stale: true, changed: false, meter: RateMeter::new(now), demand, regime, set: None }
     }
 
     /// Takes a demand over.

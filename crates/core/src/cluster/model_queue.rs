@@ -53,11 +53,15 @@ use crate::time::{Duration, Time};
 ///
 /// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue; call [`ModelQueue::update`] afterwards (after `enqueue` only
 /// unless [`ModelQueue::is_settled`]), and whenever [`ModelQueue::wake`] comes, and pass its candidates on. Whatever was dropped on the way is in [`ModelQueue::pop_dropped`].
+///
+/// **Layout.** The fields come in the order in which most requests need them ([`ModelQueue::join`]). With thousands of models their memory is
+/// cold, and each cache line is paid for.
 #[derive(Debug)]
+#[repr(C)]
 pub struct ModelQueue {
-    batcher: Batcher,
-    demand: ModelDemand,
     elision: UpdateElision,
+    demand: ModelDemand,
+    batcher: Batcher,
     /// [`ModelQueue::wake`], as of the last update: before it nothing is due but what came since. [`Time::ZERO`]: there was none.
     wake: Time,
     max_in_flight: u32,
@@ -125,7 +129,40 @@ impl ModelQueue {
     ///
     /// # Errors
     /// If it is malformed, hopeless already, or there is no room for it.
+    #[inline(always)]
     pub fn enqueue(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
+        match self.join(now, request) {
+            Some(ticket) => Ok(ticket),
+            None => self.enqueue_any(now, request),
+        }
+    }
+
+    /// Adds a request as nearly all are: it has one item and a deadline that can be met, and joins the end of the first tier. `None`: it is not such a
+    /// request, and nothing has changed. [`ModelQueue::enqueue_any`] would do the same.
+    #[inline(always)]
+    fn join(&mut self, now: Time, request: &Request) -> Option<Ticket> {
+        let Batcher { queue, kinds, .. } = &self.batcher;
+        let Request { id, model: _, deadline, queue_expiry, level, size } = *request;
+        let is_plain = size == 1 && level == 0 && deadline != Time::MAX && queue_expiry == Time::MAX;
+        let deadline = deadline - kinds.network.reply;
+        let allowed = deadline.since(now);
+        let is_known = is_plain && self.demand.meter.is_filling(now) && allowed >= kinds.needed_alone;
+        if !(is_known && queue.takes_last(deadline)) {
+            return None;
+        }
+        let at_end = queue.tier_weight(0) > 0 && !(self.demand.stale && self.is_adaptive());
+        if at_end && self.elision.takes_one() {
+            self.elision.join_one();
+        } else {
+            self.elision.join(now, 0, 1, || at_end);
+        }
+        self.demand.meter.count(allowed);
+        Some(self.batcher.queue.push_last(now, id, deadline))
+    }
+
+    /// [`ModelQueue::enqueue`] of any request.
+    #[inline(never)]
+    fn enqueue_any(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
         let Batcher { queue, kinds, drop, .. } = &self.batcher;
         let mut request = Request { deadline: request.deadline - kinds.network.reply, ..*request };
         let Request { level, size, .. } = request;
@@ -371,20 +408,26 @@ impl ModelQueue {
     }
 
     fn next_wake(&self) -> Time {
-        let waited = self.waiters.front().map_or(Time::MAX, |(arrival, _)| *arrival + self.patience());
-        self.batcher.next_due().min(self.elision.until.unwrap_or(Time::MAX)).min(waited)
+        let due = self.batcher.next_due().min(self.elision.until.unwrap_or(Time::MAX));
+        self.waiters.front().map_or(due, |(arrival, _)| due.min(*arrival + self.patience()))
     }
 
     /// Works out the candidates anew (Symphony §3.2, *UpdateCandidate*) and returns that for the fastest kind. Requests that became hopeless or
     /// waited for too long leave or move first.
     pub fn update(&mut self, now: Time) -> Option<Candidate> {
         self.update_candidates(now);
-        self.wake = self.next_wake();
+        // A queue that is empty has no candidate, and nothing is due in it.
+        self.wake = if self.batcher.queue.weight() == 0 { Time::MAX } else { self.next_wake() };
         self.batcher.kinds.fastest().candidate
     }
 
     #[inline(always)]
     fn update_candidates(&mut self, now: Time) {
+        if self.is_bare() {
+            self.elision = UpdateElision::default();
+            self.refresh_demand(now);
+            return;
+        }
         if let Some(former) = self.elision.grows(now)
             && !(self.demand.stale && self.is_adaptive())
             && let Some(grown) = self.batcher.grow(now, former)
@@ -392,7 +435,8 @@ impl ModelQueue {
             // What is due by now was done when it was, before they came.
             let formed = self.batcher.window(now, Time::ZERO, 0, grown);
             self.batcher.kinds.plans[0].candidate = Some(formed.candidate);
-            self.elision.foresee(now, &mut self.batcher, &formed);
+            let rate = self.arrival_rate();
+            self.elision.foresee(now, &mut self.batcher, &formed, rate);
             return;
         }
         self.expire(now);
@@ -412,10 +456,23 @@ impl ModelQueue {
             formed = if in_use { self.batcher.update_candidate(now, Time::ZERO, plan, Time::ZERO) } else { None };
             self.batcher.kinds.plans[plan].candidate = formed.map(|formed| formed.candidate);
         }
+        let rate = self.arrival_rate();
         match (formed, self.batcher.kinds.plans.len()) {
-            (Some(formed), 1) => self.elision.foresee(now, &mut self.batcher, &formed),
+            (Some(formed), 1) => self.elision.foresee(now, &mut self.batcher, &formed, rate),
             _ => self.elision = UpdateElision::default(),
         }
+    }
+
+    /// Items a second, by which growth is foreseen. `None` of a model that is adaptive: it learns the regime and says its demand with each update, so other
+    /// updates would be other decisions.
+    fn arrival_rate(&self) -> Option<f64> {
+        if self.is_adaptive() { None } else { self.demand.meter.rate() }
+    }
+
+    /// Whether nothing waits, so that there is no candidate, and nothing is due.
+    fn is_bare(&self) -> bool {
+        let Batcher { queue, kinds, .. } = &self.batcher;
+        queue.weight() == 0 && self.waiters.is_empty() && kinds.plans.iter().all(|plan| plan.candidate.is_none())
     }
 
     /// Takes the batch that is sent now to a device of this kind, which is expected to be free at `free_at`: appends its members. `None` if none may

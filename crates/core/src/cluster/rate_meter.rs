@@ -11,14 +11,15 @@ const BUCKETS: usize = 10;
 ///
 /// Needs no timer: buckets roll when it is told of an arrival or asked.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct RateMeter {
+    filling: Bucket,
+    /// When the bucket that is being filled is complete.
+    end: Time,
     /// The bucket that is being filled: `now / BUCKET`.
     current: u64,
-    /// When it is complete.
-    end: Time,
     /// Buckets that have been lived through, the current one included; at most `BUCKETS + 1`.
     lived: u64,
-    filling: Bucket,
     /// Complete buckets, a ring indexed by bucket number.
     complete: [Bucket; BUCKETS],
     /// Over `complete`.
@@ -81,6 +82,20 @@ impl RateMeter {
             self.filling.budget += u128::from(budget.as_nanos());
         }
         rolled
+    }
+
+    /// Whether `now` is within the bucket that is being filled, so that an arrival completes none.
+    #[inline(always)]
+    pub(super) fn is_filling(&self, now: Time) -> bool {
+        now < self.end
+    }
+
+    /// [`RateMeter::arrival`] of one item that has a deadline, where [`RateMeter::is_filling`].
+    #[inline(always)]
+    pub(super) fn count(&mut self, budget: Duration) {
+        self.filling.items += 1;
+        self.filling.bounded += 1;
+        self.filling.budget += u128::from(budget.as_nanos());
     }
 
     /// Completes the buckets that `now` has left behind; whether there was one.

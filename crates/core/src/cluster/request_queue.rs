@@ -1,5 +1,8 @@
 //! The requests of one model that wait, in the order in which they are served.
 
+use std::collections::VecDeque;
+use std::ops::{Index, IndexMut};
+
 use serde::{Deserialize, Serialize};
 
 use super::indexed_heap::IndexedHeap;
@@ -28,35 +31,54 @@ pub struct Ticket {
 ///
 /// **Cost.** `O(1)` an operation on a request in line and without a timer, `O(log n)` on any other; no allocation once the tables have
 /// grown.
+///
+/// **Layout.** The fields come in the order in which a request needs them. With thousands of models each request finds its queue's memory cold,
+/// so [`RequestQueue::push_last`] reads only the first two cache lines, and writes the new slot and the one before it.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct RequestQueue {
-    levels: Vec<PriorityLevel>,
-    tiers: Vec<Tier>,
+    tiers: Tiers,
     slots: Vec<QueuedRequest>,
-    vacant: Vec<u32>,
-    /// By slot: when the request needs attention on its own.
-    timers: IndexedHeap<Time>,
-    /// By slot: order of arrival, if it is kept.
-    arrivals: Option<IndexedHeap<u64>>,
-    /// Requests whose size is not 1.
-    sized: u32,
+    next_sequence: u64,
     /// Items, of all tiers.
     weight: u64,
-    next_sequence: u64,
+    /// The slot that was vacated last, the first of a list through the vacant slots; or `NONE`.
+    vacant: u32,
+    /// Requests whose size is not 1.
+    sized: u32,
+    /// The order of arrival, if it is kept.
+    arrivals: Option<Arrivals>,
+    /// By slot: when the request needs attention on its own.
+    timers: IndexedHeap<Time>,
+}
+
+/// The tiers of a queue. The first holds nearly all requests, so it has its place in the queue itself.
+#[derive(Debug)]
+#[repr(C)]
+struct Tiers {
+    first: Tier,
+    others: Box<[Tier]>,
 }
 
 #[derive(Debug)]
+#[repr(C)]
 struct Tier {
     /// The first and the last slot of the line; `NONE` if it is empty.
     first: u32,
     last: u32,
-    /// By slot: `(deadline, sequence)` of those that are not in line.
-    strays: IndexedHeap<(Time, u64)>,
     /// Items.
     weight: u64,
     /// The latest deadline that entered since the tier was empty.
     last_deadline: Time,
+    /// Of which level it is.
+    level: PriorityLevel,
+    /// By slot: `(deadline, sequence)` of those that are not in line.
+    strays: IndexedHeap<(Time, u64)>,
 }
+
+/// Requests in order of arrival, each with its slot and its sequence number. The first one waits; of the others some may have left.
+#[derive(Debug, Default)]
+struct Arrivals(VecDeque<(u32, u64)>);
 
 /// A request that waits: one cache line.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +96,7 @@ pub(super) struct QueuedRequest {
     tier: u32,
     /// The slot before it in line, or `NONE`; `STRAY` if it is not in line.
     before: u32,
-    /// The slot after it in line, or `NONE`.
+    /// The slot after it in line, or `NONE`. Of a vacant slot, the one that was vacated before it.
     after: u32,
 }
 
@@ -103,18 +125,24 @@ impl RequestQueue {
         if levels.is_empty() {
             levels.push(PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject });
         }
-        let tier =
-            || Tier { first: NONE, last: NONE, strays: IndexedHeap::new(), weight: 0, last_deadline: Time::ZERO };
-        RequestQueue {
-            tiers: (0..levels.len() * 2).map(|_| tier()).collect(),
-            levels,
-            slots: Vec::new(),
-            vacant: Vec::new(),
-            timers: IndexedHeap::new(),
-            arrivals: None,
-            sized: 0,
+        let tier = |level| Tier {
+            first: NONE,
+            last: NONE,
             weight: 0,
+            last_deadline: Time::ZERO,
+            level,
+            strays: IndexedHeap::new(),
+        };
+        let others = levels.iter().flat_map(|level| [*level; 2]).skip(1);
+        RequestQueue {
+            tiers: Tiers { first: tier(levels[0]), others: others.map(tier).collect() },
+            slots: Vec::new(),
             next_sequence: 0,
+            weight: 0,
+            vacant: NONE,
+            sized: 0,
+            arrivals: None,
+            timers: IndexedHeap::new(),
         }
     }
 
@@ -130,7 +158,8 @@ impl RequestQueue {
 
     /// The bound of a level, if there is such a level.
     pub fn bound(&self, level: u32) -> Option<u32> {
-        self.levels.get(level as usize).map(|level| level.max_queue)
+        let tier = level as usize * 2;
+        (tier < self.tiers.len()).then(|| self.tiers[tier].level.max_queue)
     }
 
     /// Whether `size` more items are within the bound of the level.
@@ -161,27 +190,75 @@ impl RequestQueue {
             before: NONE,
             after: NONE,
         };
-        let slot = match self.vacant.pop() {
-            Some(slot) => {
-                self.slots[slot as usize] = waiting;
-                slot
-            }
-            None => {
-                self.slots.push(waiting);
-                self.slots.len() as u32 - 1
-            }
-        };
-        assert!(slot < STRAY, "slots are counted in 32 bits");
+        let slot = self.occupy(waiting);
         self.enter(slot);
         self.sized += u32::from(size != 1);
         self.weight += u64::from(size);
-        if let Some(arrivals) = &mut self.arrivals {
-            arrivals.set(slot, sequence);
-        }
         if waiting.timer() != Time::MAX {
             self.timers.set(slot, waiting.timer());
         }
         Ticket { slot, sequence }
+    }
+
+    /// Whether [`RequestQueue::push_last`] may add a request with this deadline.
+    #[inline(always)]
+    pub fn takes_last(&self, deadline: Time) -> bool {
+        let Tier { weight, last_deadline, level, .. } = &self.tiers.first;
+        (*weight == 0 || *last_deadline <= deadline) && level.max_queue == u32::MAX
+    }
+
+    /// [`RequestQueue::push`] of a request of one item and without a timer at the end of the first tier.
+    #[inline(always)]
+    pub fn push_last(&mut self, now: Time, id: RequestId, deadline: Time) -> Ticket {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        self.weight += 1;
+        let tier = &mut self.tiers.first;
+        (tier.weight, tier.last_deadline) = (tier.weight + 1, deadline);
+        let (before, never) = (tier.last, Time::MAX);
+        let slot = self.occupy(QueuedRequest {
+            id,
+            deadline,
+            arrival: now,
+            queue_expiry: never,
+            hopeless_at: never,
+            sequence,
+            size: 1,
+            tier: 0,
+            before,
+            after: NONE,
+        });
+        self.tiers.first.last = slot;
+        match before {
+            NONE => self.tiers.first.first = slot,
+            before => self.slots[before as usize].after = slot,
+        }
+        Ticket { slot, sequence }
+    }
+
+    /// Puts a request into the slot that was vacated last, or into a new one.
+    #[inline(always)]
+    fn occupy(&mut self, waiting: QueuedRequest) -> u32 {
+        let mut slot = self.vacant;
+        match self.slots.get_mut(slot as usize) {
+            Some(vacant) => {
+                self.vacant = vacant.after;
+                *vacant = waiting;
+            }
+            None => slot = self.add_slot(waiting),
+        }
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.add(slot, waiting.sequence, &self.slots);
+        }
+        slot
+    }
+
+    #[cold]
+    fn add_slot(&mut self, waiting: QueuedRequest) -> u32 {
+        let slot = self.slots.len() as u32;
+        assert!(slot < STRAY, "slots are counted in 32 bits");
+        self.slots.push(waiting);
+        slot
     }
 
     /// Whether a request is there.
@@ -203,6 +280,9 @@ impl RequestQueue {
     /// Takes requests from the head of a tier for as long as they fit into `room` items, and appends them to `members`. Gives the
     /// room that is left.
     pub fn pop_into(&mut self, tier: usize, mut room: u32, members: &mut Vec<RequestId>) -> u32 {
+        if self.sized == 0 && self.timers.is_empty() && self.tiers[tier].strays.is_empty() {
+            return self.pop_line(tier, room, members);
+        }
         while let Some(slot) = self.head_slot(tier) {
             let QueuedRequest { id, size, .. } = self.slots[slot as usize];
             if size > room {
@@ -214,6 +294,34 @@ impl RequestQueue {
             self.vacate(slot);
         }
         room
+    }
+
+    /// [`RequestQueue::pop_into`] of a tier that is a line of requests of one item and without timers: the line is walked once, and its ends are set once.
+    fn pop_line(&mut self, tier: usize, room: u32, members: &mut Vec<RequestId>) -> u32 {
+        let tier = &mut self.tiers[tier];
+        let mut left = room;
+        members.reserve(room.min(u32::try_from(tier.weight).unwrap_or(u32::MAX)) as usize);
+        let mut first = tier.first;
+        while left > 0
+            && let Some(waiting) = self.slots.get_mut(first as usize)
+        {
+            members.push(waiting.id);
+            waiting.sequence = VACANT;
+            let after = std::mem::replace(&mut waiting.after, self.vacant);
+            self.vacant = std::mem::replace(&mut first, after);
+            left -= 1;
+        }
+        tier.first = first;
+        match self.slots.get_mut(first as usize) {
+            Some(waiting) => waiting.before = NONE,
+            None => tier.last = NONE,
+        }
+        tier.weight -= u64::from(room - left);
+        self.weight -= u64::from(room - left);
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.forget_left(&self.slots);
+        }
+        left
     }
 
     pub fn tiers(&self) -> std::ops::Range<usize> {
@@ -324,8 +432,8 @@ impl RequestQueue {
     /// When the next request is lost for having waited too long (or for being hopeless, if that comes first).
     pub fn next_rejection(&self) -> Option<Time> {
         let (at, slot) = self.timers.peek()?;
-        let level = self.slots[slot as usize].tier as usize / 2;
-        (self.levels[level].timeout_action == TimeoutAction::Reject).then_some(at)
+        let tier = self.slots[slot as usize].tier as usize;
+        (self.tiers[tier].level.timeout_action == TimeoutAction::Reject).then_some(at)
     }
 
     /// The next request whose own timer is due, with what to do about it.
@@ -336,7 +444,7 @@ impl RequestQueue {
             return Some(Due::Hopeless(self.ticket(slot)));
         }
         assert!(queue_expiry <= now, "a request's timer is set for one of two reasons");
-        match self.levels[tier as usize / 2].timeout_action {
+        match self.tiers[tier as usize].level.timeout_action {
             TimeoutAction::Reject => Some(Due::Expired(self.ticket(slot))),
             TimeoutAction::Delay => {
                 self.delay(slot);
@@ -357,18 +465,17 @@ impl RequestQueue {
     /// Keeps the order of arrival, or no longer.
     pub fn keep_arrivals(&mut self, keep: bool) {
         self.arrivals = keep.then(|| {
-            let mut arrivals = IndexedHeap::new();
-            for slot in self.occupied() {
-                arrivals.set(slot, self.slots[slot as usize].sequence);
-            }
-            arrivals
+            let mut arrivals: Vec<_> =
+                self.occupied().into_iter().map(|slot| (slot, self.slots[slot as usize].sequence)).collect();
+            arrivals.sort_unstable_by_key(|(_, sequence)| *sequence);
+            Arrivals(arrivals.into())
         });
     }
 
     /// The first arrival, if the order is kept.
     pub fn first_arrival(&self) -> Option<Time> {
-        let (_, slot) = self.arrivals.as_ref()?.peek()?;
-        Some(self.slots[slot as usize].arrival)
+        let (slot, _) = self.arrivals.as_ref()?.0.front()?;
+        Some(self.slots[*slot as usize].arrival)
     }
 
     /// The slots in use, in no order that means anything.
@@ -458,13 +565,13 @@ impl RequestQueue {
         waiting.sequence = VACANT;
         self.weight -= u64::from(waiting.size);
         self.sized -= u32::from(waiting.size != 1);
+        waiting.after = std::mem::replace(&mut self.vacant, slot);
         if waiting.timer() != Time::MAX {
             self.timers.remove(slot);
         }
         if let Some(arrivals) = &mut self.arrivals {
-            arrivals.remove(slot);
+            arrivals.forget_left(&self.slots);
         }
-        self.vacant.push(slot);
     }
 
     /// Moves a request behind all others of its level.
@@ -484,6 +591,48 @@ impl RequestQueue {
                 self.timers.remove(slot);
             }
             at => self.timers.set(slot, at),
+        }
+    }
+}
+
+impl Tiers {
+    fn len(&self) -> usize {
+        1 + self.others.len()
+    }
+}
+
+impl Index<usize> for Tiers {
+    type Output = Tier;
+
+    #[inline(always)]
+    fn index(&self, tier: usize) -> &Tier {
+        if tier == 0 { &self.first } else { &self.others[tier - 1] }
+    }
+}
+
+impl IndexMut<usize> for Tiers {
+    #[inline(always)]
+    fn index_mut(&mut self, tier: usize) -> &mut Tier {
+        if tier == 0 { &mut self.first } else { &mut self.others[tier - 1] }
+    }
+}
+
+impl Arrivals {
+    /// Adds the request that came last.
+    fn add(&mut self, slot: u32, sequence: u64, slots: &[QueuedRequest]) {
+        // As many as there are slots remain, so that this is paid for by as many requests that came.
+        if self.0.len() > 2 * slots.len() {
+            self.0.retain(|(slot, sequence)| slots[*slot as usize].sequence == *sequence);
+        }
+        self.0.push_back((slot, sequence));
+    }
+
+    /// Removes requests from the front until the first one waits.
+    fn forget_left(&mut self, slots: &[QueuedRequest]) {
+        while let Some((slot, sequence)) = self.0.front()
+            && slots[*slot as usize].sequence != *sequence
+        {
+            self.0.pop_front();
         }
     }
 }

@@ -88,7 +88,7 @@ impl Scheduler {
     }
 
     /// When the next device is expected to be free: `Time::ZERO` if one is, `Time::MAX` if there is none at all.
-    pub fn expected_free(&self) -> Time {
+    pub fn expected_free(&mut self) -> Time {
         self.matchmaker.expected_free()
     }
 
@@ -111,7 +111,7 @@ impl Scheduler {
     pub fn handle_request(&mut self, now: Time, request: Request) -> Result<Ticket, Reject> {
         let now = self.advance(now);
         let updates = self.shard.updates();
-        let ticket = self.shard.handle_request(now, &request)?;
+        let ticket = self.shard.enqueue(now, &request)?;
         if self.shard.updates() != updates {
             self.exchange(now);
         }

@@ -51,7 +51,7 @@ pub struct Shard {
     now: Time,
     /// By model, of whichever shard; `None`: another shard's, or removed.
     members: Vec<Option<Box<Member>>>,
-    /// By model: when its queue needs attention.
+    /// By model: when its queue needs attention, or earlier: it is set anew only when it comes first, or moves forward. The first is exact.
     wakes: IndexedHeap<Time>,
     /// Models whose candidate is another than the one sent last.
     changed: Vec<ModelId>,
@@ -84,8 +84,9 @@ pub struct Shard {
     updates: u64,
 }
 
-/// A model of the shard.
+/// A model of the shard, from the begin of a pair of cache lines on.
 #[derive(Debug)]
+#[repr(C, align(128))]
 struct Member {
     queue: ModelQueue,
     /// By kind: what the matchmaker was told last.
@@ -96,6 +97,8 @@ struct Member {
     counted: Demand,
     /// It is in [`Shard::changed`].
     changed: bool,
+    /// When the queue needs attention, as of its last update.
+    wake: Option<Time>,
 }
 
 impl Shard {
@@ -162,6 +165,12 @@ impl Shard {
     /// If it cannot be accepted; then it is answered by that, and nothing else will be said of it.
     pub fn handle_request(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
         let now = self.advance(now);
+        self.enqueue(now, request)
+    }
+
+    /// [`Shard::handle_request`], when everything that was due by `now` was done.
+    #[inline(always)]
+    pub(super) fn enqueue(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
         let member = member(&mut self.members, request.model).ok_or(Reject::UnknownModel)?;
         let ticket = member.queue.enqueue(now, request)?;
         if !member.queue.is_settled() {
@@ -233,6 +242,7 @@ impl Shard {
             regimes: 0,
             counted: Demand::default(),
             changed: false,
+            wake: None,
         }));
     }
 
@@ -243,6 +253,7 @@ impl Shard {
         member.queue.clear();
         collect_dropped(&mut self.outputs, model, &mut member.queue);
         self.wakes.remove(model.0);
+        self.settle_first_wake();
         self.quiet.remove(model.0);
         self.demand = self.demand.minus(member.counted);
         true
@@ -395,12 +406,22 @@ impl Shard {
     }
 
     /// Moves time on and does everything that was due by then.
+    #[inline(always)]
     fn advance(&mut self, now: Time) -> Time {
         if now < self.now {
             self.time_reversals += 1;
         }
         self.now = self.now.max(now);
         let now = self.now;
+        if self.wakes.peek().is_some_and(|(at, _)| at <= now) {
+            self.wake_up(now);
+        }
+        now
+    }
+
+    /// Has every queue updated that something is due in.
+    #[inline(never)]
+    fn wake_up(&mut self, now: Time) {
         while let Some((at, model)) = self.wakes.peek()
             && at <= now
         {
@@ -410,7 +431,6 @@ impl Shard {
                 "a queue that was attended to has nothing due, or time would stand still"
             );
         }
-        now
     }
 
     /// Has the queue work out its candidate and passes on what came of it.
@@ -437,14 +457,30 @@ impl Shard {
             _ => {}
         }
         collect_dropped(&mut self.outputs, model, &mut member.queue);
-        match member.queue.wake() {
-            Some(at) => self.wakes.set(model.0, at),
-            None => {
-                self.wakes.remove(model.0);
-            }
+        let wake = member.queue.wake();
+        member.wake = wake;
+        if let Some(at) = wake
+            && self.wakes.get(model.0).is_none_or(|set| at < set)
+        {
+            self.wakes.set(model.0, at);
+        } else if self.wakes.peek().is_some_and(|(at, first)| first == model.0 && wake != Some(at)) {
+            self.settle_first_wake();
         }
         if demands {
             self.demand_changed(now, model);
+        }
+    }
+
+    /// Sets wakes anew that come first, and are earlier than what their queues need, until the first is exact.
+    fn settle_first_wake(&mut self) {
+        while let Some((at, model)) = self.wakes.peek() {
+            match member(&mut self.members, ModelId(model)).and_then(|member| member.wake) {
+                Some(wake) if wake == at => return,
+                Some(wake) => self.wakes.set(model, wake),
+                None => {
+                    self.wakes.remove(model);
+                }
+            }
         }
     }
 

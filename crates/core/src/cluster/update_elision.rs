@@ -5,9 +5,10 @@ use super::dispatch_policy::DispatchPolicy;
 use super::messages::Candidate;
 use crate::time::Time;
 
-/// The smallest candidate whose growth is foreseen: who came alone may stay so, and would be woken up for once too often.
+/// The smallest candidate whose growth is foreseen before the rate of the arrivals is known: who came alone may stay so, and would be woken up for once
+/// too often.
 const LEAST_FORESEEN: u32 = 2;
-/// A candidate is foreseen to grow by as much again, or to this size: small ones have time.
+/// Before the rate is known a candidate is foreseen to grow by as much again, or to this size: small ones have time.
 const SMALL: u32 = 8;
 
 /// What may happen without an update, or with less than a whole one.
@@ -17,25 +18,26 @@ const SMALL: u32 = 8;
 /// A candidate that cannot grow is not changed by who comes after it. One that grows and is deferred may start earlier with every request that joins;
 /// but as long as that is not before an update that is due anyway, nobody needs to know. So some growth is foreseen and [`super::ModelQueue::wake`]
 /// set to when a candidate of that size would start: most requests then cost no update, and a wake-up that comes too early is paid only where
-/// the growth does not come.
+/// the growth does not come. The growth foreseen is the largest for which enough requests come by that time, at the rate of the last second.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub(super) struct UpdateElision {
     /// Items that may still join at the end of the queue.
     items: u32,
-    /// The tier that the candidate ends in.
-    tier: usize,
     /// The candidate is full: it is not changed by whatever joins after it, also in a later tier.
     full: bool,
-    /// When the growth foreseen could let the candidate start.
-    pub until: Option<Time>,
     /// The time of `until` came before the growth did: none is foreseen until the batch has left.
     exhausted: bool,
     /// The last request needs no update.
     pub elided: bool,
-    /// What the candidate of the only plan was made of, if that was the whole queue, and may grow.
-    whole: Option<Prefix>,
+    /// The tier that the candidate ends in.
+    tier: usize,
     /// When somebody joined it last, at its end, and was not elided.
     joined: Option<Time>,
+    /// What the candidate of the only plan was made of, if that was the whole queue, and may grow.
+    whole: Option<Prefix>,
+    /// When the growth foreseen could let the candidate start.
+    pub until: Option<Time>,
 }
 
 impl UpdateElision {
@@ -51,6 +53,19 @@ impl UpdateElision {
         self.joined = (!self.elided && self.whole.is_some()).then_some(now);
     }
 
+    /// Whether one item that joins the end of the first tier, and from which nothing else follows, needs no update: then [`UpdateElision::join_one`].
+    #[inline(always)]
+    pub fn takes_one(&self) -> bool {
+        self.items > 0 && self.tier == 0
+    }
+
+    /// [`UpdateElision::join`] of an item for which [`UpdateElision::takes_one`] was true.
+    #[inline(always)]
+    pub fn join_one(&mut self) {
+        self.items -= u32::from(!self.full);
+        (self.elided, self.joined) = (true, None);
+    }
+
     /// What the candidate of the only plan was made of, if nothing has happened at `now` but that others joined at its end.
     pub fn grows(&self, now: Time) -> Option<Prefix> {
         self.whole.filter(|_| self.joined == Some(now))
@@ -61,8 +76,8 @@ impl UpdateElision {
         self.whole
     }
 
-    /// How much the candidate of the only plan may grow without an update.
-    pub fn foresee(&mut self, now: Time, batcher: &mut Batcher, formed: &Formed) {
+    /// How much the candidate of the only plan may grow without an update, where so many items come a second.
+    pub fn foresee(&mut self, now: Time, batcher: &mut Batcher, formed: &Formed, rate: Option<f64>) {
         let Formed { prefix, candidate, .. } = *formed;
         let Prefix { size, full, last_tier, .. } = prefix;
         // Had the update been due for the growth, it would have come with a request.
@@ -79,18 +94,26 @@ impl UpdateElision {
         self.exhausted = exhausted;
         self.whole = (u64::from(size) == batcher.queue.weight()).then_some(prefix);
         // What may start already does not start later when it grows.
-        if exhausted || size < LEAST_FORESEEN || self.whole.is_none() || candidate.exec - candidate.delay <= now {
+        let starts = candidate.exec - candidate.delay;
+        if exhausted || self.whole.is_none() || starts <= now || rate.is_none() && size < LEAST_FORESEEN {
             return;
         }
-        let mut items = size.max(SMALL.saturating_sub(size)).min(batcher.kinds.plans[0].limit - size - 1);
+        // Items that come by a time.
+        let come = |by: Time| rate.map_or(u32::MAX, |rate| (rate * by.since(now).as_secs_f64()) as u32);
+        let most = batcher.kinds.plans[0].limit - size - 1;
+        let mut items = match rate {
+            Some(_) => most.min(come(starts)),
+            None => most.min(size.max(SMALL.saturating_sub(size))),
+        };
         while items > 0 {
             let grown = Prefix { size: size + items, ..prefix };
             let Candidate { exec, delay, .. } = batcher.window(now, Time::ZERO, 0, grown).candidate;
-            if exec - delay > now {
-                (self.items, self.until) = (items, Some(exec - delay));
+            let starts = exec - delay;
+            if starts > now && come(starts) >= items {
+                (self.items, self.until) = (items, Some(starts));
                 return;
             }
-            items /= 2;
+            items = if rate.is_some() { items * 3 / 4 } else { items / 2 };
         }
     }
 }

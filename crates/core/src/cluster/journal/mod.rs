@@ -248,6 +248,11 @@ impl Journal<Matchmaker> {
         self.machine.set_time(now);
     }
 
+    /// As [`Matchmaker::expected_free`], which is no input.
+    pub fn expected_free(&mut self) -> Time {
+        self.machine.expected_free()
+    }
+
     /// As [`Matchmaker::poll_grant`], at the time of the last event.
     pub fn poll_grant(&mut self) -> Option<Grant> {
         let grant = self.machine.poll_grant(self.machine.time());

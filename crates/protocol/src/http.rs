@@ -18,9 +18,11 @@
 mod header;
 mod json_writer;
 mod management;
+mod number_list;
 mod number_word;
 mod parameter;
 mod request;
+mod request_scanner;
 mod response;
 mod tensor_json;
 

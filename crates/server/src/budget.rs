@@ -102,18 +102,16 @@ impl Reservation {
         })
     }
 
-    /// Counts `more` bytes that are there already and cannot be refused any more: an answer's.
-    pub fn add(&mut self, more: u64) {
-        self.budget.in_flight.fetch_add(more, Relaxed);
-        self.bytes += more;
-    }
-
-    /// The same bytes, which are counted until the last of them is let go: an answer's, once it is written. Few of them
-    /// are not worth it.
-    pub fn hold(self, bytes: Bytes) -> Bytes {
+    /// The bytes of an answer, which cannot be refused any more. They are held in the place of what was held, until the
+    /// last of them is let go. Few of them are not worth it.
+    pub fn hold(mut self, bytes: Bytes) -> Bytes {
         if bytes.len() < HELD_FROM {
             return bytes;
         }
+        let length = bytes.len() as u64;
+        self.shrink_to(length);
+        self.budget.in_flight.fetch_add(length - self.bytes, Relaxed);
+        self.bytes = length;
         Bytes::from_owner(Held { bytes, _reservation: self })
     }
 
@@ -185,9 +183,7 @@ mod tests {
     #[test]
     fn an_answer_counts_even_beyond_the_limit() {
         let budget = ByteBudget::new(100);
-        let mut reservation = budget.reservation();
-        reservation.add(20_000);
-        let answer = reservation.hold(Bytes::from(vec![1; 20_000]));
+        let answer = budget.reservation().hold(Bytes::from(vec![1; 20_000]));
         let half = answer.slice(..10_000);
         drop(answer);
         assert_eq!((budget.in_flight(), half.len()), (20_000, 10_000));

@@ -5,12 +5,12 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::parameter::TensorParameters;
 use super::{number_word, tensor_json};
-use crate::infer::{CodecError, InferTensor, Parameters, SHARED_MEMORY, check_data, element_count};
+use crate::infer::{CodecError, InferTensor, Parameter, Parameters, SHARED_MEMORY, check_data, element_count};
 
 /// The JSON of an inference request.
 #[derive(Deserialize)]
@@ -18,6 +18,9 @@ use crate::infer::{CodecError, InferTensor, Parameters, SHARED_MEMORY, check_dat
 pub(super) struct RequestHeader<'a> {
     pub id: Option<String>,
     pub parameters: Option<Parameters>,
+    /// The parameter of this name, where it is kept apart from the others: most requests have no others.
+    #[serde(skip)]
+    pub binary_data_output: Option<Parameter>,
     #[serde(borrow)]
     pub inputs: Vec<TensorHeader<'a>>,
     pub outputs: Option<Vec<OutputHeader>>,
@@ -46,7 +49,16 @@ pub(super) struct TensorHeader<'a> {
     #[serde(default)]
     pub parameters: TensorParameters,
     #[serde(borrow)]
-    pub data: Option<&'a RawValue>,
+    pub data: Option<DataText<'a>>,
+}
+
+/// The JSON of a tensor's data.
+pub(super) struct DataText<'a>(pub &'a [u8]);
+
+impl<'de: 'a, 'a> Deserialize<'de> for DataText<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        <&RawValue>::deserialize(deserializer).map(|text| DataText(text.get().as_bytes()))
+    }
 }
 
 /// An output that is asked for.
@@ -75,40 +87,48 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// A body cut into its JSON and the bytes after it, which are given out in order.
+/// A body, and where its JSON ends.
 pub(super) struct BodyParts {
-    json: Bytes,
-    tail: Bytes,
-    taken: usize,
+    body: Bytes,
+    json_length: usize,
 }
 
 impl BodyParts {
     /// Cuts a body.
     pub fn new(body: Bytes, header_length: Option<usize>) -> Result<BodyParts, CodecError> {
-        let length = header_length.unwrap_or(body.len());
-        if length > body.len() {
+        let json_length = header_length.unwrap_or(body.len());
+        if json_length > body.len() {
             return Err(CodecError(format!(
-                "Inference-Header-Content-Length is {length}, but the body has only {} bytes",
+                "Inference-Header-Content-Length is {json_length}, but the body has only {} bytes",
                 body.len()
             )));
         }
-        let mut json = body;
-        let tail = json.split_off(length);
-        Ok(BodyParts { json, tail, taken: 0 })
+        Ok(BodyParts { body, json_length })
     }
 
     /// The JSON.
-    pub fn json(&self) -> Bytes {
-        self.json.clone()
+    pub fn json(&self) -> &[u8] {
+        self.body.get(..self.json_length).unwrap_or_default()
     }
+}
 
+/// The bytes after the JSON, which are given out in order.
+struct Tail<'a> {
+    body: &'a Bytes,
+    /// Where they begin in the body.
+    start: usize,
+    /// Of the body.
+    taken: usize,
+}
+
+impl Tail<'_> {
     fn take(&mut self, role: Role, name: &str, size: u64) -> Result<Bytes, CodecError> {
-        let left = self.tail.len() - self.taken;
+        let left = self.body.len() - self.taken;
         match usize::try_from(size) {
             Ok(size) if size <= left => {
                 let start = self.taken;
                 self.taken += size;
-                Ok(self.tail.slice(start..start + size))
+                Ok(self.body.slice(start..start + size))
             }
             _ => Err(CodecError(format!(
                 "{role} '{name}': binary_data_size is {size}, but only {left} bytes are left after the JSON; expected \
@@ -119,13 +139,13 @@ impl BodyParts {
 
     /// Checks that every byte was somebody's.
     fn finish(self) -> Result<(), CodecError> {
-        let left = self.tail.len() - self.taken;
+        let left = self.body.len() - self.taken;
         if left > 0 {
             return Err(CodecError(format!(
                 "{left} bytes at the end of the body belong to no tensor; expected {} bytes after the JSON, the sum of \
                  binary_data_size, got {}",
-                self.taken,
-                self.tail.len()
+                self.taken - self.start,
+                self.body.len() - self.start
             )));
         }
         Ok(())
@@ -134,7 +154,7 @@ impl BodyParts {
 
 impl TensorHeader<'_> {
     /// Finds or converts the data.
-    fn read(self, role: Role, body: &mut BodyParts) -> Result<InferTensor, CodecError> {
+    fn read(self, role: Role, tail: &mut Tail<'_>) -> Result<InferTensor, CodecError> {
         let TensorHeader { name, datatype, shape, parameters, data } = self;
         let datatype: DataType = datatype.parse().map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
         let TensorParameters { binary_data_size, others } = parameters;
@@ -160,13 +180,13 @@ impl TensorHeader<'_> {
                 if count.checked_mul(datatype.size().unwrap_or(1)).is_none() {
                     return Err(CodecError(format!("byte size overflow for {role} '{name}': {datatype} {shape:?}")));
                 }
-                let data = tensor_json::read(data.get(), datatype, count)
+                let data = tensor_json::read(data.0, datatype, count)
                     .map_err(|e| CodecError(format!("{role} '{name}': {datatype} {shape:?}: {e}")))?;
                 Bytes::from(data)
             }
             (None, _) if elsewhere => Bytes::new(),
             (None, Some(size)) => {
-                let data = body.take(role, &name, size)?;
+                let data = tail.take(role, &name, size)?;
                 check_data(datatype, &shape, &data).map_err(|e| CodecError(format!("{role} '{name}': {e}")))?;
                 data
             }
@@ -186,10 +206,11 @@ impl TensorHeader<'_> {
 pub(super) fn tensors(
     headers: Vec<TensorHeader<'_>>,
     role: Role,
-    mut body: BodyParts,
+    body: &BodyParts,
 ) -> Result<Vec<InferTensor>, CodecError> {
-    let tensors = headers.into_iter().map(|tensor| tensor.read(role, &mut body)).collect::<Result<_, _>>()?;
-    body.finish()?;
+    let mut tail = Tail { body: &body.body, start: body.json_length, taken: body.json_length };
+    let tensors = headers.into_iter().map(|tensor| tensor.read(role, &mut tail)).collect::<Result<_, _>>()?;
+    tail.finish()?;
     Ok(tensors)
 }
 

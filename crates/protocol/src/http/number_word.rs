@@ -31,6 +31,11 @@ pub(super) fn value_of(text: &str) -> Option<f64> {
     WORDS.iter().find(|word| word.text == text).map(|word| word.value)
 }
 
+/// The word that a text begins with, and its value.
+pub(super) fn starting(text: &[u8]) -> Option<(&'static str, f64)> {
+    WORDS.iter().find(|word| text.starts_with(word.text.as_bytes())).map(|word| (word.text, word.value))
+}
+
 /// The word that is written for a value; `None`: the value is finite, so that JSON has a form.
 pub(super) fn word_for(value: f64) -> Option<&'static str> {
     match value {

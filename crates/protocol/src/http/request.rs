@@ -5,6 +5,7 @@ use bytes::Bytes;
 use super::EncodedBody;
 use super::header::{self, BodyParts, RequestHeader, Role};
 use super::json_writer::JsonWriter;
+use super::request_scanner;
 use crate::infer::{CodecError, InferRequest, InferTensor, Parameter, RequestedOutput};
 
 /// Which outputs of a response are bytes after the JSON: what the client asked for with `binary_data` and
@@ -40,20 +41,30 @@ pub fn parse_request(
     header_length: Option<usize>,
 ) -> Result<(InferRequest, OutputForms), CodecError> {
     let parts = BodyParts::new(body, header_length)?;
-    let json = parts.json();
+    let usual = request_scanner::scan(parts.json()).and_then(|header| read_header(header, &parts).ok());
+    // What is wrong with a request, and where, serde says.
+    let (request, forms) = usual.map_or_else(|| read_unusual(&parts), Ok)?;
+    Ok((InferRequest { model_name, model_version, ..request }, forms))
+}
+
+/// Reads any request.
+fn read_unusual(parts: &BodyParts) -> Result<(InferRequest, OutputForms), CodecError> {
     // serde would also take a list of the fields' values.
-    if json.trim_ascii_start().first() == Some(&b'[') {
+    if parts.json().trim_ascii_start().first() == Some(&b'[') {
         return Err(CodecError(
             "the request is a JSON list; expected an inference request object with `inputs`".into(),
         ));
     }
     let mut rewritten = None;
-    let header: RequestHeader<'_> = header::read(&json, &mut rewritten, "request")?;
+    read_header(header::read(parts.json(), &mut rewritten, "request")?, parts)
+}
 
+/// What the JSON and the bytes behind it say, without the model.
+fn read_header(header: RequestHeader<'_>, parts: &BodyParts) -> Result<(InferRequest, OutputForms), CodecError> {
     let inputs = header::tensors(header.inputs, Role::Input, parts)?;
     let mut parameters = header.parameters.unwrap_or_default();
     let mut forms = OutputForms::default();
-    if let Some(parameter) = parameters.remove("binary_data_output") {
+    if let Some(parameter) = header.binary_data_output.or_else(|| parameters.remove("binary_data_output")) {
         forms.default_binary = boolean(&parameter).ok_or_else(|| {
             CodecError("the parameter binary_data_output is no boolean; expected true or false".into())
         })?;
@@ -74,9 +85,8 @@ pub fn parse_request(
         }
         outputs.push(RequestedOutput { name: output.name, parameters });
     }
-    let request =
-        InferRequest { model_name, model_version, id: header.id.unwrap_or_default(), parameters, inputs, outputs };
-    Ok((request, forms))
+    let id = header.id.unwrap_or_default();
+    Ok((InferRequest { id, parameters, inputs, outputs, ..InferRequest::default() }, forms))
 }
 
 fn boolean(parameter: &Parameter) -> Option<bool> {
@@ -134,4 +144,80 @@ pub fn write_request(request: &InferRequest, form: RequestForm) -> Result<Encode
     }
     json.close_object();
     Ok(json.body(&request.inputs, is_binary))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What clients send, each of which is read in one pass.
+    const USUAL: [&str; 8] = [
+        r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,-2.5,3e-7,0.1,123456789.125,1E+5]}]}"#,
+        r#"{"id": "7", "inputs": [{"shape": [1, 4], "data": [[NaN, -Infinity, "Inf", null]], "name": "x", "datatype": "FP64"}]}"#,
+        r#"{"inputs":[{"name":"a","datatype":"INT8","shape":[3],"data":[0,-128,127]},{"name":"b","datatype":"UINT64","shape":[1],"data":[18446744073709551615]}]}"#,
+        r#"{"inputs":[{"name":"s","datatype":"BYTES","shape":[3],"data":["a]\"","\\","é"]}],"outputs":[{"name":"y"}]}"#,
+        r#"{"inputs":[{"name":"x","datatype":"BOOL","shape":[2,2],"data":[[true,false],[1,0]]}],"parameters":{"timeout":5}}"#,
+        r#"{"inputs":[{"name":"x","datatype":"FP16","shape":[0],"data":[]},{"name":"z","datatype":"BF16","shape":[1],"data":[0.30000000000000004]}]}"#,
+        r#"{"parameters":{"binary_data_output":true,"a":"b"},"inputs":[{"name":"x","datatype":"UINT8","shape":[0],"parameters":{"binary_data_size":0,"k":true}}]}"#,
+        r#"{"inputs":[{"name":"x","datatype":"INT32","shape":[2],"parameters":{"shared_memory_region":"r","shared_memory_byte_size":8}}],"outputs":[{"name":"y","parameters":{"binary_data":true,"classification":3}}]}"#,
+    ];
+
+    /// What a text is damaged with.
+    const PIECES: [&str; 30] = [
+        "[", "]", "{", "}", ",", ":", "\"", "\\", " ", "\n", "0", "1", "-", ".", "e", "-0", "01", "1.", ".5", "+1", "1e400", "NaN",
+        "null", "true", "18446744073709551616", "0.12345678901234567890123", "é", "\u{7f}", "\"x\":1,", "\"data\":[1],",
+    ];
+
+    fn both(text: &str) -> (Option<(InferRequest, OutputForms)>, Result<(InferRequest, OutputForms), CodecError>) {
+        let parts = BodyParts::new(Bytes::copy_from_slice(text.as_bytes()), None).unwrap();
+        let usual = request_scanner::scan(parts.json()).and_then(|header| read_header(header, &parts).ok());
+        (usual, read_unusual(&parts))
+    }
+
+    #[test]
+    fn a_usual_request_is_read_in_one_pass_as_serde_reads_it() {
+        for text in USUAL {
+            let (usual, any) = both(text);
+            assert_eq!(usual, any.ok(), "{text}");
+            assert!(usual.is_some(), "{text}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+        #[test]
+        fn what_is_read_in_one_pass_is_what_serde_reads(
+            text in prop::sample::select(USUAL.to_vec()),
+            damage in vec((any::<prop::sample::Index>(), 0_usize..3, prop::sample::select(PIECES.to_vec())), 1..3),
+        ) {
+            let mut characters: Vec<char> = text.chars().collect();
+            for (place, gone, piece) in damage {
+                let place = place.index(characters.len());
+                let end = (place + gone).min(characters.len());
+                characters.splice(place..end, piece.chars());
+            }
+            let text: String = characters.into_iter().collect();
+            let (usual, any) = both(&text);
+            if let Some(usual) = usual {
+                prop_assert_eq!(Ok(usual), any, "{}", text);
+            }
+        }
+
+        #[test]
+        fn a_number_is_what_serde_reads(digits in "-?(0|[1-9][0-9]{0,19})([.][0-9]{1,20})?([eE][-+]?[0-9]{1,3})?") {
+            for (datatype, size) in [("FP32", 4), ("FP64", 8), ("FP16", 2), ("INT64", 8), ("UINT64", 8), ("INT16", 2)] {
+                let text = format!(r#"{{"inputs":[{{"name":"x","datatype":"{datatype}","shape":[1],"data":[{digits}]}}]}}"#);
+                let (usual, any) = both(&text);
+                if let Some(usual) = usual {
+                    prop_assert_eq!(usual.0.inputs[0].data.len(), size);
+                    prop_assert_eq!(Ok(usual), any, "{}", text);
+                } else {
+                    prop_assert!(any.is_err(), "{} is read by serde alone", text);
+                }
+            }
+        }
+    }
 }

@@ -36,10 +36,9 @@ pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<E
 /// The body is no inference response.
 pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse, CodecError> {
     let parts = BodyParts::new(body, header_length)?;
-    let json = parts.json();
     let mut rewritten = None;
-    let header: ResponseHeader<'_> = header::read(&json, &mut rewritten, "response")?;
-    let outputs = header::tensors(header.outputs, Role::Output, parts)?;
+    let header: ResponseHeader<'_> = header::read(parts.json(), &mut rewritten, "response")?;
+    let outputs = header::tensors(header.outputs, Role::Output, &parts)?;
     Ok(InferResponse {
         model_name: header.model_name,
         model_version: header.model_version.unwrap_or_default(),

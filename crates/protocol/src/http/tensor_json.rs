@@ -8,14 +8,18 @@ use bytes::Buf;
 use downbeat_core::tensor::DataType;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::number_word;
+use super::{number_list, number_word};
 
 /// Deepest nesting of lists, as in Triton.
-const MOST_DEPTH: usize = 100;
+pub(super) const MOST_DEPTH: usize = 100;
 
 /// Reads `text`, a JSON list of `count` elements, into the binary form. The nesting of lists is free, as in Triton:
 /// elements are taken in the order in which they are written, and a single one needs no list.
-pub(super) fn read(text: &str, datatype: DataType, count: usize) -> Result<Vec<u8>, String> {
+pub(super) fn read(text: &[u8], datatype: DataType, count: usize) -> Result<Vec<u8>, String> {
+    if let Some(data) = number_list::read(text, datatype, count) {
+        return Ok(data);
+    }
+    let text = std::str::from_utf8(text).map_err(|e| format!("`data` is not UTF-8: {e}"))?;
     // An element takes two characters or more, so that a shape that promises more than it sends reserves no memory.
     let most = count.min(text.len() / 2 + 1);
     let mut elements = Elements {

@@ -8,19 +8,21 @@ use std::task::{Context, Poll, ready};
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_protocol::inference::{ModelInferResponse, ModelStreamInferResponse};
 use futures_core::Stream;
-use http::{HeaderMap, HeaderValue, Response, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 use http_body::{Body, Frame};
 use prost::Message as _;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 use tonic::Status;
 
-use super::message::PREFIX;
+use super::message::{self, PREFIX};
 use crate::budget::ByteBudget;
 use crate::compression::Coding;
 use crate::offload;
 
 /// Tensors below this size are copied, so that a small answer is one piece.
 const COPIED_BELOW: usize = 16 << 10;
+/// The codings that a client takes.
+const ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 /// `ModelInferResponse.raw_output_contents`.
 const RAW_OUTPUT_CONTENTS: u32 = 6;
 /// `ModelStreamInferResponse.infer_response`.
@@ -32,7 +34,7 @@ pub(super) type Pieces = Vec<Bytes>;
 /// The coding that answers have: that of the client's messages, if it takes it. Most clients only say that they *accept*
 /// gzip, and would get answers for which compressing takes longer than the model.
 pub(super) fn coding_of_answers(headers: &HeaderMap, coding: Option<Coding>) -> Option<Coding> {
-    let accepted = headers.get("grpc-accept-encoding")?.to_str().ok()?;
+    let accepted = headers.get(&ACCEPT_ENCODING)?.to_str().ok()?;
     coding.filter(|coding| accepted.split(',').any(|name| name.trim() == coding.name()))
 }
 
@@ -70,9 +72,7 @@ pub(super) async fn pieces(
             small.put_slice(&tensor);
         } else {
             pieces.push(small.split().freeze());
-            let mut held = budget.reservation();
-            held.add(tensor.len() as u64);
-            pieces.push(held.hold(tensor));
+            pieces.push(budget.reservation().hold(tensor));
         }
     }
     if !small.is_empty() {
@@ -125,7 +125,7 @@ pub(super) fn response(coding: Option<Coding>, body: tonic::body::Body) -> Respo
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     if let Some(coding) = coding {
-        headers.insert("grpc-encoding", HeaderValue::from_static(coding.name()));
+        headers.insert(message::ENCODING, HeaderValue::from_static(coding.name()));
     }
     response
 }

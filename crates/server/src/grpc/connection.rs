@@ -67,10 +67,11 @@ pub(super) async fn serve<S: Service>(
                 let request = request
                     .map(|body| WatchedBody::new(body, framing, &options).map_err(status as fn(BodyError) -> Status));
                 let frontend = Arc::clone(&frontend);
-                async move {
+                // In a place of its own: hyper and tokio move a call's future a dozen times before they run it.
+                Box::pin(async move {
                     let response = frontend.call(Client::at(peer), request).await;
                     Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
-                }
+                })
             });
             let connection = http.serve_connection(TokioIo::new(stream), service);
             connections::keep(connection, &watched, |connection| connection.graceful_shutdown()).await;

@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 use downbeat_protocol::InferRequest;
 use downbeat_protocol::grpc::{Peek, decoded_bytes, model_name, request_from_message};
 use downbeat_protocol::inference::ModelInferRequest;
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -24,6 +24,8 @@ use crate::offload;
 
 /// Bytes before each message: whether it is compressed, and its length.
 pub(super) const PREFIX: usize = 5;
+/// The coding of a call's messages.
+pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
 /// What is reserved for a message before more of it is here, bytes.
 const FIRST_RESERVE: usize = 1 << 20;
 /// Messages from this size on may become much larger when they are read.
@@ -33,7 +35,7 @@ const READ_BESIDE_FROM: usize = 4 * offload::PARSE_FROM;
 
 /// The coding that `header` names.
 pub(super) fn coding(headers: &HeaderMap) -> Result<Option<Coding>, Status> {
-    let Some(value) = headers.get("grpc-encoding") else { return Ok(None) };
+    let Some(value) = headers.get(&ENCODING) else { return Ok(None) };
     match value.as_bytes() {
         b"identity" => Ok(None),
         b"gzip" => Ok(Some(Coding::Gzip)),

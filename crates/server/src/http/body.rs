@@ -12,6 +12,7 @@ use http_body_util::BodyExt;
 use super::answer::{HttpError, too_large};
 use super::{HttpState, encoding};
 use crate::budget::Reservation;
+use crate::compression::Coding;
 use crate::connections::{BodyError, WatchedBody};
 use crate::error::ServiceError;
 use crate::service::Service;
@@ -101,22 +102,28 @@ impl<S: Service> FromRequest<HttpState<S>> for WholeBody {
 
     async fn from_request(request: Request, state: &HttpState<S>) -> Result<Self, HttpError> {
         let (parts, body) = request.into_parts();
-        WholeBody::of(state, &parts.headers, body).await
+        let coding = encoding::of_request(&parts.headers)?;
+        WholeBody::of(state, &parts.headers, coding, body).await
     }
 }
 
 impl WholeBody {
-    /// Collects the body of a request and undoes its coding. What can be told from the headers is told before the first
+    /// Collects the body of a request and undoes its `coding`. What can be told from the headers is told before the first
     /// byte is asked for.
-    pub async fn of<S: Service, B>(state: &HttpState<S>, headers: &HeaderMap, body: B) -> Result<Self, HttpError>
+    pub async fn of<S: Service, B>(
+        state: &HttpState<S>,
+        headers: &HeaderMap,
+        coding: Option<Coding>,
+        body: B,
+    ) -> Result<Self, HttpError>
     where
         B: Body<Data = Bytes> + Unpin,
         B::Error: std::error::Error + 'static,
     {
         let options = state.options();
-        let coding = encoding::of_request(headers)?;
         let mut held = options.budget.reservation();
         let bytes = collect(body, headers, options.max_body_bytes, &mut held).await?;
+        let Some(coding) = coding else { return Ok(WholeBody { bytes, held }) };
         let (bytes, held) = encoding::decode(coding, bytes, held, options.max_body_bytes).await?;
         Ok(WholeBody { bytes, held })
     }

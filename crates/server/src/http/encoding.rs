@@ -30,12 +30,11 @@ pub(super) fn of_request(headers: &HeaderMap) -> Result<Option<Coding>, HttpErro
 
 /// Undoes the coding of a request. At most `limit` bytes come out.
 pub(super) async fn decode(
-    coding: Option<Coding>,
+    coding: Coding,
     body: Bytes,
     held: Reservation,
     limit: usize,
 ) -> Result<(Bytes, Reservation), HttpError> {
-    let Some(coding) = coding else { return Ok((body, held)) };
     coding.inflate(body, limit, held).await.map_err(|error| match error {
         InflateError::Malformed(error) => HttpError::new(
             StatusCode::BAD_REQUEST,
@@ -46,11 +45,13 @@ pub(super) async fn decode(
     })
 }
 
-/// Compresses the answer if the request accepts that and it is worth it.
-pub(super) async fn encode(request_headers: &HeaderMap, mut answer: Answer) -> Answer {
-    let Some(coding) = request_headers.get(ACCEPT_ENCODING).and_then(accepted) else {
-        return answer;
-    };
+/// The coding that an answer to a request with these headers may have.
+pub(super) fn of_answer(request_headers: &HeaderMap) -> Option<Coding> {
+    request_headers.get(ACCEPT_ENCODING).and_then(accepted)
+}
+
+/// Compresses the answer if it is worth it.
+pub(super) async fn encode(coding: Coding, mut answer: Answer) -> Answer {
     if answer.body().len() < SMALLEST_COMPRESSED {
         return answer;
     }

@@ -6,13 +6,16 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
-use downbeat_protocol::http::{INFERENCE_HEADER_CONTENT_LENGTH, OutputForms, parse_request, write_response};
+use downbeat_protocol::http::{
+    EncodedBody, INFERENCE_HEADER_CONTENT_LENGTH, OutputForms, parse_request, write_response,
+};
 use downbeat_protocol::{InferRequest, InferTensor};
 
 use super::answer::{Answer, HandlerResult, HttpError, JSON};
 use super::body::WholeBody;
 use super::path::ModelPath;
 use super::{HttpState, body, encoding};
+use crate::compression::Coding;
 use crate::error::ServiceError;
 use crate::extension;
 use crate::offload;
@@ -35,7 +38,25 @@ pub(super) async fn handler<S: Service>(
     headers: HeaderMap,
     body: Body,
 ) -> HandlerResult {
-    Ok(infer(&state, client, path, &headers, body).await?.map(Body::from))
+    let encoded = infer(&state, client, path, &headers, body).await?;
+    Ok(answer(encoded, headers).map(Body::from))
+}
+
+/// The answer with this body. Its headers are in the place of the request's, so that it allocates none.
+pub(super) fn answer(encoded: EncodedBody, mut headers: HeaderMap) -> Answer {
+    headers.clear();
+    match encoded.header_length {
+        Some(length) => {
+            headers.insert(CONTENT_TYPE, OCTETS);
+            headers.insert(HEADER_LENGTH, HeaderValue::from(length));
+        }
+        None => {
+            headers.insert(CONTENT_TYPE, JSON);
+        }
+    }
+    let mut answer = Response::new(encoded.bytes);
+    *answer.headers_mut() = headers;
+    answer
 }
 
 /// Answers an inference request. Dropping the future cancels it.
@@ -45,19 +66,18 @@ pub(super) async fn infer<S: Service, B>(
     path: ModelPath,
     headers: &HeaderMap,
     body: B,
-) -> Result<Answer, HttpError>
+) -> Result<EncodedBody, HttpError>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::error::Error + 'static,
 {
-    let picture = picture_type(headers);
-    let header_length = match check_head(state.service(), &path, headers) {
-        Ok(header_length) => header_length,
+    let Head { header_length, coding } = match check_head(state.service(), &path, headers) {
+        Ok(head) => head,
         Err(error) => return Err(body::unread(error, headers, &body, state.options().max_body_bytes)),
     };
-    let WholeBody { bytes, mut held } = WholeBody::of(state, headers, body).await?;
+    let WholeBody { bytes, mut held } = WholeBody::of(state, headers, coding, body).await?;
     let ((request, forms), mut held) = match header_length {
-        None if let Some(media) = picture => (picture_request(state.service(), path, bytes, media)?, held),
+        None if let Some(media) = picture_type(headers) => (picture_request(state.service(), path, bytes, media)?, held),
         Some(0) => (raw_request(state.service(), path, bytes)?, held),
         _ => {
             let json = header_length.unwrap_or(bytes.len()).min(bytes.len());
@@ -81,26 +101,8 @@ where
     let response = extension::infer(state.service(), state.memory(), client, request, &mut held).await?;
 
     let cost: usize = response.outputs.iter().map(|output| writing_cost(&forms, output)).sum();
-    let (encoded, held) = offload::run_if(cost >= offload::PARSE_FROM, move || {
-        let encoded = write_response(&response, &forms)?;
-        held.shrink_to(0);
-        held.add(encoded.bytes.len() as u64);
-        Ok::<_, HttpError>((encoded, held))
-    })
-    .await??;
-
-    let mut answer = Response::new(held.hold(encoded.bytes));
-    let headers = answer.headers_mut();
-    match encoded.header_length {
-        Some(length) => {
-            headers.insert(CONTENT_TYPE, OCTETS);
-            headers.insert(HEADER_LENGTH, HeaderValue::from(length));
-        }
-        None => {
-            headers.insert(CONTENT_TYPE, JSON);
-        }
-    }
-    Ok(answer)
+    let encoded = offload::run_if(cost >= offload::PARSE_FROM, move || write_response(&response, &forms)).await??;
+    Ok(EncodedBody { bytes: held.hold(encoded.bytes), ..encoded })
 }
 
 /// The media type of a body that is a picture and nothing else.
@@ -141,11 +143,18 @@ fn one_element(name: &str, shape: Vec<i64>, element: &[u8]) -> Result<InferTenso
     Ok(InferTensor { name, datatype: DataType::Bytes, shape, parameters: Default::default(), data })
 }
 
-/// What can be told without the body: whether there is such a model, and what the headers say. The length of the JSON.
-fn check_head<S: Service>(service: &S, path: &ModelPath, headers: &HeaderMap) -> Result<Option<usize>, HttpError> {
+/// What the headers say of the body.
+struct Head {
+    /// Of the JSON, where bytes may follow it.
+    header_length: Option<usize>,
+    coding: Option<Coding>,
+}
+
+/// What can be told without the body: whether there is such a model, and what the headers say.
+fn check_head<S: Service>(service: &S, path: &ModelPath, headers: &HeaderMap) -> Result<Head, HttpError> {
     service.check_model(&path.model, &path.version)?;
-    encoding::of_request(headers)?;
-    header_length(headers)
+    let coding = encoding::of_request(headers)?;
+    Ok(Head { header_length: header_length(headers)?, coding })
 }
 
 /// What writing an output takes, in bytes of JSON read: a number takes as long as some tens of bytes that are copied.
@@ -158,7 +167,7 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, HttpError> {
     let Some(value) = headers.get(&HEADER_LENGTH) else {
         return Ok(None);
     };
-    value.to_str().ok().and_then(|text| text.trim().parse().ok()).map(Some).ok_or_else(|| {
+    value.to_str().ok().and_then(|text| text.trim_ascii().parse().ok()).map(Some).ok_or_else(|| {
         HttpError::new(
             StatusCode::BAD_REQUEST,
             format!("Inference-Header-Content-Length is {value:?}; expected the length of the JSON in bytes"),

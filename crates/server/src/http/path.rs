@@ -22,10 +22,14 @@ impl ModelPath {
             return None;
         }
         let name = path.strip_prefix("/v2/models/")?.strip_suffix("/infer")?;
-        let (model, version) = name.split_once("/versions/").unwrap_or((name, ""));
-        if model.is_empty() || model.contains('/') || version.contains('/') || name.ends_with("/versions/") {
+        let (model, version) = match name.find('/').and_then(|end| name.split_at_checked(end)) {
+            Some((model, rest)) => (model, Some(rest.strip_prefix("/versions/")?)),
+            None => (name, None),
+        };
+        if model.is_empty() || version.is_some_and(|version| version.is_empty() || version.contains('/')) {
             return None;
         }
+        let version = version.unwrap_or_default();
         Some(ModelPath { model: decode(model)?, version: decode(version)? })
     }
 }
@@ -42,6 +46,9 @@ impl RegionPath {
 }
 
 fn decode(text: &str) -> Option<String> {
+    if !text.contains('%') {
+        return Some(text.to_owned());
+    }
     percent_decode_str(text).decode_utf8().ok().map(|text| text.into_owned())
 }
 

@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tower_service::Service as _;
 
-use super::answer::{Answer, HttpError};
+use super::answer::Answer;
 use super::body::ReceivedBody;
 use super::path::ModelPath;
 use super::{HttpState, encoding, infer, router};
@@ -88,9 +88,15 @@ impl<S: Service> Answers for Frontend<S> {
         let limit = self.state.options().max_body_bytes;
         let body = ReceivedBody::new(incoming, &parts.headers, limit);
         if let Some(path) = ModelPath::of_inference(&parts.method, parts.uri.path()) {
-            let answer = infer::infer(&self.state, client, path, &parts.headers, body).await;
-            let answer = encoding::encode(&parts.headers, answer.unwrap_or_else(HttpError::answer)).await;
-            return whole(answer);
+            let coding = encoding::of_answer(&parts.headers);
+            let answer = match infer::infer(&self.state, client, path, &parts.headers, body).await {
+                Ok(encoded) => infer::answer(encoded, parts.headers),
+                Err(error) => error.answer(),
+            };
+            return whole(match coding {
+                Some(coding) => encoding::encode(coding, answer).await,
+                None => answer,
+            });
         }
         parts.extensions.insert(client);
         let request = Request::from_parts(parts, axum::body::Body::new(body));

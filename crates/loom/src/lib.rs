@@ -1,6 +1,6 @@
-//! The driver's shared places, built a second time on loom's primitives. Their tests are in the driver's own files.
+//! The driver's shared places, built a second time on loom's primitives. The driver's own files have the tests.
 #![cfg(test)]
-// The models use a part of what the driver does.
+// The tests call a part of each file only.
 #![allow(dead_code, unused_imports)]
 
 #[path = "../../driver/src/candidate_slot.rs"]

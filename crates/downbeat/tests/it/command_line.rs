@@ -18,7 +18,7 @@ pub fn downbeat(arguments: &[&str]) -> Command {
     command
 }
 
-/// `LD_LIBRARY_PATH` with this folder before those that it has already: the solver may be in one of them.
+/// This folder, and then the folders of `LD_LIBRARY_PATH`. The solver may be in one of these.
 pub fn library_path(folder: &Path) -> OsString {
     let mut path = folder.as_os_str().to_owned();
     if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {

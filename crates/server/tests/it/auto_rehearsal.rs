@@ -60,7 +60,7 @@ async fn what_does_better_on_the_last_seconds_takes_the_place_of_exclusive_and_n
             looks.change_policies().await;
         }
     });
-    // On a busy machine the replays of many seconds differ too much from what happened there.
+    // A busy machine makes replays differ from what happened, so that many of them are not believed.
     let before = load(&registry, ms(3_600_000), || policy().policy != "exclusive").await;
     let (report, said) = (policy(), status(&registry));
     assert_ne!(report.policy, "exclusive", "{said}");

@@ -28,7 +28,7 @@ gpu-stand-ins *arguments:
 
 # The driver's shared places under loom, which tries every order of their steps.
 loom:
-    RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p downbeat-driver --lib
+    cargo test -p downbeat-loom
 
 # The documentation of every crate, warnings as errors.
 doc:

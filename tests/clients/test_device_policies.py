@@ -37,6 +37,16 @@ def server(request, binary, tmp_path_factory):
         yield server
 
 
+def answer(client, model, inputs):
+    """The answer to a request. On a busy machine one may come after its deadline, and is sent again."""
+    while True:
+        try:
+            return client.infer(model, inputs)
+        except InferenceServerException as error:
+            if error.status() not in ("504", "StatusCode.DEADLINE_EXCEEDED"):
+                raise
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_many_clients_get_the_answers_of_onnxruntime(server, protocol):
     sessions = {name: onnxruntime.InferenceSession(MODELS / name / "1/model.onnx") for name in ["digits", "mlp", "encoder"]}
@@ -49,7 +59,7 @@ def test_many_clients_get_the_answers_of_onnxruntime(server, protocol):
                 model = ["digits", "mlp", "encoder"][(part + round_) % 3]
                 session = sessions[model]
                 feed = random_inputs(session, int(rng.integers(1, 5)), int(rng.integers(1, 41)), seed=100 * part + round_)
-                result = client.infer(model, inputs_of(module, feed))
+                result = answer(client, model, inputs_of(module, feed))
                 for entry, expected in zip(session.get_outputs(), session.run(None, feed)):
                     got = result.as_numpy(entry.name)
                     assert got.shape == expected.shape
@@ -91,7 +101,7 @@ def test_a_model_says_which_policy_it_has_and_why(server):
 def test_the_timeline_shows_what_ran(server, binary, tmp_path):
     with httpclient.InferenceServerClient(server.http) as client:
         feed = random_inputs(onnxruntime.InferenceSession(MODELS / "digits/1/model.onnx"), 2, 1, seed=1)
-        client.infer("digits", inputs_of(httpclient, feed))
+        answer(client, "digits", inputs_of(httpclient, feed))
     timeline = requests.get(f"{server.url}/v2/timeline?seconds=20", timeout=30).json()
     digits = next(device for device in timeline["devices"] if device["model"] == "digits")
     assert digits["policy"] == server.policy and digits["complete"] and digits["launches"], json.dumps(digits)[:2000]

@@ -119,7 +119,8 @@ def test_a_model_goes_to_onnxruntime_in_a_process_of_its_own(server, repository)
 @pytest.mark.parametrize("engine", ["rten", "onnxruntime"])
 def test_an_engine_answers_node_cases_right(engine, tmp_path):
     """A case that the engine refuses is not wrong: how many there are is in docs/conformance.md."""
-    command = ["cargo", "build", "--quiet", "-p", "downbeat-engine", "--example", "conformance", "--message-format", "json"]
+    # The workspace's features, with which `cargo test --workspace` has built it: the package's own would build the engine again.
+    command = ["cargo", "build", "--quiet", "--workspace", "--example", "conformance", "--message-format", "json"]
     built = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     programs = [json.loads(line).get("executable") for line in built.splitlines()]
     program = next(path for path in programs if path)

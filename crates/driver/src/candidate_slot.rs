@@ -137,7 +137,7 @@ mod tests {
     }
 }
 
-/// `just loom`
+/// `cargo test -p downbeat-loom`
 #[cfg(all(test, loom))]
 mod modelled {
     use loom::sync::Arc;

@@ -1,4 +1,4 @@
-//! What threads share things by: the real primitives, or in tests under `--cfg loom` those of loom, which tries every order.
+//! The primitives of shared memory. In the crate `downbeat-loom` they are loom's, which tries every order.
 
 /// A cache line, with the next one, which processors fetch along: what is in it moves between cores for nobody else's sake.
 #[derive(Default)]

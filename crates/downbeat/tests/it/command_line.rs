@@ -1,5 +1,7 @@
 //! What the command answers to wrong command lines and missing things: one clear line, the right exit status.
 
+use std::ffi::OsString;
+use std::path::Path;
 use std::process::{Command, Output};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
@@ -14,6 +16,16 @@ pub fn downbeat(arguments: &[&str]) -> Command {
         }
     }
     command
+}
+
+/// This folder, and then the folders of `LD_LIBRARY_PATH`. The solver may be in one of these.
+pub fn library_path(folder: &Path) -> OsString {
+    let mut path = folder.as_os_str().to_owned();
+    if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
+        path.push(":");
+        path.push(rest);
+    }
+    path
 }
 
 pub fn run(arguments: &[&str]) -> Output {
@@ -173,7 +185,7 @@ fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
     assert!(made.status.success(), "{}", stderr(&made));
     let queues = |asked: Option<&str>| {
         let mut command = downbeat(&["engine", "list"]);
-        command.env("LD_LIBRARY_PATH", folder.path()).env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
+        command.env("LD_LIBRARY_PATH", library_path(folder.path())).env_remove("CUDA_DEVICE_MAX_CONNECTIONS");
         let said = stderr(&command.envs(asked.map(|n| ("CUDA_DEVICE_MAX_CONNECTIONS", n))).output().unwrap());
         said.lines().find_map(|line| line.strip_prefix("queues: ").map(str::to_owned)).unwrap_or(said)
     };

@@ -6,7 +6,7 @@ use std::path::Path;
 use downbeat_server::profile_store::{ProfileStore, StoredShares};
 use downbeat_server::stored_predictor::StoredPredictor;
 
-use crate::command_line::{downbeat, run, stderr, stdout};
+use crate::command_line::{downbeat, library_path, run, stderr, stdout};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
 
@@ -156,7 +156,7 @@ fn on_stand_in(arguments: &[&str]) -> std::process::Output {
     let mut all = vec!["profile", "--repository", EXAMPLES, "--engine", "cuda", "--budget", "0"];
     all.extend(arguments);
     let mut command = downbeat(&all);
-    command.env("LD_LIBRARY_PATH", cuda_stand_in::folder().unwrap());
+    command.env("LD_LIBRARY_PATH", library_path(&cuda_stand_in::folder().unwrap()));
     command.env("CUDA_STAND_IN_MULTIPROCESSORS", "20").env("CUDA_STAND_IN_READABLE", "1");
     command.output().unwrap()
 }

@@ -191,14 +191,11 @@ async fn a_wrong_answer_in_service_is_counted() {
     };
     let served = served(&first_row_for_rare_rows(), "", change).await;
     let found = || metric(&served.registry, "downbeat_row_checks_total", "result=\"different\"") > 0.0;
-    for _ in 0..500 {
+    // The watch has what time the machine leaves it.
+    while !found() {
         served.wrong(16, |i| if i % 2 == 0 { i as f32 } else { -1000.0 - i as f32 }, |value| value).await;
-        if found() {
-            break;
-        }
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    assert!(found());
     drop(served.folder);
 }
 
@@ -210,14 +207,12 @@ async fn a_wrong_answer_in_service_ends_shared_batches() {
     let rare = |i: usize| if i.is_multiple_of(2) { i as f32 } else { -1000.0 - i as f32 };
     let mut were_wrong = 0;
     let found = || metric(&served.registry, "downbeat_row_checks_total", "result=\"different\"") > 1.0;
-    for _ in 0..500 {
+    // The watch has what time the machine leaves it.
+    while !found() {
         were_wrong += served.wrong(16, rare, |value| value).await;
-        if found() {
-            break;
-        }
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    assert!(found() && were_wrong > 0, "{were_wrong} answers were wrong");
+    assert!(were_wrong > 0);
     // From now on each request runs alone, first on the old version, then on one that makes no batches.
     assert_eq!(served.wrong(64, rare, |value| value).await, 0);
     served.registry.part_mixed_rows().await;

@@ -766,9 +766,12 @@ async fn what_adaptive_models_do_is_rehearsed() {
             options.decision_log = Some(folder.clone());
         })
         .await;
-    while metric(&registry, "downbeat_rehearsal_trials_total", "") < 1.0 {
-        let answer = send(&registry, request("m", 1, 4)).await;
-        answer.await.unwrap().unwrap();
+    // The first trial is counted a moment before it is reported.
+    while metric(&registry, "downbeat_rehearsal_trials_total", "") < 1.0 || status(&registry)["last_trial"].is_null() {
+        // On a busy machine some miss their deadlines, which the rehearsal hears of as well.
+        if let Err(error) = send(&registry, request("m", 1, 4)).await.await.unwrap() {
+            assert!(error.to_string().contains("deadline"), "{error}");
+        }
     }
     assert!(metric(&registry, "downbeat_rehearsal_cpu_seconds_total", "") > 0.0);
     assert_eq!(metric(&registry, "downbeat_rehearsal_arrivals_lost_total", ""), 0.0);

@@ -1,0 +1,11 @@
+//! The driver's shared places, built a second time on loom's primitives. The driver's own files have the tests.
+#![cfg(test)]
+// The tests call a part of each file only.
+#![allow(dead_code, unused_imports)]
+
+#[path = "../../driver/src/candidate_slot.rs"]
+mod candidate_slot;
+#[path = "../../driver/src/mailbox.rs"]
+mod mailbox;
+#[path = "../../driver/src/sync.rs"]
+mod sync;

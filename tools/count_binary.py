@@ -45,7 +45,10 @@ def free_ports(count):
 
 
 def refuse_real_auxv():
-    """Has the kernel refuse PR_GET_AUXV: it names the kernel's vDSO, which valgrind has unmapped. Programs then read /proc/self/auxv."""
+    """Has the kernel refuse PR_GET_AUXV: it names the kernel's vDSO, which valgrind has unmapped. Programs then read /proc/self/auxv.
+
+    The process ends with its parent.
+    """
     no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
     prctl, get_auxv, refused, allowed = 157, 0x41555856, 0x50000 | 22, 0x7FFF0000
     load, equal, give = 0x20, 0x15, 0x06
@@ -54,8 +57,9 @@ def refuse_real_auxv():
     held = ctypes.create_string_buffer(code)
     program = struct.pack("HxxxxxxQ", len(steps) + 1, ctypes.addressof(held))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(no_new_privileges, 1, 0, 0, 0) or libc.prctl(set_seccomp, filter_mode, program, 0, 0):
-        raise OSError(ctypes.get_errno(), "seccomp")
+    end_with_parent, kill = 1, 9
+    if libc.prctl(end_with_parent, kill, 0, 0, 0) or libc.prctl(no_new_privileges, 1, 0, 0, 0) or libc.prctl(set_seccomp, filter_mode, program, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
 
 
 class Server:

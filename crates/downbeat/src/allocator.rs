@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 
 use libmimalloc_sys as sys;
+use mimalloc::MiMalloc;
 
 /// The alignment that every block of mimalloc of at least as many bytes has (`MI_MAX_ALIGN_SIZE`).
 const NATURAL: usize = 16;
@@ -21,35 +22,35 @@ fn is_natural(size: usize, align: usize) -> bool {
 // SAFETY: mimalloc is an allocator, and its blocks are aligned as asked for: by the calls that take an alignment, or because `is_natural` says that all are.
 unsafe impl GlobalAlloc for Mimalloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let (size, align) = (layout.size(), layout.align());
-        // SAFETY: any size may be asked for, with an alignment that is a power of two.
-        let block = unsafe { if is_natural(size, align) { sys::mi_malloc(size) } else { sys::mi_malloc_aligned(size, align) } };
-        block.cast()
+        if is_natural(layout.size(), layout.align()) {
+            // SAFETY: any size may be asked for.
+            return unsafe { sys::mi_malloc(layout.size()) }.cast();
+        }
+        // SAFETY: the caller's promises are those that are asked for.
+        unsafe { MiMalloc.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        let (size, align) = (layout.size(), layout.align());
-        // SAFETY: as above.
-        let block = unsafe { if is_natural(size, align) { sys::mi_zalloc(size) } else { sys::mi_zalloc_aligned(size, align) } };
-        block.cast()
+        if is_natural(layout.size(), layout.align()) {
+            // SAFETY: any size may be asked for.
+            return unsafe { sys::mi_zalloc(layout.size()) }.cast();
+        }
+        // SAFETY: the caller's promises are those that are asked for.
+        unsafe { MiMalloc.alloc_zeroed(layout) }
     }
 
-    unsafe fn dealloc(&self, pointer: *mut u8, _layout: Layout) {
-        // SAFETY: the caller has the block from this allocator.
-        unsafe { sys::mi_free(pointer.cast()) };
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller has the block from this allocator, which has it from mimalloc.
+        unsafe { MiMalloc.dealloc(pointer, layout) };
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        let align = layout.align();
-        // SAFETY: the caller has the block from this allocator; otherwise as above.
-        let block = unsafe {
-            if is_natural(size, align) {
-                sys::mi_realloc(pointer.cast(), size)
-            } else {
-                sys::mi_realloc_aligned(pointer.cast(), size, align)
-            }
-        };
-        block.cast()
+        if is_natural(size, layout.align()) {
+            // SAFETY: the caller has the block from this allocator, which has it from mimalloc.
+            return unsafe { sys::mi_realloc(pointer.cast(), size) }.cast();
+        }
+        // SAFETY: as above.
+        unsafe { MiMalloc.realloc(pointer, layout, size) }
     }
 }
 

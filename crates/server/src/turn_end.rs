@@ -35,7 +35,12 @@ pub fn end() {
     if due.is_empty() {
         return;
     }
-    due.drain(..).for_each(|work| work());
+    for work in due.drain(..) {
+        // It would end the thread, and with it all of its connections.
+        if std::panic::catch_unwind(work).is_err() {
+            tracing::error!("what was left for the end of a turn ended in a panic: this is a defect");
+        }
+    }
     // The allocation is for the next turn, unless the work has left something for it.
     DUE.with_borrow_mut(|next| {
         if next.is_empty() {
@@ -66,6 +71,15 @@ mod tests {
         end();
         end();
         assert_eq!((DONE.get(), turn()), (2, Some(2)));
+    }
+
+    #[test]
+    fn a_panic_ends_neither_the_thread_nor_what_is_left_beside_it() {
+        follow();
+        at_end(|| panic!("on purpose"));
+        at_end(work);
+        end();
+        assert_eq!(DONE.get(), 1);
     }
 
     #[test]

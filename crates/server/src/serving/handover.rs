@@ -76,8 +76,7 @@ pub(super) fn hand_over(driver: &Arc<Driver>, id: RequestId, queued: QueuedCall,
 
 /// Hands over what the thread holds back, and runs the launch that comes of it if it is brief.
 fn flush() {
-    let (driver, mut calls) =
-        HELD_BACK.with_borrow_mut(|held| (held.driver.take(), std::mem::take(&mut held.calls)));
+    let (driver, mut calls) = HELD_BACK.with_borrow_mut(|held| (held.driver.take(), std::mem::take(&mut held.calls)));
     let Some(driver) = driver else { return };
     run_own(true, || driver.submit_all(calls.drain(..)));
     // The allocation is for the next turn.

@@ -1,13 +1,16 @@
 //! The `downbeat` program.
 
+mod allocator;
+
 use std::process::ExitCode;
 
+use allocator::Mimalloc;
 use downbeat_bench::allocations::CountingAllocator;
 
 /// Requests are allocated on one thread and freed on another. Server CPU a request against glibc's allocator, `mlp` with 32
 /// connections: HTTP 18.0 instead of 23.6 us, gRPC 24.5 instead of 28.8 us (means of three runs each, in turns), for 7 MB more.
 #[global_allocator]
-static ALLOCATOR: CountingAllocator<mimalloc::MiMalloc> = CountingAllocator::new(mimalloc::MiMalloc);
+static ALLOCATOR: CountingAllocator<Mimalloc> = CountingAllocator::new(Mimalloc);
 
 fn main() -> ExitCode {
     downbeat::main()

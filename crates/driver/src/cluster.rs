@@ -276,6 +276,16 @@ impl<H: Handler> Cluster<H> {
         self.tell(queue, ToShard::Event(event));
     }
 
+    /// Leaves several events for the shards of their queues, and works them off together: the matchmaker is met once for all of them.
+    pub fn post_all(&self, events: impl IntoIterator<Item = (QueueHandle, H::Event)>) {
+        let mut round = Round::default();
+        for (queue, event) in events {
+            self.shards[queue.shard()].put(ToShard::Event(event));
+            round = round.shard(queue.shard());
+        }
+        self.work(round);
+    }
+
     fn tell(&self, queue: QueueHandle, message: ToShard<H::Event>) {
         let index = queue.shard();
         let mut round = Round::default();

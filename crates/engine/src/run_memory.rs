@@ -87,15 +87,16 @@ impl RunMemory {
         Ok(Some(memory))
     }
 
-    /// Whether a run with inputs of these shapes and bytes, in the signature's order, may ever take what it needs.
+    /// Checks that a run with inputs of these shapes and bytes, in the signature's order, may ever take what it needs. Says whether it may whatever the inputs hold: then
+    /// inputs of these shapes need no other check.
     ///
     /// # Errors
     /// If it may not.
     pub fn check<'a>(
         &self,
         inputs: impl Iterator<Item = (&'a [usize], &'a [u8])> + Clone,
-    ) -> Result<(), TooMuchMemory> {
-        self.with_need(inputs, |need| self.judge(need))
+    ) -> Result<bool, TooMuchMemory> {
+        self.with_need(inputs, |need, always| self.judge(need).map(|()| always))
     }
 
     /// What a run with inputs of these shapes takes, in the signature's order, whatever they hold: bytes.
@@ -109,7 +110,7 @@ impl RunMemory {
     /// If it may not have it, or others have it for too long.
     pub(crate) fn reserve(&self, tensors: &[Tensor]) -> Result<Reserved, TooMuchMemory> {
         let inputs = tensors.iter().map(|tensor| (&tensor.shape[..], tensor.data.as_slice()));
-        let needed = self.with_need(inputs, |need| self.judge(need).map(|()| need.bytes))?;
+        let needed = self.with_need(inputs, |need, _| self.judge(need).map(|()| need.bytes))?;
         let budget = &self.budget;
         if needed < SMALL {
             return Ok(Reserved { budget: budget.clone(), bytes: 0 });
@@ -138,26 +139,26 @@ impl RunMemory {
         )))
     }
 
-    /// What a run with these inputs takes.
+    /// What a run with these inputs takes, and whether it is that whatever they hold.
     fn with_need<'a, T>(
         &self,
         inputs: impl Iterator<Item = (&'a [usize], &'a [u8])> + Clone,
-        then: impl FnOnce(&Need) -> T,
+        then: impl FnOnce(&Need, bool) -> T,
     ) -> T {
         let key: SmallVec<[u64; 8]> = inputs.clone().flat_map(|(dims, _)| dims).map(|d| *d as u64).collect();
         let with_data = || self.sizes.need(inputs.clone().map(|(dims, data)| Some(Input { dims, data })));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(need) = known.get(&key) {
             if !need.by_data {
-                return then(need);
+                return then(need, true);
             }
             drop(known);
-            return then(&with_data());
+            return then(&with_data(), false);
         }
         drop(known);
         let need = self.sizes.need(inputs.clone().map(|(dims, _)| Some(Input { dims, data: &[] })));
         let exact = need.by_data.then(with_data);
-        let result = then(exact.as_ref().unwrap_or(&need));
+        let result = then(exact.as_ref().unwrap_or(&need), exact.is_none());
         known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= REMEMBERED {
             known.clear();

@@ -80,6 +80,7 @@ mod sized_cases;
 mod statistics;
 pub mod stored_predictor;
 mod ticket;
+pub mod turn_end;
 mod unanswered;
 mod warm_up;
 mod watchdog;

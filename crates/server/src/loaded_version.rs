@@ -45,6 +45,8 @@ pub struct LoadedVersion {
     /// The queue that the last request joined, of those that gather.
     last_gathered: Mutex<Option<QueueHandle>>,
     waiting: AtomicU32,
+    /// Which requests surely have the memory that their runs take.
+    fits: KnownToFit,
     /// Where a device's policy judges deadlines: which requests are tried all the same. The scheduler's queues have their own.
     pub probes: Mutex<Probes>,
     /// How often its process was started again, as far as that is counted.
@@ -68,6 +70,32 @@ pub struct LoadedVersion {
     pub folder: Option<TempDir>,
 }
 
+/// Numbers of rows of which a request was found to fit, so that it is not worked out for each. Only where all requests of as many rows have the same shapes.
+struct KnownToFit {
+    varies: bool,
+    /// Bit `r`: `r` rows fit.
+    rows: AtomicU64,
+}
+
+impl KnownToFit {
+    fn new(varies: bool) -> Self {
+        KnownToFit { varies, rows: AtomicU64::new(0) }
+    }
+
+    /// The bit of so many rows; 0 where it is not kept.
+    fn of(&self, rows: u32) -> u64 {
+        if self.varies { 0 } else { 1u64.checked_shl(rows).unwrap_or(0) }
+    }
+
+    fn has(&self, bit: u64) -> bool {
+        self.rows.load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn add(&self, bit: u64) {
+        self.rows.fetch_or(bit, Ordering::Relaxed);
+    }
+}
+
 impl LoadedVersion {
     /// A version that is on these devices, by this policy.
     pub fn new(hosts: HostedVersion, policy: PolicyReport, metrics: ModelMetrics, queue_bound: u32) -> Self {
@@ -76,6 +104,7 @@ impl LoadedVersion {
             name: first.name.clone(),
             version: first.version.clone(),
             codec: first.tensors.plan.clone(),
+            fits: KnownToFit::new(first.tensors.plan.has_varying_shapes()),
             model: first.model.clone(),
             health: first.health.clone(),
             metrics,
@@ -131,11 +160,19 @@ impl LoadedVersion {
     /// `InvalidArgument`, with what it would take and what runs may.
     pub fn check_memory(&self, request: &Admitted) -> Result<(), ServiceError> {
         let Some(memory) = self.model.run_memory() else { return Ok(()) };
+        let known = self.fits.of(request.rows);
+        if self.fits.has(known) {
+            return Ok(());
+        }
         let shapes = self.codec.engine_shapes(request, request.rows as usize).enumerate();
         let inputs: SmallVec<[_; 4]> = shapes.map(|(index, shape)| (shape, request.input(index))).collect();
-        memory
+        let always = memory
             .check(inputs.iter().map(|(shape, data)| (&shape[..], *data)))
-            .map_err(|error| ServiceError::InvalidArgument(format!("model '{}': {error}", self.name)))
+            .map_err(|error| ServiceError::InvalidArgument(format!("model '{}': {error}", self.name)))?;
+        if always {
+            self.fits.add(known);
+        }
+        Ok(())
     }
 
     /// Why it is not ready at `now`, if that is so.

@@ -1,5 +1,6 @@
 //! The models in service, and the way of a request from a frontend to the driver and back.
 
+mod handover;
 mod intake;
 mod preparing;
 mod served_model;
@@ -193,11 +194,11 @@ impl Serving {
                 place.pass_on(true);
             }
             let queued = QueuedCall { call: call(admitted), queue, queue_expiry, level, has_place };
-            run_own(is_alone, || self.driver.submit(id, queued));
+            handover::hand_over(&self.driver, id, queued, arrival, is_alone);
             Decider::Scheduler(self.driver.clone(), handle)
         };
         let ticket = Ticket::new(decider, loaded.clone(), id, arrival);
-        let Some(outputs) = limits.wait(answer, self.driver.clock().now().since(arrival)).await else {
+        let Some(outputs) = limits.wait(answer, || self.driver.clock().now().since(arrival)).await else {
             ticket.time_out();
             return Err(limits.overrun(&request.model_name));
         };

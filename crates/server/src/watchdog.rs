@@ -215,11 +215,10 @@ impl Post {
 
     /// The thread begins a run that may take `limit`. Not so while it is in the middle of another one, behind which this one waits: `false`.
     pub fn begin(&self, health: &Arc<ModelHealth>, device: usize, limit: Duration) -> bool {
-        let begin = self.watchdog.clock.now();
         let mut doing = self.doing.lock();
         let is_first = matches!(*doing, Doing::Nothing);
         if is_first {
-            let health = health.clone();
+            let (begin, health) = (self.watchdog.clock.now(), health.clone());
             *doing = Doing::Run(Run { health, device, begin, limit, is_useless: false, told: None, is_killed: false });
         }
         is_first

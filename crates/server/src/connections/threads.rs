@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use crate::reply;
+use crate::{reply, turn_end};
 
 /// Answers that are delivered before connections get their turn.
 const MOST_AT_ONCE: usize = 256;
@@ -34,11 +34,12 @@ impl FrontendThreads {
     /// If the operating system has no thread or no file descriptor left.
     pub fn start(threads: usize) -> io::Result<Self> {
         let start = |_| {
-            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let runtime = Builder::new_current_thread().on_thread_park(turn_end::end).enable_all().build()?;
             let (end, ended) = oneshot::channel();
             let (handle, others) = (runtime.handle().clone(), Handle::current());
             let life = move || {
                 OTHERS.set(Some(others));
+                turn_end::follow();
                 runtime.block_on(deliver(ended));
             };
             std::thread::Builder::new().name("frontend".to_owned()).spawn(life)?;
@@ -64,7 +65,11 @@ async fn deliver(mut ended: oneshot::Receiver<()>) {
     loop {
         tokio::select! {
             _ = &mut ended => return,
-            _ = answers.recv_many(&mut some, MOST_AT_ONCE) => some.drain(..).flatten().for_each(reply::Delivery::deliver),
+            _ = answers.recv_many(&mut some, MOST_AT_ONCE) => {
+                some.drain(..).flatten().for_each(reply::Delivery::deliver);
+                // While answers come one after another the thread never waits for events, which ends a turn otherwise.
+                turn_end::end();
+            }
         }
     }
 }

@@ -24,6 +24,7 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, Mod
 use downbeat_driver::{Cluster, LogSink, MAX_SHARDS, Moment, QueueHandle, Setup};
 use downbeat_engine::Part;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 use crate::auto_model::DeviceSet;
 use crate::clock::Clock;
@@ -297,6 +298,25 @@ impl Driver {
         if let Some(other) = loaded.and_then(|loaded| loaded.gathers_in(place)) {
             self.cluster.flush_model(other);
         }
+    }
+
+    /// Hands several requests over, which can share batches. Whose client has gone meanwhile is left out: its ticket has counted it.
+    pub fn submit_all(&self, requests: impl Iterator<Item = (RequestId, QueuedCall)>) {
+        let mut overtaken: SmallVec<[QueueHandle; 1]> = SmallVec::new();
+        self.cluster.post_all(requests.filter_map(|(id, queued)| {
+            let (call, place) = (&queued.call, queued.queue.place);
+            if call.reply.is_closed() {
+                if queued.has_place {
+                    call.loaded.end_waiting(call.admitted.rows);
+                }
+                return None;
+            }
+            if queued.queue.gathers {
+                overtaken.extend(call.loaded.gathers_in(place));
+            }
+            Some((place, Event::Submit(id, queued)))
+        }));
+        overtaken.into_iter().for_each(|queue| self.cluster.flush_model(queue));
     }
 
     /// A request is waited for no more.

@@ -72,13 +72,13 @@ impl Handler for DevicePool {
         }
     }
 
-    fn carry_out(&self, _: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, output: Output) {
+    fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, table: &mut WaitingTable, output: Output) {
         match output {
             Output::Dispatch { batch, device, mut members, .. } => {
                 let calls = members.drain(..).filter_map(|id| Some((id, table.take(id)?))).collect();
                 shard.recycle(members);
                 let (host, slot) = self.slot(device);
-                host.grant(slot, batch, calls, self.clock.now());
+                host.grant(slot, batch, calls, moment.now);
             }
             Output::Drop { request, reason, .. } => {
                 if let Some(queued) = table.take(request) {

@@ -8,7 +8,6 @@ use super::hosted_model::HostedModel;
 use super::request_table::Entry;
 use crate::batch_codec::Outputs;
 use crate::call::Call;
-use crate::clock::Clock;
 use crate::engine_run::RunFailure;
 use crate::error::ServiceError;
 use crate::statistics::Phases;
@@ -27,10 +26,9 @@ pub fn drop_entry(mut entry: Entry, reason: DeviceDrop, now: Time) {
 }
 
 /// Answers requests whose launch, of `rows` items, has ended.
-pub fn reply(mut replies: Vec<Entry>, rows: u32, clock: Clock) {
+pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
     // A client that left while its request ran was counted by its ticket.
     replies.retain(|entry| !entry.call.reply.is_closed());
-    let now = clock.now();
     let Some(first) = replies.first() else { return };
     let (executable, phases) = (first.call.loaded.clone(), first.phases);
     let times = |entry: &Entry| {

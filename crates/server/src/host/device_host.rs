@@ -181,6 +181,7 @@ impl DeviceHost {
         {
             let mut inner = self.inner.lock();
             let now = self.clock.now();
+            actions.decided = now;
             inner.tell_groups(now);
             self.settle(&mut inner, now, &mut actions);
         }
@@ -230,7 +231,7 @@ impl DeviceHost {
         let rows = jobs.iter().map(|(_, job)| job.call.admitted.rows).sum();
         let (refused, actions) = self.decide(&model, |inner, now| {
             let (slot, lane) = inner.slots[slot];
-            let grant = Grant { slot, batch, queue, dispatched, requests };
+            let grant = Grant { slot, batch, queue, dispatched, requests, is_guess: false };
             let granted = GrantedBatch { id: batch, model: model.id, lane, members, rows };
             if let Err(reject) = inner.take(now, DeviceInput::Batch(granted)) {
                 return Some((grant, jobs, reject, now));
@@ -316,13 +317,14 @@ impl DeviceHost {
         }
         let ran = (!alone && !has_failed).then_some((partition, launch.rows, end));
         // A client that asks again at once must not meet the guess that its answer has just replaced.
-        let is_learned = grant.as_ref().is_some_and(|grant| ran.is_some_and(|ran| self.learn_of_guess(grant, ran)));
+        let tried = grant.as_ref().filter(|grant| grant.is_guess).zip(ran);
+        tried.into_iter().for_each(|(grant, ran)| self.learn(grant, ran));
         let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
         let ((ran_alone, now), actions) = self.decide(&model, end_launch);
         reply::together(|| answering::answer_alone(self.device, ran_alone, now));
         self.carry_out(actions, Some(launch.rows));
         if let Some(grant) = grant {
-            if let Some(ran) = ran.filter(|_| !is_learned) {
+            if let Some(ran) = ran.filter(|_| !grant.is_guess) {
                 self.learn(&grant, ran);
             }
             self.complete(&grant, ran);
@@ -330,17 +332,6 @@ impl DeviceHost {
                 self.retire();
             }
         }
-    }
-
-    /// Learns what a batch of the scheduler took, if its latency was a guess before. Says whether that was so.
-    fn learn_of_guess(&self, grant: &Grant, ran: (PartitionId, u32, Time)) -> bool {
-        let (partition, rows, _) = ran;
-        let known = grant.queue.refiner(self.device, partition).lock().profile().known();
-        let was_guess = known.is_some_and(|known| rows > known);
-        if was_guess {
-            self.learn(grant, ran);
-        }
-        was_guess
     }
 
     /// Learns what a batch of so many items took in a partition, which ended at the given time.
@@ -394,17 +385,21 @@ impl DeviceHost {
         model: &HostedModel,
         tell: impl FnOnce(&mut DeviceState, Time) -> R,
     ) -> (R, Actions) {
-        let begin = self.clock.now();
         let mut actions = Actions::default();
-        let told = {
-            let mut inner = self.inner.lock();
-            // Read under the lock: for the scheduler time never goes back.
-            let now = self.clock.now();
-            let told = tell(&mut inner, now);
-            self.settle(&mut inner, now, &mut actions);
-            told
+        let (mut inner, waited_from) = match self.inner.try_lock() {
+            Some(inner) => (inner, None),
+            None => {
+                let from = self.clock.now();
+                (self.inner.lock(), Some(from))
+            }
         };
-        model.metrics.record_decision(self.clock.now().since(begin));
+        // Read under the lock: for the scheduler time never goes back.
+        let now = self.clock.now();
+        let told = tell(&mut inner, now);
+        self.settle(&mut inner, now, &mut actions);
+        drop(inner);
+        actions.decided = self.clock.now();
+        model.metrics.record_decision(actions.decided.since(waited_from.unwrap_or(now)));
         (told, actions)
     }
 
@@ -437,7 +432,7 @@ impl DeviceHost {
     /// Carries out what was decided, and what follows from it. `rows`: items of the launch that has ended.
     pub(super) fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
         loop {
-            let Actions { writes, launches, prepares, ends, replies, drops } = actions;
+            let Actions { writes, launches, prepares, ends, replies, drops, decided } = actions;
             ends.iter().for_each(|lane| lane.seat.stop());
             for seat in launches {
                 match self.me.upgrade() {
@@ -447,8 +442,8 @@ impl DeviceHost {
             }
             prepares.into_iter().for_each(|preparation| preparation.start(self.me.upgrade()));
             reply::together(|| {
-                answering::reply(replies, rows.unwrap_or(0), self.clock);
-                let give_up = |(entry, reason)| answering::drop_entry(entry, reason, self.clock.now());
+                answering::reply(replies, rows.unwrap_or(0), decided);
+                let give_up = |(entry, reason)| answering::drop_entry(entry, reason, decided);
                 drops.into_iter().for_each(give_up);
             });
             let Some(Write { model, .. }) = writes.first() else { return };
@@ -470,7 +465,7 @@ impl DeviceHost {
             let now = self.clock.now();
             let at = inner.scheduler().poll_timeout().map_or(Time::MAX, |(at, _)| at);
             if at <= now {
-                let mut actions = Actions::default();
+                let mut actions = Actions { decided: now, ..Actions::default() };
                 inner.tell(now, DeviceInput::Timeout);
                 self.settle(&mut inner, now, &mut actions);
                 drop(inner);

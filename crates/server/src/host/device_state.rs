@@ -66,6 +66,8 @@ pub struct Actions {
     pub ends: Vec<HostLane>,
     pub replies: Vec<Entry>,
     pub drops: Vec<(Entry, DeviceDrop)>,
+    /// When that was over.
+    pub decided: Time,
 }
 
 /// Inputs on their way into the ring.

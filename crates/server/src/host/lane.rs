@@ -120,8 +120,7 @@ impl Guest {
         while let Some(seat) = follows.take() {
             let Some(work) = seat.next_or_release() else { return true };
             let Ok(begun) = self.worker.begin(&self.post, &seat, work) else { return false };
-            let (begin, outcome) = self.worker.end(begun, Time::ZERO);
-            let end = self.worker.host.clock.now();
+            let (begin, end, outcome) = self.worker.end(begun, Time::ZERO);
             let (finished, next) = own_launch::follow(Wanted::BriefRest, || self.worker.finish(begin, end, outcome));
             if finished.is_err() {
                 return false;
@@ -153,7 +152,6 @@ impl Worker {
 
     /// Runs what a lane has, until it has nothing more or another lane's launch follows from the one that has ended: then that lane is held for this thread.
     fn serve(&self, post: &Post, seat: &Arc<Seat>) -> Result<Option<Arc<Seat>>, LeftBehind> {
-        let host = &*self.host;
         let mut next: Option<Begun<'_>> = None;
         // When the lane was last done with a launch: the next one has not run before.
         let mut done = Time::ZERO;
@@ -171,8 +169,8 @@ impl Worker {
             {
                 next = Some(self.begin(post, seat, work)?);
             }
-            let (begin, outcome) = self.end(begun, done);
-            done = host.clock.now();
+            let (begin, end, outcome) = self.end(begun, done);
+            done = end;
             let (finished, follows) = match next {
                 Some(_) => (self.finish(begin, done, outcome), None),
                 None => own_launch::follow(Wanted::Of(seat.crew.clone()), || self.finish(begin, done, outcome)),
@@ -203,10 +201,15 @@ impl Worker {
 
     /// Begins a launch of a lane, unless the thread was left behind: then it is seen to.
     fn begin<'a>(&'a self, post: &'a Post, seat: &Arc<Seat>, work: Work) -> Result<Begun<'a>, LeftBehind> {
-        let Work { head, mut body } = work;
+        let Work { mut head, mut body } = work;
         let (host, launch, model) = (&*self.host, &head.launch, head.model.clone());
-        let expected = match &head.grant {
-            Some(grant) => grant.queue.refiner(host.device, head.partition).lock().profile().latency(launch.rows),
+        let expected = match &mut head.grant {
+            Some(grant) => {
+                let refiner = grant.queue.refiner(host.device, head.partition).lock();
+                let profile = refiner.profile();
+                grant.is_guess = profile.known().is_some_and(|known| launch.rows > known);
+                profile.latency(launch.rows)
+            }
             None => model.profile.latency(launch.computed_rows),
         };
         let watch = Watch { post, health: model.health.clone(), device: host.device, limit: post.limit(expected) };
@@ -232,23 +235,24 @@ impl Worker {
         Ok(Begun { run, body, begin, assembled, stage })
     }
 
-    /// Waits for the end of a launch; gives from when on it had the lane, which was done with the one before at `done`, and what came of it.
-    fn end(&self, begun: Begun<'_>, done: Time) -> (Time, Outcome) {
+    /// Waits for the end of a launch; gives from when on it had the lane, which was done with the one before at `done`, when it was over, and what came of it.
+    fn end(&self, begun: Begun<'_>, done: Time) -> (Time, Time, Outcome) {
         let Begun { run, body, begin, assembled, stage } = begun;
         // What was done of it before was done beside the one before.
         let begin = begin.max(done);
         let assembled = assembled.max(begin);
-        let outcome = run.caught(|| match stage {
-            Stage::Over(outcome) => outcome,
+        let now = |outcome| (self.host.clock.now(), outcome);
+        let ended = run.caught(|| match stage {
+            Stage::Over(outcome) => now(outcome),
             Stage::Runs(running) => end_run(&run, &body, running, (begin, assembled)),
-            Stage::Alone => each_alone(&run, &body),
-            Stage::Failed(failure) => answer_alone(&run, &body, failure),
+            Stage::Alone => now(each_alone(&run, &body)),
+            Stage::Failed(failure) => now(answer_alone(&run, &body, failure)),
         });
-        let outcome = outcome.unwrap_or_else(|failure| {
+        let (end, outcome) = ended.unwrap_or_else(|failure| {
             run.watch.post.end();
-            Outcome::failed(body.requests(), &failure)
+            now(Outcome::failed(body.requests(), &failure))
         });
-        (begin, Outcome { members: body.members, ..outcome })
+        (begin, end, Outcome { members: body.members, ..outcome })
     }
 }
 
@@ -346,8 +350,8 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
     }
 }
 
-/// Waits for the end of a launch that has had the lane from `begin` on, and whose tensors were there at `assembled`.
-fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> Outcome {
+/// Waits for the end of a launch that has had the lane from `begin` on, and whose tensors were there at `assembled`; gives when it was over.
+fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> (Time, Outcome) {
     let clock = run.host.clock;
     let end = usize::from(run.segments.end);
     let ran = running.end();
@@ -359,14 +363,20 @@ fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled):
         let exits = exits(run, body, end - 1, &mut state)?;
         Ok(Outcome { exits, state: Some(state), ..Outcome::default() })
     });
-    let phases = |separated: Time| Phases {
-        compute_input: assembled.since(begin),
-        compute_infer: computed.since(assembled),
-        compute_output: separated.since(computed),
-    };
     match outcome {
-        Ok(outcome) => Outcome { phases: phases(clock.now()), ..outcome },
-        Err(failure) => answer_alone(run, body, failure),
+        Ok(outcome) => {
+            let separated = clock.now();
+            let phases = Phases {
+                compute_input: assembled.since(begin),
+                compute_infer: computed.since(assembled),
+                compute_output: separated.since(computed),
+            };
+            (separated, Outcome { phases, ..outcome })
+        }
+        Err(failure) => {
+            let outcome = answer_alone(run, body, failure);
+            (clock.now(), outcome)
+        }
     }
 }
 

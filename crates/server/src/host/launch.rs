@@ -40,6 +40,8 @@ pub struct Grant {
     pub dispatched: Time,
     /// How many were dispatched with it.
     pub requests: u32,
+    /// What it takes was a guess when it began.
+    pub is_guess: bool,
 }
 
 /// What a launch runs on.

@@ -1,5 +1,6 @@
 //! A frontend as the [`Service`] behind its ports: models are elsewhere.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,7 +8,6 @@ use downbeat_core::roles::{NewRequest, QueueKey};
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::inference as pb;
 use downbeat_protocol::{InferRequest, InferResponse};
-use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::arena::Arena;
@@ -26,6 +26,7 @@ use crate::refusal;
 use crate::reply::Reply;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{Limits, Looked, Wishes, hold_inputs, response, version_of};
+use crate::turn_end;
 use crate::unanswered::Unanswered;
 
 /// Most requests of a frontend that are in flight.
@@ -34,16 +35,16 @@ const MOST_IN_FLIGHT: u64 = 1 << 18;
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
 /// What a thread has to tell nodes, once its event loop has had its turn.
-type Outbox = Arc<Mutex<Vec<(mpsc::UnboundedSender<FrontendEvent>, FrontendEvent)>>>;
+type Outbox = RefCell<Vec<(mpsc::UnboundedSender<FrontendEvent>, FrontendEvent)>>;
 
 thread_local! {
     static OUTBOX: Outbox = Outbox::default();
 }
 
 /// Tells nodes what there is.
-fn flush(outbox: &Outbox) {
-    // A node that has ended has no request that waits.
-    outbox.lock().drain(..).for_each(|(events, event)| drop(events.send(event)));
+fn flush() {
+    // A node that has ended has no request that waits; a thread that has ended tells nobody.
+    let _ = OUTBOX.try_with(|outbox| outbox.take().into_iter().for_each(|(events, event)| drop(events.send(event))));
 }
 
 /// Answers inference requests with models that backends have.
@@ -76,7 +77,7 @@ impl Drop for Ticket<'_> {
         self.serving.in_flight.fetch_sub(1, Ordering::Relaxed);
         let Some(reason) = self.end else { return };
         self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
-        let _ = OUTBOX.try_with(flush);
+        flush();
         // A node that has ended has no requests, and one that was not told of it yet has none of this number.
         let _ = self.serving.events.send(FrontendEvent::Cancel(self.number));
     }
@@ -128,14 +129,12 @@ impl RemoteServing {
 
     /// Tells the node of a request, together with the others that the thread's event loop comes to in the same turn: the node wakes once for them, and they share a message.
     fn hand_over(&self, event: FrontendEvent) {
-        let outbox = OUTBOX.with(Outbox::clone);
-        let mut waiting = outbox.lock();
-        waiting.push((self.events.clone(), event));
-        let is_first = waiting.len() == 1;
-        drop(waiting);
+        let is_first = OUTBOX.with_borrow_mut(|outbox| {
+            outbox.push((self.events.clone(), event));
+            outbox.len() == 1
+        });
         if is_first {
-            // Behind whatever is ready now.
-            tokio::spawn(async move { flush(&outbox) });
+            turn_end::at_end(flush);
         }
     }
 
@@ -312,7 +311,7 @@ impl Service for RemoteServing {
         }
         self.hand_over(FrontendEvent::Request(ticket.number, asked, call));
         ticket.end = Some(Unanswered::Cancelled);
-        let Some(outputs) = limits.wait(answer, self.clock.now().since(arrival)).await else {
+        let Some(outputs) = limits.wait(answer, || self.clock.now().since(arrival)).await else {
             ticket.end = Some(Unanswered::Timeout);
             return Err(limits.overrun(&request.model_name));
         };

@@ -107,12 +107,12 @@ impl Wishes<'_> {
 }
 
 impl Limits {
-    /// Waits for the answer, as long as the client's own timeout allows, of which so much has `passed` since the arrival: the scheduler drops what cannot make it, and this ends the rare request that was started and
+    /// Waits for the answer, as long as the client's own timeout allows, of which so much has `passed` since the arrival (asked only where there is one): the scheduler drops what cannot make it, and this ends the rare request that was started and
     /// overran. `None`: it did.
-    pub async fn wait(&self, answer: oneshot::Receiver<Answer>, passed: Duration) -> Option<Answer> {
+    pub async fn wait(&self, answer: oneshot::Receiver<Answer>, passed: impl FnOnce() -> Duration) -> Option<Answer> {
         let answer = match self.timeout {
             None => answer.await,
-            Some(timeout) => tokio::time::timeout(timeout.saturating_sub(passed).into(), answer).await.ok()?,
+            Some(timeout) => tokio::time::timeout(timeout.saturating_sub(passed()).into(), answer).await.ok()?,
         };
         let lost = |_| ServiceError::Internal("the request was lost: this is a defect".to_owned());
         Some(answer.map_err(lost).and_then(|answer| answer))
@@ -224,10 +224,13 @@ pub fn response(
         parameters: Default::default(),
         data: part.data,
     };
-    let mut outputs: Vec<Option<InferTensor>> = outputs.into_iter().zip(plans).map(output).map(Some).collect();
+    let made = outputs.into_iter().zip(plans).map(output);
     let outputs = match wanted {
-        None => outputs.into_iter().flatten().collect(),
-        Some(wanted) => wanted.iter().filter_map(|position| outputs.get_mut(*position)?.take()).collect(),
+        None => made.collect(),
+        Some(wanted) => {
+            let mut made: Vec<Option<InferTensor>> = made.map(Some).collect();
+            wanted.iter().filter_map(|position| made.get_mut(*position)?.take()).collect()
+        }
     };
     InferResponse {
         model_name: request.model_name,

@@ -27,3 +27,4 @@ mod shares;
 mod side_by_side;
 mod support;
 mod trial;
+mod turns;

@@ -1,0 +1,100 @@
+//! Requests that a thread of connections hands to the scheduler together.
+//!
+//! Say 16 requests of one thread are ready at the same time. Handed over one by one, the first would run in a batch of its own, and a thread of
+//! a lane would be woken for it. So the thread reads all 16 and hands them over at the end of its turn: they share a batch. Where that is brief the
+//! thread runs it, and nobody is woken.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use downbeat_core::{Duration, RequestId, Time};
+
+use crate::driver::{Driver, QueuedCall};
+use crate::host::run_own;
+use crate::turn_end;
+
+/// Requests that a thread holds back, at most.
+const MOST: usize = 64;
+/// How long a thread goes on reading further requests before it hands over those that it holds back. A device that is free stays idle for so long
+/// at most, and a batch that a thread of connections runs itself takes no longer than half of that.
+const LONGEST: Duration = Duration::from_micros(200);
+
+thread_local! {
+    static HELD_BACK: RefCell<HeldBack> = RefCell::default();
+}
+
+/// What a thread has not handed over yet.
+#[derive(Default)]
+struct HeldBack {
+    /// Whom it is for; `None`: there is nothing.
+    driver: Option<Arc<Driver>>,
+    calls: Vec<(RequestId, QueuedCall)>,
+    /// When the first of them came.
+    since: Time,
+    /// The turn in which the thread's last request came, and how many came in it.
+    turn: u64,
+    came: u32,
+    /// How many came in the turn before that had any.
+    before: u32,
+}
+
+impl HeldBack {
+    /// Counts a request that comes in a turn. Says whether it is alone, as far as that is known.
+    fn count(&mut self, turn: u64) -> bool {
+        if turn != self.turn {
+            (self.turn, self.before, self.came) = (turn, self.came, 0);
+        }
+        self.came += 1;
+        self.came == 1 && self.before <= 1
+    }
+}
+
+/// Hands a request over, which came at `arrival`: at once where it is the only one, or else at the end of the thread's turn. `is_alone`: no other request of its model is
+/// in flight.
+pub(super) fn hand_over(driver: &Arc<Driver>, id: RequestId, queued: QueuedCall, arrival: Time, is_alone: bool) {
+    let Some(turn) = turn_end::turn() else {
+        return run_own(is_alone, || driver.submit(id, queued));
+    };
+    let (now, is_full) = HELD_BACK.with_borrow_mut(|held| {
+        let other = held.driver.as_ref().is_some_and(|other| !Arc::ptr_eq(other, driver));
+        if (held.count(turn) && is_alone) || other {
+            return (Some(queued), false);
+        }
+        if held.driver.is_none() {
+            (held.driver, held.since) = (Some(driver.clone()), arrival);
+            turn_end::at_end(flush);
+        }
+        held.calls.push((id, queued));
+        (None, held.calls.len() >= MOST || arrival.since(held.since) > LONGEST)
+    });
+    if let Some(queued) = now {
+        run_own(is_alone, || driver.submit(id, queued));
+    } else if is_full {
+        flush();
+    }
+}
+
+/// Hands over what the thread holds back, and runs the launch that comes of it if it is brief.
+fn flush() {
+    let (driver, mut calls) = HELD_BACK.with_borrow_mut(|held| (held.driver.take(), std::mem::take(&mut held.calls)));
+    let Some(driver) = driver else { return };
+    run_own(true, || driver.submit_all(calls.drain(..)));
+    // The allocation is for the next turn.
+    HELD_BACK.with_borrow_mut(|held| {
+        if held.calls.capacity() == 0 {
+            held.calls = calls;
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_alone_where_no_other_came_in_its_turn_or_the_one_before() {
+        let mut held = HeldBack::default();
+        let alone = [1, 2, 3, 3, 3, 7, 8].map(|turn| held.count(turn));
+        assert_eq!(alone, [true, true, true, false, false, false, true]);
+    }
+}

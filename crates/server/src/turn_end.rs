@@ -1,0 +1,94 @@
+//! What a thread of connections leaves for the end of a turn of its event loop: when it has come to all that was ready.
+
+use std::cell::{Cell, RefCell};
+
+thread_local! {
+    /// How many turns the thread's event loop has had; `None`: nothing says when a turn ends.
+    static TURN: Cell<Option<u64>> = const { Cell::new(None) };
+    /// What is to be done at the end of this turn.
+    static DUE: RefCell<Vec<fn()>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The calling thread has an event loop, which says by [`end`] when a turn ends.
+pub fn follow() {
+    TURN.set(Some(0));
+}
+
+/// Which turn of the thread's event loop this is; `None`: the thread has none that says when a turn ends.
+pub fn turn() -> Option<u64> {
+    TURN.get()
+}
+
+/// Does `work` at the end of this turn, or now if nothing says when that is.
+pub fn at_end(work: fn()) {
+    match TURN.get() {
+        Some(_) => DUE.with_borrow_mut(|due| due.push(work)),
+        None => work(),
+    }
+}
+
+/// The event loop has come to all that was ready.
+pub fn end() {
+    let Some(turn) = TURN.get() else { return };
+    TURN.set(Some(turn.wrapping_add(1)));
+    let mut due = DUE.take();
+    if due.is_empty() {
+        return;
+    }
+    for work in due.drain(..) {
+        // It would end the thread, and with it all of its connections.
+        if std::panic::catch_unwind(work).is_err() {
+            tracing::error!("what was left for the end of a turn ended in a panic: this is a defect");
+        }
+    }
+    // The allocation is for the next turn, unless the work has left something for it.
+    DUE.with_borrow_mut(|next| {
+        if next.is_empty() {
+            *next = due;
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    thread_local! {
+        static DONE: Cell<u32> = const { Cell::new(0) };
+    }
+
+    fn work() {
+        DONE.set(DONE.get() + 1);
+    }
+
+    #[test]
+    fn work_waits_for_the_end_of_a_turn_and_is_done_once() {
+        at_end(work);
+        assert_eq!((DONE.get(), turn()), (1, None), "this thread has no event loop");
+        follow();
+        at_end(work);
+        assert_eq!((DONE.get(), turn()), (1, Some(0)));
+        end();
+        end();
+        assert_eq!((DONE.get(), turn()), (2, Some(2)));
+    }
+
+    #[test]
+    fn a_panic_ends_neither_the_thread_nor_what_is_left_beside_it() {
+        follow();
+        at_end(|| panic!("on purpose"));
+        at_end(work);
+        end();
+        assert_eq!(DONE.get(), 1);
+    }
+
+    #[test]
+    fn work_may_leave_work_for_the_next_turn() {
+        follow();
+        at_end(|| at_end(work));
+        end();
+        assert_eq!(DONE.get(), 0);
+        end();
+        assert_eq!(DONE.get(), 1);
+    }
+}

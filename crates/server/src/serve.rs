@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::activity::tick;
+use crate::activity::{Awake, tick};
 use crate::connections::Stage;
 use crate::load_context::LoadProgress;
 use crate::logging;
@@ -101,6 +101,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     tokio::spawn(measure_again(registry.clone()));
     tokio::spawn(change_policies(registry.clone()));
     tokio::spawn(divide_devices(registry.clone()));
+    tokio::spawn(release_code(registry.watchdog().activity().awake()));
     let mut signals = Signals::new()?;
     let End { outcome, grace, is_live } = until_stopped(&options, &registry, &mut signals).await?;
     if let Some(backend) = backend {
@@ -281,6 +282,15 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     loop {
         tokio::time::sleep(every).await;
         seen = registry.follow(seen, &progress).await;
+    }
+}
+
+/// Gives back the memory of code that only the start needed, once models are loaded and nobody asks them anything.
+async fn release_code(mut awake: Awake) {
+    if awake.wait_for(|awake| !*awake).await.is_ok()
+        && let Err(error) = downbeat_engine::process::release_code()
+    {
+        tracing::debug!(%error, "the code of the start stays in memory");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Whether models run or load. What looks at them every so often rests while none does, so that an idle server does nothing.
+//! Whether models run or load. While none does, periodic work rests, so that no thread of an idle server runs.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,7 +13,7 @@ const QUIET_LOOKS: u32 = 25;
 /// that one does.
 #[derive(Debug)]
 pub struct Activity {
-    /// The next run or load has to wake somebody. Everyone who begins one reads this.
+    /// The next run or load has to wake the server. Every thread that begins a run reads this.
     rests: AtomicBool,
     lock: Mutex<()>,
     woken: Condvar,
@@ -36,7 +36,7 @@ impl Default for Activity {
 }
 
 impl Activity {
-    /// A run or a load has begun, or somebody else wants everyone awake. Costs one load while the server is awake.
+    /// Wakes the server, for a run or a load that has begun. Costs one load of a flag while the server is awake.
     pub fn stir(&self) {
         if self.rests.load(Relaxed) {
             self.wake();
@@ -69,11 +69,11 @@ impl Activity {
         }
     }
 
-    /// The watchdog's sleep between two looks, the last `quiet` of which found nothing. Blocks until something begins once
-    /// there were enough of them. Gives how many of them count for the next sleep.
+    /// The watchdog's sleep between two looks. The last `quiet` looks found no run and no load. After enough such looks this
+    /// blocks until the next run or load begins. Gives how many of the looks count for the next sleep.
     ///
-    /// A run that begins in the moment in which the server lies down may not see that it has to wake it. So the watchdog
-    /// looks once more a tick later, and sees that run.
+    /// A run may begin in the moment in which the server lies down, and not see that it has to wake the server. So the
+    /// watchdog looks once more, a tick later, before this blocks.
     #[expect(clippy::disallowed_methods, reason = "a thread of its own, which decides nothing by the clock")]
     pub fn sleep(&self, quiet: u32, tick: Duration) -> u32 {
         if quiet < QUIET_LOOKS {
@@ -101,7 +101,7 @@ impl Activity {
     }
 }
 
-/// Completes after `every`, and, if the server rests by then, once it does not.
+/// Completes after `every`. If the server rests by then, completes when the next run or load begins.
 pub async fn tick(awake: &mut Awake, every: Duration) {
     tokio::time::sleep(every).await;
     // An error: the server ends.
@@ -151,17 +151,17 @@ mod tests {
         assert!(!activity.rests.load(Relaxed));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_task_ticks_once_more_and_then_with_the_next_run() {
+    #[tokio::test]
+    async fn a_resting_task_ticks_with_the_next_run() {
         let activity = Activity::default();
         let mut awake = activity.awake();
-        let second = Duration::from_secs(1);
-        tick(&mut awake, second).await;
+        tick(&mut awake, Duration::ZERO).await;
         lie_down(&activity);
         assert!(activity.rests_for_good());
-        let resting = tokio::time::timeout(100 * second, tick(&mut awake, second)).await;
-        assert!(resting.is_err(), "nothing runs");
+        let ticks = tokio::spawn(async move { tick(&mut awake, Duration::ZERO).await });
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert!(!ticks.is_finished(), "nothing runs");
         activity.stir();
-        tick(&mut awake, second).await;
+        ticks.await.unwrap();
     }
 }

@@ -516,7 +516,7 @@ impl Registry {
         self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
     }
 
-    /// Looks at what the server has done, for the autoscale advice; to be called once a second while the server is awake, and before the advice is read.
+    /// Takes a sample of the counters for the autoscale advice. The caller does so once a second while the server is awake, and before it reads the advice.
     pub fn watch_load(&self) {
         if let Some(watch) = &self.autoscale {
             let Totals { good, bad, busy } = self.metrics.totals();

@@ -285,7 +285,7 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     }
 }
 
-/// Gives back the memory of code that only the start needed, once models are loaded and nobody asks them anything.
+/// Releases the code of the start and of the loads from memory, once no model has run for a while.
 async fn release_code(mut awake: Awake) {
     if awake.wait_for(|awake| !*awake).await.is_ok()
         && let Err(error) = downbeat_engine::process::release_code()
@@ -344,7 +344,7 @@ async fn measure_again(registry: Registry) {
             }
         }
         if unsettled.is_empty() {
-            // What a load leaves to be measured again is seen after it. An error: the server ends.
+            // Only a load can add a model to measure, and a load wakes the server. An error: the server ends.
             let _ = awake.wait_for(|awake| *awake).await;
         }
     }

@@ -115,7 +115,7 @@ where
             // The client has gone already; it still can be tried.
             tracing::debug!(%error, "cannot set the options of a connection");
         }
-        // Its idle time begins, which a port that dozes does not know of.
+        // A port that dozes has to learn that another connection's idle time begins.
         self.state.stir();
         let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.state)));
         if let Some(entry) = self.connections.admit(self.protocol, &watched).await {
@@ -162,7 +162,7 @@ where
             tokio::select! {
                 biased;
                 () = &mut stopped => break,
-                _ = looks.tick() => drop(self.connections.look(self.protocol, true)),
+                _ = looks.tick() => { self.connections.look(self.protocol, true); }
                 task = self.tasks.join_next() => if task.is_none() { return },
             }
         }

@@ -37,7 +37,7 @@ pub(super) struct Look {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Stay,
-    /// It should give back what only a request needs.
+    /// The connection should give back the memory that only a request needs.
     Rest,
     /// It should end without losing a request.
     Finish,

@@ -7,7 +7,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::port_state::PortState;
 
-/// So long there is no reason to look that anybody knows of.
+/// Stands for a look that nothing asks for.
 const NEVER: Duration = Duration::from_secs(24 * 3600);
 
 /// When a port looks at its connections: every so often, and not while all of them are idle, so that an idle server does
@@ -32,7 +32,7 @@ impl Looks {
         let now = Instant::now();
         let soon = now + self.every;
         let next = next.unwrap_or(now + NEVER);
-        // The first look of this kind only says that the port dozes. What happened at that moment is seen by the second.
+        // The first look of this kind only makes the port doze. The second one sees bytes that moved at that moment.
         let at = if next > soon && port.dozes() { next } else { soon };
         if next > soon {
             port.doze();

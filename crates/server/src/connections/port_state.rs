@@ -1,11 +1,11 @@
-//! What a port and its connections tell each other.
+//! The state that a port shares with its connections.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tokio::sync::Notify;
 
-/// What a port and its connections tell each other. The connections only read it, but for the first one that moves bytes
-/// after a while in which none did.
+/// The state that a port shares with its connections. Connections only read this state. The first connection that moves
+/// bytes while the port dozes writes it.
 #[derive(Debug, Default)]
 pub(super) struct PortState {
     /// The port has left [`Stage::Serving`](super::Stage::Serving).
@@ -24,8 +24,8 @@ impl PortState {
         self.leaving.load(Relaxed)
     }
 
-    /// From now on a connection that moves bytes completes [`PortState::stirred`]. One that does so at this very moment may
-    /// not, but then the next look at it, a moment later, sees that it has.
+    /// From now on a connection that moves bytes completes [`PortState::stirred`]. A connection that moves bytes at this
+    /// moment may miss that. So the port looks once more before it relies on this.
     pub fn doze(&self) {
         self.dozes.store(true, Relaxed);
     }

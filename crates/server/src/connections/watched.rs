@@ -74,8 +74,7 @@ impl Seen {
         self.requests == 0 && !self.write_blocked && !self.is_in_head()
     }
 
-    /// Whether there is nothing to it but its socket, so that it can rest. What HTTP/2 knows of its peer cannot be
-    /// found out again.
+    /// Whether the connection can rest. HTTP/2 cannot: both sides remember headers and windows of the other.
     pub fn may_rest(&self) -> bool {
         self.protocol == Protocol::Http && self.is_idle() && !self.closing
     }
@@ -141,7 +140,7 @@ impl Watched {
         }
     }
 
-    /// What was asked is done, or cannot be done now. A further request that came meanwhile stands.
+    /// Takes a request back that is carried out, or cannot be carried out now. A stronger request stands.
     pub(super) fn settle(&self, request: Request) {
         let _ = self.asked.compare_exchange(request as u8, Request::Stay as u8, Relaxed, Relaxed);
     }

@@ -91,7 +91,7 @@ impl ArrivalRings {
 }
 
 impl Ring {
-    /// What is in it, which it has no more.
+    /// Takes all events out of the ring.
     fn taken(&self) -> impl Iterator<Item = Event> {
         std::iter::from_fn(|| self.events.get()?.pop())
     }

@@ -127,7 +127,12 @@ enum Change {
 impl DeviceRehearser {
     /// With so many rings; nothing is rehearsed if it is not `on`.
     pub fn new(clock: Clock, rings: usize, on: bool) -> Self {
-        DeviceRehearser { is_on: on, events: DeviceEvents::new(clock, rings), told: Mutex::default(), finds: Notify::new() }
+        DeviceRehearser {
+            is_on: on,
+            events: DeviceEvents::new(clock, rings),
+            told: Mutex::default(),
+            finds: Notify::new(),
+        }
     }
 
     /// These versions of a model are in service, each with what the scheduler calls it where that makes its batches, and no others. `slots`: how many the scheduler has on each of
@@ -187,7 +192,7 @@ impl DeviceRehearser {
         }
     }
 
-    /// Completes once something was found that nobody has taken up.
+    /// Completes once a trial has found a better policy.
     pub async fn finds(&self) {
         self.finds.notified().await;
     }

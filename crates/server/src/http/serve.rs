@@ -22,9 +22,7 @@ use super::answer::{Answer, HttpError};
 use super::body::ReceivedBody;
 use super::path::ModelPath;
 use super::{HttpState, encoding, infer, router};
-use crate::connections::{
-    self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream,
-};
+use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
 use crate::service::Service;
 use crate::shared_memory::Client;
 
@@ -57,7 +55,7 @@ pub(crate) async fn serve_answers<A: Answers>(
     connections::serve(listener, Protocol::Http, connections, stages, move |stream, watched, peer| {
         let (answers, options) = (Arc::clone(&answers), options.clone());
         let of_requests = Arc::clone(&watched);
-        let service = move |request: Request<_>| {
+        let service = move |request: Request<Incoming>| {
             let in_request = of_requests.request();
             let request = request.map(|body| WatchedBody::new(body, Framing::Whole, &options));
             let (answers, watched) = (Arc::clone(&answers), Arc::clone(&of_requests));
@@ -86,7 +84,7 @@ where
     }
 
     fn rest(self: Box<Self>) -> Result<WatchedStream, Box<Self>> {
-        let parts = self.into_parts();
+        let parts = (*self).into_parts();
         let mut stream = parts.io.into_inner();
         stream.read_again(parts.read_buf);
         Ok(stream)

@@ -31,7 +31,7 @@ impl WatchedStream {
     }
 
     /// Has `bytes`, which were read and not used, read again.
-    pub(super) fn read_again(&mut self, bytes: Bytes) {
+    pub fn read_again(&mut self, bytes: Bytes) {
         self.again = bytes;
     }
 

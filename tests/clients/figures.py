@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import resource
 import shutil
 import statistics
@@ -30,6 +31,10 @@ from serving import EXAMPLES, Server
 
 ROUNDS = 3
 JSON_BYTES = 45 << 20
+MIB = 1 << 20
+CONNECTIONS = 10_000
+# As many as this process may have open, up to 100,000.
+STEPS = [count for count in (1_000, 10_000, 19_000, 30_000, 100_000) if count + 200 <= resource.getrlimit(resource.RLIMIT_NOFILE)[1]]
 
 
 class Bench:
@@ -137,24 +142,59 @@ def p50_ms(report):
     return report["total"]["latency_ms"]["p50"]
 
 
+def idle(binary, _bench, _folder):
+    """The examples on the built-in engine, that nobody asks anything."""
+    with running(binary, EXAMPLES / "models", engine="rten") as server:
+        # Long enough for what waits a while before it rests, and not for what is measured again on an idle machine (30 s).
+        time.sleep(12)
+        begin, before = cpu_s(server), server.threads()
+        time.sleep(10)
+        after = server.threads()
+        switches = sum(count for _, count in after.values()) - sum(count for _, count in before.values())
+        rollup = pathlib.Path(f"/proc/{server.process.pid}/smaps_rollup").read_text()
+        anonymous = int(re.search(r"Anonymous:\s+(\d+)", rollup).group(1))
+        return {
+            "resident MiB": server.memory_bytes() / MIB, "of it anonymous MiB": anonymous / 1024, "threads": len(after),
+            "context switches in 10 s": switches, "CPU ms in 10 s": 1e3 * (cpu_s(server) - begin),
+        }
+
+
+def idle_connections(protocol, steps, used=0.1):
+    """Idle connections, more and more of them; a share of them has had an answer before."""
+    def figure(binary, _bench, _folder):
+        with running(binary, EXAMPLES / "models", "--max-connections", str(steps[-1] + 100), engine="rten") as server:
+            time.sleep(2)
+            before, held, found = server.memory_bytes(), [], {}
+            for count in steps:
+                while len(held) < count:
+                    held.append(wire.idle_client(server, protocol, is_used=len(held) % round(1 / used) == 0, number=len(held)))
+                # Those that were used rest after a second or two.
+                time.sleep(5)
+                grown = server.memory_bytes() - before
+                found[f"KiB a connection, of {count:,}"] = grown / 1024 / count
+                found[f"resident MiB with {count:,}"] = server.memory_bytes() / MIB
+            for client in held:
+                client.close()
+            return found
+
+    return figure
+
+
 def connections(binary, bench, _folder):
     """10,000 idle connections that have each had an answer, and a client beside them."""
     with running(binary, EXAMPLES / "models") as server:
         before = server.memory_bytes()
-        held, answered = [], 0
-        for _ in range(10_000):
+        held = []
+        for number in range(CONNECTIONS):
             try:
-                client = wire.connect(server.http_port)
-                client.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
-                answered += client.recv(4096).startswith(b"HTTP/1.1 200")
-                held.append(client)
+                held.append(wire.idle_client(server, "http", is_used=True, number=number))
             except OSError:
                 break
         report = bench.run(server, "-m", "mlp", "--rate", "1000", "-d", "3", "--max-connections", "16")
         grown = server.memory_bytes() - before
         for client in held:
             client.close()
-        return {"answered": answered, "KiB a connection": grown / 1024 / max(len(held), 1), "p99 ms of a client beside them": p99_ms(report)}
+        return {"answered": len(held), "KiB a connection": grown / 1024 / max(len(held), 1), "p99 ms of a client beside them": p99_ms(report)}
 
 
 def pipelined(binary, _bench, _folder):
@@ -359,7 +399,11 @@ FIGURES = {
     "resnet50, Poisson 34/s, SLO 500 ms": (
         load("resnet50", "--rate", "34", "--slo-ms", "500", seconds=15, repository=ZOO, config="[models.resnet50]\nslo_ms = 500\n", shown=SLO), 3),
     "isolation": (isolation, 3),
+    "idle server": (idle, 3),
     "10,000 connections": (connections, 1),
+    "idle HTTP connections, a tenth used": (idle_connections("http", STEPS), 1),
+    "idle HTTP connections, all used": (idle_connections("http", STEPS, used=1), 1),
+    "idle gRPC connections, all used": (idle_connections("grpc", STEPS, used=1), 1),
     "pipelined, unread": (pipelined, 1),
     "HTTP half bodies": (half_bodies, 1),
     "gRPC half messages": (half_messages, 1),

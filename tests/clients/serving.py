@@ -120,6 +120,28 @@ class Server:
         """The same in whole MiB."""
         return self.memory_bytes(field) >> 20
 
+    def threads(self):
+        """The threads of the process: {number: (name, times that it was given a core)}."""
+        found = {}
+        for task in pathlib.Path(f"/proc/{self.process.pid}/task").iterdir():
+            # A thread may end meanwhile.
+            with contextlib.suppress(OSError):
+                status = (task / "status").read_text()
+                switches = re.findall(r"ctxt_switches:\s+(\d+)", status)
+                found[int(task.name)] = (re.search(r"Name:\s+(.*)", status).group(1), sum(map(int, switches)))
+        return found
+
+    def rest(self, quiet_s=2, within_s=120):
+        """Waits until no thread has had a core for a while; the threads then."""
+        deadline, before = time.monotonic() + within_s, None
+        while time.monotonic() < deadline:
+            threads = self.threads()
+            if threads == before:
+                return threads
+            before = threads
+            time.sleep(quiet_s)
+        raise AssertionError(f"the server does not rest: {self.threads()} after {before}")
+
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
 

@@ -5,10 +5,35 @@ import socket
 import struct
 
 TIMEOUT_S = 60
+# Of Linux; Python has no name for it before 3.12.
+IP_BIND_ADDRESS_NO_PORT = 24
 
 
 def connect(port):
     return socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+
+
+# HTTP/2's preface with empty settings, and the answer to the server's.
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+ACKNOWLEDGED = b"\0\0\0\x04\x01\0\0\0\0"
+
+
+def idle_client(server, protocol, is_used, number=0):
+    """A connection that asks for nothing more: over HTTP it has had an answer if it `is_used`, over gRPC both sides have said how they speak HTTP/2.
+    Its number says its own address, as each of these has some 28,000 ports."""
+    client = socket.socket()
+    client.settimeout(TIMEOUT_S)
+    # The port is chosen when it connects: ports of connections to others do not count then.
+    client.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+    client.bind((f"127.0.0.{2 + number // 20_000}", 0))
+    client.connect(("127.0.0.1", server.grpc_port if protocol == "grpc" else server.http_port))
+    if is_used and protocol == "grpc":
+        client.sendall(PREFACE + ACKNOWLEDGED)
+        assert client.recv(1 << 12), "the server says nothing"
+    elif is_used:
+        client.sendall(head("GET", "/v2/health/live"))
+        assert client.recv(1 << 12).startswith(b"HTTP/1.1 200")
+    return client
 
 
 def head(method, path, *headers):

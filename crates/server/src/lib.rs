@@ -1,5 +1,6 @@
 //! Frontends, drivers (the only clock), model life cycle, metrics.
 
+mod activity;
 mod auto_model;
 mod auto_profiler;
 mod autoscale;

@@ -516,7 +516,7 @@ impl Registry {
         self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
     }
 
-    /// Looks at what the server has done, for the autoscale advice; to be called once a second.
+    /// Takes a sample of the counters for the autoscale advice. The caller does so once a second while the server is awake, and before it reads the advice.
     pub fn watch_load(&self) {
         if let Some(watch) = &self.autoscale {
             let Totals { good, bad, busy } = self.metrics.totals();
@@ -535,6 +535,7 @@ impl Registry {
     /// # Errors
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
+        self.watch_load();
         for served in self.serving.all() {
             for loaded in served.versions.values() {
                 self.metrics.set_pending(&loaded.name, &loaded.version, u64::from(loaded.waiting()));

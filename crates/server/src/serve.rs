@@ -11,6 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::activity::{Awake, tick};
 use crate::connections::Stage;
 use crate::load_context::LoadProgress;
 use crate::logging;
@@ -25,6 +26,9 @@ use crate::service::{LoadOverrides, Service};
 
 /// How long loads have to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
+/// Most threads that accept connections and do what is no inference. Requests are on the frontends' threads, models run on
+/// lanes.
+const MOST_SERVER_THREADS: usize = 4;
 /// How often it is looked whether the server is live, where it ends otherwise.
 const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
 /// How long the disk has to take what is left of the decision log.
@@ -56,7 +60,12 @@ pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
         tracing::warn!("{notice}");
     }
     scratch::clean();
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("server").build()?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(cores.min(MOST_SERVER_THREADS))
+        .enable_all()
+        .thread_name("server")
+        .build()?;
     let outcome = runtime.block_on(run(options));
     scratch::close();
     outcome
@@ -92,6 +101,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     tokio::spawn(measure_again(registry.clone()));
     tokio::spawn(change_policies(registry.clone()));
     tokio::spawn(divide_devices(registry.clone()));
+    tokio::spawn(release_code(registry.watchdog().activity().awake()));
     let mut signals = Signals::new()?;
     let End { outcome, grace, is_live } = until_stopped(&options, &registry, &mut signals).await?;
     if let Some(backend) = backend {
@@ -182,11 +192,12 @@ async fn stop(
 
 /// Waits until only a new process helps; says why.
 async fn not_live(registry: &Registry) -> String {
+    let mut awake = registry.watchdog().activity().awake();
     loop {
         if let Some(reason) = registry.watchdog().hopeless() {
             return reason;
         }
-        tokio::time::sleep(LOOKS_LIVE_EVERY).await;
+        tick(&mut awake, LOOKS_LIVE_EVERY).await;
     }
 }
 
@@ -274,22 +285,34 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     }
 }
 
+/// Releases the code of the start and of the loads from memory, once no model has run for a while.
+async fn release_code(mut awake: Awake) {
+    if awake.wait_for(|awake| !*awake).await.is_ok()
+        && let Err(error) = downbeat_engine::process::release_code()
+    {
+        tracing::debug!(%error, "the code of the start stays in memory");
+    }
+}
+
 /// Keeps the autoscale advice and the decision log up to date until the process ends.
 async fn watch_load(registry: Registry) {
-    let mut ticks = tokio::time::interval(crate::autoscale::EVERY);
-    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
+    let mut awake = registry.watchdog().activity().awake();
     loop {
-        ticks.tick().await;
         registry.watch_load();
         registry.driver.flush_log();
+        tick(&mut awake, crate::autoscale::EVERY).await;
     }
 }
 
 /// Loads models anew by the evidence of service, until the process ends. A model that mixes the rows of a batch gets no
 /// more batches. A model whose policy loses goes to another policy.
 async fn change_policies(registry: Registry) {
+    let mut awake = registry.watchdog().activity().awake();
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::select! {
+            () = tick(&mut awake, LOOK_EVERY) => {}
+            () = registry.driver.policies().finds() => {}
+        }
         registry.part_mixed_rows().await;
         registry.change_policies().await;
     }
@@ -298,7 +321,7 @@ async fn change_policies(registry: Registry) {
 /// Has devices divided among their models, until the process ends.
 async fn divide_devices(registry: Registry) {
     let woken = registry.shares_woken.clone();
-    loop {
+    while registry.has_shares() {
         // Woken where lanes are ready; models that come are seen soon.
         let _ = tokio::time::timeout(DIVIDES_EVERY, woken.notified()).await;
         registry.divide_devices();
@@ -307,17 +330,22 @@ async fn divide_devices(registry: Registry) {
 
 /// Loads anew what was measured while the machine had other things to do, once it has had none for a while.
 async fn measure_again(registry: Registry) {
+    let mut awake = registry.watchdog().activity().awake();
     let mut remeasuring = Remeasuring::default();
     loop {
         let watch = LoadWatch::start();
         tokio::time::sleep(IDLE).await;
-        if !watch.all().is_some_and(|all| all <= NOISE) {
-            continue;
+        let unsettled = registry.to_measure_again();
+        if watch.all().is_some_and(|all| all <= NOISE) {
+            // One at a time: what a load does is no idle time.
+            if let Some(name) = remeasuring.next(&unsettled) {
+                tracing::info!(model = %name, "the machine is idle: measuring it again");
+                registry.measure_again(&name).await;
+            }
         }
-        // One at a time: what a load does is no idle time.
-        if let Some(name) = remeasuring.next(&registry.to_measure_again()) {
-            tracing::info!(model = %name, "the machine is idle: measuring it again");
-            registry.measure_again(&name).await;
+        if unsettled.is_empty() {
+            // Only a load can add a model to measure, and a load wakes the server. An error: the server ends.
+            let _ = awake.wait_for(|awake| *awake).await;
         }
     }
 }

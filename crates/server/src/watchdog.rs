@@ -11,11 +11,12 @@ use downbeat_core::{Duration, Time};
 use downbeat_engine::{Engine, Stop};
 use parking_lot::Mutex;
 
+use crate::activity::Activity;
 use crate::clock::Clock;
 use crate::model_health::ModelHealth;
 use crate::options::RunLimits;
 
-/// How often it looks.
+/// How often it looks, while there is something to watch.
 const TICK: std::time::Duration = std::time::Duration::from_millis(200);
 /// Most time that a run has to end once it was told to, if its limit is not less.
 const GRACE: Duration = Duration::from_millis(5_000);
@@ -30,6 +31,7 @@ pub struct Watchdog {
     limits: RunLimits,
     clock: Clock,
     engine: Arc<dyn Engine>,
+    activity: Arc<Activity>,
     posts: Mutex<Vec<Weak<Post>>>,
     state: Mutex<State>,
     /// Most threads that may be left behind: each has a core for itself.
@@ -101,13 +103,19 @@ impl Watchdog {
             limits,
             clock,
             engine,
+            activity: Arc::default(),
             posts: Mutex::default(),
             state: Mutex::default(),
             most_left_behind: u32::try_from(cores).unwrap_or(u32::MAX),
         });
-        let weak = Arc::downgrade(&watchdog);
-        std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || watch(&weak))?;
+        let (weak, activity) = (Arc::downgrade(&watchdog), watchdog.activity.clone());
+        std::thread::Builder::new().name("watchdog".to_owned()).spawn(move || watch(&weak, &activity))?;
         Ok(watchdog)
+    }
+
+    /// Whether models run or load.
+    pub fn activity(&self) -> &Arc<Activity> {
+        &self.activity
     }
 
     /// Watches the calling thread as long as the post is there.
@@ -162,6 +170,7 @@ impl Watchdog {
         if state.hopeless.is_none() {
             tracing::error!(%reason, "not live any more: only a new process can mend this");
             state.hopeless = Some(reason);
+            self.activity.stir();
         }
     }
 
@@ -197,12 +206,20 @@ impl Watchdog {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "it sleeps between looks; what it decides by is the server's clock")]
-fn watch(watchdog: &Weak<Watchdog>) {
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        // Its thread may be resting.
+        self.activity.stir();
+    }
+}
+
+fn watch(watchdog: &Weak<Watchdog>, activity: &Activity) {
+    let mut quiet = 0;
     while let Some(watchdog) = watchdog.upgrade() {
         watchdog.look();
+        quiet = if watchdog.is_busy() { 0 } else { quiet + 1 };
         drop(watchdog);
-        std::thread::sleep(TICK);
+        quiet = activity.sleep(quiet, TICK);
     }
 }
 
@@ -220,6 +237,8 @@ impl Post {
         if is_first {
             let (begin, health) = (self.watchdog.clock.now(), health.clone());
             *doing = Doing::Run(Run { health, device, begin, limit, is_useless: false, told: None, is_killed: false });
+            drop(doing);
+            self.watchdog.activity.stir();
         }
         is_first
     }
@@ -227,6 +246,7 @@ impl Post {
     /// The thread begins a load of a model.
     pub fn begin_load(&self, model: &str) {
         *self.doing.lock() = Doing::Load(Load { model: model.to_owned(), seen: None, told: None, is_killed: false });
+        self.watchdog.activity.stir();
     }
 
     /// What the thread was doing is over; why it was to end, if it was.
@@ -362,6 +382,7 @@ mod tests {
             limits,
             clock: Clock::start(),
             engine: Arc::new(downbeat_engine::Emulated::new()),
+            activity: Arc::default(),
             posts: Mutex::default(),
             state: Mutex::default(),
             most_left_behind: 1,

@@ -4,7 +4,6 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -12,11 +11,14 @@ use socket2::{SockFilter, SockRef};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{interval, timeout};
 
+use super::looks::Looks;
 use super::open::Connections;
+use super::port_state::PortState;
 use super::refusal::refuse;
-use super::watched::{Watched, WatchedStream};
+use super::stream::WatchedStream;
+use super::watched::Watched;
 use super::{Protocol, Stage, Stages, reached};
 
 /// Connections that the kernel may have ready for a port. It lowers this to what the system allows (`somaxconn`).
@@ -63,8 +65,7 @@ pub(crate) async fn serve<D, F>(
     D: Fn(WatchedStream, Arc<Watched>, IpAddr) -> F,
     F: Future<Output = ()> + Send + 'static,
 {
-    let leaving = Arc::new(AtomicBool::new(false));
-    let mut port = Port { protocol, connections, leaving, drive, tasks: JoinSet::new() };
+    let mut port = Port { protocol, connections, state: Arc::default(), drive, tasks: JoinSet::new() };
     port.accept(&listener, &stages).await;
     port.last_call(listener).await;
     port.drain(&stages).await;
@@ -73,7 +74,7 @@ pub(crate) async fn serve<D, F>(
 struct Port<D> {
     protocol: Protocol,
     connections: Connections,
-    leaving: Arc<AtomicBool>,
+    state: Arc<PortState>,
     drive: D,
     tasks: JoinSet<()>,
 }
@@ -84,16 +85,17 @@ where
     F: Future<Output = ()> + Send + 'static,
 {
     async fn accept(&mut self, listener: &TcpListener, stages: &Stages) {
-        let mut looks = interval(self.connections.options().look_every());
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut looks = Looks::new(self.connections.options().look_every());
+        let state = Arc::clone(&self.state);
         let mut left = std::pin::pin!(reached(stages.clone(), Stage::Leaving));
         let mut drained = std::pin::pin!(reached(stages.clone(), Stage::Draining));
         loop {
             tokio::select! {
                 biased;
-                () = &mut left, if !self.leaving.load(Relaxed) => self.leaving.store(true, Relaxed),
+                () = &mut left, if !state.is_leaving() => state.leave(),
                 () = &mut drained => return,
-                _ = looks.tick() => self.connections.look(self.protocol, false),
+                () = looks.due() => looks.looked(self.connections.look(self.protocol, false), &state),
+                () = state.stirred() => looks.stirred(),
                 Some(_) = self.tasks.join_next() => {}
                 accepted = listener.accept() => match accepted {
                     Ok((stream, peer)) => self.take_in(stream, peer.ip()).await,
@@ -113,7 +115,9 @@ where
             // The client has gone already; it still can be tried.
             tracing::debug!(%error, "cannot set the options of a connection");
         }
-        let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.leaving)));
+        // A port that dozes has to learn that another connection's idle time begins.
+        self.state.stir();
+        let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.state)));
         if let Some(entry) = self.connections.admit(self.protocol, &watched).await {
             let event_loop = self.connections.event_loop();
             let stream = match move_to(&event_loop, stream) {
@@ -138,7 +142,7 @@ where
     /// Closing a port resets the connections that nobody has accepted, and the requests that were sent on them. So no more
     /// are let in, those that are there are accepted, and then it is closed.
     async fn last_call(&mut self, listener: TcpListener) {
-        self.leaving.store(true, Relaxed);
+        self.state.leave();
         if let Err(error) = let_nobody_in(&listener) {
             tracing::debug!(%error, "clients that connect at this moment may be reset");
         }
@@ -158,7 +162,7 @@ where
             tokio::select! {
                 biased;
                 () = &mut stopped => break,
-                _ = looks.tick() => self.connections.look(self.protocol, true),
+                _ = looks.tick() => { self.connections.look(self.protocol, true); }
                 task = self.tasks.join_next() => if task.is_none() { return },
             }
         }

@@ -13,6 +13,9 @@ const FINISH_LIMIT: Duration = Duration::from_secs(5);
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// What a client sends first over gRPC (the preface of HTTP/2, RFC 9113 §3.4), bytes.
 const PREFACE: u64 = 24;
+/// How long a connection is idle before it rests. A client that sends again and again does so sooner, and is spared that
+/// its connection is made ready each time.
+const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// What was seen so far.
 #[derive(Debug)]
@@ -34,6 +37,8 @@ pub(super) struct Look {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Stay,
+    /// The connection should give back the memory that only a request needs.
+    Rest,
     /// It should end without losing a request.
     Finish,
     /// It has to end, because of this.
@@ -48,7 +53,16 @@ impl Look {
 
     /// Since when it is idle, if it can make room for another.
     pub fn idle_since(&self, seen: &Seen) -> Option<Instant> {
-        (seen.is_idle() && seen.served == self.served && seen.asked == Request::Stay).then_some(self.active)
+        (seen.is_idle() && seen.served == self.served && seen.asked <= Request::Rest).then_some(self.active)
+    }
+
+    /// When it has to be looked at again unless bytes move on it: `Some(now)`: again and again; `None`: never.
+    pub fn due(&self, now: Instant, seen: &Seen, options: &ConnectionOptions) -> Option<Instant> {
+        let rests = seen.rests || !seen.may_rest();
+        if !seen.is_idle() || seen.closing || !rests || seen.asked > Request::Rest {
+            return Some(now);
+        }
+        options.idle_timeout.map(|limit| self.active + limit)
     }
 
     /// Looks at it at `now`, which never goes back.
@@ -81,7 +95,7 @@ impl Look {
             return Verdict::Stop("it goes on sending after its last answer");
         }
 
-        self.finishing = (seen.asked != Request::Stay).then(|| self.finishing.unwrap_or(now));
+        self.finishing = (seen.asked > Request::Rest).then(|| self.finishing.unwrap_or(now));
         if let Some(since) = self.finishing {
             let late = seen.requests == 0 && over(since, FINISH_LIMIT);
             return if late { Verdict::Stop("it was asked to end and did not") } else { Verdict::Stay };
@@ -92,7 +106,8 @@ impl Look {
         }
         let limit = if draining { Some(options.linger) } else { options.idle_timeout };
         if !limit.is_some_and(|limit| seen.is_idle() && over(self.active, limit)) {
-            return Verdict::Stay;
+            let rests = seen.may_rest() && !seen.rests && over(self.active, REST_AFTER);
+            return if rests { Verdict::Rest } else { Verdict::Stay };
         }
         // Without a preface there is nobody to say goodbye to.
         if seen.protocol == Protocol::Grpc && seen.received < PREFACE {
@@ -124,6 +139,7 @@ mod tests {
             sent: 0,
             write_blocked: false,
             closing: false,
+            rests: false,
             asked: Request::Stay,
         }
     }
@@ -144,18 +160,42 @@ mod tests {
         fn at(&mut self, second: u64) -> Verdict {
             self.look.handle(self.start + Duration::from_secs(second), &self.seen, &OPTIONS, self.draining)
         }
+
+        fn due(&self, second: u64) -> Option<u64> {
+            let due = self.look.due(self.start + Duration::from_secs(second), &self.seen, &OPTIONS);
+            due.map(|due| due.duration_since(self.start).as_secs())
+        }
     }
 
     #[test]
     fn an_idle_connection_ends_after_its_time_and_each_request_begins_it_anew() {
         let mut http = Looked::new(Protocol::Http);
-        assert_eq!(http.at(99), Verdict::Stay);
+        assert_eq!(http.at(99), Verdict::Rest);
         http.seen.served = 1;
-        assert_eq!((http.at(100), http.at(199)), (Verdict::Stay, Verdict::Stay));
+        assert_eq!((http.at(100), http.at(199)), (Verdict::Stay, Verdict::Rest));
         assert_eq!(http.at(200), Verdict::Finish);
         http.seen.asked = Request::Finish;
         assert_eq!((http.at(201), http.at(205)), (Verdict::Stay, Verdict::Stay));
         assert!(matches!(http.at(206), Verdict::Stop(_)));
+    }
+
+    #[test]
+    fn an_idle_http_connection_rests_once_and_is_due_when_its_time_is_over() {
+        let mut http = Looked::new(Protocol::Http);
+        assert_eq!(http.at(0), Verdict::Stay);
+        assert_eq!(http.due(0), Some(0), "it has to rest yet");
+        assert_eq!(http.at(1), Verdict::Rest);
+        http.seen.rests = true;
+        assert_eq!((http.at(2), http.due(2)), (Verdict::Stay, Some(100)));
+        // Part of a head is here.
+        (http.seen.rests, http.seen.received) = (false, 5);
+        assert_eq!((http.at(3), http.due(3)), (Verdict::Stay, Some(3)));
+
+        let mut grpc = Looked::new(Protocol::Grpc);
+        grpc.seen.received = 100;
+        assert_eq!((grpc.at(2), grpc.due(2)), (Verdict::Stay, Some(100)), "it keeps what it knows of its peer");
+        (grpc.seen.requests, grpc.seen.served) = (1, 1);
+        assert_eq!((grpc.at(3), grpc.due(3)), (Verdict::Stay, Some(3)));
     }
 
     #[test]

@@ -3,14 +3,19 @@
 //! One table ([`Connections`]) holds the connections of the ports that share a cap. Each connection counts what it does
 //! (`watched.rs`); its port looks at the counts a few times in each limit (`look.rs`) and asks those to end that
 //! have been idle too long, send a head too slowly or do not read their answers. No connection and no request has a timer
-//! of its own, but for bodies that are waited for (`body.rs`).
+//! of its own, but for bodies that are waited for (`body.rs`). While all connections are idle the port does not look
+//! (`looks.rs`), and an idle connection over HTTP is its socket and nothing else (`keep.rs`).
 
 mod accept;
 mod body;
 mod file_limit;
+mod keep;
 mod look;
+mod looks;
 mod open;
+mod port_state;
 mod refusal;
+mod stream;
 mod threads;
 mod watched;
 
@@ -22,10 +27,12 @@ pub use accept::bind;
 pub(crate) use accept::serve;
 pub(crate) use body::{BodyError, Framing, WatchedBody};
 pub use file_limit::{default_max_connections, raise_file_limit, room_for_connections};
+pub(crate) use keep::{Driven, keep};
 pub use open::Connections;
+pub(crate) use stream::WatchedStream;
 pub use threads::FrontendThreads;
 pub(crate) use threads::beside;
-pub(crate) use watched::{Answering, keep};
+pub(crate) use watched::Answering;
 
 /// What connections may do.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -132,12 +132,19 @@ impl Connections {
         }
     }
 
-    /// Looks at all connections of a protocol's port.
-    pub(super) fn look(&self, protocol: Protocol, draining: bool) {
+    /// Looks at all connections of a protocol's port. Gives when it has to again unless bytes move on one of them; `None`:
+    /// never.
+    pub(super) fn look(&self, protocol: Protocol, draining: bool) -> Option<Instant> {
         let now = Instant::now();
+        let mut next: Option<Instant> = None;
         for open in self.0.open.lock().values_mut().filter(|open| open.protocol == protocol) {
-            match open.look.handle(now, &open.watched.seen(), &self.0.options, draining) {
+            let seen = open.watched.seen();
+            let verdict = open.look.handle(now, &seen, &self.0.options, draining);
+            let due = if verdict == Verdict::Stay { open.look.due(now, &seen, &self.0.options) } else { Some(now) };
+            next = [next, due].into_iter().flatten().min();
+            match verdict {
                 Verdict::Stay => {}
+                Verdict::Rest => open.watched.ask(Request::Rest),
                 Verdict::Finish => open.watched.ask(Request::Finish),
                 Verdict::Stop(reason) => {
                     tracing::debug!(protocol = protocol.name(), reason, "a connection is closed");
@@ -145,6 +152,7 @@ impl Connections {
                 }
             }
         }
+        next
     }
 
     /// Notes that a client is refused. Gives what it holds while it is told, if not too many are at the moment.

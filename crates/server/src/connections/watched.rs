@@ -1,55 +1,51 @@
 //! One connection: what it counts, and how it is asked to end.
 
-use std::future::{Future, poll_fn};
-use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use futures_util::task::AtomicWaker;
 use http_body::{Body, Frame, SizeHint};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use super::Protocol;
-
-/// Bytes of a request that nobody wants any more, read so that its client finds the answer: closing a socket with unread
-/// bytes resets the connection, which can take the answer along.
-const MAX_DISCARDED: usize = 1 << 20;
+use super::port_state::PortState;
 
 /// What a connection is asked to do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum Request {
     Stay = 0,
+    /// Give back the memory that only a request needs, and go on.
+    Rest = 1,
     /// End without losing a request.
-    Finish = 1,
+    Finish = 2,
     /// End.
-    Stop = 2,
+    Stop = 3,
 }
 
 /// What a connection has done so far. Its task counts, its port looks.
 pub(crate) struct Watched {
-    protocol: Protocol,
-    /// The port has left [`Stage::Serving`](super::Stage::Serving).
-    leaving: Arc<AtomicBool>,
+    pub(super) protocol: Protocol,
+    pub(super) port: Arc<PortState>,
     /// Requests under way, from the head to the last byte of the answer that was made.
     requests: AtomicU32,
     /// Requests that began.
     served: AtomicU64,
     /// Bytes read.
-    received: AtomicU64,
+    pub(super) received: AtomicU64,
     /// Bytes that were read when the last request ended.
     settled: AtomicU64,
     /// Bytes written.
-    sent: AtomicU64,
+    pub(super) sent: AtomicU64,
     /// The peer takes no more of the answer.
-    write_blocked: AtomicBool,
+    pub(super) write_blocked: AtomicBool,
     /// The end of the connection waits for what the peer still sends.
-    closing: AtomicBool,
+    pub(super) closing: AtomicBool,
+    /// The connection is a socket and nothing else until the peer sends something.
+    pub(super) rests: AtomicBool,
     asked: AtomicU8,
-    waker: AtomicWaker,
+    pub(super) waker: AtomicWaker,
 }
 
 /// The counts at one moment.
@@ -63,6 +59,7 @@ pub(super) struct Seen {
     pub sent: u64,
     pub write_blocked: bool,
     pub closing: bool,
+    pub rests: bool,
     pub asked: Request,
 }
 
@@ -76,13 +73,18 @@ impl Seen {
     pub fn is_idle(&self) -> bool {
         self.requests == 0 && !self.write_blocked && !self.is_in_head()
     }
+
+    /// Whether the connection can rest. HTTP/2 cannot: both sides remember headers and windows of the other.
+    pub fn may_rest(&self) -> bool {
+        self.protocol == Protocol::Http && self.is_idle() && !self.closing
+    }
 }
 
 impl Watched {
-    pub(super) fn new(protocol: Protocol, leaving: Arc<AtomicBool>) -> Self {
+    pub(super) fn new(protocol: Protocol, port: Arc<PortState>) -> Self {
         Watched {
             protocol,
-            leaving,
+            port,
             requests: AtomicU32::new(0),
             served: AtomicU64::new(0),
             received: AtomicU64::new(0),
@@ -90,6 +92,7 @@ impl Watched {
             sent: AtomicU64::new(0),
             write_blocked: AtomicBool::new(false),
             closing: AtomicBool::new(false),
+            rests: AtomicBool::new(false),
             asked: AtomicU8::new(Request::Stay as u8),
             waker: AtomicWaker::new(),
         }
@@ -97,7 +100,7 @@ impl Watched {
 
     /// Whether clients should go elsewhere.
     pub fn is_leaving(&self) -> bool {
-        self.leaving.load(Relaxed)
+        self.port.is_leaving()
     }
 
     /// A request has begun; it ends when what is given is dropped.
@@ -118,6 +121,7 @@ impl Watched {
             sent: self.sent.load(Relaxed),
             write_blocked: self.write_blocked.load(Relaxed),
             closing: self.closing.load(Relaxed),
+            rests: self.rests.load(Relaxed),
             asked: self.asked(),
         }
     }
@@ -127,12 +131,18 @@ impl Watched {
         self.waker.wake();
     }
 
-    fn asked(&self) -> Request {
+    pub(super) fn asked(&self) -> Request {
         match self.asked.load(Relaxed) {
             0 => Request::Stay,
-            1 => Request::Finish,
+            1 => Request::Rest,
+            2 => Request::Finish,
             _ => Request::Stop,
         }
+    }
+
+    /// Takes a request back that is carried out, or cannot be carried out now. A stronger request stands.
+    pub(super) fn settle(&self, request: Request) {
+        let _ = self.asked.compare_exchange(request as u8, Request::Stay as u8, Relaxed, Relaxed);
     }
 }
 
@@ -172,126 +182,5 @@ impl<B: Body + Unpin> Body for Answering<B> {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-/// Drives `connection` to its end, or until it is asked to end. `finish` begins an end that loses no request.
-pub(crate) async fn keep<C, E>(connection: C, watched: &Watched, finish: impl Fn(Pin<&mut C>))
-where
-    C: Future<Output = Result<(), E>>,
-    E: std::fmt::Display,
-{
-    let mut connection = pin!(connection);
-    let mut finishing = false;
-    poll_fn(|cx| {
-        watched.waker.register(cx.waker());
-        let mut polled = connection.as_mut().poll(cx);
-        match watched.asked() {
-            Request::Finish if polled.is_pending() && !finishing => {
-                // Over HTTP the client cannot be told: only an idle connection may end. It was when it was asked to.
-                if watched.protocol == Protocol::Http && !watched.seen().is_idle() {
-                    let _ =
-                        watched.asked.compare_exchange(Request::Finish as u8, Request::Stay as u8, Relaxed, Relaxed);
-                    return Poll::Pending;
-                }
-                finishing = true;
-                finish(connection.as_mut());
-                polled = connection.as_mut().poll(cx);
-            }
-            Request::Stop if polled.is_pending() => return Poll::Ready(()),
-            _ => {}
-        }
-        polled.map(|ended| {
-            if let Err(error) = ended {
-                tracing::debug!(%error, "a connection ended with an error");
-            }
-        })
-    })
-    .await;
-}
-
-/// A socket that counts.
-pub(crate) struct WatchedStream {
-    stream: TcpStream,
-    watched: Arc<Watched>,
-    discarded: usize,
-}
-
-impl WatchedStream {
-    pub(super) fn new(stream: TcpStream, watched: Arc<Watched>) -> Self {
-        WatchedStream { stream, watched, discarded: 0 }
-    }
-
-    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
-        match polled {
-            Poll::Ready(Ok(count)) => {
-                // One writer: no need for an atomic addition.
-                self.watched.sent.store(self.watched.sent.load(Relaxed) + *count as u64, Relaxed);
-                self.watched.write_blocked.store(false, Relaxed);
-            }
-            Poll::Ready(Err(_)) => {}
-            Poll::Pending => self.watched.write_blocked.store(true, Relaxed),
-        }
-    }
-}
-
-impl AsyncRead for WatchedStream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
-        let count = (buf.filled().len() - before) as u64;
-        if count > 0 {
-            this.watched.received.store(this.watched.received.load(Relaxed) + count, Relaxed);
-        }
-        polled
-    }
-}
-
-impl AsyncWrite for WatchedStream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let polled = Pin::new(&mut this.stream).poll_write(cx, buf);
-        this.wrote(&polled);
-        polled
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
-    }
-
-    /// Ends the answers; then, if the peer is still sending, waits until it has seen that.
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        if !this.watched.closing.load(Relaxed) {
-            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
-        }
-        let mut scratch = [0; 8 << 10];
-        loop {
-            let mut buf = ReadBuf::new(&mut scratch);
-            match Pin::new(&mut this.stream).poll_read(cx, &mut buf) {
-                Poll::Ready(Ok(())) if !buf.filled().is_empty() && this.discarded < MAX_DISCARDED => {
-                    this.watched.closing.store(true, Relaxed);
-                    this.discarded += buf.filled().len();
-                }
-                Poll::Pending if this.watched.closing.load(Relaxed) => return Poll::Pending,
-                _ => return Poll::Ready(Ok(())),
-            }
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
-        this.wrote(&polled);
-        polled
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 }

@@ -1,5 +1,6 @@
 //! What came and was answered, on its way to the rehearsal.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
@@ -46,12 +47,15 @@ fn arrivals(events: &[Event]) -> u64 {
 /// then leaves the time out until it has looked again.
 pub struct ArrivalRings {
     rings: Box<[Ring]>,
+    /// How many events each has room for.
+    most: usize,
     /// Whether anything is to be left.
     open: AtomicBool,
 }
 
 struct Ring {
-    events: ArrayQueue<Event>,
+    /// Made with the first event: a server that gets no requests, or whose policies are fixed, does without the memory.
+    events: OnceLock<ArrayQueue<Event>>,
     /// It was full: there is a gap behind what it has.
     torn: AtomicBool,
     /// How many arrivals did not find room in it.
@@ -61,8 +65,8 @@ struct Ring {
 impl ArrivalRings {
     /// For so many shards, each with room for `most`. They are closed.
     pub fn new(shards: usize, most: usize) -> Self {
-        let ring = |_| Ring { events: ArrayQueue::new(most), torn: AtomicBool::new(false), lost: AtomicU64::new(0) };
-        ArrivalRings { rings: (0..shards).map(ring).collect(), open: AtomicBool::new(false) }
+        let ring = |_| Ring { events: OnceLock::new(), torn: AtomicBool::new(false), lost: AtomicU64::new(0) };
+        ArrivalRings { rings: (0..shards).map(ring).collect(), most, open: AtomicBool::new(false) }
     }
 
     /// Whether what comes is wanted.
@@ -78,10 +82,18 @@ impl ArrivalRings {
     /// Leaves what happened to a shard's requests.
     pub fn push(&self, shard: usize, event: Event) {
         let ring = &self.rings[shard];
-        if ring.torn.load(Ordering::Relaxed) || ring.events.push(event).is_err() {
+        let events = ring.events.get_or_init(|| ArrayQueue::new(self.most));
+        if ring.torn.load(Ordering::Relaxed) || events.push(event).is_err() {
             ring.lost.fetch_add(arrivals(&[event]), Ordering::Relaxed);
             ring.torn.store(true, Ordering::Release);
         }
+    }
+}
+
+impl Ring {
+    /// Takes all events out of the ring.
+    fn taken(&self) -> impl Iterator<Item = Event> {
+        std::iter::from_fn(|| self.events.get()?.pop())
     }
 }
 
@@ -126,7 +138,7 @@ impl ArrivalFeed {
     pub fn take(&mut self, rings: &ArrivalRings, now: impl Fn() -> Time) -> Vec<Event> {
         let end = now();
         for ring in &rings.rings {
-            self.held.extend(std::iter::from_fn(|| ring.events.pop()));
+            self.held.extend(ring.taken());
         }
         if rings.rings.iter().any(|ring| ring.torn.load(Ordering::Acquire)) {
             self.leave_out(rings, now);
@@ -148,7 +160,7 @@ impl ArrivalFeed {
     /// Leaves the time up to now out.
     fn leave_out(&mut self, rings: &ArrivalRings, now: impl Fn() -> Time) {
         for ring in &rings.rings {
-            self.held.extend(std::iter::from_fn(|| ring.events.pop()));
+            self.held.extend(ring.taken());
             self.lost += ring.lost.swap(0, Ordering::Relaxed);
             ring.torn.store(false, Ordering::Release);
         }

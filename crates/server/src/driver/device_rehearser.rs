@@ -9,6 +9,7 @@ use downbeat_core::cluster::{Behaviour, PastArrival};
 use downbeat_core::device::{Candidate, DeviceDecision, DeviceRehearsal};
 use downbeat_core::{Duration, ModelId, Time};
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
 use super::WAKE_MARGIN;
 use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
@@ -85,6 +86,8 @@ pub struct DeviceRehearser {
     is_on: bool,
     pub events: Arc<DeviceEvents>,
     told: Mutex<Told>,
+    /// Notified when something was found.
+    finds: Notify,
 }
 
 #[derive(Default)]
@@ -124,7 +127,12 @@ enum Change {
 impl DeviceRehearser {
     /// With so many rings; nothing is rehearsed if it is not `on`.
     pub fn new(clock: Clock, rings: usize, on: bool) -> Self {
-        DeviceRehearser { is_on: on, events: DeviceEvents::new(clock, rings), told: Mutex::default() }
+        DeviceRehearser {
+            is_on: on,
+            events: DeviceEvents::new(clock, rings),
+            told: Mutex::default(),
+            finds: Notify::new(),
+        }
     }
 
     /// These versions of a model are in service, each with what the scheduler calls it where that makes its batches, and no others. `slots`: how many the scheduler has on each of
@@ -182,6 +190,11 @@ impl DeviceRehearser {
         if self.is_on {
             self.told.lock().changes.push(change);
         }
+    }
+
+    /// Completes once a trial has found a better policy.
+    pub async fn finds(&self) {
+        self.finds.notified().await;
     }
 
     /// What was found since the last time, to be taken up.
@@ -267,6 +280,7 @@ impl DeviceRehearser {
         if changed {
             told.found.push(Found { auto: auto.clone(), decision });
             drop(told);
+            self.finds.notify_one();
             group.changing.insert(number);
         }
     }

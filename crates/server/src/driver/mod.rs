@@ -88,7 +88,8 @@ impl Driver {
             DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), file)
         };
         let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
-        let rehearser = Rehearser::new(clock, shards, rehearsal_cpu, log.is_some(), options.order);
+        let activity = watchdog.activity().clone();
+        let rehearser = Rehearser::new(clock, shards, rehearsal_cpu, log.is_some(), options.order, activity);
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
         let tables = (0..shards).map(|_| WaitingTable::default()).collect();
         let log = log.map(Arc::new);

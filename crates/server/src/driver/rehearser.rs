@@ -19,6 +19,7 @@ use super::arrival_rings::{ArrivalFeed, ArrivalRings, Event};
 use super::device_pool::DevicePool;
 use super::device_rehearser::{DeviceRehearser, DeviceTrials};
 use super::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
+use crate::activity::Activity;
 use crate::clock::Clock;
 use crate::group_retrainer::GroupRetrainer;
 use crate::metrics::RehearsalMetrics;
@@ -50,6 +51,7 @@ pub struct Rehearser {
     runs: ArrayQueue<(ModelId, f64)>,
     told: Mutex<Told>,
     wake: Condvar,
+    activity: Arc<Activity>,
 }
 
 #[derive(Default)]
@@ -88,7 +90,14 @@ struct Queue {
 
 impl Rehearser {
     /// For a scheduler of so many shards and this order of turns, with this share of a core's time; and with a decision log, or not.
-    pub fn new(clock: Clock, shards: usize, share: f64, is_logged: bool, order: OrderPolicy) -> Arc<Self> {
+    pub fn new(
+        clock: Clock,
+        shards: usize,
+        share: f64,
+        is_logged: bool,
+        order: OrderPolicy,
+        activity: Arc<Activity>,
+    ) -> Arc<Self> {
         Arc::new(Rehearser {
             share,
             order,
@@ -98,6 +107,7 @@ impl Rehearser {
             runs: ArrayQueue::new(RUNS),
             told: Mutex::default(),
             wake: Condvar::new(),
+            activity,
         })
     }
 
@@ -140,6 +150,7 @@ impl Rehearser {
     fn tell(&self, change: Change) {
         if self.share > 0.0 {
             self.told.lock().changes.push(change);
+            self.activity.stir();
         }
     }
 
@@ -188,6 +199,7 @@ impl Rehearser {
     pub fn stop(&self) {
         self.told.lock().stopped = true;
         self.wake.notify_all();
+        self.activity.stir();
     }
 
     /// The life of the thread: on devices of these kinds.
@@ -208,8 +220,9 @@ impl Rehearser {
         }
         let now = || cluster.handler().clock.now();
         let (mut feed, mut account) = (ArrivalFeed::default(), CpuAccount::new(self.share, now()));
-        let mut trials = DeviceTrials::default();
-        while self.listen(&mut rehearsal) {
+        let (mut trials, mut idle) = (DeviceTrials::default(), false);
+        while self.listen(&mut rehearsal, idle) {
+            idle = false;
             self.hear(&mut rehearsal, &mut feed, now, metrics);
             self.devices.hear(&mut trials, metrics);
             account.pass(now());
@@ -233,6 +246,7 @@ impl Rehearser {
                 }
                 account.spend();
                 if used < EVENTS && on_devices < EVENTS && on_groups.is_none() {
+                    idle = used == 0 && on_devices == 0;
                     break;
                 }
             }
@@ -241,10 +255,15 @@ impl Rehearser {
         }
     }
 
-    /// Waits, and hears what was told; `false`: it is to stop.
-    fn listen(&self, rehearsal: &mut Rehearsal) -> bool {
+    /// Waits, and hears what was told; `false`: it is to stop. Where it has been `idle` it waits for the next run of a model.
+    fn listen(&self, rehearsal: &mut Rehearsal, idle: bool) -> bool {
         let mut told = self.told.lock();
-        if !told.stopped {
+        if idle && !told.stopped && told.changes.is_empty() && self.activity.rests() {
+            told.used = 0.0;
+            drop(told);
+            self.activity.wait();
+            told = self.told.lock();
+        } else if !told.stopped {
             self.wake.wait_for(&mut told, EVERY.into());
         }
         let (changes, stopped) = (std::mem::take(&mut told.changes), told.stopped);

@@ -1,20 +1,26 @@
 //! A port over which gRPC is spoken.
 
 use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use http::Request;
+use http_body::Body;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use hyper::rt::bounds::Http2ServerConnExec;
 use hyper::server::conn::http2;
-use hyper::service::service_fn;
+use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::TcpListener;
 use tonic::Status;
 
 use super::GrpcOptions;
 use super::frontend::Frontend;
-use crate::connections::{self, Answering, BodyError, Connections, Framing, Protocol, Stages, WatchedBody};
+use crate::connections::{
+    self, Answering, BodyError, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream,
+};
 use crate::service::Service;
 use crate::shared_memory::Client;
 
@@ -58,26 +64,41 @@ pub(super) async fn serve<S: Service>(
     connections::serve(listener, Protocol::Grpc, connections, stages, move |stream, watched, peer| {
         let (http, options) = (http.clone(), connection_options.clone());
         let frontend = Arc::clone(&frontend);
-        async move {
-            let of_calls = Arc::clone(&watched);
-            let service = service_fn(move |request: Request<Incoming>| {
-                let in_request = of_calls.request();
-                let is_stream = CLIENT_STREAMS.contains(&request.uri().path());
-                let framing = if is_stream { Framing::messages() } else { Framing::Whole };
-                let request = request
-                    .map(|body| WatchedBody::new(body, framing, &options).map_err(status as fn(BodyError) -> Status));
-                let frontend = Arc::clone(&frontend);
-                // In a place of its own: hyper and tokio move a call's future a dozen times before they run it.
-                Box::pin(async move {
-                    let response = frontend.call(Client::at(peer), request).await;
-                    Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
-                })
-            });
-            let connection = http.serve_connection(TokioIo::new(stream), service);
-            connections::keep(connection, &watched, |connection| connection.graceful_shutdown()).await;
-        }
+        let of_calls = Arc::clone(&watched);
+        let service = move |request: Request<Incoming>| {
+            let in_request = of_calls.request();
+            let is_stream = CLIENT_STREAMS.contains(&request.uri().path());
+            let framing = if is_stream { Framing::messages() } else { Framing::Whole };
+            let request = request
+                .map(|body| WatchedBody::new(body, framing, &options).map_err(status as fn(BodyError) -> Status));
+            let frontend = Arc::clone(&frontend);
+            // In a place of its own: hyper and tokio move a call's future a dozen times before they run it.
+            Box::pin(async move {
+                let response = frontend.call(Client::at(peer), request).await;
+                Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
+            })
+        };
+        connections::keep(stream, watched, move |stream| {
+            Box::new(http.serve_connection(TokioIo::new(stream), service_fn(service.clone())))
+        })
     })
     .await;
+}
+
+impl<S, B> Driven for http2::Connection<TokioIo<WatchedStream>, S, TokioExecutor>
+where
+    Self: Future<Output = hyper::Result<()>> + Unpin,
+    S: HttpService<Incoming, ResBody = B, Error = Infallible>,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + 'static,
+    TokioExecutor: Http2ServerConnExec<S::Future, B>,
+{
+    fn finish(&mut self) {
+        Pin::new(self).graceful_shutdown();
+    }
+
+    fn rest(self: Box<Self>) -> Result<WatchedStream, Box<Self>> {
+        Err(self)
+    }
 }
 
 fn status(error: BodyError) -> Status {

@@ -11,8 +11,9 @@ use axum::http::header::CONNECTION;
 use axum::http::{HeaderValue, Request, Response};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
+use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tower_service::Service as _;
@@ -21,7 +22,7 @@ use super::answer::Answer;
 use super::body::ReceivedBody;
 use super::path::ModelPath;
 use super::{HttpState, encoding, infer, router};
-use crate::connections::{self, Answering, Connections, Framing, Protocol, Stages, WatchedBody};
+use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
 use crate::service::Service;
 use crate::shared_memory::Client;
 
@@ -53,25 +54,41 @@ pub(crate) async fn serve_answers<A: Answers>(
     let options = connections.options().clone();
     connections::serve(listener, Protocol::Http, connections, stages, move |stream, watched, peer| {
         let (answers, options) = (Arc::clone(&answers), options.clone());
-        async move {
-            let of_requests = Arc::clone(&watched);
-            let service = service_fn(move |request: Request<_>| {
-                let in_request = of_requests.request();
-                let request = request.map(|body| WatchedBody::new(body, Framing::Whole, &options));
-                let (answers, watched) = (Arc::clone(&answers), Arc::clone(&of_requests));
-                async move {
-                    let mut response = answers.answer(Client::at(peer), request).await;
-                    if watched.is_leaving() {
-                        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                    }
-                    Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
+        let of_requests = Arc::clone(&watched);
+        let service = move |request: Request<Incoming>| {
+            let in_request = of_requests.request();
+            let request = request.map(|body| WatchedBody::new(body, Framing::Whole, &options));
+            let (answers, watched) = (Arc::clone(&answers), Arc::clone(&of_requests));
+            async move {
+                let mut response = answers.answer(Client::at(peer), request).await;
+                if watched.is_leaving() {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-            });
-            let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-            connections::keep(connection, &watched, |connection| connection.graceful_shutdown()).await;
-        }
+                Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
+            }
+        };
+        connections::keep(stream, watched, move |stream| {
+            Box::new(http1::Builder::new().serve_connection(TokioIo::new(stream), service_fn(service.clone())))
+        })
     })
     .await;
+}
+
+impl<S, B> Driven for http1::Connection<TokioIo<WatchedStream>, S>
+where
+    S: HttpService<Incoming, ResBody = B, Error = Infallible>,
+    B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>> + 'static,
+{
+    fn finish(&mut self) {
+        Pin::new(self).graceful_shutdown();
+    }
+
+    fn rest(self: Box<Self>) -> Result<WatchedStream, Box<Self>> {
+        let parts = (*self).into_parts();
+        let mut stream = parts.io.into_inner();
+        stream.read_again(parts.read_buf);
+        Ok(stream)
+    }
 }
 
 /// Answers requests: inference itself, everything else through the router.

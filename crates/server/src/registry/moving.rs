@@ -52,6 +52,11 @@ impl Registry {
         DevicesReport { shares, partitions: parts.map(partition).collect(), devices }
     }
 
+    /// Whether devices are divided by what models do.
+    pub fn has_shares(&self) -> bool {
+        !self.shares.is_empty()
+    }
+
     /// Has each device look at the shares of its models, where they follow what models do; to be called often.
     pub fn divide_devices(&self) {
         let served = if self.shares.is_empty() { Vec::new() } else { self.serving.all() };

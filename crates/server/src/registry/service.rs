@@ -100,6 +100,7 @@ impl Service for Registry {
     }
 
     fn autoscale(&self) -> Option<AutoscaleStatus> {
+        self.watch_load();
         self.autoscale.as_ref().map(|watch| watch.status())
     }
 

@@ -1,0 +1,122 @@
+//! The socket of a connection, which counts what it moves.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::watched::Watched;
+
+/// Bytes of a request that nobody wants any more, read so that its client finds the answer: closing a socket with unread
+/// bytes resets the connection, which can take the answer along.
+const MAX_DISCARDED: usize = 1 << 20;
+
+/// A socket that counts.
+pub(crate) struct WatchedStream {
+    stream: TcpStream,
+    watched: Arc<Watched>,
+    discarded: usize,
+    /// Bytes that were read before, and are read first.
+    again: Bytes,
+}
+
+impl WatchedStream {
+    pub(super) fn new(stream: TcpStream, watched: Arc<Watched>) -> Self {
+        WatchedStream { stream, watched, discarded: 0, again: Bytes::new() }
+    }
+
+    /// Has `bytes`, which were read and not used, read again.
+    pub fn read_again(&mut self, bytes: Bytes) {
+        self.again = bytes;
+    }
+
+    /// Ready once there is something to read, be it the end.
+    pub(super) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.again.is_empty() { self.stream.poll_read_ready(cx) } else { Poll::Ready(Ok(())) }
+    }
+
+    fn wrote(&self, polled: &Poll<io::Result<usize>>) {
+        match polled {
+            Poll::Ready(Ok(count)) => {
+                // One writer: no need for an atomic addition.
+                self.watched.sent.store(self.watched.sent.load(Relaxed) + *count as u64, Relaxed);
+                self.watched.write_blocked.store(false, Relaxed);
+            }
+            Poll::Ready(Err(_)) => {}
+            Poll::Pending => self.watched.write_blocked.store(true, Relaxed),
+        }
+    }
+}
+
+impl AsyncRead for WatchedStream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.again.is_empty() {
+            let count = this.again.len().min(buf.remaining());
+            buf.put_slice(this.again.get(..count).unwrap_or_default());
+            this.again.advance(count);
+            return Poll::Ready(Ok(()));
+        }
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
+        let count = (buf.filled().len() - before) as u64;
+        if count > 0 {
+            this.watched.received.store(this.watched.received.load(Relaxed) + count, Relaxed);
+            this.watched.port.stir();
+        }
+        polled
+    }
+}
+
+impl AsyncWrite for WatchedStream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write(cx, buf);
+        this.wrote(&polled);
+        polled
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    /// Ends the answers; then, if the peer is still sending, waits until it has seen that.
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.watched.closing.load(Relaxed) {
+            ready!(Pin::new(&mut this.stream).poll_shutdown(cx))?;
+        }
+        let mut scratch = [0; 8 << 10];
+        loop {
+            let mut buf = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut this.stream).poll_read(cx, &mut buf) {
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() && this.discarded < MAX_DISCARDED => {
+                    this.watched.closing.store(true, Relaxed);
+                    this.discarded += buf.filled().len();
+                }
+                Poll::Pending if this.watched.closing.load(Relaxed) => return Poll::Pending,
+                _ => return Poll::Ready(Ok(())),
+            }
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, bufs);
+        this.wrote(&polled);
+        polled
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}

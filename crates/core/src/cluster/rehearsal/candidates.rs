@@ -137,8 +137,9 @@ mod tests {
     use crate::cluster::dispatch_policy::DispatchPolicy;
     use crate::cluster::model_options::ModelOptions;
     use crate::cluster::rehearsal::noise::ExecutionNoise;
+    use crate::ids::ModelId;
     use crate::profile::LatencyProfile;
-    use crate::time::Duration;
+    use crate::time::{Duration, Time};
 
     /// Of three models, of which the second is gone; executions of the last take 10% more than its profile says.
     fn stage() -> Stage {

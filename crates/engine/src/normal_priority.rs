@@ -1,4 +1,4 @@
-//! Threads that have the priority of the process, whichever thread asks for them.
+//! Starts threads at the priority of the process. The priority of the calling thread does not matter.
 //!
 //! A thread inherits the priority of the thread that starts it, and without a privilege it cannot raise the priority afterwards. Models are loaded at a low
 //! priority. Example: a load of the second model adds an executor. Started by that load, the executor would be at nice 10 for good, with a tenth of a
@@ -11,7 +11,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// To the thread that does the work; `None`: the operating system had no thread for it.
+/// The way to the starter thread; `None`: the operating system had no thread left.
 static WORKER: OnceLock<Option<Mutex<Sender<Work>>>> = OnceLock::new();
 
 thread_local! {
@@ -30,8 +30,8 @@ pub fn begin_normal_priority() {
     });
 }
 
-/// Does `work` on a thread of normal priority, waits for its end, and gives what it gives. `work` is to be brief: it starts threads, which inherit that
-/// priority. Before [`begin_normal_priority`] the calling thread does the work.
+/// Does `work` on a thread of normal priority, waits for its end, and gives what it gives. `work` should be brief. Threads that `work` starts inherit the
+/// normal priority. Before [`begin_normal_priority`] the calling thread does the work.
 pub fn at_normal_priority<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let Some(Some(worker)) = WORKER.get().filter(|_| !IS_WORKER.get()) else { return work() };
     let (reply, done) = channel();

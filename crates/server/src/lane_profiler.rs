@@ -14,11 +14,11 @@ const WARM_UP: usize = 2;
 /// Timed runs of each lane, at least.
 const FEWEST: usize = 3;
 
-/// How many lanes of a model are worth having side by side, each on a thread of its own: 1, 2, 4, ... up to `most`. Twice the lanes have to do at least
-/// 1.25 times as much, with batches of each of `sizes`.
+/// How many lanes of a model are worth having side by side: 1, 2, 4, ... up to `most`. Each lane has a thread of its own. Twice the lanes have to do at
+/// least 1.25 times as much, with batches of each of `sizes`.
 ///
 /// # Errors
-/// What the engine says, if it cannot run such a batch or has no further lane.
+/// The engine's error, if the engine cannot run such a batch or has no further lane.
 pub fn lanes_worth_having(subject: &Subject<'_>, sizes: &[u32], most: usize) -> Result<usize, RunError> {
     let mut lanes = Vec::new();
     let mut before = Vec::new();

@@ -134,7 +134,7 @@ impl LoadContext {
         !is_emulated(definition) && !self.engines.gpus.is_empty()
     }
 
-    /// Whether nobody said how many batches of a model run at the same time, so that this is measured.
+    /// Whether the number of batches of a model that run at the same time is measured: the options and the configuration give none.
     pub fn chooses_lanes(&self, definition: &ModelDefinition) -> bool {
         definition.instances == 0
             && self.executors_grow()
@@ -148,7 +148,7 @@ impl LoadContext {
             _ if definition.batching.preserve_ordering => 1,
             // An instance group is for each of its GPUs, and each runs one batch at a time.
             _ if self.is_on_gpus(definition) => u32::MAX,
-            // Nobody said, and no more are worth it.
+            // The configuration has no count, and the measurement found one lane best.
             0 | 1 if self.executors_grow() => 1,
             // As many as there are devices.
             0 | 1 => u32::MAX,

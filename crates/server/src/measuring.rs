@@ -39,7 +39,7 @@ pub struct Measuring<'a> {
     pub threads: Threads,
     /// Whether it answers requests of our own making.
     pub answers: bool,
-    /// Whether nobody said how many of its batches run at the same time, so that this is measured.
+    /// Whether the number of batches that run at the same time is measured: the options and the configuration give none.
     pub chooses_lanes: bool,
     pub progress: &'a dyn LoadProgress,
 }
@@ -144,7 +144,7 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// A profile that is stored and need not be measured again, with what else is stored of it.
+    /// A stored profile that need not be measured again, with the file that holds the profile.
     fn stored(&self, key: &Result<String, String>) -> Option<(LatencyProfile, StoredProfile)> {
         let is_good = |stored: &StoredProfile| stored.settled && profiler::are_trusted(&stored.measurements);
         let stored = self.source.store.get::<StoredProfile>(key.as_ref().ok()?).filter(is_good)?;

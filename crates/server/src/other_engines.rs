@@ -23,7 +23,7 @@ impl Made {
     }
 }
 
-/// Makes engines, at the priority of the server: threads of an engine inherit the priority of the thread that makes it, and loads run at a low one.
+/// Makes engines at the priority of the server. Threads of an engine inherit the priority of the thread that makes the engine, and loads have a low priority.
 pub struct OtherEngines {
     search: Search,
     /// As of [`Made::new`].

@@ -227,7 +227,7 @@ fn own_threads(builder: SessionBuilder, threads: usize, cores: Option<CoreSet>) 
 
 /// Starts the threads of a session's pool.
 struct PoolThreads {
-    /// What they are bound to; `None`: nothing.
+    /// The cores that the threads are bound to; `None`: any core.
     cores: Option<CoreSet>,
 }
 
@@ -237,7 +237,7 @@ impl ThreadManager for PoolThreads {
     fn create(&self, work: impl FnOnce() + Send + 'static) -> ort::Result<Self::Thread> {
         let cores = self.cores;
         let life = move || {
-            // Where the thread cannot be bound, the calling thread cannot either, and its run says so.
+            // If the thread cannot be bound, neither can the calling thread. Then the run of the calling thread gives the error.
             let _pinned = cores.as_ref().map(Pinned::to);
             work();
         };

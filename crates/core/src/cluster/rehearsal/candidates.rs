@@ -58,7 +58,7 @@ pub(super) fn together(stage: &Stage, current: &Setting) -> Option<Setting> {
 
 /// By model: whether waiting for company can save next to none of the device time that it can save in all models together.
 ///
-/// Example: one model has 200 requests a second of 0.1 ms and an SLO of 250 ms, another 1,800 of 3 ms and an SLO of 50 ms. If all wait for half of their
+/// Example: one model has 200 requests a second of 0.1 ms and an SLO of 250 ms. Another has 1,800 of 3 ms and an SLO of 50 ms. If all wait for half of their
 /// way, fewer of the second are lost. The first would wait for 125 ms as well, and save no more than 20 ms of device time a second.
 pub(super) fn saves_little(stage: &Stage, past: &[PastArrival]) -> Vec<bool> {
     // Of each model's request, seconds: what it takes alone, less its part of the largest batch.

@@ -55,8 +55,8 @@ class Plain:
                 feed[entry.name] = random.integers(1, 2 if "mask" in entry.name else 1000, shape)
         return feed
 
-    def median_s(self, batch, seconds):
-        """Median time of a batch."""
+    def median_s(self, batch, seconds, least=5):
+        """Median time of a batch, of at least so many runs."""
         feed, times = self.feed(batch), []
         bound = self.session.io_binding()
         for name, value in feed.items():
@@ -64,7 +64,7 @@ class Plain:
         for output in self.session.get_outputs():
             bound.bind_output(output.name)
         end = None
-        while end is None or len(times) < 5 or time.perf_counter() < end:
+        while end is None or len(times) < least or time.perf_counter() < end:
             begin = time.perf_counter()
             if self.binding:
                 self.session.run_with_iobinding(bound)
@@ -127,7 +127,7 @@ def effects(path, threads, batches, seconds, turns):
 
 def best_setting(path, batch, seconds):
     """The fastest setting at this batch."""
-    return min(settings(), key=lambda setting: Plain(path, **setting).median_s(batch, seconds))
+    return min(settings(), key=lambda setting: Plain(path, **setting).median_s(batch, seconds, least=2))
 
 
 def row(binary, folder, model, turns, seconds):
@@ -136,7 +136,7 @@ def row(binary, folder, model, turns, seconds):
     most = largest(folder, model)
     sizes = sorted({1, *(2 ** power for power in range(1, 12) if 2 ** power <= most), most})
     widest = Plain(path, threads=CORES)
-    per_item = {batch: widest.median_s(batch, seconds / 4) / batch for batch in sizes}
+    per_item = {batch: widest.median_s(batch, seconds / 4, least=2) / batch for batch in sizes}
     best = min(sizes, key=per_item.get)
     batches = sorted({1, best})
     chosen = {batch: best_setting(path, batch, seconds / 4) for batch in batches}

@@ -10,6 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 # Plain operators that the embedded engine and ONNX Runtime both have (LayerNormalization came with 17).
 OPSET = 17
+# And those of classical models, by their domain.
+OPSETS = {"": OPSET, "ai.onnx.ml": 3}
 IR_VERSION = 8
 
 
@@ -37,7 +39,8 @@ class Graph:
         """Checks the graph, removes the Identity nodes that only name outputs, and writes it."""
         self._rename_outputs()
         graph = helper.make_graph(self.nodes, self.name, self.inputs, self.outputs, self.initializers)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)],
+        domains = sorted({"", *(node.domain for node in self.nodes)})
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid(domain, OPSETS[domain]) for domain in domains],
                                   ir_version=IR_VERSION, producer_name="downbeat")
         helper.set_model_props(model, metadata or {})
         onnx.checker.check_model(model, full_check=True)
@@ -157,6 +160,28 @@ class Graph:
             inner_value = self.project(self.gelu(self.project(value, width, inner)), inner, width)
             value = self.layer_norm(self.node("Add", value, inner_value), width)
         return value
+
+    def trees(self, value, features, trees, depth):
+        """The sum of so many full binary trees of this depth over [N, features], to [N, 1]: what gradient boosting makes."""
+        inner, count = 2 ** depth - 1, 2 ** (depth + 1) - 1
+        nodes = np.arange(count)
+        is_inner = nodes < inner
+        features = self.random.integers(0, features, (trees, count))
+        values = self.random.standard_normal((trees, count)).astype(np.float32)
+        leaves = nodes[inner:]
+        return self.node(
+            "TreeEnsembleRegressor", value, domain="ai.onnx.ml", n_targets=1,
+            nodes_treeids=np.repeat(np.arange(trees), count).tolist(),
+            nodes_nodeids=np.tile(nodes, trees).tolist(),
+            nodes_featureids=np.where(is_inner, features, 0).ravel().tolist(),
+            nodes_values=np.where(is_inner, values, 0).ravel().tolist(),
+            nodes_modes=["BRANCH_LEQ" if branches else "LEAF" for branches in is_inner] * trees,
+            nodes_truenodeids=np.tile(np.where(is_inner, 2 * nodes + 1, 0), trees).tolist(),
+            nodes_falsenodeids=np.tile(np.where(is_inner, 2 * nodes + 2, 0), trees).tolist(),
+            target_treeids=np.repeat(np.arange(trees), len(leaves)).tolist(),
+            target_nodeids=np.tile(leaves, trees).tolist(),
+            target_ids=[0] * (trees * len(leaves)),
+            target_weights=(0.1 * values[:, inner:]).ravel().tolist())
 
     def random_table(self, rows, width):
         """A table of embeddings."""

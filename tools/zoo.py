@@ -18,6 +18,8 @@ engines, not with a label.
 - `exits`: a small classifier with two exits, `input` FP32 [N, 64] to `early` and `late` FP32 [N, 10]; 0.1 M weights.
 - `widemlp`: 1024-4096-4096-1024-10, 25 M weights: reading them costs far more than a request's arithmetic, so it shows
   what batching is worth.
+- `trees`: 300 regression trees of depth 6, as gradient boosting makes them, `input` FP32 [N, 32] to `output` FP32 [N, 1].
+  The built-in engine has no trees.
 """
 import argparse
 import pathlib
@@ -212,10 +214,17 @@ def widemlp():
     return graph
 
 
+def trees():
+    graph = Graph("trees", SEED)
+    value = graph.input("input", TensorProto.FLOAT, ["N", 32])
+    graph.output(graph.trees(value, features=32, trees=300, depth=6), "output", TensorProto.FLOAT, ["N", 1])
+    return graph
+
+
 # Model, largest batch, SLO in ms.
 ZOO = {
     resnet50: (16, 500), resnet152: (16, 1500), vgg19: (16, 2500), unet: (16, 1000), linknet: (16, 500),
-    mobilenetv2: (16, 250), bert: (8, 2000), bertlarge: (8, 6000), widemlp: (32, 50), exits: (64, 20),
+    mobilenetv2: (16, 250), bert: (8, 2000), bertlarge: (8, 6000), widemlp: (32, 50), exits: (64, 20), trees: (128, 20),
 }
 
 CONFIG = """\

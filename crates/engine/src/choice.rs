@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::cuda::{self, CudaOptions, CudaUnavailable, GpuInfo, Missing, Provider};
 use crate::emulated::{self, Emulated};
+use crate::normal_priority::begin_normal_priority;
 use crate::onnxruntime::{self, FindError, Onnxruntime, Search};
 use crate::rten::{self, Rten};
 use crate::traits::{Engine, EngineInfo, LoadError};
@@ -94,12 +95,14 @@ pub enum ChooseError {
     },
 }
 
-/// The engine for `preference`; on GPUs as `options` says, but for the provider.
+/// The engine for `preference`; on GPUs as `options` says, but for the provider. Threads that engines start later have the priority of the calling
+/// thread, also where a load at a low priority starts them.
 ///
 /// # Errors
 /// If `onnxruntime` is wanted and there is none, or if the one that `search.asked` names cannot be used; if a GPU is wanted and none
 /// can be used, unless `options.missing` allows the CPU.
 pub fn choose(preference: Preference, search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
+    begin_normal_priority();
     match preference {
         Preference::Emulated => Ok(Choice::cpu(Emulated::new())),
         Preference::Rten => Ok(Choice::cpu(Rten::with_threads(search.threads))),

@@ -352,7 +352,7 @@ impl<'a> Report<'a> {
         for (i, group) in config.instance_group.iter().enumerate() {
             let path = format!("instance_group[{i}]");
             match u32::try_from(group.count) {
-                Ok(count) => instances = instances.saturating_add(count.max(1)),
+                Ok(count) => instances = instances.saturating_add(count),
                 Err(_) => self.error(&format!("{path}.count"), format!("is {}; must be 1 or larger", group.count)),
             }
             for (given, field) in [
@@ -367,7 +367,7 @@ impl<'a> Report<'a> {
                 }
             }
         }
-        instances.max(1)
+        instances
     }
 
     /// Fields that Triton knows. An error where an answer would be wrong without them, else a warning.

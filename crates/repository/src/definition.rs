@@ -33,7 +33,7 @@ pub struct ModelDefinition {
     pub format: ModelFormat,
     /// Queues and batches. Final after [`ModelDefinition::complete`].
     pub batching: Batching,
-    /// Copies that may run at the same time (`instance_group`); at least 1.
+    /// Batches that may run at the same time (the sum of `count` over all `instance_group`s); 0: the configuration has no count.
     pub instances: u32,
     /// The GPUs that it is kept to, by its `instance_group` or where the server was told ([`ModelRepository::with_places`](crate::ModelRepository::with_places)); `None`: all that the
     /// server uses.

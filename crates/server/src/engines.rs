@@ -48,7 +48,7 @@ impl Engines {
         Ok(Engines {
             onnx: Made::new(choice.engine, isolated)?,
             emulated: Made::new(emulated, isolated)?,
-            others: OtherEngines::new(search, isolated)?,
+            others: OtherEngines::new(search, isolated),
             gpus: choice.gpus,
         })
     }

@@ -30,6 +30,7 @@ mod group_retrainer;
 pub mod grpc;
 pub mod host;
 pub mod http;
+mod lane_profiler;
 pub mod load_context;
 mod load_turns;
 mod loaded_version;

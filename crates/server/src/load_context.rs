@@ -134,13 +134,21 @@ impl LoadContext {
         !is_emulated(definition) && !self.engines.gpus.is_empty()
     }
 
+    /// Whether the number of batches of a model that run at the same time is measured: the options and the configuration give none.
+    pub fn chooses_lanes(&self, definition: &ModelDefinition) -> bool {
+        definition.instances == 0
+            && self.executors_grow()
+            && !definition.batching.preserve_ordering
+            && !is_emulated(definition)
+    }
+
     /// The most batches of a version that run at once.
     pub fn at_once(&self, definition: &ModelDefinition) -> u32 {
         match definition.instances {
             _ if definition.batching.preserve_ordering => 1,
             // An instance group is for each of its GPUs, and each runs one batch at a time.
             _ if self.is_on_gpus(definition) => u32::MAX,
-            // What every configuration says that does not care. Executors that share the cores would only slow each other down.
+            // The configuration has no count, and the measurement found one lane best.
             0 | 1 if self.executors_grow() => 1,
             // As many as there are devices.
             0 | 1 => u32::MAX,

@@ -183,6 +183,7 @@ impl<'a> Loading<'a> {
         let mut runnable = self.run_on_an_engine(&why)?;
         self.progress.step("measuring", 0.2);
         let profiled = self.profile(&why, &mut runnable)?;
+        self.take_lanes(profiled.at_once);
         let Runnable { model, codec, device, .. } = &runnable;
         let profiles = self.measuring(codec).by_site(&**model, &self.placed, *device, &profiled.profile);
         let (mut report, mut chosen) = match why {
@@ -230,9 +231,11 @@ impl<'a> Loading<'a> {
     }
 
     fn measuring<'b>(&'b self, codec: &'b BatchCodec) -> Measuring<'b> {
-        let Loading { context, source, threads, is_measured, progress, .. } = self;
-        let of = (&*self.definition.name, self.number);
-        Measuring { context, source, of, codec, threads: *threads, answers: *is_measured, progress: *progress }
+        let Loading { context, definition, source, threads, is_measured, progress, .. } = self;
+        let of = (&*definition.name, self.number);
+        let (threads, answers, progress) = (*threads, *is_measured, *progress);
+        let chooses_lanes = context.chooses_lanes(definition);
+        Measuring { context, source, of, codec, threads, answers, chooses_lanes, progress }
     }
 
     /// Has the engine load the file, once it is looked at; whole, where it cannot be cut and need not be.
@@ -390,6 +393,16 @@ impl<'a> Loading<'a> {
         Ok(profiled)
     }
 
+    /// Has so many of its batches run at the same time, as measured; 0: that was not measured.
+    fn take_lanes(&mut self, at_once: u32) {
+        if at_once > 1 && self.context.chooses_lanes(&self.definition) {
+            self.definition.instances = at_once;
+            if let Some(group) = self.definition.config.instance_group.first_mut() {
+                group.count = i32::try_from(at_once).unwrap_or(i32::MAX);
+            }
+        }
+    }
+
     /// Looks whether another policy than `exclusive` suits it: what is said of it, and what that rests on.
     fn look(
         &self,
@@ -462,8 +475,8 @@ impl<'a> Loading<'a> {
         if let Some(held) = &loaded.held {
             held.say(&context.metrics, &definition.name, &version);
         }
-        let engine = source.engine.info().name;
-        tracing::info!(model = %definition.name, %version, engine, threads, load_ms = took.as_millis_f64(), "ready");
+        let (engine, lanes) = (source.engine.info().name, definition.instances.max(1));
+        tracing::info!(model = %definition.name, %version, engine, threads, lanes, load_ms = took.as_millis_f64(), "ready");
         LoadOutcome::Ready(Arc::new(loaded), Box::new(definition))
     }
 }

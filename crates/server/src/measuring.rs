@@ -8,6 +8,8 @@ use downbeat_engine::{Lane, Model, Place, Share};
 
 use crate::auto_profiler::{self, StoredAuto};
 use crate::batch_codec::{BatchCodec, PROFILED_LENGTH};
+use crate::engines::MOST_EXECUTORS;
+use crate::lane_profiler::lanes_worth_having;
 use crate::load_context::{LoadContext, LoadProgress};
 use crate::machine_load::LoadWatch;
 use crate::model_source::ModelSource;
@@ -21,6 +23,8 @@ use crate::segment_profiler::SegmentSubject;
 
 /// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
 const WORTH_THREADS: Duration = Duration::from_micros(500);
+/// Lanes are tried side by side with batches that take no longer than this.
+const LANES_TRIED_WITH: Duration = Duration::from_millis(50);
 /// The profile of a model that is not to be measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
 
@@ -35,6 +39,8 @@ pub struct Measuring<'a> {
     pub threads: Threads,
     /// Whether it answers requests of our own making.
     pub answers: bool,
+    /// Whether the number of batches that run at the same time is measured: the options and the configuration give none.
+    pub chooses_lanes: bool,
     pub progress: &'a dyn LoadProgress,
 }
 
@@ -45,7 +51,7 @@ impl Measuring<'_> {
     /// # Errors
     /// If it cannot be loaded on those threads.
     pub fn profile(&self, model: &mut Arc<dyn Model>, lane: &mut Option<Box<dyn Lane>>) -> anyhow::Result<Profiled> {
-        let known = |profile, threads| Ok(Profiled { profile, threads });
+        let known = |profile, threads| Ok(Profiled { profile, threads, at_once: 0 });
         if let Some(profile) = model.profile(Share::Whole) {
             return known(profile, 1);
         }
@@ -55,9 +61,10 @@ impl Measuring<'_> {
             return known(unknown()?, self.threads.most());
         }
         let key = self.source.batch_key(self.threads, self.codec.max_batch);
-        if let Some((profile, threads)) = self.stored(&key) {
-            self.reload(threads, model, lane)?;
-            return known(profile, threads);
+        let has_lanes = |stored: &StoredProfile| stored.at_once > 0 || self.most_lanes(stored.threads) < 2;
+        if let Some((profile, stored)) = self.stored(&key).filter(|(_, stored)| has_lanes(stored)) {
+            self.reload(stored.threads, model, lane)?;
+            return Ok(Profiled { profile, threads: stored.threads, at_once: stored.at_once });
         }
         let mut threads = 1;
         if let Threads::Chosen(chosen) = self.threads {
@@ -66,8 +73,8 @@ impl Measuring<'_> {
         }
         let (measured, settled) = self.timed(|| self.measure(model, lane, &mut threads));
         let path = self.source.options.path.display();
-        let measurements = match measured {
-            Ok(measurements) => measurements,
+        let (measurements, at_once) = match measured {
+            Ok(measured) => measured,
             // A model may refuse what is made up (an index, a length); that is no reason not to serve it.
             Err(error) => {
                 tracing::warn!(%path, %error, "cannot be measured with requests of our own making; its latency is learned in service");
@@ -81,8 +88,28 @@ impl Measuring<'_> {
                 "measured on a machine with other things to do; it is measured again when there are none, or at the next start"
             );
         }
-        self.keep(key, threads, settled, measurements);
-        known(profile, threads)
+        self.keep(key, (threads, at_once), settled, measurements);
+        Ok(Profiled { profile, threads, at_once })
+    }
+
+    /// The most lanes that it may have side by side, of so many threads each.
+    fn most_lanes(&self, threads: usize) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        if self.chooses_lanes { (cores / threads.max(1)).min(MOST_EXECUTORS) } else { 1 }
+    }
+
+    /// How many batches are worth running at the same time; 0: that cannot be measured, or there is no choice. `measurements` say which batches take too long to try it with.
+    fn at_once(&self, model: &dyn Model, threads: usize, measurements: &[Measurement]) -> u32 {
+        let most = self.most_lanes(threads);
+        if most < 2 {
+            return 0;
+        }
+        self.progress.step("choosing the lanes", 0.85);
+        let is_brief = |m: &&Measurement| m.median() <= LANES_TRIED_WITH;
+        let largest = measurements.iter().filter(is_brief).map(|m| m.batch).max().unwrap_or(1);
+        let mut sizes = vec![1, largest];
+        sizes.dedup();
+        lanes_worth_having(&self.subject(model), &sizes, most).map_or(0, |lanes| lanes as u32)
     }
 
     /// Times something; gives it, and whether the machine had nothing else to do meanwhile. If it had, the version is measured again once there is nothing else.
@@ -117,26 +144,34 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// A profile that is stored and need not be measured again, and the threads that it was measured with.
-    fn stored(&self, key: &Result<String, String>) -> Option<(LatencyProfile, usize)> {
+    /// A stored profile that need not be measured again, with the file that holds the profile.
+    fn stored(&self, key: &Result<String, String>) -> Option<(LatencyProfile, StoredProfile)> {
         let is_good = |stored: &StoredProfile| stored.settled && profiler::are_trusted(&stored.measurements);
         let stored = self.source.store.get::<StoredProfile>(key.as_ref().ok()?).filter(is_good)?;
-        Some((profiler::profile(&stored.measurements).ok()?, stored.threads))
+        Some((profiler::profile(&stored.measurements).ok()?, stored))
     }
 
-    fn keep(&self, key: Result<String, String>, threads: usize, settled: bool, measurements: Vec<Measurement>) {
+    /// Keeps what was measured, on so many threads, and how many batches are worth running at the same time.
+    fn keep(
+        &self,
+        key: Result<String, String>,
+        (threads, at_once): (usize, u32),
+        settled: bool,
+        measurements: Vec<Measurement>,
+    ) {
         let (model, engine) = self.source.names();
-        let stored = StoredProfile { model, engine, threads, settled, measurements };
+        let stored = StoredProfile { model, engine, threads, at_once, settled, measurements };
         self.source.store.keep(key, "the latency profile", &stored);
     }
 
-    /// Measures the batches of all sizes, on one thread or, where that is faster, on as many as it may have.
+    /// Measures the batches of all sizes, on one thread or, where that is faster, on as many as it may have. Then measures how many are worth running at the
+    /// same time, as of [`Measuring::at_once`].
     fn measure(
         &self,
         model: &mut Arc<dyn Model>,
         lane: &mut Option<Box<dyn Lane>>,
         threads: &mut usize,
-    ) -> anyhow::Result<Vec<Measurement>> {
+    ) -> anyhow::Result<(Vec<Measurement>, u32)> {
         let largest = self.codec.max_batch;
         let budget = self.context.options.profiling.budget;
         let part = |share: f64| Duration::from_secs_f64(budget.as_secs_f64() * share);
@@ -161,7 +196,9 @@ impl Measuring<'_> {
             let fraction = 0.2 + 0.7 * (0.35 + 0.65 * done);
             self.progress.step(&format!("measured batch {}: {}", m.batch, m.median()), fraction);
         };
-        Ok(self.subject(&**model).measure(&mut **lane, &sizes, part(0.65), &mut told)?)
+        let measurements = self.subject(&**model).measure(&mut **lane, &sizes, part(0.65), &mut told)?;
+        let at_once = self.at_once(&**model, *threads, &measurements);
+        Ok((measurements, at_once))
     }
 
     /// What a model takes at each site that it is on: `profile` on the first partition of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
@@ -204,7 +241,7 @@ impl Measuring<'_> {
             let (measurements, settled) = self.timed(measure);
             let measurements = measurements.ok()?;
             let profile = profiler::profile(&measurements).ok()?;
-            self.keep(key, 1, settled, measurements);
+            self.keep(key, (1, 0), settled, measurements);
             Some(profile)
         };
         (0..placed.sites()).map(|site| measured(site).unwrap_or_else(|| profile.clone())).collect()

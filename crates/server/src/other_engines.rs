@@ -1,10 +1,8 @@
 //! The engines on the CPU beside the engine of most models. Each is made when the first model needs it.
 
-use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 
-use downbeat_engine::{CudaOptions, Engine, ExecutorProgram, Isolated, Preference, Search, choose};
-use parking_lot::Mutex;
+use downbeat_engine::{CudaOptions, Engine, ExecutorProgram, Isolated, Preference, Search, at_normal_priority, choose};
 
 /// An engine, in this process and where its models have processes of their own.
 pub struct Made {
@@ -25,35 +23,19 @@ impl Made {
     }
 }
 
-type Answer = Result<Made, String>;
-type Request = (Preference, mpsc::SyncSender<Answer>);
-
-/// Makes engines, on a thread of its own: threads of an engine inherit the priority of the thread that starts them, and loads run at a low one.
+/// Makes engines at the priority of the server. Threads of an engine inherit the priority of the thread that makes the engine, and loads have a low priority.
 pub struct OtherEngines {
-    requests: Mutex<mpsc::Sender<Request>>,
-    rten: OnceLock<Answer>,
-    onnxruntime: OnceLock<Answer>,
+    search: Search,
+    /// As of [`Made::new`].
+    isolated: Option<usize>,
+    rten: OnceLock<Result<Made, String>>,
+    onnxruntime: OnceLock<Result<Made, String>>,
 }
 
 impl OtherEngines {
     /// None is made yet. `isolated`: as of [`Made::new`].
-    ///
-    /// # Errors
-    /// If the operating system has no thread left.
-    pub fn new(search: Search, isolated: Option<usize>) -> std::io::Result<Self> {
-        let (sender, requests) = mpsc::channel::<Request>();
-        let make = move |preference| {
-            let engine = choose(preference, &search, &CudaOptions::default()).map_err(|e| e.to_string())?.engine;
-            Made::new(engine, isolated).map_err(|e| e.to_string())
-        };
-        let serve = move || {
-            for (preference, answer) in requests {
-                // Who asked has gone only if the process ends.
-                let _ = answer.send(make(preference));
-            }
-        };
-        std::thread::Builder::new().name("other-engines".to_owned()).spawn(serve)?;
-        Ok(OtherEngines { requests: Mutex::new(sender), rten: OnceLock::new(), onnxruntime: OnceLock::new() })
+    pub fn new(search: Search, isolated: Option<usize>) -> Self {
+        OtherEngines { search, isolated, rten: OnceLock::new(), onnxruntime: OnceLock::new() }
     }
 
     /// An engine on the CPU. Slow the first time.
@@ -66,11 +48,13 @@ impl OtherEngines {
             Preference::Onnxruntime => &self.onnxruntime,
             _ => return Err("no single model chooses this engine".to_owned()),
         };
-        let ask = || {
-            let (answer, made) = mpsc::sync_channel(1);
-            self.requests.lock().send((preference, answer)).map_err(|e| e.to_string())?;
-            made.recv().map_err(|e| e.to_string())?
+        let make = || {
+            let (search, isolated) = (self.search.clone(), self.isolated);
+            at_normal_priority(move || {
+                let engine = choose(preference, &search, &CudaOptions::default()).map_err(|e| e.to_string())?.engine;
+                Made::new(engine, isolated).map_err(|e| e.to_string())
+            })
         };
-        place.get_or_init(ask).as_ref().map_err(Clone::clone)
+        place.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 }

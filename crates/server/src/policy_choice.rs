@@ -60,6 +60,8 @@ pub struct Profiled {
     pub profile: LatencyProfile,
     /// Of each run.
     pub threads: usize,
+    /// How many batches are worth running at the same time on the CPU; 0: that was not measured.
+    pub at_once: u32,
 }
 
 /// Why a version is loaded by its policy.

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use downbeat_core::{Duration, Time};
+use downbeat_engine::at_normal_priority;
 use parking_lot::{Condvar, Mutex};
 
 /// The threads that pictures and texts are made into tensors on, for all models, and what waits for them.
@@ -63,7 +64,8 @@ impl PreprocessPool {
         let pool = Arc::new(PreprocessPool { shared: shared.clone() });
         for number in 0..threads {
             let its = shared.clone();
-            std::thread::Builder::new().name(format!("preprocess-{number}")).spawn(move || its.work())?;
+            let thread = std::thread::Builder::new().name(format!("preprocess-{number}"));
+            at_normal_priority(move || thread.spawn(move || its.work()))?;
         }
         Ok(pool)
     }

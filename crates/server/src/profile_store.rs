@@ -21,6 +21,9 @@ pub struct StoredProfile {
     pub engine: String,
     /// Threads a run used.
     pub threads: usize,
+    /// How many batches are worth running at the same time on the CPU; 0: that was not measured.
+    #[serde(default)]
+    pub at_once: u32,
     /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
     #[serde(default)]
     pub settled: bool,
@@ -216,6 +219,7 @@ mod tests {
             model: "m/1/model.onnx".into(),
             engine: "rten".to_owned(),
             threads: 2,
+            at_once: 2,
             settled: true,
             measurements: Vec::new(),
         };

@@ -2,12 +2,12 @@
 //!
 //! Runs that share a pool wait for each other's operators, and behind a run that does not end everything would wait for ever.
 
-use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rten::ThreadPool;
 
 use crate::cores::{CoreSet, Pinned};
+use crate::normal_priority::at_normal_priority;
 
 /// What a run wants of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,29 +26,9 @@ impl PoolKind {
 }
 
 /// Pools that no run uses at the moment, as many as have run at once.
+#[derive(Default)]
 pub(super) struct Pools {
     idle: Mutex<Vec<(PoolKind, Arc<ThreadPool>)>>,
-    /// To the thread that makes pools; `None`: there is none.
-    maker: Option<Mutex<Sender<Order>>>,
-}
-
-/// What is wanted, and where it goes.
-type Order = (PoolKind, Sender<Arc<ThreadPool>>);
-
-impl Default for Pools {
-    /// No pools yet. Their threads will have the priority of the calling thread: those of a load are low.
-    fn default() -> Self {
-        let (orders, taken) = channel::<Order>();
-        let make = move || {
-            while let Ok((kind, reply)) = taken.recv() {
-                // Who ordered it was bound to these cores before; that it waits is why nothing else can be done about an error here.
-                let _pinned = kind.pin();
-                let _ = reply.send(Arc::new(ThreadPool::with_num_threads(kind.threads)));
-            }
-        };
-        let maker = std::thread::Builder::new().name("rten-pools".to_owned()).spawn(make).ok();
-        Pools { idle: Mutex::default(), maker: maker.map(|_| Mutex::new(orders)) }
-    }
 }
 
 impl Pools {
@@ -59,20 +39,16 @@ impl Pools {
             return idle.remove(index).1;
         }
         drop(idle);
-        self.order(kind).unwrap_or_else(|| Arc::new(ThreadPool::with_num_threads(kind.threads)))
+        at_normal_priority(move || {
+            // The calling thread was bound to these cores before, and has said so if that failed.
+            let _pinned = kind.pin();
+            Arc::new(ThreadPool::with_num_threads(kind.threads))
+        })
     }
 
     /// Leaves a pool to the next run.
     pub(super) fn give_back(&self, kind: PoolKind, pool: Arc<ThreadPool>) {
         self.idle().push((kind, pool));
-    }
-
-    fn order(&self, kind: PoolKind) -> Option<Arc<ThreadPool>> {
-        let (reply, made) = channel();
-        let maker = self.maker.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        maker.send((kind, reply)).ok()?;
-        drop(maker);
-        made.recv().ok()
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<(PoolKind, Arc<ThreadPool>)>> {

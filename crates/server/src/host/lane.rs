@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use downbeat_core::device::{Launch, PartitionId, SegmentRange};
 use downbeat_core::{Duration, RequestId, Time};
-use downbeat_engine::{Lane, Pinned, State, ask_for_short_slices};
+use downbeat_engine::{Lane, Pinned, State, ask_for_short_slices, at_normal_priority};
 use parking_lot::Mutex;
 
 use super::crew::{Crew, Seat};
@@ -85,14 +85,14 @@ enum Stage<'a> {
 /// A thread was left behind: others see to all that it had.
 struct LeftBehind;
 
-/// Starts a thread for the lanes of a partition.
+/// Starts a thread for the lanes of a partition, at the priority of the server.
 ///
 /// # Errors
 /// If the operating system has no thread left.
 pub fn start(host: Arc<DeviceHost>, crew: Arc<Crew>) -> std::io::Result<std::thread::JoinHandle<()>> {
     let name = format!("lane-{}", host.device);
     let worker = Arc::new(Worker { host, crew: Some(crew.clone()), flights: Mutex::default() });
-    std::thread::Builder::new().name(name).spawn(move || worker.work(&crew))
+    at_normal_priority(move || std::thread::Builder::new().name(name).spawn(move || worker.work(&crew)))
 }
 
 impl Guest {

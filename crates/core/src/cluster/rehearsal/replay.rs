@@ -32,6 +32,8 @@ pub(super) struct Stage {
     pub loops: Vec<ClosedLoop>,
     /// By model: how far its batches may wait at most, percent, where they may not wait longer than they do.
     pub patience: Vec<Option<u8>>,
+    /// By model: whether waiting for company can save next to none of the device time that it can save in all models together. Such a model never waits.
+    pub saves_little: Vec<bool>,
     /// Whether clients that wait for answers are taken to ask again as soon as the quick ones among them did.
     pub hopeful: bool,
     /// Whether orders are tried.

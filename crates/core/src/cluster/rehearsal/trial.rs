@@ -115,7 +115,7 @@ impl Trial {
     /// The `number`th, on these arrivals.
     pub fn new(
         Seen { arrivals: past, rush, came }: Seen,
-        stage: Stage,
+        mut stage: Stage,
         current: &Setting,
         contender: Option<Contender>,
         consolidate: bool,
@@ -123,6 +123,7 @@ impl Trial {
     ) -> Self {
         let first = [Some(current.clone()), contender.as_ref().map(|contender| contender.setting.clone())];
         let closed = past.iter().all(|arrival| stage.is_closed(arrival.model));
+        stage.saves_little = candidates::saves_little(&stage, &past);
         let mut trial = Trial {
             past,
             rush,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use downbeat_core::Time;
+use downbeat_core::{Duration, Time};
 use parking_lot::{Condvar, Mutex};
 
 use crate::sync::Line;
@@ -57,34 +57,65 @@ impl Alarm {
     pub fn wait(&self, now: impl Fn() -> Time) -> Option<usize> {
         let mut stopped = self.stopped.lock();
         while !*stopped {
+            match self.look(&now) {
+                Look::GoesOff(mailbox) => return Some(mailbox),
+                Look::After(time) => {
+                    self.changed.wait_for(&mut stopped, time.into());
+                }
+                Look::Never => self.changed.wait(&mut stopped),
+            }
+        }
+        None
+    }
+
+    /// Clears an alarm that is due, and gives its mailbox; `None`: there is none. For one thread that has the time in hand, in place of [`Alarm::wait`].
+    pub fn due(&self, now: Time) -> Option<usize> {
+        if self.armed_ns.0.load(Ordering::Relaxed) > now.as_nanos() {
+            return None;
+        }
+        let _waiting = self.stopped.lock();
+        match self.look(&|| now) {
+            Look::GoesOff(mailbox) => Some(mailbox),
+            Look::After(_) | Look::Never => None,
+        }
+    }
+
+    /// Clears the alarm that goes off now, if there is one, and arms the thread for the next otherwise.
+    fn look(&self, now: &impl Fn() -> Time) -> Look {
+        loop {
             // Armed anew before the alarms are looked at, so that none that is set meanwhile is passed over.
             self.armed_ns.0.store(u64::MAX, Ordering::SeqCst);
             let first =
                 self.due_ns.iter().map(|Line(due)| due.load(Ordering::SeqCst)).enumerate().min_by_key(|(_, due)| *due);
-            let Some((mailbox, due)) = first.filter(|(_, due)| *due != u64::MAX) else {
-                self.changed.wait(&mut stopped);
-                continue;
-            };
+            let Some((mailbox, due)) = first.filter(|(_, due)| *due != u64::MAX) else { return Look::Never };
             let time = now();
-            if due <= time.as_nanos() {
-                // Unless it was set anew this moment.
-                if self.due_ns[mailbox].0.compare_exchange(due, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-                    return Some(mailbox);
-                }
-                continue;
+            if due > time.as_nanos() {
+                self.armed_ns.0.store(due, Ordering::SeqCst);
+                return Look::After(Time::from_nanos(due).since(time));
             }
-            self.armed_ns.0.store(due, Ordering::SeqCst);
-            self.changed.wait_for(&mut stopped, Time::from_nanos(due).since(time).into());
+            // Unless it was set anew this moment.
+            if self.due_ns[mailbox].0.compare_exchange(due, u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                // The others are looked at when this one has been seen to.
+                self.armed_ns.0.store(due, Ordering::SeqCst);
+                return Look::GoesOff(mailbox);
+            }
         }
-        None
     }
+}
+
+/// What becomes of the alarms.
+enum Look {
+    /// This mailbox's goes off.
+    GoesOff(usize),
+    /// The first goes off after this time.
+    After(Duration),
+    /// None is set.
+    Never,
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-
-    use downbeat_core::Duration;
 
     use super::*;
 
@@ -98,6 +129,8 @@ mod tests {
         alarm.set(2, Time::MAX);
         assert_eq!(alarm.wait(|| at(30)), Some(1));
         assert_eq!(alarm.wait(|| at(30)), Some(0));
+        alarm.set(1, at(40));
+        assert_eq!((alarm.due(at(39)), alarm.due(at(40)), alarm.due(at(40))), (None, Some(1), None));
         alarm.stop();
         assert_eq!(alarm.wait(|| at(30)), None);
     }

@@ -290,15 +290,26 @@ impl<H: Handler> Cluster<H> {
     /// The life of the thread that wakes mailboxes up; ends with [`Cluster::stop_alarm`].
     pub fn ring_alarms(&self) {
         while let Some(mailbox) = self.alarm.wait(|| self.handler.now()) {
-            match self.shards.get(mailbox) {
-                Some(shard) => {
-                    shard.put(ToShard::Alarm);
-                    self.work(Round::default().shard(mailbox));
-                }
-                None => {
-                    self.matchmaker.put(ToMatchmaker::Alarm);
-                    self.work(Round::default().matchmaker());
-                }
+            self.ring_alarm(mailbox);
+        }
+    }
+
+    /// Wakes the mailboxes up whose alarms are due, on the one thread that has the time in hand. In place of [`Cluster::ring_alarms`].
+    pub fn ring_due_alarms(&self) {
+        while let Some(mailbox) = self.alarm.due(self.handler.now()) {
+            self.ring_alarm(mailbox);
+        }
+    }
+
+    fn ring_alarm(&self, mailbox: usize) {
+        match self.shards.get(mailbox) {
+            Some(shard) => {
+                shard.put(ToShard::Alarm);
+                self.work(Round::default().shard(mailbox));
+            }
+            None => {
+                self.matchmaker.put(ToMatchmaker::Alarm);
+                self.work(Round::default().matchmaker());
             }
         }
     }

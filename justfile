@@ -39,6 +39,11 @@ clients *arguments: (_venv "tests/clients/requirements.txt")
     cargo build --release -p downbeat
     {{venv}}/bin/python -m pytest tests/clients {{arguments}}
 
+# What a request costs, without a clock, beside crates/gate/counts.toml; `just counts --write` writes it there. Needs valgrind.
+counts *arguments:
+    cargo build --profile ci -p downbeat -p downbeat-gate
+    target/ci/downbeat-gate {{arguments}}
+
 # libFuzzer on each way to read bytes, or on those named, for `seconds` each. Needs cargo-fuzz (cargo install cargo-fuzz) and a C++ compiler.
 fuzz seconds="60" *targets:
     fuzz/run.sh {{seconds}} {{targets}}

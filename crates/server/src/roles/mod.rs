@@ -46,6 +46,8 @@ use tokio::io::AsyncReadExt as _;
 pub use etcd::etcd_server;
 pub use processes::{BackendProcess, serve_frontend, serve_scheduler};
 pub use status::{ClusterStatus, StatusBoard};
+pub use tensors::Tensors;
+pub use wire::{Outbox, WireError, read_frame};
 
 /// Reads bytes as what a peer sends: who it is, then frames, with at most `most` bytes of tensors each, and what they say of models. Gives how many frames could be read. For whoever tries this with
 /// anything.

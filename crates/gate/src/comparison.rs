@@ -1,0 +1,56 @@
+//! Compares what was counted with what is written.
+
+use crate::counts::Counts;
+use crate::ways::Way;
+
+/// How far a count may be off: a part of the whole.
+const TOLERANCE: f64 = 0.01;
+/// The same of calls and switches of the operating system, where a way goes from process to process.
+const TOLERANCE_ACROSS: f64 = 0.10;
+/// And this much, for counts that are nearly none: a request in so many does something that others do not.
+const LEAST: f64 = 0.02;
+
+/// What to do about differences.
+pub const ADVICE: &str = "\
+A request costs something else than crates/gate/counts.toml says.
+If a number rose, make the change cheaper: `downbeat-gate features WAY` says where instructions are. If the change is worth it,
+write the new number by `just counts --write` in the same commit, and say in its message which rose and why.
+If a number fell, write the lower one by the same command, so that it cannot rise again unseen.";
+
+/// Each difference of a way, in words.
+pub fn compare(way: Way, written: Option<&Counts>, counted: &Counts) -> Vec<String> {
+    let Some(written) = written else {
+        return vec![format!("{}: there are no numbers yet; write them by `just counts --write`", way.name())];
+    };
+    let each = written.named().into_iter().zip(counted.named());
+    each.filter_map(|((name, then, is_of_system), (_, now, _))| {
+        let tolerance = if is_of_system && way.crosses() { TOLERANCE_ACROSS } else { TOLERANCE };
+        let more = now - then;
+        if more.abs() <= (then * tolerance).max(LEAST) {
+            return None;
+        }
+        let went = if more > 0.0 { "rose" } else { "fell" };
+        let percent = if then == 0.0 { String::new() } else { format!(", {:+.1}%", 100.0 * more / then) };
+        Some(format!("{}: {name} {went} from {then} to {now} a request ({more:+.2}{percent})", way.name()))
+    })
+    .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(instructions: f64, allocations: f64) -> Counts {
+        Counts { instructions, allocations, ..Counts::default() }
+    }
+
+    #[test]
+    fn one_more_allocation_is_said_and_noise_is_not() {
+        let written = counts(20_000.0, 40.0);
+        assert_eq!(compare(Way::HttpBinary, Some(&written), &counts(20_150.0, 40.0)), Vec::<String>::new());
+        let said = compare(Way::HttpBinary, Some(&written), &counts(20_150.0, 41.0));
+        assert_eq!(said, ["http-binary: allocations rose from 40 to 41 a request (+1.00, +2.5%)"]);
+        assert_eq!(compare(Way::HttpBinary, Some(&written), &counts(15_000.0, 40.0)).len(), 1);
+        assert_eq!(compare(Way::HttpBinary, None, &written).len(), 1);
+    }
+}

@@ -1,0 +1,102 @@
+//! What a request costs, and the file that says what it may.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::ways::Way;
+
+/// The beginning of the file.
+const HEAD: &str = "# What a request costs on each way: means, by `just counts`. A change that raises one changes it here, by `just counts --write`, and says why in its message.\n\
+                    # docs/results/speed.md says what each way is; crates/gate/src/main.rs what is counted and how.\n";
+
+/// What a request costs.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counts {
+    /// Instructions, of all threads but the client's.
+    pub instructions: f64,
+    /// Allocations.
+    pub allocations: f64,
+    /// Their bytes.
+    pub allocated_bytes: f64,
+    /// Locks taken.
+    pub locks: f64,
+    /// Instructions that read and write memory as one, those of locks among them.
+    pub atomics: f64,
+    /// System calls.
+    pub system_calls: f64,
+    /// Those of them that wait for a thread, or wake one.
+    pub futex_calls: f64,
+    /// Looks at a clock.
+    pub clock_reads: f64,
+    /// How often a thread gave its core up to wait; of ways from process to process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context_switches: Option<f64>,
+}
+
+impl Counts {
+    /// Each by its name, and whether it goes through the operating system.
+    pub fn named(&self) -> Vec<(&'static str, f64, bool)> {
+        let mut named = vec![
+            ("instructions", self.instructions, false),
+            ("allocations", self.allocations, false),
+            ("allocated bytes", self.allocated_bytes, false),
+            ("locks", self.locks, false),
+            ("atomics", self.atomics, false),
+            ("system calls", self.system_calls, true),
+            ("futex calls", self.futex_calls, true),
+            ("clock reads", self.clock_reads, false),
+        ];
+        named.extend(self.context_switches.map(|switches| ("context switches", switches, true)));
+        named
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let each: Vec<String> = self.named().iter().map(|(name, count, _)| format!("{count} {name}")).collect();
+        f.write_str(&each.join(", "))
+    }
+}
+
+/// The numbers of the tree, by way.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct CountsFile(BTreeMap<String, Counts>);
+
+impl CountsFile {
+    /// Reads the file; where there is none there are no numbers.
+    ///
+    /// # Errors
+    /// If it is not as it should be.
+    pub fn read(path: &Path) -> Result<CountsFile> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => toml::from_str(&text).with_context(|| format!("{}", path.display())),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(CountsFile::default()),
+            Err(error) => Err(error).with_context(|| format!("{}", path.display())),
+        }
+    }
+
+    /// What is written of a way.
+    pub fn of(&self, way: Way) -> Option<&Counts> {
+        self.0.get(&way.name())
+    }
+
+    /// Notes what a way costs.
+    pub fn set(&mut self, way: Way, counts: Counts) {
+        self.0.insert(way.name(), counts);
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// Of the file.
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = format!("{HEAD}\n{}", toml::to_string(self)?);
+        std::fs::write(path, text).with_context(|| format!("{}", path.display()))
+    }
+}

@@ -1,0 +1,185 @@
+//! Runs a way under callgrind, and reads what came of it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::counters::{Counter, KINDS};
+use crate::counts::Counts;
+use crate::locks;
+use crate::part;
+use crate::profile::Profile;
+use crate::still::HANDSHAKE;
+use crate::ways::Way;
+
+/// What a way cost.
+pub struct Measured {
+    /// Requests that the difference of both parts stands for.
+    pub requests: u64,
+    /// What one of them cost.
+    pub counts: Counts,
+    /// What all of them did.
+    pub profile: Profile,
+}
+
+/// What was counted in the second part less what was in the first, of all processes.
+#[derive(Default)]
+struct Difference {
+    profile: Profile,
+    counters: [i64; KINDS],
+    /// By name.
+    system_calls: BTreeMap<String, i64>,
+}
+
+/// Counts what a request costs on this way.
+///
+/// # Errors
+/// If valgrind is not there, or the way cannot be gone.
+pub fn measure(way: Way) -> Result<Measured> {
+    let difference = run(way, under_callgrind)?;
+    let requests = way.requests();
+    let each = |count: i64| (100.0 * count as f64 / requests as f64).round() / 100.0;
+    let of_client = |(name, _): &(&String, &i64)| name.contains("server::ask_as_client");
+    let client: i64 = difference.profile.by_function.iter().filter(of_client).map(|(_, count)| count).sum();
+    let atomics = locks::atomics(&difference.profile.by_place)?;
+    let futexes = difference.system_calls.get("sys_futex").copied().unwrap_or_default();
+    let counter = |counter: Counter| each(difference.counters[counter as usize]);
+    let switches = || anyhow::Ok(each(run(way, on_one_core)?.counters[Counter::Switches as usize]));
+    let counts = Counts {
+        instructions: each(difference.profile.total - client).round(),
+        allocations: counter(Counter::Allocations),
+        allocated_bytes: counter(Counter::Bytes),
+        locks: each(atomics.locks),
+        atomics: each(atomics.all),
+        system_calls: each(difference.system_calls.values().sum()),
+        futex_calls: each(futexes),
+        clock_reads: counter(Counter::ClockReads),
+        context_switches: way.crosses().then(switches).transpose()?,
+    };
+    ensure!(counts.instructions > 0.0, "nothing was counted of {}", way.name());
+    Ok(Measured { requests, counts, profile: difference.profile })
+}
+
+/// Callgrind's command line, up to the program.
+fn under_callgrind(folder: &Path) -> Command {
+    let mut command = Command::new("valgrind");
+    command
+        .args(["--tool=callgrind", "--instr-atstart=no", "--trace-children=yes"])
+        .args(["--dump-instr=yes", "--dump-line=no", "--compress-pos=no", "--trace-syscalls=yes"])
+        .arg(format!("--callgrind-out-file={}", folder.join("profile.%p").display()))
+        .arg(format!("--log-file={}", folder.join("calls.%p").display()));
+    command
+}
+
+/// Without callgrind, so that threads and processes wait as they do in service; one at a time, so that none finds an answer before it waits for it.
+fn on_one_core(_folder: &Path) -> Command {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or("0");
+    let first = allowed.trim().split([',', '-']).next().unwrap_or("0");
+    let mut command = Command::new("taskset");
+    command.args(["--cpu-list", first]);
+    command
+}
+
+/// Has requests go a way, in a process that `prefix` is the beginning of the command line of.
+fn run(way: Way, prefix: impl FnOnce(&Path) -> Command) -> Result<Difference> {
+    let folder = tempfile::tempdir()?;
+    let [folder_variable, requests_variable] = part::VARIABLES;
+    let mut command = prefix(folder.path());
+    command
+        .arg(std::env::current_exe()?)
+        .args(["run", &way.name()])
+        .env(folder_variable, folder.path())
+        .env(requests_variable, way.requests().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    let program = command.get_program().to_string_lossy().into_owned();
+    let hint = format!("{program} does not start; on Debian: apt-get install valgrind binutils util-linux");
+    let output = command.output().context(hint)?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{} by {program}: {}: {said}", way.name(), output.status);
+    let mut difference = Difference::default();
+    for entry in fs::read_dir(folder.path())? {
+        difference.read(way, &entry?.path())?;
+    }
+    Ok(difference)
+}
+
+impl Difference {
+    fn read(&mut self, way: Way, path: &Path) -> Result<()> {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if let Some(of) = name.strip_prefix("profile.") {
+            // The process and the part; what is left at the end has none.
+            let Some(part) = of.split_once('.').and_then(|(_, part)| part.parse().ok()) else { return Ok(()) };
+            let profile = Profile::read(&fs::read_to_string(path)?).with_context(|| name.to_owned())?;
+            self.profile.add(&profile, times(part));
+        } else if name.starts_with("counters.") {
+            for (part, line) in (1..).zip(fs::read_to_string(path)?.lines()) {
+                for (sum, count) in self.counters.iter_mut().zip(line.split(' ')) {
+                    *sum += times(part) * count.parse::<i64>()?;
+                }
+            }
+        } else if name.starts_with("calls.") {
+            self.read_calls(way, &String::from_utf8_lossy(&fs::read(path)?));
+        }
+        Ok(())
+    }
+
+    /// Reads lines as `SYSCALL[13064,1](257) sys_openat ( ...`: process, thread, number, name. Two marks are around each part.
+    fn read_calls(&mut self, way: Way, text: &str) {
+        let handshake = format!(", {HANDSHAKE}, ");
+        let mut marks = 0;
+        for line in text.lines() {
+            let Some((thread, call)) = call_of(line) else { continue };
+            if call == "sys_getppid" {
+                marks += 1;
+            } else if marks % 2 == 1 && !(way.has_client() && thread == 1) && !line.contains(&handshake) {
+                *self.system_calls.entry(call.to_owned()).or_default() += times(marks / 2 + 1);
+            }
+        }
+    }
+}
+
+/// What a part counts: the second less the first.
+fn times(part: u32) -> i64 {
+    match part {
+        1 => -1,
+        2 => 1,
+        _ => 0,
+    }
+}
+
+/// The thread and the name of the call that a line of valgrind's begins with.
+fn call_of(line: &str) -> Option<(u32, &str)> {
+    let rest = &line[line.find("SYSCALL[")?..];
+    let (who, rest) = rest.split_once(']')?;
+    let thread = who.split_once(',')?.1.parse().ok()?;
+    let call = rest.split_once(") ")?.1.split(' ').next()?;
+    call.starts_with("sys_").then_some((thread, call))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_known_by_the_line_that_it_begins_with() {
+        assert_eq!(call_of("SYSCALL[13064,2](202) sys_futex ( 0x1 ) --> [async] ... "), Some((2, "sys_futex")));
+        assert_eq!(call_of("SYSCALL[13064,2](202) ... [async] --> Success(0x4) "), None);
+        assert_eq!(call_of("==13064== Callgrind"), None);
+    }
+
+    #[test]
+    fn calls_count_between_marks_and_the_clients_do_not() {
+        let call = |thread: u32, name: &str| format!("SYSCALL[7,{thread}](1) {name} ( ) --> [async] ... \n");
+        let mark = call(1, "sys_getppid");
+        let (first, second) = (call(2, "sys_read"), call(2, "sys_read").repeat(2) + &call(1, "sys_write"));
+        let text = [call(2, "sys_open"), mark.clone(), first, mark.clone(), mark.clone(), second, mark].concat();
+        let mut difference = Difference::default();
+        difference.read_calls(Way::Grpc, &text);
+        assert_eq!(difference.system_calls, [("sys_read".to_owned(), 1)].into());
+    }
+}

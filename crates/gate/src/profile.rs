@@ -1,0 +1,131 @@
+//! What callgrind writes of a thread: how often each instruction ran, and what functions took with all that they called.
+
+use std::collections::{BTreeMap, HashMap};
+
+use anyhow::{Context as _, Result};
+
+/// A place in a program or library: the file, and the address that its symbols have.
+pub type Place = (String, u64);
+
+/// What some threads did in a part of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Profile {
+    /// Instructions.
+    pub total: i64,
+    /// How often each ran.
+    pub by_place: BTreeMap<Place, i64>,
+    /// By function: instructions in it, with all that it called.
+    pub by_function: BTreeMap<String, i64>,
+}
+
+impl Profile {
+    /// Reads a file of callgrind's, with positions that are addresses.
+    ///
+    /// # Errors
+    /// If it is none.
+    pub fn read(text: &str) -> Result<Profile> {
+        let mut reader = Reader::default();
+        for (index, line) in text.lines().enumerate() {
+            reader.read(line).with_context(|| format!("line {}: '{line}'", index + 1))?;
+        }
+        Ok(reader.profile)
+    }
+
+    /// Adds what another thread did, or takes it away: `times` is 1 or -1.
+    pub fn add(&mut self, other: &Profile, times: i64) {
+        self.total += times * other.total;
+        for (place, count) in &other.by_place {
+            *self.by_place.entry(place.clone()).or_default() += times * count;
+        }
+        for (function, count) in &other.by_function {
+            *self.by_function.entry(function.clone()).or_default() += times * count;
+        }
+    }
+}
+
+/// Names are written once, and are numbers from then on.
+#[derive(Default)]
+struct Names(HashMap<String, String>);
+
+impl Names {
+    fn of(&mut self, text: &str) -> Result<String> {
+        let (number, name) = text.split_once(')').context("a name has a number")?;
+        match name.trim_start() {
+            "" => self.0.get(number).cloned().context("a number has a name"),
+            name => {
+                self.0.insert(number.to_owned(), name.to_owned());
+                Ok(name.to_owned())
+            }
+        }
+    }
+}
+
+#[derive(Default)]
+struct Reader {
+    profile: Profile,
+    objects: Names,
+    functions: Names,
+    object: String,
+    function: String,
+    called: String,
+    /// The next line says what a call took.
+    is_call: bool,
+}
+
+impl Reader {
+    fn read(&mut self, line: &str) -> Result<()> {
+        if let Some(hex) = line.strip_prefix("0x") {
+            return self.read_cost(hex);
+        }
+        let Some((key, value)) = line.split_once('=') else { return Ok(()) };
+        match key {
+            "ob" => self.object = self.objects.of(value)?,
+            "cob" => drop(self.objects.of(value)?),
+            "fn" => self.function = self.functions.of(value)?,
+            "cfn" => self.called = self.functions.of(value)?,
+            "calls" => self.is_call = true,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn read_cost(&mut self, text: &str) -> Result<()> {
+        let (address, count) = text.split_once(' ').context("a count follows")?;
+        let count: i64 = count.trim().parse()?;
+        let of_function = match self.profile.by_function.get_mut(&self.function) {
+            Some(of_function) => of_function,
+            None => self.profile.by_function.entry(self.function.clone()).or_default(),
+        };
+        if std::mem::take(&mut self.is_call) {
+            // What a function takes that calls itself is counted once.
+            *of_function += if self.called == self.function { 0 } else { count };
+            return Ok(());
+        }
+        *of_function += count;
+        self.profile.total += count;
+        let place = (self.object.clone(), u64::from_str_radix(address, 16)?);
+        *self.profile.by_place.entry(place).or_default() += count;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "positions: instr\nevents: Ir\nob=(1) /bin/a\nfl=(1) a.rs\nfn=(1) outer\n0x10 5\ncfn=(2) inner\n\
+                        calls=5 0x20 \n0x14 50\n\nfn=(2)\n0x20 10\n0x24 40\n";
+
+    #[test]
+    fn what_a_function_calls_is_its_own_too_and_counted_once() {
+        let profile = Profile::read(TEXT).unwrap();
+        assert_eq!(profile.total, 55);
+        assert_eq!((profile.by_function["outer"], profile.by_function["inner"]), (55, 50));
+        assert_eq!(profile.by_place[&("/bin/a".to_owned(), 0x24)], 40);
+    }
+
+    #[test]
+    fn a_name_that_was_never_written_is_an_error() {
+        assert!(Profile::read("fn=(7)\n").is_err());
+    }
+}

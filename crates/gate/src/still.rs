@@ -1,0 +1,212 @@
+//! A world that stands still: time passes when this program says so, and nothing begins by itself.
+//!
+//! The functions below take the place of libc's in this program: a program's own come first when it is linked. So time is injected under everything that asks for it, ours
+//! and our dependencies', and no part of the server knows. Before [`stand_still`] they do what libc does.
+//!
+//! From then on clocks show what [`pass`] has made of them. A brief sleep is what an emulated launch takes: time passes, and the thread goes on. A thread that sleeps
+//! longer, or waits with a limit, waits for good unless it is woken: watchdog, alarms and rehearsal, which find work now and then by the clock, are not in anybody's count.
+
+use std::ffi::{c_int, c_long, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crate::counters::{Counter, count, is_client};
+use crate::part;
+
+/// The longest sleep that is a launch, nanoseconds.
+const BRIEF: u64 = 1_000_000;
+const SECOND: u64 = 1_000_000_000;
+/// How many threads are woken at most where the frontends' is idle: by this number a list of system calls says that it is none of the server's.
+pub const HANDSHAKE: u32 = 77_777;
+/// What the clock of the day shows beyond the others, nanoseconds.
+const START: u64 = 1_700_000_000 * SECOND;
+
+static STILL: AtomicBool = AtomicBool::new(false);
+static NOW: AtomicU64 = AtomicU64::new(0);
+/// 1 while the thread of the frontends waits for something to come.
+static IDLE: AtomicU32 = AtomicU32::new(0);
+static NEVER: AtomicU32 = AtomicU32::new(0);
+
+/// From now on time stands still, but for [`pass`].
+pub fn stand_still() {
+    let monotonic = raw_clock(libc::CLOCK_MONOTONIC);
+    NOW.store(monotonic, Ordering::SeqCst);
+    STILL.store(true, Ordering::SeqCst);
+}
+
+fn is_still() -> bool {
+    STILL.load(Ordering::Relaxed)
+}
+
+/// Lets so many nanoseconds pass.
+pub fn pass(nanos: u64) {
+    NOW.store(NOW.load(Ordering::Relaxed) + nanos, Ordering::Relaxed);
+}
+
+/// Waits until the thread of the frontends has nothing to do, so that two threads never run side by side, and a request never finds another one's end.
+pub fn wait_until_idle() {
+    while IDLE.load(Ordering::SeqCst) == 0 {
+        futex(&IDLE, libc::FUTEX_WAIT, 0);
+    }
+}
+
+fn raw_clock(clock: c_int) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel writes one timespec there.
+    unsafe { raw(libc::SYS_clock_gettime, [clock as usize, &raw mut time as usize, 0, 0, 0, 0]) };
+    time.tv_sec as u64 * SECOND + time.tv_nsec as u64
+}
+
+fn futex(word: &AtomicU32, operation: c_int, value: u32) {
+    let operation = (operation | libc::FUTEX_PRIVATE_FLAG) as usize;
+    // SAFETY: the word lives for ever, and there is no limit to read.
+    unsafe { raw(libc::SYS_futex, [word.as_ptr() as usize, operation, value as usize, 0, 0, 0]) };
+}
+
+fn sleep_for_good() -> ! {
+    loop {
+        futex(&NEVER, libc::FUTEX_WAIT, 0);
+    }
+}
+
+/// A system call.
+///
+/// # Safety
+/// That of the call.
+unsafe fn raw(number: c_long, arguments: [usize; 6]) -> isize {
+    let [a, b, c, d, e, f] = arguments;
+    let result;
+    // SAFETY: the kernel changes RCX and R11 beside the result, and memory as the call says.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+        );
+    }
+    result
+}
+
+/// A system call's result as libc gives it.
+fn result(result: isize) -> isize {
+    if (-4095..0).contains(&result) {
+        // SAFETY: the place of errno is the thread's own.
+        unsafe { *libc::__errno_location() = -result as c_int };
+        return -1;
+    }
+    result
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn clock_gettime(clock: c_int, time: *mut libc::timespec) -> c_int {
+    count(Counter::ClockReads, 1);
+    let shown = match clock {
+        libc::CLOCK_PROCESS_CPUTIME_ID | libc::CLOCK_THREAD_CPUTIME_ID => None,
+        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Some(START + NOW.load(Ordering::Relaxed)),
+        _ => Some(NOW.load(Ordering::Relaxed)),
+    };
+    let nanos = shown.filter(|_| is_still()).unwrap_or_else(|| raw_clock(clock));
+    let shown = libc::timespec { tv_sec: (nanos / SECOND) as i64, tv_nsec: (nanos % SECOND) as i64 };
+    // SAFETY: the caller has a timespec there.
+    unsafe { time.write(shown) };
+    0
+}
+
+/// Sleeps so long in a world that stands still.
+fn sleep_still(nanos: u64) -> c_int {
+    if nanos > BRIEF {
+        sleep_for_good();
+    }
+    pass(nanos);
+    part::launched();
+    0
+}
+
+/// # Safety
+/// `time` points to a timespec.
+unsafe fn nanos(time: *const libc::timespec) -> u64 {
+    // SAFETY: the caller's promise.
+    let time = unsafe { time.read() };
+    time.tv_sec as u64 * SECOND + time.tv_nsec as u64
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nanosleep(asked: *const libc::timespec, left: *mut libc::timespec) -> c_int {
+    if is_still() {
+        // SAFETY: the caller has a timespec there.
+        return sleep_still(unsafe { nanos(asked) });
+    }
+    // SAFETY: what the caller promises libc.
+    result(unsafe { raw(libc::SYS_nanosleep, [asked as usize, left as usize, 0, 0, 0, 0]) }) as c_int
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn clock_nanosleep(
+    clock: c_int,
+    flags: c_int,
+    asked: *const libc::timespec,
+    left: *mut libc::timespec,
+) -> c_int {
+    if is_still() {
+        // SAFETY: the caller has a timespec there.
+        let asked = unsafe { nanos(asked) };
+        let now = if flags & libc::TIMER_ABSTIME != 0 { NOW.load(Ordering::Relaxed) } else { 0 };
+        return sleep_still(asked.saturating_sub(now));
+    }
+    let arguments = [clock as usize, flags as usize, asked as usize, left as usize, 0, 0];
+    // SAFETY: what the caller promises libc. This function gives the error itself.
+    -unsafe { raw(libc::SYS_clock_nanosleep, arguments) } as c_int
+}
+
+/// libc's has any number of arguments; the calling convention is the same as long as none is a floating-point number.
+#[unsafe(no_mangle)]
+extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
+    let mut arguments = [a, b, c, d, e, f];
+    if number == libc::SYS_futex {
+        count(Counter::Futexes, 1);
+        let operation = b as c_int & 0x7f;
+        if is_still() && !is_client() && matches!(operation, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET) {
+            arguments[3] = 0;
+        }
+    }
+    if number == libc::SYS_getrandom {
+        return getrandom(a as *mut c_void, b, 0) as c_long;
+    }
+    // SAFETY: what the caller promises libc.
+    result(unsafe { raw(number, arguments) }) as c_long
+}
+
+/// Seeds that are the same in each run.
+#[unsafe(no_mangle)]
+extern "C" fn getrandom(bytes: *mut c_void, length: usize, _flags: u32) -> isize {
+    for index in 0..length {
+        // SAFETY: the caller has so many bytes there.
+        unsafe { bytes.cast::<u8>().add(index).write((index as u8).wrapping_mul(151) ^ 0x5a) };
+    }
+    length as isize
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn epoll_wait(epoll: c_int, events: *mut libc::epoll_event, most: c_int, limit: c_int) -> c_int {
+    let limit = if is_still() && limit > 0 { -1 } else { limit };
+    let is_frontend = limit != 0 && is_frontend();
+    if is_frontend {
+        IDLE.store(1, Ordering::SeqCst);
+        futex(&IDLE, libc::FUTEX_WAKE, HANDSHAKE);
+    }
+    let arguments = [epoll as usize, events as usize, most as usize, limit as usize, 0, 0];
+    // SAFETY: what the caller promises libc.
+    let ready = result(unsafe { raw(libc::SYS_epoll_wait, arguments) });
+    if is_frontend {
+        IDLE.store(0, Ordering::SeqCst);
+    }
+    ready as c_int
+}
+
+thread_local! {
+    static IS_FRONTEND: std::cell::OnceCell<bool> = const { std::cell::OnceCell::new() };
+}
+
+fn is_frontend() -> bool {
+    IS_FRONTEND.with(|is| *is.get_or_init(|| std::thread::current().name() == Some("frontend")))
+}

@@ -1,0 +1,79 @@
+//! The ways that are counted.
+
+mod executor;
+mod grpc_client;
+mod http_client;
+mod roles;
+mod scheduler;
+mod server;
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::part::Plan;
+
+/// A way that requests go.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, ValueEnum)]
+pub enum Way {
+    /// An inference over HTTP, its tensors in binary form.
+    HttpBinary,
+    /// The same, its tensors in JSON.
+    HttpJson,
+    /// An inference over gRPC.
+    Grpc,
+    /// A request posted to the scheduler, and its part of a grant and a completion: one model.
+    Scheduler,
+    /// The same with 1,000 models.
+    Scheduler1000,
+    /// A request between a frontend, a scheduler and a backend that are processes of their own, without sockets.
+    Roles,
+    /// A batch run by an executor process: both processes.
+    Executor,
+}
+
+impl Way {
+    /// All of them.
+    pub fn all() -> &'static [Way] {
+        Way::value_variants()
+    }
+
+    /// What it is called.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Requests of the first part.
+    pub fn requests(self) -> u64 {
+        match self {
+            Way::HttpBinary | Way::HttpJson | Way::Grpc | Way::Executor => 500,
+            Way::Roles => 4_000,
+            Way::Scheduler | Way::Scheduler1000 => 20_000,
+        }
+    }
+
+    /// Whether its first thread stands for a client, and is not counted.
+    pub fn has_client(self) -> bool {
+        matches!(self, Way::HttpBinary | Way::HttpJson | Way::Grpc)
+    }
+
+    /// Whether it goes from process to process, so that what the operating system does is not the same each time.
+    pub fn crosses(self) -> bool {
+        self == Way::Executor
+    }
+
+    /// Has requests go this way.
+    ///
+    /// # Errors
+    /// If the way cannot be laid, or a request fails.
+    pub fn run(self, plan: &Plan) -> Result<()> {
+        match self {
+            Way::HttpBinary => server::run_http(plan, &http_client::binary_request()),
+            Way::HttpJson => server::run_http(plan, &http_client::json_request()),
+            Way::Grpc => server::run_grpc(plan),
+            Way::Scheduler => scheduler::run(plan, 1),
+            Way::Scheduler1000 => scheduler::run(plan, 1_000),
+            Way::Roles => roles::run(plan),
+            Way::Executor => executor::run(plan),
+        }
+    }
+}

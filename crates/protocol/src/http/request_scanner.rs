@@ -66,7 +66,8 @@ impl<'a> Text<'a> {
     /// A string without escapes, of ASCII alone.
     fn ascii(&mut self) -> Option<&'a [u8]> {
         let text = self.rest.strip_prefix(b"\"")?;
-        let end = text.iter().position(|byte| !STANDS_FOR_ITSELF.get(usize::from(*byte)).is_some_and(|stands| *stands))?;
+        let end =
+            text.iter().position(|byte| !STANDS_FOR_ITSELF.get(usize::from(*byte)).is_some_and(|stands| *stands))?;
         let (string, rest) = text.split_at_checked(end)?;
         self.rest = rest;
         self.sign(b'"')?;

@@ -77,7 +77,9 @@ where
     };
     let WholeBody { bytes, mut held } = WholeBody::of(state, headers, coding, body).await?;
     let ((request, forms), mut held) = match header_length {
-        None if let Some(media) = picture_type(headers) => (picture_request(state.service(), path, bytes, media)?, held),
+        None if let Some(media) = picture_type(headers) => {
+            (picture_request(state.service(), path, bytes, media)?, held)
+        }
         Some(0) => (raw_request(state.service(), path, bytes)?, held),
         _ => {
             let json = header_length.unwrap_or(bytes.len()).min(bytes.len());

@@ -32,7 +32,7 @@ const STANDS_FOR_ITSELF: [bool; 256] = {
     stands
 };
 
-/// What is left of the JSON. Between two of its methods there is no space before the rest.
+/// The rest of the JSON. Each method leaves it without spaces at its start.
 struct Text<'a> {
     rest: &'a [u8],
 }
@@ -209,7 +209,7 @@ impl<'a> Text<'a> {
         Some(if unsigned.is_some() { -value } else { value })
     }
 
-    /// A list of whatever is in it, up to the bracket that closes it.
+    /// The text of a list, unread, from its opening to its closing bracket.
     fn skipped_list(&mut self) -> Option<&'a [u8]> {
         let whole = self.rest;
         let mut behind = whole.strip_prefix(b"[")?;
@@ -231,7 +231,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// What is behind the string that `text` is in.
+/// The text behind a string whose opening quote is left out.
 fn behind_string(mut text: &[u8]) -> Option<&[u8]> {
     loop {
         let at = memchr2(b'"', b'\\', text)?;

@@ -42,7 +42,7 @@ pub fn parse_request(
 ) -> Result<(InferRequest, OutputForms), CodecError> {
     let parts = BodyParts::new(body, header_length)?;
     let usual = request_scanner::scan(parts.json()).and_then(|header| read_header(header, &parts).ok());
-    // What is wrong with a request, and where, serde says.
+    // serde names a mistake and its place.
     let (request, forms) = usual.map_or_else(|| read_unusual(&parts), Ok)?;
     Ok((InferRequest { model_name, model_version, ..request }, forms))
 }

@@ -199,7 +199,10 @@ mod tests {
         "\"data\":[1],",
     ];
 
-    fn both(text: &str) -> (Option<(InferRequest, OutputForms)>, Result<(InferRequest, OutputForms), CodecError>) {
+    type Read = (InferRequest, OutputForms);
+
+    /// A request as it is read in one pass, if it can be, and as serde reads it.
+    fn both(text: &str) -> (Option<Read>, Result<Read, CodecError>) {
         let parts = BodyParts::new(Bytes::copy_from_slice(text.as_bytes()), None).unwrap();
         let usual = request_scanner::scan(parts.json()).and_then(|header| read_header(header, &parts).ok());
         (usual, read_unusual(&parts))

@@ -1,8 +1,8 @@
 //! Lists of numbers in JSON, read from the bytes straight into the binary form.
 //!
-//! Nearly all bytes of a JSON request are numbers. serde_json looks at them three times: for the end of the list, for
-//! numbers, and for the value of each. Here they are looked at once. What this does not take, `[1, "two"]` or `[1 2]`,
-//! is left to serde_json, which says what is wrong with it, and where.
+//! Nearly all bytes of a JSON request are numbers. serde_json reads each byte three times: for the end of the list, for
+//! the end of the number, and for its value. This module reads each byte once. It refuses a list with a mistake, such as
+//! `[1, "two"]` or `[1 2]`. serde_json then names the mistake and its place.
 
 use downbeat_core::tensor::DataType;
 
@@ -95,7 +95,7 @@ fn list<const SIZE: usize>(
     }
 }
 
-/// What is left of a list's text.
+/// The rest of a list's text.
 struct Numbers<'a> {
     rest: &'a [u8],
 }
@@ -167,7 +167,7 @@ impl Numbers<'_> {
         }
         let unsigned = self.rest.strip_prefix(b"-").unwrap_or(self.rest);
         let integer = unsigned.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(unsigned.len());
-        // What JSON does not take though fast_float does: `01`, `.5`, `1.`, `+1`, `inf`.
+        // fast_float takes `01`, `.5`, `1.`, `+1` and `inf`, which are no JSON.
         match unsigned.get(integer..) {
             _ if integer == 0 => return self.word(),
             _ if integer > 1 && unsigned.first() == Some(&b'0') => return None,
@@ -217,9 +217,9 @@ impl Numbers<'_> {
     }
 }
 
-/// Digits of a short number before the point. With those behind it they are at most 15, and the number below 2^53.
+/// Most digits of a short number before the point. With [`MOST_FRACTION`] they are 15: such a number is below 2^53.
 const MOST_INTEGER: usize = 8;
-/// And behind it.
+/// Most digits behind the point.
 const MOST_FRACTION: usize = 7;
 
 /// Appends the digits at the start of `text` to a number. Gives what is behind them, too. The number is wrong where it

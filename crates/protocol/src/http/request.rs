@@ -42,7 +42,7 @@ pub fn parse_request(
 ) -> Result<(InferRequest, OutputForms), CodecError> {
     let parts = BodyParts::new(body, header_length)?;
     let usual = request_scanner::scan(parts.json()).and_then(|header| read_header(header, &parts).ok());
-    // What is wrong with a request, and where, serde says.
+    // serde names a mistake and its place.
     let (request, forms) = usual.map_or_else(|| read_unusual(&parts), Ok)?;
     Ok((InferRequest { model_name, model_version, ..request }, forms))
 }
@@ -167,11 +167,42 @@ mod tests {
 
     /// What a text is damaged with.
     const PIECES: [&str; 30] = [
-        "[", "]", "{", "}", ",", ":", "\"", "\\", " ", "\n", "0", "1", "-", ".", "e", "-0", "01", "1.", ".5", "+1", "1e400", "NaN",
-        "null", "true", "18446744073709551616", "0.12345678901234567890123", "é", "\u{7f}", "\"x\":1,", "\"data\":[1],",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        ":",
+        "\"",
+        "\\",
+        " ",
+        "\n",
+        "0",
+        "1",
+        "-",
+        ".",
+        "e",
+        "-0",
+        "01",
+        "1.",
+        ".5",
+        "+1",
+        "1e400",
+        "NaN",
+        "null",
+        "true",
+        "18446744073709551616",
+        "0.12345678901234567890123",
+        "é",
+        "\u{7f}",
+        "\"x\":1,",
+        "\"data\":[1],",
     ];
 
-    fn both(text: &str) -> (Option<(InferRequest, OutputForms)>, Result<(InferRequest, OutputForms), CodecError>) {
+    type Read = (InferRequest, OutputForms);
+
+    /// A request as it is read in one pass, if it can be, and as serde reads it.
+    fn both(text: &str) -> (Option<Read>, Result<Read, CodecError>) {
         let parts = BodyParts::new(Bytes::copy_from_slice(text.as_bytes()), None).unwrap();
         let usual = request_scanner::scan(parts.json()).and_then(|header| read_header(header, &parts).ok());
         (usual, read_unusual(&parts))

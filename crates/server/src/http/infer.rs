@@ -42,7 +42,7 @@ pub(super) async fn handler<S: Service>(
     Ok(answer(encoded, headers).map(Body::from))
 }
 
-/// The answer with this body. Its headers are in the place of the request's, so that it allocates none.
+/// The answer with this body. Its headers take the memory of the request's `headers`.
 pub(super) fn answer(encoded: EncodedBody, mut headers: HeaderMap) -> Answer {
     headers.clear();
     match encoded.header_length {
@@ -77,7 +77,9 @@ where
     };
     let WholeBody { bytes, mut held } = WholeBody::of(state, headers, coding, body).await?;
     let ((request, forms), mut held) = match header_length {
-        None if let Some(media) = picture_type(headers) => (picture_request(state.service(), path, bytes, media)?, held),
+        None if let Some(media) = picture_type(headers) => {
+            (picture_request(state.service(), path, bytes, media)?, held)
+        }
         Some(0) => (raw_request(state.service(), path, bytes)?, held),
         _ => {
             let json = header_length.unwrap_or(bytes.len()).min(bytes.len());
@@ -143,7 +145,7 @@ fn one_element(name: &str, shape: Vec<i64>, element: &[u8]) -> Result<InferTenso
     Ok(InferTensor { name, datatype: DataType::Bytes, shape, parameters: Default::default(), data })
 }
 
-/// What the headers say of the body.
+/// How a request's body is read, by its headers.
 struct Head {
     /// Of the JSON, where bytes may follow it.
     header_length: Option<usize>,

@@ -8,7 +8,8 @@
 //!
 //! - *Whoever posts works* ([`Cluster::post`], [`Cluster::complete`]): who has put a message in tries to become the one who
 //!   works the mailbox off; if somebody is at it already, that one will find the message, and nobody waits. So an event costs no
-//!   wake-up and no context switch, and a device that completes a batch usually leaves with its next one in hand. Who goes from a shard
+//!   wake-up and no context switch, and a device that completes a batch usually leaves with its next one in hand. A message that finds its mailbox idle
+//!   is handled at once, without a place in the mailbox. Who goes from a shard
 //!   to the matchmaker stays in the shard, and takes the grants for it along. That is
 //!   the way of a server, whose threads have the frontends' and engines' work to do, and whose cores are few: a thread that spins would take a
 //!   core from the engine, one that sleeps would cost every request a wake-up (5 us and more) before it is even queued. The price is that a

@@ -662,10 +662,15 @@ mod tests {
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
+        // Queues of requests of one item have ways of their own.
+        prop_oneof![Just(2u32), Just(4u32)].prop_flat_map(steps_below)
+    }
+
+    fn steps_below(size: u32) -> impl Strategy<Value = Vec<Step>> {
         // Mostly in order, some a little out of order, some far out of it, some without a deadline.
         let deadline = prop_oneof![8 => 90..100u64, 2 => 0..100u64, 1 => Just(u64::MAX)];
         let step = prop_oneof![
-            8 => (deadline, 1..4u32).prop_map(|(deadline, size)| Step::Push { deadline, size }),
+            8 => (deadline, 1..size).prop_map(|(deadline, size)| Step::Push { deadline, size }),
             2 => any::<usize>().prop_map(Step::Remove),
             1 => (0..9usize).prop_map(Step::Look),
             1 => (0..12u32).prop_map(Step::PopInto),
@@ -678,10 +683,11 @@ mod tests {
     }
 
     proptest! {
-        /// Against a sorted map: the same heads after any operation, whoever is in line and whoever a stray.
+        /// A sorted map gives the same heads and the same first arrival after any operation, for requests in line and for strays.
         #[test]
         fn is_served_in_order_of_deadline_and_arrival(steps in steps()) {
             let mut queue = RequestQueue::new(Vec::new());
+            queue.keep_arrivals(true);
             let mut map: BTreeMap<(Time, u64), (Ticket, u32)> = BTreeMap::new();
             let mut tickets = Vec::new();
             for (number, step) in (0u64..).zip(steps) {
@@ -689,7 +695,12 @@ mod tests {
                     Step::Push { deadline, size } => {
                         // Deadlines wander on with time.
                         let deadline = Time::from_nanos(deadline.saturating_add(number * 3));
-                        let ticket = queue.push(Time::ZERO, &request(number, deadline, size), Time::MAX);
+                        let now = Time::from_nanos(number);
+                        let ticket = if size == 1 && queue.takes_last(deadline) {
+                            queue.push_last(now, RequestId(number), deadline)
+                        } else {
+                            queue.push(now, &request(number, deadline, size), Time::MAX)
+                        };
                         map.insert((deadline, number), (ticket, size));
                         tickets.push(ticket);
                     }
@@ -717,6 +728,8 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(queue.head(0).map(|head| (head.deadline, head.id.0)), map.keys().next().copied());
+                let first = map.keys().map(|(_, number)| Time::from_nanos(*number)).min();
+                prop_assert_eq!(queue.first_arrival(), first);
                 prop_assert_eq!(queue.weight(), map.values().map(|(_, size)| u64::from(*size)).sum::<u64>());
             }
         }

@@ -344,8 +344,8 @@ class Run:
         profile = [self.work / "downbeat", "profile", "--engine", "cuda", "--repository", self.zoo, "--save", self.out / "gpu.toml"]
         told = lambda text: self.row(step=step, what="", note=text.strip()) if text.strip() else None
         limit = self.left() / 3
-        for model, length in ((one, "32"), (other, "128")):
-            self.run(step, [*profile, model, "--length", length, "--batch", self.batches("1,8,32"), "--shares", "4", "--segments", self.segments(4),
+        for model, length, batches in ((one, "32", "1,4,16"), (other, "128", "1,4,8")):
+            self.run(step, [*profile, model, "--length", length, "--batch", self.batches(batches), "--shares", "4", "--segments", self.segments(4),
                             "--budget", limit * 0.5], told, limit)
         self.run(step, [*profile, one, "--beside", other, "--length", "128", "--batch", self.batches("1,8"), "--budget", limit * 0.5], told, limit)
 

@@ -5,10 +5,10 @@
     tools/peers/compare.py run   OPTIONS --tuning tuning.jsonl --out runs.jsonl     measures every server in turns
     tools/peers/compare.py table runs.jsonl                                         prints medians and spreads
 
-Each turn starts all servers anew. Then it takes way after way, such as `mlp http 32`, and lets the
-servers serve it one after another; the others are idle meanwhile. Both commands append to their file,
-so a measurement can be made in parts (`--ways`, `--part`). docs/results/peers.md says where the
-servers come from. A server whose option is not given is left out.
+`run` starts all servers. Each turn takes way after way, such as `mlp http 32`, and loads one server after
+another; the other servers are idle meanwhile. Both commands append to their file, so several calls can
+make one measurement (`--turns`, `--ways`, `--part`). docs/results/peers.md says where the servers come
+from. A server whose option is not given is left out.
 """
 
 import argparse
@@ -254,32 +254,33 @@ def serves(server, way):
     return server.name != ECHO or way[0] == "mlp"
 
 
-def turn(args, ways, number):
+def turn(args, servers, ways, number):
     named = f"{time.strftime('%H:%M:%S')} {os.getpid()} {number}"
+    for place, way in enumerate(ways):
+        first = (number + place) % len(servers)
+        for server in servers[first:] + servers[:first]:
+            if not serves(server, way):
+                continue
+            row = {"turn": named, "way": " ".join(map(str, way)), "server": server.name}
+            found = measure(args, server, way)
+            append(args.out, {**row, **found, "version": server.version(), "resident_mb": server.resident_mb()})
+
+
+def run(args):
+    chosen = [way for way in WAYS if not args.ways or any(" ".join(map(str, way)).startswith(w) for w in args.ways)]
+    servers = []
     with tempfile.TemporaryDirectory() as folder:
-        servers = []
         try:
             for start in given_servers(args):
                 servers.append(start(args, pathlib.Path(folder)))
                 # One after another: a server may measure its models when it starts.
                 servers[-1].wait()
             time.sleep(1)
-            for place, way in enumerate(ways):
-                first = (number + place) % len(servers)
-                for server in servers[first:] + servers[:first]:
-                    if serves(server, way):
-                        row = {"turn": named, "way": " ".join(map(str, way)), "server": server.name}
-                        append(args.out, {**row, **measure(args, server, way), "version": server.version(),
-                                          "resident_mb": server.resident_mb()})
+            for number in range(args.turns):
+                turn(args, servers, chosen, args.first + number)
         finally:
             for server in servers:
                 server.stop()
-
-
-def run(args):
-    chosen = [way for way in WAYS if not args.ways or any(" ".join(map(str, way)).startswith(w) for w in args.ways)]
-    for number in range(args.turns):
-        turn(args, chosen, args.first + number)
 
 
 # -- tables

@@ -250,8 +250,10 @@ def measure(args, server, way):
 
 
 def serves(server, way):
-    """The echo server has one input of one type, as mlp has."""
-    return server.name != ECHO or way[0] == "mlp"
+    """Tells whether a server can serve a way."""
+    # The echo server has one input of one type, as mlp has.
+    # furnace-server calls the one input of such a model `input`, whatever its name: digits has `image`.
+    return way[0] in {ECHO: ["mlp"], FURNACE: ["mlp", "encoder"]}.get(server.name, INPUTS)
 
 
 def turn(args, servers, ways, number):

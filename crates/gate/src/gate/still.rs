@@ -1,29 +1,33 @@
 //! A world that stands still: time passes when this program says so, and nothing begins by itself.
 //!
-//! The functions below take the place of libc's in this program: a program's own come first when it is linked. So time is injected under everything that asks for it, ours
-//! and our dependencies', and no part of the server knows. Before [`stand_still`] they do what libc does.
+//! The functions below take the place of libc's in this program, as the linker finds a program's own functions first. Our crates and our dependencies all get their time here,
+//! and no line of the server was changed for that. Before [`stand_still`] the functions do what libc does.
 //!
-//! From then on clocks show what [`pass`] has made of them. A brief sleep is what an emulated launch takes: time passes, and the thread goes on. A thread that sleeps
-//! longer, or waits with a limit, waits for good unless it is woken: watchdog, alarms and rehearsal, which find work now and then by the clock, are not in anybody's count.
+//! From then on the clocks show the time that [`pass`] has set. An emulated launch sleeps briefly: time passes, and the thread goes on. A thread that sleeps longer, or waits with
+//! a limit, waits until another thread wakes it. So watchdog, alarms and rehearsal do nothing by the clock, and add to no count.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use crate::counters::{Counter, count, is_client};
-use crate::part;
+use crate::gate::counters::{self, Counter, count, is_client};
+use crate::gate::part;
 
 /// The longest sleep that is a launch, nanoseconds.
 const BRIEF: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
-/// How many threads are woken at most where the frontends' is idle: by this number a list of system calls says that it is none of the server's.
+/// The most threads that the gate's own wake-up wakes. No other wake-up has this number, so that a list of system calls tells them apart.
 pub const HANDSHAKE: u32 = 77_777;
 /// What the clock of the day shows beyond the others, nanoseconds.
 const START: u64 = 1_700_000_000 * SECOND;
 
+/// Threads that one call wakes at most, as they are counted.
+const MOST_WOKEN: i32 = 64;
+
 static STILL: AtomicBool = AtomicBool::new(false);
 static NOW: AtomicU64 = AtomicU64::new(0);
-/// 1 while the thread of the frontends waits for something to come.
-static IDLE: AtomicU32 = AtomicU32::new(0);
+/// Threads that do not wait, the client's not among them.
+static BUSY: AtomicU32 = AtomicU32::new(0);
 static NEVER: AtomicU32 = AtomicU32::new(0);
 
 /// From now on time stands still, but for [`pass`].
@@ -42,10 +46,59 @@ pub fn pass(nanos: u64) {
     NOW.store(NOW.load(Ordering::Relaxed) + nanos, Ordering::Relaxed);
 }
 
-/// Waits until the thread of the frontends has nothing to do, so that two threads never run side by side, and a request never finds another one's end.
+/// Waits until no thread has anything to do, so that a request never finds the end of the one before.
 pub fn wait_until_idle() {
-    while IDLE.load(Ordering::SeqCst) == 0 {
-        futex(&IDLE, libc::FUTEX_WAIT, 0);
+    loop {
+        let busy = BUSY.load(Ordering::SeqCst);
+        if busy == 0 {
+            return;
+        }
+        futex(&BUSY, libc::FUTEX_WAIT, busy);
+    }
+}
+
+/// Marks a thread that has waited before. From its first wait to its end the thread is counted while it is busy.
+struct Known;
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        add_busy(-1);
+    }
+}
+
+thread_local! {
+    static KNOWN: Cell<Option<Known>> = const { Cell::new(None) };
+}
+
+/// The thread begins to wait.
+fn begin_wait() {
+    if is_client() {
+        return;
+    }
+    // A thread that is ending is counted no more.
+    let was_known = KNOWN.try_with(|known| known.replace(Some(Known)).map(std::mem::forget).is_some());
+    if was_known != Ok(false) {
+        add_busy(-1);
+    }
+}
+
+/// The calling thread stands for a client from now on, and is not counted.
+pub fn be_client() {
+    drop(KNOWN.take());
+    counters::be_client();
+}
+
+/// So many threads more are busy.
+fn add_busy(more: i32) {
+    let before = BUSY.fetch_add(more as u32, Ordering::SeqCst);
+    if before.wrapping_add(more as u32) == 0 {
+        futex(&BUSY, libc::FUTEX_WAKE, HANDSHAKE);
+    }
+}
+
+fn end_wait() {
+    if !is_client() {
+        add_busy(1);
     }
 }
 
@@ -63,6 +116,7 @@ fn futex(word: &AtomicU32, operation: c_int, value: u32) {
 }
 
 fn sleep_for_good() -> ! {
+    begin_wait();
     loop {
         futex(&NEVER, libc::FUTEX_WAIT, 0);
     }
@@ -161,19 +215,48 @@ extern "C" fn clock_nanosleep(
 /// libc's has any number of arguments; the calling convention is the same as long as none is a floating-point number.
 #[unsafe(no_mangle)]
 extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
-    let mut arguments = [a, b, c, d, e, f];
-    if number == libc::SYS_futex {
-        count(Counter::Futexes, 1);
-        let operation = b as c_int & 0x7f;
-        if is_still() && !is_client() && matches!(operation, libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET) {
-            arguments[3] = 0;
-        }
+    let arguments = [a, b, c, d, e, f];
+    match number {
+        libc::SYS_futex => result(futex_call(arguments)) as c_long,
+        libc::SYS_getrandom => getrandom(a as *mut c_void, b, 0) as c_long,
+        // SAFETY: what the caller promises libc.
+        number => result(unsafe { raw(number, arguments) }) as c_long,
     }
-    if number == libc::SYS_getrandom {
-        return getrandom(a as *mut c_void, b, 0) as c_long;
+}
+
+/// A thread waits for another, or wakes some.
+fn futex_call(mut arguments: [usize; 6]) -> isize {
+    count(Counter::Futexes, 1);
+    let waits = match arguments[1] as c_int & 0x7f {
+        libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => true,
+        libc::FUTEX_WAKE => false,
+        // SAFETY: what the caller promises libc.
+        _ => return unsafe { raw(libc::SYS_futex, arguments) },
+    };
+    if is_client() {
+        // SAFETY: as above.
+        return unsafe { raw(libc::SYS_futex, arguments) };
     }
-    // SAFETY: what the caller promises libc.
-    result(unsafe { raw(number, arguments) }) as c_long
+    if !waits {
+        // Counted before they wake, so that no thread is busy and not counted.
+        let most = (arguments[2] as i32).clamp(0, MOST_WOKEN);
+        add_busy(most);
+        // SAFETY: as above.
+        let woken = unsafe { raw(libc::SYS_futex, arguments) };
+        add_busy(woken.max(0) as i32 - most);
+        return woken;
+    }
+    if is_still() {
+        arguments[3] = 0;
+    }
+    begin_wait();
+    // SAFETY: as above.
+    let waited = unsafe { raw(libc::SYS_futex, arguments) };
+    // The thread that wakes another has counted that one as busy.
+    if waited != 0 {
+        end_wait();
+    }
+    waited
 }
 
 /// Seeds that are the same in each run.
@@ -189,24 +272,14 @@ extern "C" fn getrandom(bytes: *mut c_void, length: usize, _flags: u32) -> isize
 #[unsafe(no_mangle)]
 extern "C" fn epoll_wait(epoll: c_int, events: *mut libc::epoll_event, most: c_int, limit: c_int) -> c_int {
     let limit = if is_still() && limit > 0 { -1 } else { limit };
-    let is_frontend = limit != 0 && is_frontend();
-    if is_frontend {
-        IDLE.store(1, Ordering::SeqCst);
-        futex(&IDLE, libc::FUTEX_WAKE, HANDSHAKE);
+    if limit != 0 {
+        begin_wait();
     }
     let arguments = [epoll as usize, events as usize, most as usize, limit as usize, 0, 0];
     // SAFETY: what the caller promises libc.
     let ready = result(unsafe { raw(libc::SYS_epoll_wait, arguments) });
-    if is_frontend {
-        IDLE.store(0, Ordering::SeqCst);
+    if limit != 0 {
+        end_wait();
     }
     ready as c_int
-}
-
-thread_local! {
-    static IS_FRONTEND: std::cell::OnceCell<bool> = const { std::cell::OnceCell::new() };
-}
-
-fn is_frontend() -> bool {
-    IS_FRONTEND.with(|is| *is.get_or_init(|| std::thread::current().name() == Some("frontend")))
 }

@@ -1,7 +1,7 @@
 //! The server: frontend, `Serving`, driver, and the launch on the frontend's thread, with an engine that computes nothing.
 //!
-//! The client has a thread of its own, and the server answers on one: that of the frontends. One waits while the other runs. The sockets are real ones, so that the system
-//! calls of a request are counted with it.
+//! The client has a thread of its own, and the server answers on the frontends' thread. One waits while the other runs. The sockets are real, so that a request's system calls
+//! are counted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ use tokio::sync::watch;
 
 use super::grpc_client::GrpcClient;
 use super::http_client::HttpClient;
-use crate::part::Plan;
-use crate::{counters, still};
+use crate::gate::part::Plan;
+use crate::gate::still;
 
 /// Values of a request's tensor: as many as `mlp` takes.
 pub const INPUTS: usize = 784;
@@ -76,7 +76,7 @@ fn serve<C: Client>(plan: &Plan, connect: impl FnOnce([SocketAddr; 2]) -> Result
         anyhow::Ok(addresses)
     })?;
     let mut client = connect(addresses)?;
-    counters::be_client();
+    still::be_client();
     plan.run(|requests| {
         for _ in 0..requests {
             ask_as_client(&mut client)?;
@@ -85,7 +85,7 @@ fn serve<C: Client>(plan: &Plan, connect: impl FnOnce([SocketAddr; 2]) -> Result
     })
 }
 
-/// What the client's thread does for a request: measurements leave it out, by its name.
+/// Does the client's part of a request. Measurements leave this function out by its name.
 #[inline(never)]
 fn ask_as_client(client: &mut impl Client) -> Result<()> {
     still::pass(EVERY);

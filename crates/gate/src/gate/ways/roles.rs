@@ -12,7 +12,7 @@ use downbeat_server::batch_codec::OutputPart;
 use downbeat_server::roles::{Outbox, Tensors, read_frame};
 
 use super::server::{INPUTS, input_values};
-use crate::part::Plan;
+use crate::gate::part::Plan;
 
 const FRONTEND: NodeId = NodeId(1);
 const SCHEDULER: NodeId = NodeId(2);
@@ -47,14 +47,14 @@ struct World {
     frontend: FrontendNode<Tensors>,
     scheduler: Box<SchedulerNode<Tensors>>,
     backend: BackendNode<Tensors>,
-    /// Under way: whose they are, and what they say.
+    /// Frames under way, each with its receiver.
     frames: VecDeque<(NodeId, Frame<Tensors>)>,
     outbox: Outbox,
     bytes: Vec<u8>,
     scratch: Vec<u8>,
     input: Tensors,
     output: Tensors,
-    /// On the device: when they end, and who is in them.
+    /// The batches on the device: the end of each, and its members.
     running: VecDeque<(Time, BatchKey, Vec<RequestKey>)>,
     asked: u64,
     answered: u64,

@@ -123,7 +123,7 @@ fn request() -> ModelInferRequest {
     }
 }
 
-/// The headers of a call (RFC 7541): the first call puts those that are not in the static table into the dynamic one, and others refer to that.
+/// The headers of a call (RFC 7541). The first call puts most of them into the dynamic table, and later calls refer to that table.
 fn headers(first: bool) -> Vec<u8> {
     const POST: u8 = 0x83;
     const HTTP: u8 = 0x86;

@@ -7,7 +7,7 @@ use downbeat_core::tensor::DataType;
 use downbeat_engine::{Emulated, Engine, ExecutorProgram, Isolated, LoadOptions, Place, State, Tensor};
 
 use super::server::{INPUTS, MODEL, input_values};
-use crate::part::Plan;
+use crate::gate::part::Plan;
 
 /// Counts batches of one request.
 pub fn run(plan: &Plan) -> Result<()> {

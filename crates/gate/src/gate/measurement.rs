@@ -7,13 +7,13 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::counters::{Counter, KINDS};
-use crate::counts::Counts;
-use crate::locks;
-use crate::part;
-use crate::profile::Profile;
-use crate::still::HANDSHAKE;
-use crate::ways::Way;
+use crate::gate::counters::{Counter, KINDS};
+use crate::gate::counts::Counts;
+use crate::gate::locks::{self, Atomic};
+use crate::gate::part;
+use crate::gate::profile::Profile;
+use crate::gate::still::HANDSHAKE;
+use crate::gate::ways::Way;
 
 /// What a way cost.
 pub struct Measured {
@@ -23,9 +23,13 @@ pub struct Measured {
     pub counts: Counts,
     /// What all of them did.
     pub profile: Profile,
+    /// Their atomic instructions.
+    pub atomics: Vec<Atomic>,
+    /// Their system calls, by name.
+    pub system_calls: BTreeMap<String, i64>,
 }
 
-/// What was counted in the second part less what was in the first, of all processes.
+/// The counts of the second part less those of the first, for all processes together.
 #[derive(Default)]
 struct Difference {
     profile: Profile,
@@ -39,6 +43,10 @@ struct Difference {
 /// # Errors
 /// If valgrind is not there, or the way cannot be gone.
 pub fn measure(way: Way) -> Result<Measured> {
+    ensure!(
+        std::arch::is_x86_feature_detected!("avx2"),
+        "this processor lacks AVX2, so that valgrind shows the program another processor, and it takes other ways; count on a newer one"
+    );
     let difference = run(way, under_callgrind)?;
     let requests = way.requests();
     let each = |count: i64| (100.0 * count as f64 / requests as f64).round() / 100.0;
@@ -52,15 +60,16 @@ pub fn measure(way: Way) -> Result<Measured> {
         instructions: each(difference.profile.total - client).round(),
         allocations: counter(Counter::Allocations),
         allocated_bytes: counter(Counter::Bytes),
-        locks: each(atomics.locks),
-        atomics: each(atomics.all),
+        locks: each(atomics.iter().filter(|atomic| atomic.is_lock).map(|atomic| atomic.count).sum()),
+        atomics: each(atomics.iter().map(|atomic| atomic.count).sum()),
         system_calls: each(difference.system_calls.values().sum()),
         futex_calls: each(futexes),
         clock_reads: counter(Counter::ClockReads),
         context_switches: way.crosses().then(switches).transpose()?,
     };
     ensure!(counts.instructions > 0.0, "nothing was counted of {}", way.name());
-    Ok(Measured { requests, counts, profile: difference.profile })
+    let Difference { profile, system_calls, .. } = difference;
+    Ok(Measured { requests, counts, profile, atomics, system_calls })
 }
 
 /// Callgrind's command line, up to the program.
@@ -74,7 +83,7 @@ fn under_callgrind(folder: &Path) -> Command {
     command
 }
 
-/// Without callgrind, so that threads and processes wait as they do in service; one at a time, so that none finds an answer before it waits for it.
+/// Without callgrind: processes wait as they do in service. On one core each answer comes after its process has begun to wait.
 fn on_one_core(_folder: &Path) -> Command {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or("0");

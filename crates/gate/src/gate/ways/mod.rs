@@ -10,7 +10,7 @@ mod server;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::part::Plan;
+use crate::gate::part::Plan;
 
 /// A way that requests go.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, ValueEnum)]
@@ -32,12 +32,12 @@ pub enum Way {
 }
 
 impl Way {
-    /// All of them.
+    /// Every way.
     pub fn all() -> &'static [Way] {
         Way::value_variants()
     }
 
-    /// What it is called.
+    /// Its name on the command line and in the file.
     pub fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }

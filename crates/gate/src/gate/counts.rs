@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::ways::Way;
+use crate::gate::ways::Way;
 
 /// The beginning of the file.
 const HEAD: &str = "# What a request costs on each way: means, by `just counts`. A change that raises one changes it here, by `just counts --write`, and says why in its message.\n\
@@ -29,7 +29,7 @@ pub struct Counts {
     pub atomics: f64,
     /// System calls.
     pub system_calls: f64,
-    /// Those of them that wait for a thread, or wake one.
+    /// System calls that wait for a thread, or wake a thread.
     pub futex_calls: f64,
     /// Looks at a clock.
     pub clock_reads: f64,
@@ -63,10 +63,17 @@ impl fmt::Display for Counts {
     }
 }
 
+/// The compiler of this program.
+pub const RUSTC: &str = env!("DOWNBEAT_GATE_RUSTC");
+
 /// The numbers of the tree, by way.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct CountsFile(BTreeMap<String, Counts>);
+pub struct CountsFile {
+    /// The compiler whose code was counted.
+    pub rustc: String,
+    #[serde(flatten)]
+    ways: BTreeMap<String, Counts>,
+}
 
 impl CountsFile {
     /// Reads the file; where there is none there are no numbers.
@@ -83,12 +90,13 @@ impl CountsFile {
 
     /// What is written of a way.
     pub fn of(&self, way: Way) -> Option<&Counts> {
-        self.0.get(&way.name())
+        self.ways.get(&way.name())
     }
 
     /// Notes what a way costs.
     pub fn set(&mut self, way: Way, counts: Counts) {
-        self.0.insert(way.name(), counts);
+        RUSTC.clone_into(&mut self.rustc);
+        self.ways.insert(way.name(), counts);
     }
 
     /// Writes the file.

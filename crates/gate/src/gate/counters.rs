@@ -29,7 +29,7 @@ pub enum Counter {
     Switches,
 }
 
-/// From now on what the calling thread does is a client's, and is not counted.
+/// From now on the calling thread stands for a client, and nothing of it is counted.
 pub fn be_client() {
     IS_CLIENT.set(true);
 }

@@ -1,4 +1,4 @@
-//! The scheduler as a server runs it: whoever posts a request works it off, and whoever completes a batch leaves with the next.
+//! The scheduler as a server runs it: the thread that posts a request works it off, and a completed batch makes place for the next.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -12,7 +12,7 @@ use downbeat_core::cluster::{DispatchPolicy, DropPolicy, Output, Request, Shard}
 use downbeat_core::{BatchId, DeviceId, Time};
 use downbeat_driver::{Cluster, Handler, Moment, QueueHandle, Setup};
 
-use crate::part::Plan;
+use crate::gate::part::Plan;
 
 const DEVICES: u32 = 64;
 const MAX_BATCH: u32 = 32;

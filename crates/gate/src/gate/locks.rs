@@ -1,7 +1,7 @@
 //! Which of the instructions that ran take a lock, or are atomic.
 //!
-//! A processor's instruction says so itself: `lock`, or an exchange with memory. So locks of all crates are counted, not of those that a counting variant was written for, and the
-//! code that is counted is the code that serves.
+//! The processor's instruction says so itself: the prefix `lock`, or an exchange with memory. A counting variant of `driver::sync` would see the driver's locks alone. This
+//! sees the locks of every crate, in the code that serves.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -10,60 +10,71 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::profile::Place;
+use crate::gate::profile::Place;
 
 /// The longest instruction of x86-64, bytes.
 const LONGEST: usize = 15;
 
-/// Functions that take a lock, inlined or not, as their names end: of parking_lot and of the standard library. `unlock` is none of them.
-const TAKES: [&str; 9] = [
-    "RawMutex as lock_api::mutex::RawMutex>::lock",
-    "RawMutex as lock_api::mutex::RawMutex>::try_lock",
-    "RawRwLock as lock_api::rwlock::RawRwLock>::lock_shared",
-    "RawRwLock as lock_api::rwlock::RawRwLock>::lock_exclusive",
-    "RawRwLock as lock_api::rwlock::RawRwLock>::try_lock_shared",
-    "RawRwLock as lock_api::rwlock::RawRwLock>::try_lock_exclusive",
-    "futex::Mutex::lock",
-    "futex::Mutex::try_lock",
-    "futex::RwLock::read",
-];
+/// The files of locks' own code: parking_lot's, and the standard library's.
+const LOCKS: [&str; 4] = ["/raw_mutex.rs:", "/raw_rwlock.rs:", "/sync/mutex/futex.rs:", "/sync/rwlock/futex.rs:"];
 
-/// How often places ran that are atomic, and of these those that take a lock.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Atomics {
-    /// Atomic instructions that read and write.
-    pub all: i64,
-    /// Locks taken.
-    pub locks: i64,
+/// The function that an instruction is in, and the line.
+struct Frame {
+    function: String,
+    line: String,
+}
+
+/// An instruction that reads and writes memory as one.
+pub struct Atomic {
+    /// How often it ran.
+    pub count: i64,
+    /// Whether it takes a lock.
+    pub is_lock: bool,
+    /// The function of the program that it is in.
+    pub function: String,
 }
 
 /// Finds them in what ran.
 ///
 /// # Errors
 /// If a program cannot be read, or binutils' `addr2line` is not there.
-pub fn atomics(by_place: &BTreeMap<Place, i64>) -> Result<Atomics> {
-    let mut found = Atomics::default();
+pub fn atomics(by_place: &BTreeMap<Place, i64>) -> Result<Vec<Atomic>> {
+    let mut found = Vec::new();
     let objects: BTreeSet<&String> = by_place.keys().map(|(object, _)| object).collect();
     for object in objects {
         // What is in no file was made as it ran.
         let Ok(bytes) = fs::read(object) else { continue };
         let segments = segments(&bytes).with_context(|| format!("{object} is no program"))?;
         let own = by_place.iter().filter(|((of, _), _)| of == object);
-        let atomic: Vec<(u64, i64)> = own
+        let atomic: BTreeMap<u64, i64> = own
             .filter(|((_, address), count)| **count != 0 && is_atomic(instruction(&bytes, &segments, *address)))
             .map(|((_, address), count)| (*address, *count))
             .collect();
-        found.all += atomic.iter().map(|(_, count)| count).sum::<i64>();
-        let addresses: Vec<u64> = atomic.iter().map(|(address, _)| *address).collect();
-        let functions = functions_at(object, &addresses)?;
-        let takes = |address: &u64| functions.get(address).is_some_and(|names| names.iter().any(|name| takes(name)));
-        found.locks += atomic.iter().filter(|(address, _)| takes(address)).map(|(_, count)| count).sum::<i64>();
+        let addresses: Vec<u64> = atomic.keys().copied().collect();
+        let mut functions = functions_at(object, &addresses)?;
+        found.extend(atomic.into_iter().map(|(address, count)| {
+            let frames = functions.remove(&address).unwrap_or_default();
+            let ours = frames.iter().find(|frame| frame.line.contains("/crates/")).or(frames.last());
+            let function = ours.map(|frame| format!("{} ({})", frame.function, frame.line)).unwrap_or_default();
+            Atomic { count, is_lock: frames.iter().any(takes), function }
+        }));
     }
     Ok(found)
 }
 
-fn takes(function: &str) -> bool {
-    TAKES.iter().any(|name| function.ends_with(name))
+/// Whether a function takes a lock at once: not one that waits for it, or gives it back.
+fn takes(frame: &Frame) -> bool {
+    if !LOCKS.iter().any(|file| frame.line.contains(file)) {
+        return false;
+    }
+    // As `<RawMutex as lock_api::RawMutex>::lock`, `Mutex::lock` or `lock<T>`.
+    let name = match frame.function.strip_prefix('<') {
+        Some(name) => name,
+        None => frame.function.split('<').next().unwrap_or_default(),
+    };
+    let name = name.rsplit("::").next().unwrap_or_default();
+    let takes = name.contains("lock") || matches!(name, "read" | "write" | "try_read" | "try_write");
+    takes && !name.contains("unlock") && !name.contains("slow") && !name.contains("contended")
 }
 
 /// A part of a file that is loaded: its address, where it is in the file, and how long.
@@ -106,8 +117,8 @@ fn is_atomic(instruction: &[u8]) -> bool {
     matches!(code, [0x86 | 0x87, operands, ..] if operands >> 6 != 3)
 }
 
-/// By address: the function that it is in, with those that were inlined there.
-fn functions_at(object: &str, addresses: &[u64]) -> Result<HashMap<u64, Vec<String>>> {
+/// By address: the functions inlined there, the innermost first, and last the function that they were inlined into.
+fn functions_at(object: &str, addresses: &[u64]) -> Result<HashMap<u64, Vec<Frame>>> {
     let mut tool = Command::new("addr2line")
         .args(["--exe", object, "--functions", "--inlines", "--demangle", "--addresses"])
         .stdin(Stdio::piped())
@@ -121,13 +132,16 @@ fn functions_at(object: &str, addresses: &[u64]) -> Result<HashMap<u64, Vec<Stri
     let output = tool.wait_with_output()?;
     let _ = writer.join();
     ensure!(output.status.success(), "addr2line cannot read {object}");
-    let mut functions: HashMap<u64, Vec<String>> = HashMap::new();
-    let mut at = 0;
-    for line in String::from_utf8_lossy(&output.stdout).lines() {
+    let mut functions: HashMap<u64, Vec<Frame>> = HashMap::new();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let (mut at, mut lines) = (0, text.lines());
+    while let Some(line) = lines.next() {
         match line.strip_prefix("0x").and_then(|hex| u64::from_str_radix(hex, 16).ok()) {
             Some(address) => at = address,
-            // Functions and lines of files in turn; no function's name has what a line ends in.
-            None => functions.entry(at).or_default().push(line.to_owned()),
+            None => {
+                let frame = Frame { function: line.to_owned(), line: lines.next().unwrap_or_default().to_owned() };
+                functions.entry(at).or_default().push(frame);
+            }
         }
     }
     Ok(functions)
@@ -146,5 +160,14 @@ mod tests {
         // xchg rbx, rbx; mov; nothing.
         let plain: [&[u8]; 3] = [&[0x48, 0x87, 0xdb], &[0x48, 0x89, 0x08], &[]];
         assert!(!plain.into_iter().any(is_atomic));
+    }
+
+    #[test]
+    fn locks_are_taken_by_functions_that_neither_wait_nor_give_back() {
+        let takes = |function: &str, file: &str| takes(&Frame { function: function.to_owned(), line: file.to_owned() });
+        let (mutex, std_mutex) = ("/parking_lot/src/raw_mutex.rs:66", "/std/src/sys/sync/mutex/futex.rs:30");
+        assert!(takes("lock", mutex) && takes("<a::RawMutex as lock_api::mutex::RawMutex>::try_lock", mutex));
+        assert!(takes("std::sys::sync::mutex::futex::Mutex::lock", std_mutex) && takes("lock<a::B>", std_mutex));
+        assert!(!takes("unlock", mutex) && !takes("lock_slow", mutex) && !takes("lock", "/a/lock.rs:1"));
     }
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context as _, Result};
 
-use crate::counters::{self, KINDS};
-use crate::{still, valgrind};
+use crate::gate::counters::{self, KINDS};
+use crate::gate::{still, valgrind};
 
 /// Requests before the first part, in a world that stands still.
 pub const WARM_UP: u64 = 200;

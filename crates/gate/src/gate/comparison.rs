@@ -1,13 +1,13 @@
 //! Compares what was counted with what is written.
 
-use crate::counts::Counts;
-use crate::ways::Way;
+use crate::gate::counts::Counts;
+use crate::gate::ways::Way;
 
 /// How far a count may be off: a part of the whole.
 const TOLERANCE: f64 = 0.01;
 /// The same of calls and switches of the operating system, where a way goes from process to process.
 const TOLERANCE_ACROSS: f64 = 0.10;
-/// And this much, for counts that are nearly none: a request in so many does something that others do not.
+/// A count may always be off by this much: one request in a hundred may do what others do not.
 const LEAST: f64 = 0.02;
 
 /// What to do about differences.

@@ -1,4 +1,4 @@
-//! What callgrind writes of a thread: how often each instruction ran, and what functions took with all that they called.
+//! A file of callgrind: how often each instruction ran, and the instructions of each function with those of its callees.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,6 +16,8 @@ pub struct Profile {
     pub by_place: BTreeMap<Place, i64>,
     /// By function: instructions in it, with all that it called.
     pub by_function: BTreeMap<String, i64>,
+    /// By the function that is called, and by the one that calls: how often.
+    pub calls: BTreeMap<String, BTreeMap<String, i64>>,
 }
 
 impl Profile {
@@ -39,6 +41,12 @@ impl Profile {
         }
         for (function, count) in &other.by_function {
             *self.by_function.entry(function.clone()).or_default() += times * count;
+        }
+        for (called, callers) in &other.calls {
+            let own = self.calls.entry(called.clone()).or_default();
+            for (caller, count) in callers {
+                *own.entry(caller.clone()).or_default() += times * count;
+            }
         }
     }
 }
@@ -83,7 +91,12 @@ impl Reader {
             "cob" => drop(self.objects.of(value)?),
             "fn" => self.function = self.functions.of(value)?,
             "cfn" => self.called = self.functions.of(value)?,
-            "calls" => self.is_call = true,
+            "calls" => {
+                self.is_call = true;
+                let count: i64 = value.split(' ').next().unwrap_or_default().parse()?;
+                let callers = self.profile.calls.entry(self.called.clone()).or_default();
+                *callers.entry(self.function.clone()).or_default() += count;
+            }
             _ => {}
         }
         Ok(())
@@ -121,6 +134,7 @@ mod tests {
         let profile = Profile::read(TEXT).unwrap();
         assert_eq!(profile.total, 55);
         assert_eq!((profile.by_function["outer"], profile.by_function["inner"]), (55, 50));
+        assert_eq!(profile.calls["inner"]["outer"], 5);
         assert_eq!(profile.by_place[&("/bin/a".to_owned(), 0x24)], 40);
     }
 

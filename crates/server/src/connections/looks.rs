@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::port_state::PortState;
+use crate::memory;
 
 /// Stands for a look that nothing asks for.
 const NEVER: Duration = Duration::from_secs(24 * 3600);
@@ -34,6 +35,10 @@ impl Looks {
         let next = next.unwrap_or(now + NEVER);
         // The first look of this kind only makes the port doze. The second one sees bytes that moved at that moment.
         let at = if next > soon && port.dozes() { next } else { soon };
+        if at > soon {
+            // Of the connections that rest now.
+            memory::release();
+        }
         if next > soon {
             port.doze();
         } else {

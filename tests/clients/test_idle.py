@@ -67,7 +67,7 @@ def test_the_threads_of_a_server_have_a_reason(one):
     assert sum(count for name, count in names.items() if name.startswith("rten-")) <= 2 + 2 * cores, names
 
 
-@pytest.mark.parametrize("protocol, is_used, most", [("http", False, 6), ("http", True, 8), ("grpc", False, 6), ("grpc", True, 48)])
+@pytest.mark.parametrize("protocol, is_used, most", [("http", False, 6), ("http", True, 18), ("grpc", False, 6), ("grpc", True, 48)])
 def test_an_idle_connection_holds_little_memory(one, protocol, is_used, most):
     """KiB of the process: its socket, its place in the table, its task."""
     server = one()

@@ -6,7 +6,6 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::port_state::PortState;
-use crate::memory;
 
 /// Stands for a look that nothing asks for.
 const NEVER: Duration = Duration::from_secs(24 * 3600);
@@ -28,23 +27,21 @@ impl Looks {
         self.timer.as_mut().await;
     }
 
-    /// The port has looked, and has to again at `next` unless bytes move on a connection; `None`: never.
-    pub fn looked(&mut self, next: Option<Instant>, port: &PortState) {
+    /// The port has looked, and has to again at `next` unless bytes move on a connection; `None`: never. Whether it dozes
+    /// from now on.
+    pub fn looked(&mut self, next: Option<Instant>, port: &PortState) -> bool {
         let now = Instant::now();
         let soon = now + self.every;
         let next = next.unwrap_or(now + NEVER);
         // The first look of this kind only makes the port doze. The second one sees bytes that moved at that moment.
         let at = if next > soon && port.dozes() { next } else { soon };
-        if at > soon {
-            // Of the connections that rest now.
-            memory::release();
-        }
         if next > soon {
             port.doze();
         } else {
             port.stir();
         }
         self.timer.as_mut().reset(at);
+        at > soon
     }
 
     /// Something has happened on a connection.

@@ -12,6 +12,17 @@ use downbeat_bench::allocations::CountingAllocator;
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<Mimalloc> = CountingAllocator::new(Mimalloc);
 
+unsafe extern "C" {
+    fn mi_collect(force: bool);
+}
+
+/// Has the allocator give memory back that nothing holds. It does so on its own only as it allocates.
+fn release_memory() {
+    // SAFETY: the call frees nothing that is in use, and any thread may make it.
+    unsafe { mi_collect(true) };
+}
+
 fn main() -> ExitCode {
+    downbeat_server::set_release(release_memory);
     downbeat::main()
 }

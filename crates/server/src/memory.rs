@@ -1,6 +1,7 @@
-//! How much memory this process may have.
+//! How much memory this process may have, and how it gives memory back.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::options::ServerOptions;
 
@@ -10,6 +11,22 @@ const MEMINFO: &str = "/proc/meminfo";
 const CGROUPS: &str = "/proc/self/cgroup";
 /// Where control groups are mounted.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
+
+/// Has the allocator give memory back that nothing holds.
+static RELEASE: OnceLock<fn()> = OnceLock::new();
+
+/// Says how the program's allocator gives memory back. The server calls this while nothing runs. Only the first call counts.
+pub fn set_release(release: fn()) {
+    // A second call changes nothing, as the allocator is the same.
+    let _ = RELEASE.set(release);
+}
+
+/// Gives memory back that nothing holds, if the program has said how.
+pub(crate) fn release() {
+    if let Some(release) = RELEASE.get() {
+        release();
+    }
+}
 
 /// The default budget of bytes in flight where the system does not tell its memory.
 const FALLBACK_BUDGET: u64 = 1 << 30;

@@ -16,6 +16,7 @@ use crate::connections::Stage;
 use crate::load_context::LoadProgress;
 use crate::logging;
 use crate::machine_load::LoadWatch;
+use crate::memory;
 use crate::options::{MOST_LOAD_THREADS, ModelControl, ServerOptions};
 use crate::ports::{Answering, Ports, Signals, leave};
 use crate::profiler::NOISE;
@@ -101,7 +102,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     tokio::spawn(measure_again(registry.clone()));
     tokio::spawn(change_policies(registry.clone()));
     tokio::spawn(divide_devices(registry.clone()));
-    tokio::spawn(release_code(registry.watchdog().activity().awake()));
+    tokio::spawn(release_memory(registry.watchdog().activity().awake()));
     let mut signals = Signals::new()?;
     let End { outcome, grace, is_live } = until_stopped(&options, &registry, &mut signals).await?;
     if let Some(backend) = backend {
@@ -285,12 +286,20 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     }
 }
 
-/// Releases the code of the start and of the loads from memory, once no model has run for a while.
-async fn release_code(mut awake: Awake) {
-    if awake.wait_for(|awake| !*awake).await.is_ok()
-        && let Err(error) = downbeat_engine::process::release_code()
-    {
-        tracing::debug!(%error, "the code of the start stays in memory");
+/// Releases the code of the start and of the loads from memory, once no model has run for a while. Each time that it is so,
+/// gives memory back that nothing holds.
+async fn release_memory(mut awake: Awake) {
+    let mut is_first = true;
+    while awake.wait_for(|awake| !*awake).await.is_ok() {
+        memory::release();
+        if std::mem::take(&mut is_first)
+            && let Err(error) = downbeat_engine::process::release_code()
+        {
+            tracing::debug!(%error, "the code of the start stays in memory");
+        }
+        if awake.wait_for(|awake| *awake).await.is_err() {
+            return;
+        }
     }
 }
 

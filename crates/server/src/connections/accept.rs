@@ -94,7 +94,12 @@ where
                 biased;
                 () = &mut left, if !state.is_leaving() => state.leave(),
                 () = &mut drained => return,
-                () = looks.due() => looks.looked(self.connections.look(self.protocol, false), &state),
+                () = looks.due() => {
+                    let next = self.connections.look(self.protocol, false);
+                    if looks.looked(next, &state) {
+                        self.connections.release_memory();
+                    }
+                }
                 () = state.stirred() => looks.stirred(),
                 Some(_) = self.tasks.join_next() => {}
                 accepted = listener.accept() => match accepted {

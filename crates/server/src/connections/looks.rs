@@ -27,8 +27,9 @@ impl Looks {
         self.timer.as_mut().await;
     }
 
-    /// The port has looked, and has to again at `next` unless bytes move on a connection; `None`: never.
-    pub fn looked(&mut self, next: Option<Instant>, port: &PortState) {
+    /// The port has looked, and has to again at `next` unless bytes move on a connection; `None`: never. Whether it dozes
+    /// from now on.
+    pub fn looked(&mut self, next: Option<Instant>, port: &PortState) -> bool {
         let now = Instant::now();
         let soon = now + self.every;
         let next = next.unwrap_or(now + NEVER);
@@ -40,6 +41,7 @@ impl Looks {
             port.stir();
         }
         self.timer.as_mut().reset(at);
+        at > soon
     }
 
     /// Something has happened on a connection.

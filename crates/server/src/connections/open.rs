@@ -14,6 +14,7 @@ use super::look::{Look, Verdict};
 use super::threads::FrontendThreads;
 use super::watched::{Request, Watched};
 use super::{ConnectionOptions, Protocol};
+use crate::memory;
 
 /// How long a connection that has had requests must have been idle to make room for another: below, its next request may
 /// be on its way.
@@ -153,6 +154,14 @@ impl Connections {
             }
         }
         next
+    }
+
+    /// Has the threads that connections are on give memory back that nothing holds.
+    pub(super) fn release_memory(&self) {
+        memory::release();
+        if let Some(threads) = &self.0.threads {
+            threads.each(memory::release);
+        }
     }
 
     /// Notes that a client is refused. Gives what it holds while it is told, if not too many are at the moment.

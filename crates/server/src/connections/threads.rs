@@ -51,6 +51,13 @@ impl FrontendThreads {
         })
     }
 
+    /// Has each thread do `work`.
+    pub(super) fn each(&self, work: fn()) {
+        for (handle, _) in &self.loops {
+            handle.spawn(async move { work() });
+        }
+    }
+
     /// The event loop of the next connection: each in turn.
     pub(super) fn next(&self) -> Option<&Handle> {
         let next = self.next.fetch_add(1, Relaxed);

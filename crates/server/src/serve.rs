@@ -286,17 +286,10 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     }
 }
 
-/// Releases the code of the start and of the loads from memory, once no model has run for a while. Each time that it is so,
-/// gives memory back that nothing holds.
+/// Gives memory back that nothing holds, each time that no model has run for a while.
 async fn release_memory(mut awake: Awake) {
-    let mut is_first = true;
     while awake.wait_for(|awake| !*awake).await.is_ok() {
         memory::release();
-        if std::mem::take(&mut is_first)
-            && let Err(error) = downbeat_engine::process::release_code()
-        {
-            tracing::debug!(%error, "the code of the start stays in memory");
-        }
         if awake.wait_for(|awake| *awake).await.is_err() {
             return;
         }

@@ -12,7 +12,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use downbeat_core::tensor::TensorSpec;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use super::lane::LaneLink;
 use super::message::{Answer, Call, LoadCall, Loaded, Wire, send};
@@ -70,7 +71,8 @@ struct Life {
 /// An executor process.
 pub(super) struct Process {
     pid: u32,
-    handle: OwnedFd,
+    /// None where the kernel has no such handles (Linux before 5.3), or valgrind does not know them.
+    handle: Option<OwnedFd>,
     /// For one call and its answer at a time.
     control: Mutex<Wire>,
     /// The same socket, for what has no answer.
@@ -90,7 +92,11 @@ impl Process {
         let pid = child.id();
         let made = || {
             let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-            let (handle, stops) = (pidfd_open(pid, PidfdFlags::empty())?, Mutex::new(ours.try_clone()?));
+            let handle = match pidfd_open(pid, PidfdFlags::empty()) {
+                Err(Errno::NOSYS) => None,
+                handle => Some(handle?),
+            };
+            let stops = Mutex::new(ours.try_clone()?);
             Ok(Process { pid: child.id(), handle, control: Mutex::new(Wire::new(ours)), stops })
         };
         match made() {
@@ -120,7 +126,11 @@ impl Process {
 
     pub fn kill(&self) {
         // It is gone already.
-        let _ = pidfd_send_signal(&self.handle, Signal::KILL);
+        let _ = match (&self.handle, i32::try_from(self.pid).ok().and_then(Pid::from_raw)) {
+            (Some(handle), _) => pidfd_send_signal(handle, Signal::KILL),
+            (None, Some(pid)) => kill_process(pid, Signal::KILL),
+            (None, None) => Ok(()),
+        };
     }
 }
 

@@ -49,7 +49,8 @@ pub fn measure(way: Way) -> Result<Measured> {
     );
     let difference = run(way, under_callgrind)?;
     let requests = way.requests();
-    let each = |count: i64| (100.0 * count as f64 / requests as f64).round() / 100.0;
+    // Noise around none is none.
+    let each = |count: i64| (100.0 * count as f64 / requests as f64).round().max(0.0) / 100.0;
     let of_client = |(name, _): &(&String, &i64)| name.contains("server::ask_as_client");
     let client: i64 = difference.profile.by_function.iter().filter(of_client).map(|(_, count)| count).sum();
     let atomics = locks::atomics(&difference.profile.by_place)?;

@@ -62,7 +62,7 @@ enum Task {
     },
     /// Be an executor process.
     #[command(hide = true)]
-    Executor,
+    ExecutorProcess,
 }
 
 /// Does what the command line says.
@@ -81,7 +81,7 @@ pub fn main() -> ExitCode {
 fn work(Arguments { command, ways, write, file }: Arguments) -> Result<bool> {
     match command {
         Some(Task::Run { way }) => way.run(&Plan::of_environment()?)?,
-        Some(Task::Executor) => {
+        Some(Task::ExecutorProcess) => {
             part::count_by_launch()?;
             downbeat_engine::isolation::serve()?;
         }

@@ -2,25 +2,26 @@
 
 use crate::time::Time;
 
-/// Devices that share a minimum.
+/// Devices that share a block, and blocks that share a group.
 const BLOCK: usize = 32;
 
 /// For dense device ids, each with an instant: the earliest of all.
 ///
-/// Two instants a batch are written and few are read, so a write only notes that a block's minimum may have risen. The next read looks for it.
-/// `O(1)` a write, `O(n / BLOCK)` a read and `O(BLOCK)` more for each block that was noted; nothing is allocated but when a device is added.
+/// Two instants a batch are written and few are read, so a write only notes that a minimum may have risen. The next read looks for it.
+/// `O(1)` a write, `O(n / BLOCK^2)` a read and `O(BLOCK)` more for each minimum that was noted; nothing is allocated but when a device is added.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BusyTimes {
     /// By device; `Time::MAX`: it has nothing.
     times: Vec<Time>,
-    blocks: Vec<Block>,
+    blocks: Vec<Least>,
+    groups: Vec<Least>,
 }
 
 /// The earliest instant of some devices.
 #[derive(Clone, Copy, Debug)]
-struct Block {
-    /// No instant is earlier. One is equal, unless the block is stale.
-    least: Time,
+struct Least {
+    /// No instant is earlier. One is equal, unless this is stale.
+    at: Time,
     stale: bool,
 }
 
@@ -29,29 +30,44 @@ impl BusyTimes {
     pub fn set(&mut self, device: u32, at: Time) {
         let device = device as usize;
         if device >= self.times.len() {
+            let never = Least { at: Time::MAX, stale: false };
             self.times.resize(device + 1, Time::MAX);
-            self.blocks.resize(device / BLOCK + 1, Block { least: Time::MAX, stale: false });
+            self.blocks.resize(device / BLOCK + 1, never);
+            self.groups.resize(device / BLOCK / BLOCK + 1, never);
         }
         let former = std::mem::replace(&mut self.times[device], at);
-        let block = &mut self.blocks[device / BLOCK];
-        if at <= block.least {
-            *block = Block { least: at, stale: false };
-        } else if former == block.least {
+        let (block, group) = (&mut self.blocks[device / BLOCK], &mut self.groups[device / BLOCK / BLOCK]);
+        if at <= block.at {
+            *block = Least { at, stale: false };
+            if at <= group.at {
+                *group = *block;
+            }
+        } else if former == block.at {
             block.stale = true;
+            group.stale |= group.at == former;
         }
     }
 
     /// The earliest instant; `Time::MAX`: no device has one.
     pub fn earliest(&mut self) -> Time {
-        let mut earliest = Time::MAX;
-        for (block, times) in self.blocks.iter_mut().zip(self.times.chunks(BLOCK)) {
-            if std::mem::take(&mut block.stale) {
-                block.least = times.iter().copied().min().unwrap_or(Time::MAX);
+        let blocks = self.blocks.chunks_mut(BLOCK).zip(self.times.chunks(BLOCK * BLOCK));
+        for (group, (blocks, times)) in self.groups.iter_mut().zip(blocks) {
+            if !std::mem::take(&mut group.stale) {
+                continue;
             }
-            earliest = earliest.min(block.least);
+            for (block, times) in blocks.iter_mut().zip(times.chunks(BLOCK)) {
+                if std::mem::take(&mut block.stale) {
+                    block.at = least(times.iter().copied());
+                }
+            }
+            group.at = least(blocks.iter().map(|block| block.at));
         }
-        earliest
+        least(self.groups.iter().map(|group| group.at))
     }
+}
+
+fn least(instants: impl Iterator<Item = Time>) -> Time {
+    instants.min().unwrap_or(Time::MAX)
 }
 
 #[cfg(test)]
@@ -60,11 +76,15 @@ mod tests {
 
     use super::*;
 
+    fn devices() -> impl Strategy<Value = u32> {
+        prop_oneof![0..100u32, 1000..1100u32, 4000..4100u32]
+    }
+
     proptest! {
         /// Against a plain table.
         #[test]
-        fn the_earliest_is_that_of_a_table(steps in prop::collection::vec((0..100u32, 0..9u64, any::<bool>()), 0..300)) {
-            let (mut busy, mut table) = (BusyTimes::default(), vec![Time::MAX; 100]);
+        fn the_earliest_is_that_of_a_table(steps in prop::collection::vec((devices(), 0..9u64, any::<bool>()), 0..300)) {
+            let (mut busy, mut table) = (BusyTimes::default(), vec![Time::MAX; 4100]);
             for (device, at, looks) in steps {
                 let at = if at == 8 { Time::MAX } else { Time::from_nanos(at) };
                 busy.set(device, at);

@@ -415,10 +415,15 @@ impl ModelQueue {
     /// Works out the candidates anew (Symphony §3.2, *UpdateCandidate*) and returns that for the fastest kind. Requests that became hopeless or
     /// waited for too long leave or move first.
     pub fn update(&mut self, now: Time) -> Option<Candidate> {
+        self.refresh(now);
+        self.batcher.kinds.fastest().candidate
+    }
+
+    /// [`ModelQueue::update`], where nobody asks for the candidate.
+    pub(super) fn refresh(&mut self, now: Time) {
         self.update_candidates(now);
         // A queue that is empty has no candidate, and nothing is due in it.
         self.wake = if self.batcher.queue.weight() == 0 { Time::MAX } else { self.next_wake() };
-        self.batcher.kinds.fastest().candidate
     }
 
     #[inline(always)]
@@ -435,8 +440,7 @@ impl ModelQueue {
             // What is due by now was done when it was, before they came.
             let formed = self.batcher.window(now, Time::ZERO, 0, grown);
             self.batcher.kinds.plans[0].candidate = Some(formed.candidate);
-            let rate = self.arrival_rate();
-            self.elision.foresee(now, &mut self.batcher, &formed, rate);
+            self.foresee(now, &formed);
             return;
         }
         self.expire(now);
@@ -456,17 +460,17 @@ impl ModelQueue {
             formed = if in_use { self.batcher.update_candidate(now, Time::ZERO, plan, Time::ZERO) } else { None };
             self.batcher.kinds.plans[plan].candidate = formed.map(|formed| formed.candidate);
         }
-        let rate = self.arrival_rate();
         match (formed, self.batcher.kinds.plans.len()) {
-            (Some(formed), 1) => self.elision.foresee(now, &mut self.batcher, &formed, rate),
+            (Some(formed), 1) => self.foresee(now, &formed),
             _ => self.elision = UpdateElision::default(),
         }
     }
 
-    /// Items a second, by which growth is foreseen. `None` of a model that is adaptive: it learns the regime and says its demand with each update, so other
-    /// updates would be other decisions.
-    fn arrival_rate(&self) -> Option<f64> {
-        if self.is_adaptive() { None } else { self.demand.meter.rate() }
+    /// [`UpdateElision::foresee`], by the rate of the arrivals unless the model is adaptive: such a model learns the regime and says its demand with each
+    /// update, so that other updates would be other decisions.
+    fn foresee(&mut self, now: Time, formed: &Formed) {
+        let meter = if self.is_adaptive() { None } else { Some(&self.demand.meter) };
+        self.elision.foresee(now, &mut self.batcher, formed, meter);
     }
 
     /// Whether nothing waits, so that there is no candidate, and nothing is due.

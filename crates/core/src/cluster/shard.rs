@@ -440,7 +440,7 @@ impl Shard {
         if std::mem::replace(&mut member.regimes, self.regimes) != self.regimes {
             member.queue.set_regime(self.regime);
         }
-        member.queue.update(now);
+        member.queue.refresh(now);
         let demands = member.queue.take_demand_change() && member.queue.demand() != member.counted;
         let sends =
             || (0..).map(DeviceKind).zip(&member.sent).any(|(kind, sent)| member.queue.candidate(kind) != *sent);

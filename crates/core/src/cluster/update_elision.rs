@@ -3,6 +3,7 @@
 use super::batcher::{Batcher, Formed, Prefix};
 use super::dispatch_policy::DispatchPolicy;
 use super::messages::Candidate;
+use super::rate_meter::RateMeter;
 use crate::time::Time;
 
 /// The smallest candidate whose growth is foreseen before the rate of the arrivals is known: who came alone may stay so, and would be woken up for once
@@ -76,8 +77,8 @@ impl UpdateElision {
         self.whole
     }
 
-    /// How much the candidate of the only plan may grow without an update, where so many items come a second.
-    pub fn foresee(&mut self, now: Time, batcher: &mut Batcher, formed: &Formed, rate: Option<f64>) {
+    /// How much the candidate of the only plan may grow without an update; by the rate of the arrivals, if there is a meter.
+    pub fn foresee(&mut self, now: Time, batcher: &mut Batcher, formed: &Formed, meter: Option<&RateMeter>) {
         let Formed { prefix, candidate, .. } = *formed;
         let Prefix { size, full, last_tier, .. } = prefix;
         // Had the update been due for the growth, it would have come with a request.
@@ -95,7 +96,11 @@ impl UpdateElision {
         self.whole = (u64::from(size) == batcher.queue.weight()).then_some(prefix);
         // What may start already does not start later when it grows.
         let starts = candidate.exec - candidate.delay;
-        if exhausted || self.whole.is_none() || starts <= now || rate.is_none() && size < LEAST_FORESEEN {
+        if exhausted || self.whole.is_none() || starts <= now {
+            return;
+        }
+        let rate = meter.and_then(RateMeter::rate);
+        if rate.is_none() && size < LEAST_FORESEEN {
             return;
         }
         // Items that come by a time.

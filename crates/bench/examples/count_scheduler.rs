@@ -41,7 +41,9 @@ fn main() -> Result<()> {
     if args.drawn {
         let mut requests = workload.requests();
         counter = Counter::start();
-        (0..args.requests).for_each(|_| drop(black_box(requests.draw())));
+        for _ in 0..args.requests {
+            black_box(requests.draw());
+        }
     } else if let Some(shards) = args.posted {
         let mut cluster = CountedCluster::new(&workload, shards)?;
         counter = Counter::start();

@@ -42,7 +42,7 @@ fn main() -> Result<()> {
         let mut requests = workload.requests();
         counter = Counter::start();
         for _ in 0..args.requests {
-            let _ = black_box(requests.draw());
+            black_box(requests.draw());
         }
     } else if let Some(shards) = args.posted {
         let mut cluster = CountedCluster::new(&workload, shards)?;

@@ -87,7 +87,7 @@ mod unanswered;
 mod warm_up;
 mod watchdog;
 
-pub use roles::{etcd_server, serve_frontend, serve_scheduler};
 pub use memory::set_release;
+pub use roles::{etcd_server, serve_frontend, serve_scheduler};
 pub use serve::{serve, serve_backend};
 pub use warm_up::{Trial, find_answer};

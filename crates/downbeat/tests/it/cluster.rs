@@ -269,6 +269,7 @@ pub fn under_load(frontend: SocketAddr, models: &[&str], body: &str, some: usize
 fn a_frontend_answers_as_one_server_does() {
     let cluster = Cluster::start();
     let server = Server::start(cluster._repository.path(), &SLO, "ready");
+    until("it serves the model", || http(server.address(), "GET", "/v2/models/digits/ready", "").0 == 200);
     let body = std::fs::read_to_string(REQUEST).unwrap();
     let asked = |path: &str, body: &str| {
         let method = if body.is_empty() { "GET" } else { "POST" };

@@ -74,7 +74,7 @@ fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back
     let first = only_child(server.pid());
     assert_eq!(executor(&server, "digits"), serde_json::json!({"pid": first, "restarts": 0}));
     assert!(executor(&server, "beside").is_null());
-    let (done, others) = (AtomicBool::new(false), AtomicBool::new(false));
+    let [done, others, own] = [(); 3].map(|()| AtomicBool::new(false));
     std::thread::scope(|scope| {
         let beside = scope.spawn(|| {
             let mut count = 0;
@@ -95,13 +95,14 @@ fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back
                     503 => assert!(body.contains("executor process has ended (signal 9 (SIGKILL))"), "{body}"),
                     _ => panic!("{status} {body}"),
                 }
+                own.store(true, Ordering::SeqCst);
                 if statuses.last() != Some(&status) {
                     statuses.push(status);
                 }
             }
             statuses
         });
-        until("both serve", || others.load(Ordering::SeqCst));
+        until("both serve", || others.load(Ordering::SeqCst) && own.load(Ordering::SeqCst));
         signal("-KILL", first);
         until("it is not ready", || server.http("GET", "/v2/models/digits/ready", "").0 != 200);
         assert_eq!(server.http("GET", "/v2/health/ready", "").0, 200, "the server is");

@@ -1,8 +1,7 @@
 //! ONNX Runtime, by a dynamic library found at run time.
 //!
-//! One environment a process. A model that runs on several threads has a pool of its own, whose threads spin within a run and
-//! sleep between runs. The parts of a model that is cut share the environment's pool, whose threads never spin: pools of their own
-//! would spin against each other. A model that is loaded with one thread runs on the thread that calls.
+//! One environment a process, with one thread pool for all models: pools of their own spin against each other. A model
+//! that is loaded with one thread uses none of it and runs on the thread that calls.
 
 pub mod cuda;
 mod cut;
@@ -130,15 +129,18 @@ impl Onnxruntime {
 }
 
 impl Runtime {
-    /// A builder of sessions for a model with these inputs. The threads of its pool are bound to the cores of its share.
+    /// A builder of sessions for a model with these inputs. The pool of all models is for those that have the whole CPU. Others have
+    /// a pool of their own, whose threads are bound to the cores of the share.
     fn builder(&self, threads: usize, share: &Share, inputs: &[TensorSpec]) -> ort::Result<SessionBuilder> {
-        let cores = share.cores();
-        let threads = match (threads, &cores) {
-            (0, Some(cores)) => cores.len(),
-            (0, None) => self.threads,
-            (threads, _) => threads,
-        };
-        own_threads(self.pool_builder(inputs)?, threads, cores.copied())
+        let builder = self.pool_builder(inputs)?;
+        match (threads, share.cores()) {
+            // No pool at all: operators run on the calling thread, without a wake-up.
+            (1, _) => own_threads(builder, 1, None),
+            (0, Some(cores)) => own_threads(builder, cores.len(), Some(*cores)),
+            (0, None) => Ok(builder),
+            (n, None) if n == self.threads => Ok(builder),
+            (n, cores) => own_threads(builder, n, cores.copied()),
+        }
     }
 
     /// A builder of sessions that run on the environment's pool.
@@ -162,9 +164,8 @@ impl Runtime {
         inputs: &[TensorSpec],
         weights: &Path,
     ) -> ort::Result<SessionBuilder> {
-        let has_own = threads == 1 || share.cores().is_some();
-        let builder = if has_own { self.builder(threads, share, inputs)? } else { self.pool_builder(inputs)? };
-        builder
+        let shared = if threads == 1 { 1 } else { 0 };
+        self.builder(if share.cores().is_some() { threads } else { shared }, share, inputs)?
             .with_optimization_level(GraphOptimizationLevel::Disable)?
             .with_env_allocators()?
             .with_config_entry("session.model_external_initializers_file_folder_path", weights.to_string_lossy())
@@ -218,10 +219,7 @@ fn own_threads(builder: SessionBuilder, threads: usize, cores: Option<CoreSet>) 
         .with_independent_thread_pool()?
         .with_intra_threads(threads)?
         .with_inter_threads(1)?
-        // Within a run the next operator follows soon: MobileNetV2 at batch 1 takes 1.18 times as long on threads that sleep
-        // between operators. Between runs they sleep, so that an idle server uses no CPU.
-        .with_intra_op_spinning(threads > 1)?
-        .with_config_entry("session.force_spinning_stop", "1")?
+        .with_intra_op_spinning(false)?
         .with_inter_op_spinning(false)?)
 }
 
@@ -241,7 +239,8 @@ impl ThreadManager for PoolThreads {
             let _pinned = cores.as_ref().map(Pinned::to);
             work();
         };
-        let start = || std::thread::Builder::new().name("onnxruntime".to_owned()).spawn(life);
+        let name = std::thread::current().name().unwrap_or("onnxruntime").to_owned();
+        let start = || std::thread::Builder::new().name(name).spawn(life);
         at_normal_priority(start).map_err(|e| ort::Error::new(format!("no thread for a pool: {e}")))
     }
 

@@ -54,7 +54,7 @@ use crate::time::{Duration, Time};
 /// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue; call [`ModelQueue::update`] afterwards (after `enqueue` only
 /// unless [`ModelQueue::is_settled`]), and whenever [`ModelQueue::wake`] comes, and pass its candidates on. Whatever was dropped on the way is in [`ModelQueue::pop_dropped`].
 ///
-/// **Layout.** The fields come in the order in which most requests need them ([`ModelQueue::join`]). With thousands of models their memory is
+/// **Layout.** The fields come in the order in which most requests need them (`ModelQueue::join`). With thousands of models their memory is
 /// cold, and each cache line is paid for.
 #[derive(Debug)]
 #[repr(C)]

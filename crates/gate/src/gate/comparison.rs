@@ -29,6 +29,8 @@ pub fn compare(way: Way, written: Option<&Counts>, counted: &Counts) -> Vec<Stri
         let tolerance = match is_of_system {
             true if way.crosses() => TOLERANCE_ACROSS,
             true if way.has_client() => TOLERANCE_OF_SERVER,
+            // The alarm's thread takes atomic steps, too: three runs of one binary differed by 0.9%.
+            false if way.has_client() && name == "atomics" => TOLERANCE_OF_SERVER,
             _ => TOLERANCE,
         };
         let more = now - then;

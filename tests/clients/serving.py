@@ -1,5 +1,6 @@
 """A Downbeat server under test, as a process."""
 import contextlib
+import itertools
 import os
 import pathlib
 import re
@@ -28,13 +29,33 @@ def onnxruntime_library():
     return found[0]
 
 
+LOWEST_PORT = 10_000
+
+
+def _ports():
+    """Ports below those that the kernel gives to whatever asks for any free port, from one that differs by process."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
+        count = int(file.read().split()[0]) - LOWEST_PORT
+    for number in itertools.count(os.getpid() * 1_009):
+        yield LOWEST_PORT + number % count
+
+
+PORTS = _ports()
+
+
+def is_free(port):
+    """Whether nothing listens on a port of the loopback interface."""
+    with socket.socket() as s:
+        try:
+            s.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 def free_ports(count):
-    """Ports that nothing listens on at the moment."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
+    """Ports that nothing listens on. No process of another test takes them before the server that they are meant for."""
+    return list(itertools.islice(filter(is_free, PORTS), count))
 
 
 def environment(folder, engine="onnxruntime"):

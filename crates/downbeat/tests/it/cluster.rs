@@ -1,7 +1,7 @@
 //! Frontends, schedulers and backends as processes: what clients see while these come and go.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -10,7 +10,8 @@ use std::time::Duration;
 use downbeat_core::roles::PROTOCOL;
 
 use crate::command_line::downbeat;
-use crate::serve::{REQUEST, Server, digits, http};
+use crate::ports::free_addresses;
+use crate::serve::{REQUEST, Server, digits, http, try_http};
 
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -76,7 +77,10 @@ impl Member {
     }
 
     pub fn get(&self, path: &str) -> (u16, String) {
-        http(self.http, "GET", path, "")
+        try_http(self.http, "GET", path, "").unwrap_or_else(|error| {
+            let log: Vec<String> = self.log.try_iter().collect();
+            panic!("{path}: {error}; its log: {}{}", self.said, log.join("\n"))
+        })
     }
 
     pub fn cluster(&self) -> serde_json::Value {
@@ -152,9 +156,7 @@ impl Cluster {
         of_schedulers: &[&str],
         environment: &[(&str, &str)],
     ) -> Cluster {
-        let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let addresses: Vec<String> = free.iter().map(|free| free.local_addr().unwrap().to_string()).collect();
-        drop(free);
+        let addresses = free_addresses::<2>().map(|address| address.to_string());
         let list = addresses.join(",");
         let scheduler = |rank: usize| {
             let own = ["--schedulers", &list, "--rank", &rank.to_string(), "--listen", &addresses[rank]];

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::cluster::{Cluster, Member, until};
+use crate::ports::free_addresses;
 use crate::serve::{REQUEST, digits, http};
 
 /// An etcd with a folder of its own. Killed when the test is over.
@@ -20,10 +21,8 @@ pub struct Etcd {
 
 impl Etcd {
     pub fn start() -> Etcd {
-        let free: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let url = |listener: &TcpListener| format!("http://{}", listener.local_addr().unwrap());
-        let (folder, clients, peers) = (tempfile::tempdir().unwrap(), url(&free[0]), url(&free[1]));
-        drop(free);
+        let [clients, peers] = free_addresses().map(|address| format!("http://{address}"));
+        let folder = tempfile::tempdir().unwrap();
         let child = spawn(&folder, &clients, &peers).unwrap_or_else(|error| panic!("etcd: {error}"));
         Etcd { child, folder, clients, peers }
     }

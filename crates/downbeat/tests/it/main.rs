@@ -13,6 +13,7 @@ mod isolation;
 mod log_command;
 mod plan;
 mod plan_slots;
+mod ports;
 mod profile;
 mod serve;
 mod simulate;

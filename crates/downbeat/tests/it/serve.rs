@@ -99,17 +99,21 @@ impl Server {
 
 /// Status and body of what a server answers at an address.
 pub fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).unwrap();
+    try_http(address, method, path, body).unwrap()
+}
+
+/// The same; an error if there is no answer.
+pub fn try_http(address: SocketAddr, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(address)?;
     let length = body.len();
     write!(
         stream,
         "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
-    )
-    .unwrap();
+    )?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    Ok((head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned()))
 }
 
 impl Drop for Server {

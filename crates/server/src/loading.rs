@@ -393,13 +393,13 @@ impl<'a> Loading<'a> {
         Ok(profiled)
     }
 
-    /// Has so many of its batches run at the same time, as measured; 0: that was not measured.
+    /// Has so many of the model's batches run at the same time, as measured. 0: that was not measured.
+    ///
+    /// The model's configuration stays as the files have it: backends of a cluster that measured different numbers still
+    /// serve the same model.
     fn take_lanes(&mut self, at_once: u32) {
         if at_once > 1 && self.context.chooses_lanes(&self.definition) {
             self.definition.instances = at_once;
-            if let Some(group) = self.definition.config.instance_group.first_mut() {
-                group.count = i32::try_from(at_once).unwrap_or(i32::MAX);
-            }
         }
     }
 

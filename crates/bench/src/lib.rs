@@ -9,6 +9,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod allocations;
+pub mod allocator;
 pub mod args;
 pub mod arrivals;
 pub mod capacity;

@@ -1,4 +1,4 @@
-//! Compares what was counted with what is written.
+//! Compares new counts with the counts in the file.
 
 use crate::gate::counts::Counts;
 use crate::gate::ways::Way;
@@ -9,10 +9,10 @@ const TOLERANCE: f64 = 0.01;
 const TOLERANCE_ACROSS: f64 = 0.10;
 /// The same where the server answers a client: a lone request also wakes the alarm's thread, whose waits are not always as many.
 const TOLERANCE_OF_SERVER: f64 = 0.05;
-/// A count may always be off by this much: one request in a hundred may do what others do not.
+/// A difference of this much is never reported: one request in a hundred may do more than the others.
 const LEAST: f64 = 0.02;
 
-/// What to do about differences.
+/// The advice behind a list of differences.
 pub const ADVICE: &str = "\
 A request costs something else than crates/gate/counts.toml says.
 If a number rose, make the change cheaper: `downbeat-gate features WAY` says where instructions are. If the change is worth it,

@@ -1,25 +1,27 @@
-//! What is counted while requests go by: allocations, looks at the clock, futex calls.
+//! Counters of allocations, clock reads, futex calls and context switches.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many of these are counted.
+use downbeat_bench::allocator::Mimalloc;
+
+/// The number of counters.
 pub const KINDS: usize = 5;
 
 static COUNTERS: [AtomicU64; KINDS] = [const { AtomicU64::new(0) }; KINDS];
 
 thread_local! {
-    /// The thread stands for a client: nothing that it does is the server's.
+    /// The thread stands for a client, so the counters leave it out.
     static IS_CLIENT: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What is counted.
+/// A counter.
 #[derive(Clone, Copy, Debug)]
 pub enum Counter {
     /// Calls that allocate, or make an allocation larger or smaller.
     Allocations,
-    /// What they ask for, bytes.
+    /// Bytes that these calls ask for.
     Bytes,
     /// Looks at a clock.
     ClockReads,
@@ -29,7 +31,7 @@ pub enum Counter {
     Switches,
 }
 
-/// From now on the calling thread stands for a client, and nothing of it is counted.
+/// Makes the calling thread a client: the counters leave out all that it does from now on.
 pub fn be_client() {
     IS_CLIENT.set(true);
 }
@@ -47,7 +49,7 @@ pub fn count(counter: Counter, by: u64) {
     }
 }
 
-/// What was counted so far, by [`Counter`].
+/// The counts so far, by [`Counter`].
 pub fn counted() -> [u64; KINDS] {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the kernel writes one rusage there, and zeros are one.
@@ -60,7 +62,7 @@ pub fn counted() -> [u64; KINDS] {
 }
 
 /// The allocator of the `downbeat` program, counted.
-pub struct CountedAllocator(pub mimalloc::MiMalloc);
+pub struct CountedAllocator(pub Mimalloc);
 
 fn allocated(bytes: usize) {
     count(Counter::Allocations, 1);

@@ -1,4 +1,4 @@
-//! What a request costs, and the file that says what it may.
+//! The counts of a request, and the file that holds the counts of every way.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use crate::gate::ways::Way;
 const HEAD: &str = "# What a request costs on each way: means, by `just counts`. A change that raises one changes it here, by `just counts --write`, and says why in its message.\n\
                     # docs/results/speed.md says what each way is; crates/gate/src/main.rs what is counted and how.\n";
 
-/// What a request costs.
+/// The counts of one request.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
@@ -25,7 +25,7 @@ pub struct Counts {
     pub allocated_bytes: f64,
     /// Locks taken.
     pub locks: f64,
-    /// Instructions that read and write memory as one, those of locks among them.
+    /// Atomic instructions that read and write memory, those of locks included.
     pub atomics: f64,
     /// System calls.
     pub system_calls: f64,
@@ -88,7 +88,7 @@ impl CountsFile {
         }
     }
 
-    /// What is written of a way.
+    /// The counts of a way in the file.
     pub fn of(&self, way: Way) -> Option<&Counts> {
         self.ways.get(&way.name())
     }

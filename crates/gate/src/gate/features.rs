@@ -1,16 +1,16 @@
-//! What a request costs by function.
+//! The instructions of a request, by function.
 
 use std::collections::BTreeMap;
 
 use crate::gate::measurement::Measured;
 
-/// What to print.
+/// The functions to print.
 #[derive(clap::Args)]
 pub struct Choice {
     /// Leave out functions with fewer instructions a request, their callees included.
     #[arg(long, default_value_t = 50.0)]
     least: f64,
-    /// Only functions whose names have this in them.
+    /// Only functions whose names contain this text.
     #[arg(long, default_value = "downbeat")]
     only: String,
     /// Print the callers of functions with this in their names, and how often each calls in a request. `clock_gettime` says who looks at a clock.

@@ -24,7 +24,7 @@ struct Frame {
     line: String,
 }
 
-/// An instruction that reads and writes memory as one.
+/// An atomic instruction that reads and writes memory.
 pub struct Atomic {
     /// How often it ran.
     pub count: i64,
@@ -34,10 +34,10 @@ pub struct Atomic {
     pub function: String,
 }
 
-/// Finds them in what ran.
+/// Finds the atomic instructions among the instructions that ran.
 ///
 /// # Errors
-/// If a program cannot be read, or binutils' `addr2line` is not there.
+/// If a program cannot be read, or `addr2line` of binutils is missing.
 pub fn atomics(by_place: &BTreeMap<Place, i64>) -> Result<Vec<Atomic>> {
     let mut found = Vec::new();
     let objects: BTreeSet<&String> = by_place.keys().map(|(object, _)| object).collect();

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use downbeat_bench::allocator::Mimalloc;
 
 use crate::gate::counters::CountedAllocator;
 use crate::gate::counts::CountsFile;
@@ -25,7 +26,7 @@ use crate::gate::part::Plan;
 use crate::gate::ways::Way;
 
 #[global_allocator]
-static ALLOCATOR: CountedAllocator = CountedAllocator(mimalloc::MiMalloc);
+static ALLOCATOR: CountedAllocator = CountedAllocator(Mimalloc);
 
 /// Counts what a request costs, and compares with the numbers in the tree.
 #[derive(Parser)]

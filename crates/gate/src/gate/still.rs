@@ -4,7 +4,7 @@
 //! and no line of the server was changed for that. Before [`stand_still`] the functions do what libc does.
 //!
 //! From then on the clocks show the time that [`pass`] has set. An emulated launch sleeps briefly: time passes, and the thread goes on. A thread that sleeps longer, or waits with
-//! a limit, waits until another thread wakes it. So watchdog, alarms and rehearsal do nothing by the clock, and add to no count.
+//! a limit, waits until another thread wakes it. So the watchdog, the alarms and the rehearsal run nothing and add to no count.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_void};
@@ -18,7 +18,7 @@ const BRIEF: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
 /// The most threads that the gate's own wake-up wakes. No other wake-up has this number, so that a list of system calls tells them apart.
 pub const HANDSHAKE: u32 = 77_777;
-/// What the clock of the day shows beyond the others, nanoseconds.
+/// The clock of the day is ahead of the other clocks by this, nanoseconds.
 const START: u64 = 1_700_000_000 * SECOND;
 
 /// Threads that one call wakes at most, as they are counted.
@@ -88,7 +88,7 @@ pub fn be_client() {
     counters::be_client();
 }
 
-/// So many threads more are busy.
+/// Adds to the number of busy threads.
 fn add_busy(more: i32) {
     let before = BUSY.fetch_add(more as u32, Ordering::SeqCst);
     if before.wrapping_add(more as u32) == 0 {

@@ -1,6 +1,6 @@
-//! What a program says to callgrind, which it runs under: client requests. Elsewhere they do nothing.
+//! Client requests: the messages of a program to the callgrind that it runs under. Without callgrind they do nothing.
 //!
-//! The numbers are those of `callgrind.h` and `valgrind.h`, which say that they never change.
+//! The numbers come from `callgrind.h` and `valgrind.h`. Those files say that the numbers never change.
 
 const TOOL: u64 = (b'C' as u64) << 24 | (b'T' as u64) << 16;
 const DUMP: u64 = TOOL;

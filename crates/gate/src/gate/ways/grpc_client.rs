@@ -10,7 +10,7 @@ use prost::Message as _;
 
 use super::server::{Client, INPUTS, input_values};
 
-/// What HTTP/2 begins with (RFC 9113 §3.4).
+/// The first bytes of an HTTP/2 connection (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Types of frames (RFC 9113 §6).
 const DATA: u8 = 0;
@@ -21,7 +21,7 @@ const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// What a connection's window is grown by, so that it is never grown again.
+/// The growth of a connection's window at its start. No later growth is needed.
 const WINDOW: u32 = (1 << 31) - (1 << 16);
 /// Largest frame that a peer sends unasked (RFC 9113 §4.2).
 const LARGEST_FRAME: usize = 16 << 10;

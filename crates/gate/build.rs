@@ -1,4 +1,4 @@
-//! Notes the compiler: counts are those of one compiler's code.
+//! Gives the program the version of its compiler, as counts depend on the compiler.
 
 use std::process::Command;
 

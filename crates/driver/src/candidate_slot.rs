@@ -21,7 +21,7 @@ pub struct CandidateSlot {
 const WORDS: usize = if cfg!(loom) { 4 } else { 7 };
 
 /// One candidate, guarded by a version that is odd while it is written. A reader that meets a write leaves it, because
-/// the writer will say afterwards that there is something new. It is one cache line, so that one moves between the two threads.
+/// the writer will say afterwards that there is something new. The slot is one cache line, so one line moves between the two threads.
 #[derive(Default)]
 #[repr(align(64))]
 struct Versioned {

@@ -276,7 +276,7 @@ impl<H: Handler> Cluster<H> {
         self.tell(queue, ToShard::Event(event));
     }
 
-    /// Leaves several events for the shards of their queues, and works them off together: the matchmaker is met once for all of them.
+    /// Posts several events to the shards of their queues and works them off together. The caller meets the matchmaker once for all events.
     pub fn post_all(&self, events: impl IntoIterator<Item = (QueueHandle, H::Event)>) {
         let mut round = Round::default();
         for (queue, event) in events {

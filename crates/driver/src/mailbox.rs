@@ -44,11 +44,11 @@ impl<S, M> Mailbox<S, M> {
         self.state.lock()
     }
 
-    /// The state for a message that was not put in, unless somebody is at it or older messages wait. Nearly every message finds it so, and costs
-    /// neither a place in the queue nor a fence. Whoever gets the state handles the message first, and calls [`Mailbox::is_done`] after leaving. Whoever
-    /// does not puts the message in, and looks after it as after any other.
+    /// The state, for a message that is not in the queue. `None`: another thread has the state, or older messages wait. Nearly every message finds the mailbox
+    /// idle, and then needs neither a place in the queue nor a fence. A caller that gets the state handles its message first, and calls [`Mailbox::is_done`] after
+    /// leaving. A caller that gets `None` puts its message into the queue as usual.
     pub fn enter_idle(&self) -> Option<MutexGuard<'_, S>> {
-        // Who finds the lock taken in this moment has put a message in, which the caller then looks after together with its own.
+        // A thread that finds the lock taken at this moment has put its message into the queue. The caller works that message off, too.
         self.state.try_lock().filter(|_| self.messages.is_empty())
     }
 

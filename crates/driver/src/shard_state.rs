@@ -9,7 +9,7 @@ use downbeat_core::cluster::{Demand, Grant, ModelOptions, Shard};
 use crate::candidate_slot::CandidateSlot;
 use crate::handler::Handler;
 
-/// Aligned as [`crate::sync::Line`], so that it shares no cache line with its mutex, which whoever posts looks at.
+/// Aligned as [`crate::sync::Line`]: the state shares no cache line with its mutex. Every thread that posts reads the mutex.
 #[repr(align(128))]
 pub struct ShardState<H: Handler> {
     pub shard: Journal<Shard>,

@@ -38,7 +38,7 @@ impl<H: Handler> Cluster<H> {
         if round.matchmaker
             && let Some(now) = self.meet_matchmaker(Some((index, &mut state)), round)
         {
-            // What came of its grants.
+            // The outputs of the matchmaker's grants.
             self.flush(index, self.moment_at(now), &mut state, round);
             self.end_turn(index, &mut state);
         }
@@ -161,8 +161,8 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// Works off up to `most` messages of the matchmaker's, of which `first` is the first, grants what it can, and sets its alarm; how many messages there
-    /// were, and the time that it was as of.
+    /// Works off up to `most` messages of the matchmaker, beginning with `first`. Then grants batches and sets the matchmaker's alarm. Gives the number of
+    /// messages and the time of the turn.
     pub(crate) fn matchmaker_turn(
         &self,
         state: &mut MatchmakerState,

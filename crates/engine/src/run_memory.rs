@@ -87,8 +87,8 @@ impl RunMemory {
         Ok(Some(memory))
     }
 
-    /// Checks that a run with inputs of these shapes and bytes, in the signature's order, may ever take what it needs. Says whether it may whatever the inputs hold: then
-    /// inputs of these shapes need no other check.
+    /// Checks that a run with inputs of these shapes and bytes, in the signature's order, may ever take what it needs. Gives whether the need depends on the shapes
+    /// alone: then inputs of these shapes need no other check.
     ///
     /// # Errors
     /// If it may not.
@@ -139,7 +139,7 @@ impl RunMemory {
         )))
     }
 
-    /// What a run with these inputs takes, and whether it is that whatever they hold.
+    /// The need of a run with these inputs, and whether the need depends on their shapes alone.
     fn with_need<'a, T>(
         &self,
         inputs: impl Iterator<Item = (&'a [usize], &'a [u8])> + Clone,

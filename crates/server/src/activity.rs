@@ -56,7 +56,7 @@ impl Activity {
         !*self.awake.borrow()
     }
 
-    /// What a task rests by, with [`tick`].
+    /// The handle by which a task rests in [`tick`].
     pub fn awake(&self) -> Awake {
         self.awake.subscribe()
     }

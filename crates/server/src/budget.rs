@@ -102,8 +102,8 @@ impl Reservation {
         })
     }
 
-    /// The bytes of an answer, which cannot be refused any more. They are held in the place of what was held, until the
-    /// last of them is let go. Few of them are not worth it.
+    /// Counts the bytes of an answer in place of the request's bytes, until the last part of the answer is dropped. An answer is never
+    /// refused. Short answers are not counted.
     pub fn hold(mut self, bytes: Bytes) -> Bytes {
         if bytes.len() < HELD_FROM {
             return bytes;

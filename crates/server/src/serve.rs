@@ -339,7 +339,7 @@ async fn measure_again(registry: Registry) {
         tokio::time::sleep(IDLE).await;
         let unsettled = registry.to_measure_again();
         if watch.all().is_some_and(|all| all <= NOISE) {
-            // One at a time: what a load does is no idle time.
+            // One model at a time: the machine is not idle while a model loads.
             if let Some(name) = remeasuring.next(&unsettled) {
                 tracing::info!(model = %name, "the machine is idle: measuring it again");
                 registry.measure_again(&name).await;

@@ -1,11 +1,11 @@
-//! What a thread of connections leaves for the end of a turn of its event loop: when it has come to all that was ready.
+//! Work that a thread of connections leaves for the end of a turn of its event loop. A turn ends once all ready tasks have run.
 
 use std::cell::{Cell, RefCell};
 
 thread_local! {
     /// How many turns the thread's event loop has had; `None`: nothing says when a turn ends.
     static TURN: Cell<Option<u64>> = const { Cell::new(None) };
-    /// What is to be done at the end of this turn.
+    /// Work for the end of this turn.
     static DUE: RefCell<Vec<fn()>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -41,7 +41,7 @@ pub fn end() {
             tracing::error!("what was left for the end of a turn ended in a panic: this is a defect");
         }
     }
-    // The allocation is for the next turn, unless the work has left something for it.
+    // The next turn reuses the allocation, unless the work has begun a new list.
     DUE.with_borrow_mut(|next| {
         if next.is_empty() {
             *next = due;

@@ -15,8 +15,8 @@ use super::workload::{Requests, Workload};
 
 /// The single-threaded scheduler after its warm-up. Equal workloads make equal decisions.
 ///
-/// Instructions a request are those of a run with twice the requests less those of the run, by the requests: so what comes before does not count. They include
-/// drawing the requests ([`Requests::draw`]) and the emulated devices, one heap.
+/// Count the instructions of a run of N requests and of a run of 2N. The difference divided by N is the cost of a request, without the warm-up. The cost
+/// includes drawing the request ([`Requests::draw`]) and the emulated devices (one heap).
 pub struct CountedScheduler(World);
 
 impl CountedScheduler {
@@ -74,9 +74,9 @@ impl Handler for VirtualHandler {
     }
 }
 
-/// The driver's cluster after its warm-up, on the calling thread: it posts requests, completes batches, and rings the alarms. One at a time on a thread.
+/// The driver's cluster after its warm-up, on the calling thread: it posts requests, completes batches, and rings the alarms. A thread has one such cluster at a time.
 ///
-/// Its counts include what those of [`CountedScheduler`] do.
+/// The cost of a request includes its drawing and the emulated devices, as with [`CountedScheduler`].
 pub struct CountedCluster {
     cluster: Cluster<VirtualHandler>,
     places: Vec<QueueHandle>,

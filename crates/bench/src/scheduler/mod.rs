@@ -42,7 +42,7 @@ pub fn run(args: &SchedulerArgs) -> Result<()> {
     args.json.print(&measure(args)?)
 }
 
-/// What the arguments offer to the scheduler.
+/// The workload that the arguments describe.
 ///
 /// # Errors
 /// If the load or the rate is out of bounds.

@@ -7,8 +7,8 @@ const BLOCK: usize = 32;
 
 /// For dense device ids, each with an instant: the earliest of all.
 ///
-/// Two instants a batch are written and few are read, so a write only notes that a minimum may have risen. The next read looks for it.
-/// `O(1)` a write, `O(n / BLOCK^2)` a read and `O(BLOCK)` more for each minimum that was noted; nothing is allocated but when a device is added.
+/// A batch writes two instants, and reads are few. So a write only notes that a minimum may have risen, and the next read finds that minimum.
+/// A write is `O(1)`. A read is `O(n / BLOCK^2)`, and `O(BLOCK)` more for each noted minimum. Only a new device allocates.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BusyTimes {
     /// By device; `Time::MAX`: it has nothing.

@@ -53,7 +53,7 @@ impl InFlight {
         self.limit(model).in_flight += 1;
     }
 
-    /// A batch of the model is no longer in flight. Gives the models that waited for that, if any did: their list is to be given back empty.
+    /// A batch of the model is no longer in flight. Gives the list of the models that waited for that, if any did. The caller returns the list empty.
     pub fn end(&mut self, model: ModelId) -> Option<Vec<ModelId>> {
         let limit = self.limit(model);
         assert!(limit.in_flight > 0, "a batch that ends had begun");

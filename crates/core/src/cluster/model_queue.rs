@@ -137,7 +137,7 @@ impl ModelQueue {
         }
     }
 
-    /// Adds a request as nearly all are: it has one item and a deadline that can be met, and joins the end of the first tier. `None`: it is not such a
+    /// Adds a request of one item whose deadline can be met to the end of the first tier. Nearly all requests are such. `None`: this request is not such a
     /// request, and nothing has changed. [`ModelQueue::enqueue_any`] would do the same.
     #[inline(always)]
     fn join(&mut self, now: Time, request: &Request) -> Option<Ticket> {
@@ -422,7 +422,7 @@ impl ModelQueue {
     /// [`ModelQueue::update`], where nobody asks for the candidate.
     pub(super) fn refresh(&mut self, now: Time) {
         self.update_candidates(now);
-        // A queue that is empty has no candidate, and nothing is due in it.
+        // An empty queue has no candidate and nothing due.
         self.wake = if self.batcher.queue.weight() == 0 { Time::MAX } else { self.next_wake() };
     }
 

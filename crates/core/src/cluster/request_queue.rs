@@ -32,8 +32,8 @@ pub struct Ticket {
 /// **Cost.** `O(1)` an operation on a request in line and without a timer, `O(log n)` on any other; no allocation once the tables have
 /// grown.
 ///
-/// **Layout.** The fields come in the order in which a request needs them. With thousands of models each request finds its queue's memory cold,
-/// so [`RequestQueue::push_last`] reads only the first two cache lines, and writes the new slot and the one before it.
+/// **Layout.** The fields come in the order in which a request needs them. With thousands of models each request finds its queue's memory cold.
+/// [`RequestQueue::push_last`] reads only the first two cache lines, and writes the new slot and the one before it.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct RequestQueue {

@@ -471,7 +471,7 @@ impl Shard {
         }
     }
 
-    /// Sets wakes anew that come first, and are earlier than what their queues need, until the first is exact.
+    /// Corrects the first wakes until the first is exact. A wake may be earlier than its queue needs.
     fn settle_first_wake(&mut self) {
         while let Some((at, model)) = self.wakes.peek() {
             match member(&mut self.members, ModelId(model)).and_then(|member| member.wake) {

@@ -6,8 +6,8 @@ use super::messages::Candidate;
 use super::rate_meter::RateMeter;
 use crate::time::Time;
 
-/// The smallest candidate whose growth is foreseen before the rate of the arrivals is known: who came alone may stay so, and would be woken up for once
-/// too often.
+/// The smallest candidate whose growth is foreseen before the rate of the arrivals is known. A request that came alone may stay alone. Foreseen growth would
+/// then cost a wake-up for nothing.
 const LEAST_FORESEEN: u32 = 2;
 /// Before the rate is known a candidate is foreseen to grow by as much again, or to this size: small ones have time.
 const SMALL: u32 = 8;
@@ -35,7 +35,7 @@ pub(super) struct UpdateElision {
     tier: usize,
     /// When somebody joined it last, at its end, and was not elided.
     joined: Option<Time>,
-    /// What the candidate of the only plan was made of, if that was the whole queue, and may grow.
+    /// The prefix in the candidate of the only plan. `None`: the candidate has not the whole queue, or may not grow.
     whole: Option<Prefix>,
     /// When the growth foreseen could let the candidate start.
     pub until: Option<Time>,

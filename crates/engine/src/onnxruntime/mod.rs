@@ -129,8 +129,8 @@ impl Onnxruntime {
 }
 
 impl Runtime {
-    /// A builder of sessions for a model with these inputs. The pool of all models is for those that have the whole CPU. Others have
-    /// a pool of their own, whose threads are bound to the cores of the share.
+    /// A builder of sessions for a model with these inputs. Models that have the whole CPU share the environment's pool. Other
+    /// models have a pool of their own, whose threads are bound to the cores of the share.
     fn builder(&self, threads: usize, share: &Share, inputs: &[TensorSpec]) -> ort::Result<SessionBuilder> {
         let builder = self.pool_builder(inputs)?;
         match (threads, share.cores()) {

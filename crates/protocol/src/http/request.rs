@@ -59,7 +59,7 @@ fn read_unusual(parts: &BodyParts) -> Result<(InferRequest, OutputForms), CodecE
     read_header(header::read(parts.json(), &mut rewritten, "request")?, parts)
 }
 
-/// What the JSON and the bytes behind it say, without the model.
+/// The request of a header and the binary tensors behind that header, without the model.
 fn read_header(header: RequestHeader<'_>, parts: &BodyParts) -> Result<(InferRequest, OutputForms), CodecError> {
     let inputs = header::tensors(header.inputs, Role::Input, parts)?;
     let mut parameters = header.parameters.unwrap_or_default();
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// What clients send, each of which is read in one pass.
+    /// Requests in the form that clients send. The scanner reads each of them.
     const USUAL: [&str; 8] = [
         r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,-2.5,3e-7,0.1,123456789.125,1E+5]}]}"#,
         r#"{"id": "7", "inputs": [{"shape": [1, 4], "data": [[NaN, -Infinity, "Inf", null]], "name": "x", "datatype": "FP64"}]}"#,
@@ -165,7 +165,7 @@ mod tests {
         r#"{"inputs":[{"name":"x","datatype":"INT32","shape":[2],"parameters":{"shared_memory_region":"r","shared_memory_byte_size":8}}],"outputs":[{"name":"y","parameters":{"binary_data":true,"classification":3}}]}"#,
     ];
 
-    /// What a text is damaged with.
+    /// Pieces of text that damage a request.
     const PIECES: [&str; 30] = [
         "[",
         "]",

@@ -9,7 +9,7 @@ const RESERVE: u64 = 40;
 const OF_EVENT_LOOP: u64 = 4;
 /// Fewest connections, however few files there may be.
 const LEAST: u64 = 8;
-/// Most connections unless more are asked for: each takes some 20 KiB while it is used, and less while it is idle.
+/// The default limit of connections. A connection takes some 20 KiB while it is used, and less while it is idle.
 const MOST: usize = 32_768;
 
 /// Raises the soft limit of open files to the hard one. Gives the limit there is now; `None`: there is none.

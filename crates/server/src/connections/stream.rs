@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 
 use super::watched::Watched;
 
-/// Bytes of a request that nobody wants any more, read so that its client finds the answer: closing a socket with unread
-/// bytes resets the connection, which can take the answer along.
+/// Most bytes that are read of a request after its answer. A socket that is closed with unread bytes resets the connection, and the
+/// client may lose the answer.
 const MAX_DISCARDED: usize = 1 << 20;
 
 /// A socket that counts.

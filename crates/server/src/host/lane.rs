@@ -235,7 +235,8 @@ impl Worker {
         Ok(Begun { run, body, begin, assembled, stage })
     }
 
-    /// Waits for the end of a launch; gives from when on it had the lane, which was done with the one before at `done`, when it was over, and what came of it.
+    /// Waits for the end of a launch. The lane ended the launch before this one at `done`. Gives when the lane began this launch, when the launch
+    /// ended, and its outcome.
     fn end(&self, begun: Begun<'_>, done: Time) -> (Time, Time, Outcome) {
         let Begun { run, body, begin, assembled, stage } = begun;
         // What was done of it before was done beside the one before.
@@ -350,7 +351,7 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
     }
 }
 
-/// Waits for the end of a launch that has had the lane from `begin` on, and whose tensors were there at `assembled`; gives when it was over.
+/// Waits for the end of a launch that began at `begin` and whose tensors were assembled at `assembled`. Gives when the launch ended, and its outcome.
 fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> (Time, Outcome) {
     let clock = run.host.clock;
     let end = usize::from(run.segments.end);

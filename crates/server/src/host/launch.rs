@@ -40,7 +40,7 @@ pub struct Grant {
     pub dispatched: Time,
     /// How many were dispatched with it.
     pub requests: u32,
-    /// What it takes was a guess when it began.
+    /// The latency of the batch was a guess when the batch began.
     pub is_guess: bool,
 }
 

@@ -108,8 +108,8 @@ impl<S: Service> FromRequest<HttpState<S>> for WholeBody {
 }
 
 impl WholeBody {
-    /// Collects the body of a request and undoes its `coding`. What can be told from the headers is told before the first
-    /// byte is asked for.
+    /// Collects the body of a request and undoes its `coding`. A body that the headers show to be too large is refused before its
+    /// first byte is read.
     pub async fn of<S: Service, B>(
         state: &HttpState<S>,
         headers: &HeaderMap,

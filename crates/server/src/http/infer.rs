@@ -152,7 +152,7 @@ struct Head {
     coding: Option<Coding>,
 }
 
-/// What can be told without the body: whether there is such a model, and what the headers say.
+/// Checks the model and the headers of a request before its body is read.
 fn check_head<S: Service>(service: &S, path: &ModelPath, headers: &HeaderMap) -> Result<Head, HttpError> {
     service.check_model(&path.model, &path.version)?;
     let coding = encoding::of_request(headers)?;

@@ -36,7 +36,7 @@ impl<'a> Loading<'a> {
         }
         match self.first(why) {
             Ok(runnable) => {
-                // A model may need other requests than those that were made up for it.
+                // The trial's requests are made up, and a model may refuse them for a reason of its own.
                 let what = if refused.is::<RunError>() {
                     "answers none of the requests that it was tried with"
                 } else {

@@ -1,8 +1,8 @@
 //! Requests that a thread of connections hands to the scheduler together.
 //!
-//! Say 16 requests of one thread are ready at the same time. Handed over one by one, the first would run in a batch of its own, and a thread of
-//! a lane would be woken for it. So the thread reads all 16 and hands them over at the end of its turn: they share a batch. Where that is brief the
-//! thread runs it, and nobody is woken.
+//! Example: 16 requests of one thread are ready at the same time. If the thread handed over the first request at once, a lane's thread would wake and run a
+//! batch of one. So the thread reads all 16 requests and hands them over at the end of its turn. They share a batch. If that batch is brief, the
+//! thread runs the batch itself and wakes no other thread.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,26 +15,26 @@ use crate::turn_end;
 
 /// Requests that a thread holds back, at most.
 const MOST: usize = 64;
-/// How long a thread goes on reading further requests before it hands over those that it holds back. A device that is free stays idle for so long
-/// at most, and a batch that a thread of connections runs itself takes no longer than half of that.
+/// A thread that has held a request back for longer hands over at its next request, and does not wait for the end of its turn. A batch that the thread
+/// runs itself takes at most half as long.
 const LONGEST: Duration = Duration::from_micros(200);
 
 thread_local! {
     static HELD_BACK: RefCell<HeldBack> = RefCell::default();
 }
 
-/// What a thread has not handed over yet.
+/// The requests that a thread holds back.
 #[derive(Default)]
 struct HeldBack {
-    /// Whom it is for; `None`: there is nothing.
+    /// The driver of these requests; `None`: the thread holds no request back.
     driver: Option<Arc<Driver>>,
     calls: Vec<(RequestId, QueuedCall)>,
-    /// When the first of them came.
+    /// The arrival of the first of these requests.
     since: Time,
-    /// The turn in which the thread's last request came, and how many came in it.
+    /// The turn of the thread's last request, and the number of requests in that turn.
     turn: u64,
     came: u32,
-    /// How many came in the turn before that had any.
+    /// The number of requests in the turn before that one, turns without a request left out.
     before: u32,
 }
 

@@ -107,8 +107,8 @@ impl Wishes<'_> {
 }
 
 impl Limits {
-    /// Waits for the answer, as long as the client's own timeout allows, of which so much has `passed` since the arrival (asked only where there is one): the scheduler drops what cannot make it, and this ends the rare request that was started and
-    /// overran. `None`: it did.
+    /// Waits for the answer within the client's own timeout. `passed` is the time since the arrival, and is called only for a request with a timeout. The
+    /// scheduler drops a request that cannot make its deadline. So this ends only the rare request that started and overran. `None`: the request overran.
     pub async fn wait(&self, answer: oneshot::Receiver<Answer>, passed: impl FnOnce() -> Duration) -> Option<Answer> {
         let answer = match self.timeout {
             None => answer.await,

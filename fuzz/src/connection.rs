@@ -1,11 +1,14 @@
-//! A connection to the HTTP frontend: head, path, headers, body and whatever follows, through the code that serves.
+//! Connections through the code that serves: to the HTTP frontend (head, path, headers, body and whatever follows), to the gRPC frontend (frames of HTTP/2
+//! and messages), and to an etcd server that answers anything.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use downbeat_server::connections::{Connections, Stage, bind};
+use downbeat_server::grpc::{self, GrpcOptions};
 use downbeat_server::http::{HttpOptions, HttpState, serve};
 use downbeat_server::service::{LoadOverrides, Service};
 
@@ -14,10 +17,18 @@ use crate::memory_service::MemoryService;
 /// The longest wait for the server on a connection whose client has sent all and said so. Far beyond what a slow machine takes.
 const MOST: Duration = Duration::from_secs(60);
 
-/// A frontend that lives as long as the process.
+/// What begins a connection of HTTP/2: the preface and an empty frame of settings.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// The type of the frame that a server of HTTP/2 begins with, and where it stands.
+const SETTINGS: (usize, u8) = (3, 4);
+/// Largest body of a request, before and after decompression, bytes.
+const MOST_BYTES: usize = 1 << 20;
+
+/// Frontends that live as long as the process.
 struct Frontend {
     service: Arc<MemoryService>,
     address: SocketAddr,
+    grpc: SocketAddr,
     runtime: tokio::runtime::Runtime,
     /// Dropped, it would end the frontend.
     _stage: tokio::sync::watch::Sender<Stage>,
@@ -26,14 +37,33 @@ struct Frontend {
 impl Frontend {
     fn start() -> std::io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-        let listener = runtime.block_on(async { bind((Ipv4Addr::LOCALHOST, 0).into()) })?;
-        let address = listener.local_addr()?;
+        let any = || runtime.block_on(async { bind((Ipv4Addr::LOCALHOST, 0).into()) });
+        let (listener, of_grpc) = (any()?, any()?);
+        let (address, grpc) = (listener.local_addr()?, of_grpc.local_addr()?);
         let service = Arc::new(MemoryService::default());
-        let options = HttpOptions { max_body_bytes: 1 << 20, ..HttpOptions::default() };
+        let options = HttpOptions { max_body_bytes: MOST_BYTES, ..HttpOptions::default() };
         let (stage, stages) = tokio::sync::watch::channel(Stage::Serving);
         let state = HttpState::new(Arc::clone(&service), Arc::default(), options);
-        runtime.spawn(serve(listener, Connections::new(Default::default()), state, stages));
-        Ok(Frontend { service, address, runtime, _stage: stage })
+        runtime.spawn(serve(listener, Connections::new(Default::default()), state, stages.clone()));
+        let options = GrpcOptions { max_message_bytes: MOST_BYTES, ..GrpcOptions::default() };
+        let connections = Connections::new(Default::default());
+        runtime.spawn(grpc::serve(of_grpc, connections, service.clone(), Arc::default(), options, stages));
+        Ok(Frontend { service, address, grpc, runtime, _stage: stage })
+    }
+}
+
+impl Frontend {
+    fn get() -> Option<&'static Frontend> {
+        static FRONTEND: LazyLock<std::io::Result<Frontend>> = LazyLock::new(Frontend::start);
+        FRONTEND.as_ref().ok()
+    }
+
+    /// Loads again what a request has unloaded, so that the next bytes do not depend on that.
+    fn reset(&self) {
+        for model in ["simple", "echo", "scores"] {
+            let _ = self.runtime.block_on(self.service.load(model, LoadOverrides::default()));
+        }
+        self.service.loads.lock().clear();
     }
 }
 
@@ -42,19 +72,69 @@ impl Frontend {
 /// # Panics
 /// If the server does not close the connection then, or does not answer the next one.
 pub fn http_connection(data: &[u8]) {
-    static FRONTEND: LazyLock<std::io::Result<Frontend>> = LazyLock::new(Frontend::start);
-    let Ok(frontend) = &*FRONTEND else { return };
+    let Some(frontend) = Frontend::get() else { return };
     let answer = exchange(frontend.address, data, true);
     answer.expect("the server ends a connection that its client has ended");
     let live =
         exchange(frontend.address, b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", false);
     let live = live.expect("the server answers");
     assert!(live.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&live));
-    // Unloaded by a request, which the next bytes should not depend on.
-    for model in ["simple", "echo", "scores"] {
-        let _ = frontend.runtime.block_on(frontend.service.load(model, LoadOverrides::default()));
-    }
-    frontend.service.loads.lock().clear();
+    frontend.reset();
+}
+
+/// A compressed body of an inference request. The first byte says how it is compressed.
+///
+/// # Panics
+/// As [`http_connection`], or if the request has no answer.
+pub fn compressed_body(data: &[u8]) {
+    let Some(frontend) = Frontend::get() else { return };
+    let Some((kind, body)) = data.split_first() else { return };
+    let coding = if kind % 2 == 0 { "gzip" } else { "deflate" };
+    let length = body.len();
+    let head = format!(
+        "POST /v2/models/simple/infer HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-encoding: {coding}\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let answer = exchange(frontend.address, &[head.as_bytes(), body].concat(), false);
+    let answer = answer.expect("the server answers");
+    assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&answer));
+}
+
+/// What a client sends to the gRPC frontend before it closes its side of the connection.
+///
+/// # Panics
+/// If the server does not close the connection then, or does not answer the next one.
+pub fn grpc_connection(data: &[u8]) {
+    let Some(frontend) = Frontend::get() else { return };
+    let answer = exchange(frontend.grpc, data, true);
+    answer.expect("the server ends a connection that its client has ended");
+    let settings = exchange(frontend.grpc, PREFACE, true).expect("the server answers");
+    assert_eq!(settings.get(SETTINGS.0), Some(&SETTINGS.1), "{settings:?}");
+    frontend.reset();
+}
+
+/// Everything that an etcd server answers, on each of its connections.
+pub fn etcd_answer(data: &[u8]) {
+    let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)) else { return };
+    let (Ok(address), Ok(runtime)) =
+        (listener.local_addr(), tokio::runtime::Builder::new_current_thread().enable_all().build())
+    else {
+        return;
+    };
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Ok((mut stream, _)) = listener.accept()
+                && !over.load(Relaxed)
+            {
+                let mut request = [0; 4096];
+                // The client may have gone.
+                let _ = stream.read(&mut request).and_then(|_| stream.write_all(data));
+            }
+        });
+        runtime.block_on(downbeat_server::roles::ask_etcd(address.to_string()));
+        over.store(true, Relaxed);
+        drop(TcpStream::connect(address));
+    });
 }
 
 /// Sends and reads to the end of the connection. `ends`: this side closes when it has sent, which cancels what is not answered yet.

@@ -9,21 +9,26 @@ mod connection;
 #[allow(dead_code, missing_docs, reason = "its knobs are for tests")]
 mod memory_service;
 mod model_folder;
+mod recipes;
 
 use std::path::Path;
 
 use bytes::Bytes;
+use downbeat_core::roles::SubClusterPlan;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::{grpc, http, inference};
+use downbeat_server::options::PlacementPlan;
 use downbeat_server::profile_store::{ProfileStore, StoredProfile};
 use downbeat_server::profiler::profile;
+use downbeat_server::stored_predictor::StoredPredictor;
 use downbeat_sim::device::Calibration;
 use downbeat_sim::world::WorldFile;
 use prost::Message;
 
-pub use connection::http_connection;
-pub use model_folder::{config_pbtxt, onnx};
+pub use connection::{compressed_body, etcd_answer, grpc_connection, http_connection};
+pub use model_folder::{config_pbtxt, labels, onnx};
+pub use recipes::{recipe, tokenizer};
 
 /// A way to read bytes.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +40,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 14] = {
+pub const TARGETS: [Target; 23] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -53,7 +58,16 @@ pub const TARGETS: [Target; 14] = {
         workload,
         profile_cache,
         picture,
-        role_frames
+        role_frames,
+        compressed_body,
+        grpc_connection,
+        etcd_answer,
+        executor_message,
+        labels,
+        recipe,
+        tokenizer,
+        predictor,
+        placement_plan
     ]
 };
 
@@ -229,6 +243,35 @@ fn read_latencies(profile: &LatencyProfile) {
 pub fn role_frames(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("there is a thread");
     runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
+}
+
+/// Most bytes of the memory that an executor shares here.
+const REGION: usize = 1 << 16;
+
+/// What the server and an executor process say to each other.
+pub fn executor_message(data: &[u8]) {
+    let _ = downbeat_engine::isolation::read_as_process(data, REGION);
+}
+
+/// A file with a predictor of what groups of operators take.
+///
+/// # Panics
+/// If it is refused without a word.
+pub fn predictor(data: &[u8]) {
+    let Ok(file) = tempfile::NamedTempFile::new() else { return };
+    if std::fs::write(file.path(), data).is_err() {
+        return;
+    }
+    match StoredPredictor::load(file.path()) {
+        Ok(stored) => drop(stored.predictor(|_| None)),
+        Err(error) => assert!(!error.to_string().is_empty()),
+    }
+}
+
+/// A plan of which models run where, as `serve --plan` reads it, and as etcd keeps it for the scheduler.
+pub fn placement_plan(data: &[u8]) {
+    let _ = serde_json::from_slice::<PlacementPlan>(data);
+    let _ = serde_json::from_slice::<SubClusterPlan>(data);
 }
 
 /// A picture: its header, and, where that is small, its pixels.

@@ -70,6 +70,24 @@ fn signature() -> Signature {
     Signature { inputs: vec![spec("x", &[-1, 3])], outputs: vec![spec("y", &[-1, 2]), spec("z", &[-1])] }
 }
 
+/// A file of labels, one a line.
+///
+/// # Panics
+/// If it is refused without a word.
+pub fn labels(data: &[u8]) {
+    const CONFIG: &str = r#"{"name": "m", "platform": "onnxruntime_onnx", "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [2], "label_filename": "labels.txt"}]}"#;
+    in_folder(|folder| {
+        let labels = folder.model.with_file_name("../labels.txt");
+        if std::fs::write(labels, data).is_err() {
+            return;
+        }
+        match folder.repository.definition("m", Some(CONFIG)) {
+            Ok(mut definition) => drop(definition.complete(&signature())),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    });
+}
+
 /// A model file, as it is read and checked before any engine sees it, and the report on its rows.
 ///
 /// # Panics

@@ -1,5 +1,7 @@
 //! From a text to one item of a model's inputs: tokenised, padded, masked.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::infer::push_number;
 use tokenizers::{Tokenizer, TruncationParams};
@@ -61,6 +63,20 @@ pub(crate) struct Tokens {
     types: Vec<u32>,
 }
 
+/// Calls the tokenizers' library, which panics on some files and texts.
+fn without_panic<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| Err("the tokenizer's library panicked".to_owned()))
+}
+
+fn read_tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
+    let mut written: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    // Nothing is decoded here, and the library panics on some decoders instead of refusing them.
+    if let Some(fields) = written.as_object_mut() {
+        fields.remove("decoder");
+    }
+    without_panic(|| Tokenizer::from_bytes(written.to_string()).map_err(|error| error.to_string()))
+}
+
 impl TextSteps {
     /// These steps, the first of which is `tokenize` with this file.
     pub fn new(steps: &[Step], tokenizer: Option<&[u8]>) -> Result<Self, String> {
@@ -76,8 +92,8 @@ impl TextSteps {
         }
         let shown = file.display();
         let bytes = tokenizer.ok_or_else(|| format!("step 1, 'tokenize': {shown} is not here"))?;
-        let mut tokenizer = Tokenizer::from_bytes(bytes)
-            .map_err(|error| format!("step 1, 'tokenize': {shown} is no tokenizer.json that can be read: {error}"))?;
+        let mut tokenizer = read_tokenizer(bytes)
+            .map_err(|reason| format!("step 1, 'tokenize': {shown} is no tokenizer.json that can be read: {reason}"))?;
         let from_file = tokenizer.get_padding().map(|padding| padding.pad_id);
         let pad_id = from_file.or_else(|| PADDING.iter().find_map(|token| tokenizer.token_to_id(token))).unwrap_or(0);
         let (max_length, added) = (*max_length as usize, added_tokens(&tokenizer, *special_tokens));
@@ -89,6 +105,9 @@ impl TextSteps {
         let cut = truncate.then(|| TruncationParams { max_length, ..TruncationParams::default() });
         tokenizer.with_padding(None);
         tokenizer.with_truncation(cut).map_err(|error| format!("step 1, 'tokenize': {error}"))?;
+        // Some faults of a file show only when a text is tokenised.
+        without_panic(|| tokenizer.encode("a", *special_tokens).map_err(|error| error.to_string()))
+            .map_err(|reason| format!("step 1, 'tokenize': {shown} tokenises no text: {reason}"))?;
         let (mut padding, mut columns) = (Padding::None, vec![Column::Ids(fills.clone())]);
         for (index, step) in others.iter().enumerate() {
             let here = |reason: String| format!("step {}, '{}': {reason}", index + 2, step.name());
@@ -157,8 +176,8 @@ impl TextSteps {
     /// In words, if it is no UTF-8, or has too many tokens.
     pub fn run(&self, bytes: &[u8]) -> Result<Tokens, String> {
         let text = str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}"))?;
-        let encoded = self.tokenizer.encode(text, self.special_tokens);
-        let encoded = encoded.map_err(|error| format!("it cannot be tokenised: {error}"))?;
+        let encode = || self.tokenizer.encode(text, self.special_tokens).map_err(|error| error.to_string());
+        let encoded = without_panic(encode).map_err(|reason| format!("it cannot be tokenised: {reason}"))?;
         let (ids, types) = (encoded.get_ids().to_vec(), encoded.get_type_ids().to_vec());
         if ids.len() > self.max_length {
             return Err(format!(

@@ -30,8 +30,12 @@ fn count_panics() {
     ONCE.call_once(|| {
         let print = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
-            PANICS.fetch_add(1, SeqCst);
-            print(info);
+            // The library panics on some tokenizers, which the reader of recipes makes an error.
+            let of_tokenizers = info.location().is_some_and(|place| place.file().contains("/tokenizers-"));
+            if !of_tokenizers {
+                PANICS.fetch_add(1, SeqCst);
+                print(info);
+            }
         }));
     });
 }
@@ -97,6 +101,15 @@ tests!(
     profile_cache,
     picture,
     role_frames,
+    compressed_body,
+    grpc_connection,
+    etcd_answer,
+    executor_message,
+    labels,
+    recipe,
+    tokenizer,
+    predictor,
+    placement_plan,
 );
 
 /// A protocol of which nothing is read is not tried: `tools/record_roles.py` records what is said today.

@@ -22,6 +22,7 @@ use std::sync::Arc;
 
 pub use child::serve;
 pub use executor::{Executor, ExecutorProgram};
+pub use message::read_as_process;
 
 use crate::division::{Division, DivisionError};
 use crate::emulated;

@@ -81,3 +81,20 @@ fn a_tokenizer_file_is_read_without_its_mark_or_named_for_its_content() {
     let outside = Recipe::read(read_steps(&written).unwrap(), |_| Err("it lies elsewhere".to_owned()));
     assert_eq!(outside.unwrap_err(), "step 1, 'tokenize': it lies elsewhere");
 }
+
+/// Both make the tokenizers' library panic.
+#[test]
+fn a_tokenizer_that_the_library_panics_on_is_refused_with_a_reason() {
+    let good = std::fs::read_to_string(Path::new(EXAMPLES).join("models/sentence/tokenizer.json")).unwrap();
+    let steps = read_steps(&steps(false, json!({ "step": "pad" }))).unwrap();
+    let take = |tokenizer: String| {
+        let recipe = Recipe { steps: steps.clone(), tokenizer: Some(tokenizer.into_bytes()) };
+        Pipeline::new(&recipe, &inputs(&[-1, -1]), true, u64::MAX).map(|pipeline| run(&pipeline, &[b"good"]))
+    };
+    let said = take(good.replacen('{', r#"{"decoder": "\ud800","#, 1)).unwrap_err();
+    assert!(said.contains("is no tokenizer.json that can be read"), "{said}");
+    let mut written: Value = serde_json::from_str(&good).unwrap();
+    written["post_processor"]["special_tokens"] = json!({});
+    let said = take(written.to_string()).unwrap_err();
+    assert!(said.contains("tokenises no text"), "{said}");
+}

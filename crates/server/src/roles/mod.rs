@@ -49,6 +49,20 @@ pub use status::{ClusterStatus, StatusBoard};
 pub use tensors::Tensors;
 pub use wire::{Outbox, WireError, read_frame};
 
+/// Asks the etcd server at this `HOST:PORT` what a scheduler asks, and reads the plan that a key has. For tests with any answers.
+pub async fn ask_etcd(server: String) {
+    let mut etcd = etcd::Etcd::new(vec![server]);
+    if let Ok(Some(kept)) = etcd.get("downbeat/plan").await {
+        let _ = serde_json::from_slice::<downbeat_core::roles::SubClusterPlan>(&kept.value);
+    }
+    let _ = etcd.list("downbeat/schedulers", 8).await;
+    if let Ok(lease) = etcd.grant(std::time::Duration::from_secs(1)).await {
+        let _ = etcd.replace("downbeat/epoch", 0, b"1", Some(&lease)).await;
+        let _ = etcd.renew(&lease).await;
+        let _ = etcd.revoke(lease).await;
+    }
+}
+
 /// Reads bytes as what a peer sends: who it is, then frames, with at most `most` bytes of tensors each, and what they say of models. Gives how many frames could be read. For whoever tries this with
 /// anything.
 pub async fn read_as_peer(mut bytes: &[u8], most: u64) -> usize {

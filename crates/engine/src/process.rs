@@ -12,8 +12,8 @@ const VARIABLES: [(&str, &str); 4] = [
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
     // UCX's, when it is loaded: it would take over the signals of a crash.
     ("UCX_HANDLE_ERRORS", "none"),
-    // The standard library's, when the first thread starts: the stack of each thread, bytes. rten recurses once for each operator that follows another, on threads that
-    // load, on lanes and on connections' threads, and its pools take no other size. Only pages that are touched take memory.
+    // The standard library's, when the first thread starts: bytes of each thread's stack. rten recurses once for each operator of a chain, on any thread that loads or
+    // runs a model. Its pools take no other size. Only pages that are touched take memory.
     (STACK, "16777216"),
 ];
 
@@ -22,7 +22,7 @@ const STACK: &str = "RUST_MIN_STACK";
 /// What the standard library takes without [`STACK`].
 const STACK_OF_STD: u64 = 2 << 20;
 
-/// The variable for the stacks of a process that tries files for this one, and its value. Those stacks are smaller: a file that fits there fits here too.
+/// The variable for the stacks of a trial process, and its value. The stacks are smaller there: a file that fits there fits here, too.
 pub(crate) fn stack_of_trials() -> (&'static str, String) {
     let own = std::env::var(STACK).ok().and_then(|bytes| bytes.parse().ok()).unwrap_or(STACK_OF_STD);
     (STACK, (own - own / 4).to_string())
@@ -32,8 +32,8 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Has foreign libraries collect and send nothing about the process, the NVIDIA driver have a queue for each of many streams, and threads large stacks, unless the
-/// environment says otherwise. To be called first in `main`: with a second thread it does nothing.
+/// Sets the variables that the environment does not have: libraries collect and send nothing about the process, the NVIDIA driver has many queues, and threads have
+/// large stacks. To be called first in `main`: with a second thread it does nothing.
 pub fn begin() {
     if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
         return;

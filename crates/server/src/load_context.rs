@@ -134,7 +134,7 @@ impl LoadContext {
         !is_emulated(definition) && !self.engines.gpus.is_empty()
     }
 
-    /// What a version is kept apart from. Says why, where nobody chose a process for it.
+    /// What a version is kept apart from. The log has the reason if `auto` chose a process.
     pub fn isolation(&self, definition: &ModelDefinition, file: &VersionFile<'_>) -> Isolation {
         let name = &definition.name;
         let chosen = self.options.isolation(name);

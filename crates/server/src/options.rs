@@ -130,7 +130,7 @@ with_defaults! {
         pub run_memory_bytes: Option<usize> = None,
         /// Whether models run in processes of their own that do not say it themselves.
         pub isolation: Isolation = Isolation::Auto,
-        /// What runs as an executor process; `None`: this program, which then loads new files without a trial in one.
+        /// The program of executor processes; `None`: this program, and files have no trial in a process.
         pub executor: Option<ExecutorProgram> = None,
         /// How long the trial of a new model file in a process of its own may take; zero: there is none.
         pub trial_timeout: Duration = Duration::from_millis(300_000),
@@ -448,7 +448,7 @@ named! {
         None = "none",
         /// From the server and the other models: it runs in a process of its own.
         Process = "process",
-        /// As a process, if the model came with a load request, may end the process that runs it, or may take any memory; else as none.
+        /// A process if the model came with a load request, may end its process, or may take any memory; else none.
         Auto = "auto",
     }
 }

@@ -245,7 +245,7 @@ pub fn comes_back(model: &dyn Model) -> bool {
 /// random numbers as a shape. So a model that answers none is still worth serving.
 ///
 /// # Errors
-/// If the device is lost or out of memory, the model's process has ended and is not soon there again, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
+/// If the device is lost or out of memory, the model's process does not come back, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
 /// batch cannot be parted.
 pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane) -> anyhow::Result<Trial> {
     let (mut refused, mut not_made, mut not_parted) = (None, None, None);

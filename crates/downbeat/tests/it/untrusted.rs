@@ -3,9 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+use base64::Engine;
+use prost::Message;
+
 use crate::command_line::{run, stdout};
 use crate::isolation::{executor, until};
-use crate::model::{BOOL, FLOAT, GraphProto, INT32, INT64, ModelProto, NodeProto, bytes, model, node, value};
+use crate::model::{BOOL, FLOAT, GraphProto, INT32, INT64, ModelProto, NodeProto, bytes, identity, model, node, value};
 use crate::serve::{REQUEST, Server, digits};
 
 /// More operators in a row than a stack of any thread has room for.
@@ -18,12 +21,13 @@ fn chain() -> ModelProto {
     model(nodes, vec![], vec![value("x0", FLOAT, &[4])], vec![value("y", FLOAT, &[4])])
 }
 
-/// A spectrum with the step between its frames as an input, which is tried with zero.
+/// A spectrum with a step of zero between its frames, which no constant says.
 fn spectrum() -> ModelProto {
-    let length = bytes("length", INT64, &[], &8_i64.to_le_bytes());
-    let inputs = vec![value("signal", FLOAT, &[1, 64, 1]), value("step", INT64, &[])];
-    let stft = node("STFT", &["signal", "step", "", "length"], &["y"]);
-    model(vec![stft], vec![length], inputs, vec![value("y", FLOAT, &[1, -1, 5, 2])])
+    let number = |name: &str, n: i64| bytes(name, INT64, &[], &n.to_le_bytes());
+    let inputs = vec![value("signal", FLOAT, &[1, 64, 1]), value("any", INT64, &[])];
+    let nodes = vec![node("Mul", &["any", "zero"], &["step"]), node("STFT", &["signal", "step", "", "length"], &["y"])];
+    let weights = vec![number("zero", 0), number("length", 8)];
+    model(nodes, weights, inputs, vec![value("y", FLOAT, &[1, -1, 5, 2])])
 }
 
 /// `z = x / y` of integers.
@@ -73,7 +77,8 @@ fn beside(name: &str, model: &ModelProto, options: &str, until: &str) -> (tempfi
     add(folder.path(), name, model);
     let config = folder.path().join("downbeat.toml");
     fs::write(&config, format!("[models.{name}]\n{options}\n")).unwrap();
-    let server = Server::start(folder.path(), &["--config", config.to_str().unwrap()], until);
+    let flags = ["--config", config.to_str().unwrap(), "--model-control-mode", "explicit", "--load-model", "*"];
+    let server = Server::start(folder.path(), &flags, until);
     (folder, server)
 }
 
@@ -165,6 +170,26 @@ fn a_loop_as_long_as_a_request_says_runs_in_a_process() {
     assert!(body.contains("[3,4]"), "{body}");
     assert!(executor(&server, "repeated")["pid"].is_u64());
     assert!(executor(&server, "digits").is_null());
+}
+
+#[test]
+fn a_model_that_comes_with_a_load_request_runs_in_a_process() {
+    let flags = ["--model-control-mode", "explicit", "--load-model", "*"];
+    let server = Server::start(digits().path(), &flags, "\"message\":\"ready\",\"models\":1");
+    let file = base64::engine::general_purpose::STANDARD.encode(identity(FLOAT, &[4]).encode_to_vec());
+    let load = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{file}"}}}}"#);
+    let (status, body) = server.http("POST", "/v2/repository/models/guest/load", &load);
+    assert_eq!(status, 200, "{body}");
+    assert!(executor(&server, "guest")["pid"].is_u64());
+    let request = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[4],"data":[1,2,3,4]}]}"#;
+    let (status, body) = server.http("POST", "/v2/models/guest/infer", request);
+    assert_eq!(status, 200, "{body}");
+    // One that does not load leaves the server and the others as they are.
+    let file = base64::engine::general_purpose::STANDARD.encode(chain().encode_to_vec());
+    let load = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{file}"}}}}"#);
+    let (status, body) = server.http("POST", "/v2/repository/models/other/load", &load);
+    assert!(status == 400 && body.contains("executor process has ended while it was loaded"), "{status} {body}");
+    digits_are_answered(&server);
 }
 
 /// The verdict of the first start holds for the second, which starts no process.

@@ -68,7 +68,7 @@ impl<E: ToString> From<E> for Refused {
     }
 }
 
-/// Keeps this process to the limits of a trial. It dumps no core, is as nice as a load, and is the first that the kernel ends where memory is short.
+/// Keeps this process to the limits of a trial. The process dumps no core and is as nice as a load. The kernel ends it first where memory is short.
 fn keep_to(limits: TrialLimits) -> io::Result<()> {
     let limit = |resource, most: u64| {
         let maximum = getrlimit(resource).maximum.map_or(most, |maximum| maximum.min(most));

@@ -182,7 +182,7 @@ impl Executor {
     pub fn comes_back(&self) -> bool {
         let is_down = |life: &mut Life| !life.closed && !self.is_up.load(Ordering::Acquire);
         if self.call.limits.is_none() {
-            // Poisoned or not, what it waited for is looked at below.
+            // The flag below decides, whatever ended the wait.
             drop(self.changed.wait_timeout_while(lock(&self.life), PATIENCE, is_down));
         }
         self.is_up.load(Ordering::Acquire)

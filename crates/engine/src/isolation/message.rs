@@ -58,7 +58,7 @@ pub(super) struct LoadCall {
     pub limits: Option<TrialLimits>,
 }
 
-/// What a process may take that tries a model file.
+/// The limits of a trial process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrialLimits {
     /// From its start to its end.

@@ -51,7 +51,7 @@ impl Isolated {
         Ok(Isolated { engine, pool: threads, program, spawner: Spawner::start()?, limits: None })
     }
 
-    /// The same for trials: each process has these limits, dumps no core, has smaller stacks than this process, and is not started again after its end.
+    /// The same for trials. Each process has these limits and smaller stacks than this process. It dumps no core, and is not started again after its end.
     #[must_use]
     pub fn for_trials(self, limits: TrialLimits) -> Self {
         Isolated { limits: Some(limits), ..self }

@@ -12,7 +12,7 @@ use crate::traits::LoadError;
 
 /// Sizes that varying axes are tried with, until every value has a size.
 const LENGTHS: [usize; 7] = [32, 1, 16, 64, 128, 224, 256];
-/// Operators that may end a process or never end, by what a request asks for.
+/// Operators that end a process, or never end, for some requests.
 const TRAPS: [&str; 2] = ["STFT", "Loop"];
 /// Operators that trap where they divide integers.
 const DIVISIONS: [&str; 2] = ["Div", "Mod"];
@@ -126,7 +126,7 @@ mod tests {
         ValueInfoProto { name: name.into(), r#type: Some(shaped.encode_to_vec().into()) }
     }
 
-    /// What is said of operators on `x` and `y`, two inputs of this datatype, beside the integers `two` and `none`.
+    /// The hazard of operators on the inputs `x` and `y` of this datatype. The integers `two` and `none` are weights.
     fn said(element: i32, node: Vec<NodeProto>) -> Option<String> {
         let number = |name: &str, n: i64| TensorProto {
             name: name.into(),

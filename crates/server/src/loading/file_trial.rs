@@ -12,7 +12,7 @@ use crate::options::BatchingChoice;
 use crate::row_judgement::by_graph;
 use crate::warm_up;
 
-/// What a file is known to do, stored under its content, the engine and the engine's version.
+/// The news that a file can be run. The key is its content, the engine and the engine's version.
 #[derive(Debug, Serialize, Deserialize)]
 struct Survived {
     /// The model's file.
@@ -33,11 +33,11 @@ struct TrialDeath {
 }
 
 impl Loading<'_> {
-    /// Has a process load the file and run what a load runs. A file that survived that once is not tried again; one that
-    /// came with a load request always is, since its sender might have made it look like another.
+    /// Has a process load the file and run what a load runs. A file that survived is not tried again. A
+    /// file of a load request always is: its sender might have made it look like another.
     ///
     /// # Errors
-    /// If the process has ended; on the CPU whatever the engine says of the file.
+    /// If the process has ended; on the CPU also if the engine refuses the file.
     pub(super) fn try_file(&mut self) -> anyhow::Result<()> {
         let own = self.source.engine;
         if is_emulated(&self.definition) {

@@ -8,7 +8,9 @@ use prost::Message;
 
 use crate::command_line::{run, stdout};
 use crate::isolation::{executor, until};
-use crate::model::{BOOL, FLOAT, GraphProto, INT32, INT64, ModelProto, NodeProto, bytes, identity, model, node, value};
+use crate::model::{
+    AttributeProto, BOOL, FLOAT, GraphProto, INT32, INT64, ModelProto, NodeProto, bytes, identity, model, node, value,
+};
 use crate::serve::{REQUEST, Server, digits};
 
 /// More operators in a row than a stack of any thread has room for.
@@ -21,13 +23,16 @@ fn chain() -> ModelProto {
     model(nodes, vec![], vec![value("x0", FLOAT, &[4])], vec![value("y", FLOAT, &[4])])
 }
 
-/// A spectrum with a step of zero between its frames, which no constant says.
-fn spectrum() -> ModelProto {
-    let number = |name: &str, n: i64| bytes(name, INT64, &[], &n.to_le_bytes());
-    let inputs = vec![value("signal", FLOAT, &[1, 64, 1]), value("any", INT64, &[])];
-    let nodes = vec![node("Mul", &["any", "zero"], &["step"]), node("STFT", &["signal", "step", "", "length"], &["y"])];
-    let weights = vec![number("zero", 0), number("length", 8)];
-    model(nodes, weights, inputs, vec![value("y", FLOAT, &[1, -1, 5, 2])])
+/// The smallest integer divided by -1, whatever `x` is.
+fn overflow() -> ModelProto {
+    let number = |name: &str, n: i32| bytes(name, INT32, &[], &n.to_le_bytes());
+    let nodes = vec![
+        node("Mul", &["x", "zero"], &["none"]),
+        node("Add", &["none", "least"], &["first"]),
+        node("Div", &["first", "minus"], &["z"]),
+    ];
+    let weights = vec![number("zero", 0), number("least", i32::MIN), number("minus", -1)];
+    model(nodes, weights, vec![value("x", INT32, &[2])], vec![value("z", INT32, &[2])])
 }
 
 /// `z = x / y` of integers.
@@ -58,11 +63,28 @@ fn repeated() -> ModelProto {
         output: vec![value("on", BOOL, &[]), value("copy", FLOAT, &[4])],
         ..GraphProto::default()
     };
-    const GRAPH: i32 = 5;
-    let body = crate::model::AttributeProto { name: "body".into(), g: Some(body), r#type: GRAPH, ..Default::default() };
-    let turns = NodeProto { attribute: vec![body], ..node("Loop", &["count", ""], &["y"]) };
+    let turns = NodeProto { attribute: vec![graph("body", body)], ..node("Loop", &["count", ""], &["y"]) };
     let inputs = vec![value("count", INT64, &[]), value("x", FLOAT, &[4])];
     model(vec![turns], vec![], inputs, vec![value("y", FLOAT, &[-1, 4])])
+}
+
+/// More turns of a loop than a test waits for, whatever `x` is.
+fn endless() -> ModelProto {
+    let body = GraphProto {
+        name: "body".into(),
+        node: vec![node("Identity", &["go"], &["on"]), node("Neg", &["before"], &["behind"])],
+        input: vec![value("turn", INT64, &[]), value("go", BOOL, &[]), value("before", FLOAT, &[4])],
+        output: vec![value("on", BOOL, &[]), value("behind", FLOAT, &[4])],
+        ..GraphProto::default()
+    };
+    let count = bytes("count", INT64, &[], &i64::from(i32::MAX).to_le_bytes());
+    let turns = NodeProto { attribute: vec![graph("body", body)], ..node("Loop", &["count", "", "x"], &["y"]) };
+    model(vec![turns], vec![count], vec![value("x", FLOAT, &[4])], vec![value("y", FLOAT, &[4])])
+}
+
+fn graph(name: &str, graph: GraphProto) -> AttributeProto {
+    const GRAPH: i32 = 5;
+    AttributeProto { name: name.into(), g: Some(graph), r#type: GRAPH, ..AttributeProto::default() }
 }
 
 fn add(repository: &Path, name: &str, model: &ModelProto) {
@@ -116,9 +138,21 @@ fn a_chain_of_operators_that_overflows_the_stack_is_refused() {
 
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
-fn a_file_that_divides_by_zero_in_its_trial_is_refused() {
+fn a_file_that_ends_the_process_of_its_trial_is_refused() {
     let options = "isolation = \"none\"\nengine = \"onnxruntime\"";
-    is_refused("spectrum", &spectrum(), options, &["its trial process has ended", "SIGFPE"]);
+    is_refused("overflow", &overflow(), options, &["its trial process has ended", "SIGFPE"]);
+}
+
+#[test]
+fn a_file_that_runs_for_too_long_in_its_trial_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    add(folder.path(), "endless", &endless());
+    let repository = folder.path().to_str().unwrap();
+    let flags = ["--engine", "rten", "--isolation", "none", "--trial-timeout", "2"];
+    let output = run(&[&["config", "check", repository][..], &flags].concat());
+    let said = stdout(&output);
+    assert!(said.contains("SIGALRM") && said.contains("it took more than 2 s (trial_timeout_s)"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
 }
 
 /// A request ends the process of its model, and nothing else: the model is started again.
@@ -175,7 +209,8 @@ fn a_loop_as_long_as_a_request_says_runs_in_a_process() {
 #[test]
 fn a_model_that_comes_with_a_load_request_runs_in_a_process() {
     let flags = ["--model-control-mode", "explicit", "--load-model", "*"];
-    let server = Server::start(digits().path(), &flags, "\"message\":\"ready\",\"models\":1");
+    let folder = digits();
+    let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
     let file = base64::engine::general_purpose::STANDARD.encode(identity(FLOAT, &[4]).encode_to_vec());
     let load = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{file}"}}}}"#);
     let (status, body) = server.http("POST", "/v2/repository/models/guest/load", &load);

@@ -146,8 +146,8 @@ impl LoadContext {
             return Isolation::None;
         }
         let reason = if file.may_come_again {
-            // The engine says what is wrong with the file.
-            downbeat_engine::hazard(file.path).unwrap_or_else(|error| Some(error.to_string()))
+            // The engine says what is wrong with such a file.
+            downbeat_engine::hazard(file.path).unwrap_or_else(|_| Some("its file cannot be read".to_owned()))
         } else {
             Some("its files came with a load request".to_owned())
         };

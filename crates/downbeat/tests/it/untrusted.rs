@@ -9,7 +9,8 @@ use prost::Message;
 use crate::command_line::{run, stdout};
 use crate::isolation::{executor, until};
 use crate::model::{
-    AttributeProto, BOOL, FLOAT, GraphProto, INT32, INT64, ModelProto, NodeProto, bytes, identity, model, node, value,
+    AttributeProto, BOOL, FLOAT, GraphProto, INT32, INT64, ModelProto, NodeProto, bytes, identity, int, model, node,
+    value,
 };
 use crate::serve::{REQUEST, Server, digits};
 
@@ -43,13 +44,13 @@ fn quotient() -> ModelProto {
 
 /// Zeros of as many rows and columns as the sum of `x`.
 fn zeros() -> ModelProto {
+    let both = NodeProto { attribute: vec![int("axis", 0)], ..node("Concat", &["flat", "flat"], &["shape"]) };
     let nodes = vec![
         node("ReduceSum", &["x"], &["sum"]),
-        NodeProto { attribute: vec![crate::model::int("axis", 0)], ..node("Concat", &["flat", "flat"], &["shape"]) },
+        node("Reshape", &["sum", "one"], &["flat"]),
+        both,
         node("ConstantOfShape", &["shape"], &["y"]),
     ];
-    let reshape = node("Reshape", &["sum", "one"], &["flat"]);
-    let nodes = [&nodes[..1], &[reshape], &nodes[1..]].concat();
     let one = bytes("one", INT64, &[1], &1_i64.to_le_bytes());
     model(nodes, vec![one], vec![value("x", INT64, &[2000])], vec![value("y", FLOAT, &[-1, -1])])
 }

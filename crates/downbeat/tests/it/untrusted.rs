@@ -209,8 +209,11 @@ fn a_loop_as_long_as_a_request_says_runs_in_a_process() {
 
 #[test]
 fn a_model_that_comes_with_a_load_request_runs_in_a_process() {
-    let flags = ["--model-control-mode", "explicit", "--load-model", "*"];
     let folder = digits();
+    let config = folder.path().join("downbeat.toml");
+    fs::write(&config, "[models.other]\nengine = \"rten\"\n").unwrap();
+    let config = config.to_str().unwrap();
+    let flags = ["--config", config, "--model-control-mode", "explicit", "--load-model", "*"];
     let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
     let file = base64::engine::general_purpose::STANDARD.encode(identity(FLOAT, &[4]).encode_to_vec());
     let load = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{file}"}}}}"#);
@@ -220,7 +223,7 @@ fn a_model_that_comes_with_a_load_request_runs_in_a_process() {
     let request = r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[4],"data":[1,2,3,4]}]}"#;
     let (status, body) = server.http("POST", "/v2/models/guest/infer", request);
     assert_eq!(status, 200, "{body}");
-    // One that does not load leaves the server and the others as they are.
+    // A file that ends its process leaves the server and the others as they are.
     let file = base64::engine::general_purpose::STANDARD.encode(chain().encode_to_vec());
     let load = format!(r#"{{"parameters":{{"config":"{{}}","file:1/model.onnx":"{file}"}}}}"#);
     let (status, body) = server.http("POST", "/v2/repository/models/other/load", &load);

@@ -129,7 +129,7 @@ fn engine() -> Vec<Key<Draft>> {
         key("devices", number(0..=MOST_DEVICES as u64), |d| &mut d.options.devices)
             .flag("devices", "Executors, each runs one batch at a time; 0: one for each GPU; on the CPU as many as the models ask for, at least two for two models"),
         key("isolation", name("ISOLATION").of(Isolation::names()), |d| &mut d.options.isolation)
-            .flag("isolation", "What models on the CPU are kept apart from: none, or process (each in a process of its own, whose end costs only this model; see \"Isolation\")")
+            .flag("isolation", "What models on the CPU are kept apart from: none, process (each in a process of its own, whose end costs only this model), or auto (models that may end the process; see \"Isolation\")")
             .of_models(),
         optional("run_memory_bytes", bytes_or_zero(), |d| &mut d.options.run_memory_bytes, "a quarter of the memory", "\"4G\"")
             .flag("run-memory-bytes", "What runs of models on the CPU may take together, as estimated before each; 0: no limit (see \"Memory of runs\")"),
@@ -348,6 +348,8 @@ fn operation() -> Vec<Key<Draft>> {
             .flag("run-timeout-factor", "How many times its profile a run may take before it is ended"),
         key("load_run_timeout_s", seconds(), |d| &mut d.options.run_limits.load)
             .flag("load-run-timeout", "How long a run may take while its model is loaded, which fails then; 0: any time"),
+        key("trial_timeout_s", seconds(), |d| &mut d.options.trial_timeout)
+            .flag("trial-timeout", "How long the trial of a new model file in a process of its own may take; 0: there is no such trial (see \"The trial at load\")"),
         key("exit_when_not_live", switch(), |d| &mut d.options.exit_when_not_live)
             .flag("exit-when-not-live", "End where only a new process helps, as when the last GPU is lost, instead of saying at /v2/health/live that the server is not live (see \"Liveness\")")
             .arity(Arity::Optional),
@@ -485,7 +487,7 @@ pub static MODEL_KEYS: LazyLock<Vec<Key<ModelOptions>>> = LazyLock::new(|| {
         )
         .help("The engine that runs it on the CPU, and no other: rten or onnxruntime (see \"Engines\")"),
         of_model("isolation", name("ISOLATION").of(Isolation::names()), |m| &mut m.isolation, of_all, "\"process\"")
-            .help("Whether it runs in a process of its own: none or process (see \"Isolation\")"),
+            .help("Whether it runs in a process of its own: none, process or auto (see \"Isolation\")"),
         of_model(
             "preprocess",
             steps(),

@@ -206,7 +206,7 @@ fn load(
         _ => {
             let engine = engine_for(format, args.engine, &Search::from_env())?;
             Ok(match args.groups.isolation {
-                Isolation::None => engine,
+                Isolation::None | Isolation::Auto => engine,
                 Isolation::Process => Arc::new(Isolated::new(engine, threads, ExecutorProgram::default())?),
             })
         }

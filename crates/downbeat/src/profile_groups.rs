@@ -36,11 +36,18 @@ pub struct GroupFlags {
     #[arg(long, value_name = "FILE", requires = "co_run")]
     pub predictor: Option<PathBuf>,
     /// What the models are kept apart from, as a server has it: none, or process (each runs in a process of its own)
-    #[arg(long, value_name = "ISOLATION", requires = "co_run", default_value = "none")]
+    #[arg(long, value_name = "ISOLATION", requires = "co_run", default_value = "none", value_parser = isolation)]
     pub isolation: Isolation,
     /// Most models that run at once [default: one a core, at least 2]
     #[arg(long, value_name = "N", requires = "co_run", value_parser = clap::value_parser!(u8).range(1..=8))]
     pub at_once: Option<u8>,
+}
+
+fn isolation(text: &str) -> Result<Isolation, String> {
+    match text.parse::<Isolation>() {
+        Ok(Isolation::Auto) => Err("a server decides this for each model; say none or process".to_owned()),
+        parsed => parsed.map_err(|error| error.to_string()),
+    }
 }
 
 /// Into how many segments models are cut where nobody says.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use downbeat_core::cluster::Autoscale;
 use downbeat_repository::ModelRepository;
-use downbeat_server::options::{DispatchPolicy, EngineChoice, ModelControl, ServerOptions};
+use downbeat_server::options::{DispatchPolicy, EngineChoice, ExecutorProgram, ModelControl, ServerOptions};
 
 use crate::draft::Draft;
 use crate::options_file;
@@ -65,6 +65,7 @@ pub fn resolve(flags: &ServeFlags, process: Process, folder: &Path) -> anyhow::R
     }
     flags.keys.apply(&mut draft)?;
     let mut options = finish(draft, process)?;
+    options.executor = Some(ExecutorProgram::default());
     options.plan = flags.plan.as_ref().map(|file| plan_report::read_plan(&folder.join(file))).transpose()?;
     options.notices.extend(flags.others.notice(flags.keys.values("backend-config"), flags.strict_flags)?);
     if process == Process::Server && !flags.keys.values("schedulers").is_empty() {

@@ -175,7 +175,9 @@ pub fn other_than(engine: &str) -> Option<Preference> {
 pub fn may_load_elsewhere(error: &LoadError) -> bool {
     match error {
         LoadError::File { .. } => false,
-        LoadError::Model { engine, reason, .. } => *engine == rten::NAME || onnxruntime::lacks(reason),
+        LoadError::Model { engine, reason, .. } | LoadError::Died { engine, reason, .. } => {
+            *engine == rten::NAME || onnxruntime::lacks(reason)
+        }
     }
 }
 

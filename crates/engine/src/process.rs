@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 use std::io::Write;
 
-/// What foreign libraries read in the environment, once.
-const VARIABLES: [(&str, &str); 3] = [
+/// What libraries read in the environment, once.
+const VARIABLES: [(&str, &str); 4] = [
     // onnxruntime's, before it collects anything: its API for that (`DisableTelemetryEvents`) comes too late, as making an environment begins it.
     ("ORT_DISABLE_TELEMETRY", "1"),
     // The NVIDIA driver's, in `cuInit`: how many queues it has to a GPU; 8 unless said otherwise. Streams that share one may wait for each other, also those of
@@ -12,14 +12,28 @@ const VARIABLES: [(&str, &str); 3] = [
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
     // UCX's, when it is loaded: it would take over the signals of a crash.
     ("UCX_HANDLE_ERRORS", "none"),
+    // The standard library's, when the first thread starts: bytes of each thread's stack. rten recurses once for each operator of a chain, on any thread that loads or
+    // runs a model. Its pools take no other size. Only pages that are touched take memory.
+    (STACK, "16777216"),
 ];
+
+/// The variable of the standard library for the stack of each thread.
+const STACK: &str = "RUST_MIN_STACK";
+/// What the standard library takes without [`STACK`].
+const STACK_OF_STD: u64 = 2 << 20;
+
+/// The variable for the stacks of a trial process, and its value. The stacks are smaller there: a file that fits there fits here, too.
+pub(crate) fn stack_of_trials() -> (&'static str, String) {
+    let own = std::env::var(STACK).ok().and_then(|bytes| bytes.parse().ok()).unwrap_or(STACK_OF_STD);
+    (STACK, (own - own / 4).to_string())
+}
 
 unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Has foreign libraries collect and send nothing about the process, and the NVIDIA driver have a queue for each of many streams, unless the environment says
-/// otherwise. To be called first in `main`: with a second thread it does nothing.
+/// Sets the variables that the environment does not have: libraries collect and send nothing about the process, the NVIDIA driver has many queues, and threads have
+/// large stacks. To be called first in `main`: with a second thread it does nothing.
 pub fn begin() {
     if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
         return;

@@ -442,13 +442,25 @@ pub enum LoadError {
         /// What is wrong and what to do.
         reason: String,
     },
+    /// The process that loaded it has ended.
+    #[error("{path}: {engine} cannot run this model: {reason}", path = path.display())]
+    Died {
+        /// The file.
+        path: PathBuf,
+        /// The engine.
+        engine: &'static str,
+        /// How the process has ended.
+        reason: String,
+        /// The number of the signal that ended it.
+        signal: Option<i32>,
+    },
 }
 
 impl LoadError {
     /// What is wrong and what to do, without the file and who says so.
     pub fn into_reason(self) -> String {
         match self {
-            LoadError::File { reason, .. } | LoadError::Model { reason, .. } => reason,
+            LoadError::File { reason, .. } | LoadError::Model { reason, .. } | LoadError::Died { reason, .. } => reason,
         }
     }
 }

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::{anyhow, bail, ensure};
-use downbeat_engine::{Engine, GpuInfo, Preference, Search};
+use downbeat_core::Duration;
+use downbeat_engine::{Engine, GpuInfo, Preference, Search, TrialLimits};
 
+use crate::memory;
 use crate::options::{EngineChoice, Isolation, ServerOptions};
-use crate::other_engines::{Made, OtherEngines};
+use crate::other_engines::{Made, OtherEngines, Processes};
 use crate::partitions::Partitions;
 
 pub struct Engines {
@@ -44,11 +46,11 @@ impl Engines {
             EngineChoice::Emulated => choice.engine.clone(),
             _ => Arc::new(downbeat_engine::Emulated::new()),
         };
-        let isolated = options.isolates().then(|| most_threads(options));
+        let processes = processes(options);
         Ok(Engines {
-            onnx: Made::new(choice.engine, isolated)?,
-            emulated: Made::new(emulated, isolated)?,
-            others: OtherEngines::new(search, isolated),
+            onnx: Made::new(choice.engine, processes.clone()),
+            emulated: Made::new(emulated, processes.clone()),
+            others: OtherEngines::new(search, processes),
             gpus: choice.gpus,
         })
     }
@@ -62,8 +64,13 @@ impl Engines {
     ///
     /// # Errors
     /// If that engine cannot be used here, or if its options ask for a process of its own and the model is on a GPU.
-    pub fn of(&self, name: &str, is_emulated: bool, options: &ServerOptions) -> anyhow::Result<&Arc<dyn Engine>> {
-        let isolation = options.isolation(name);
+    pub fn of(
+        &self,
+        name: &str,
+        is_emulated: bool,
+        options: &ServerOptions,
+        isolation: Isolation,
+    ) -> anyhow::Result<&Arc<dyn Engine>> {
         if isolation == Isolation::Process && !is_emulated && !self.gpus.is_empty() {
             bail!(
                 "isolation is process, which is for models on the CPU, and this one is on a GPU; leave it out, or choose an engine on the \
@@ -83,26 +90,49 @@ impl Engines {
             }
             _ => &self.onnx,
         };
-        Ok(Self::placed(made, isolation))
+        Self::placed(made, isolation).map_err(anyhow::Error::msg)
     }
 
     /// The engine that may run a model which `engine` cannot run. There is none if the model's options name its engine, if models run on GPUs, or if no other engine
     /// can be used here.
-    pub fn instead(&self, name: &str, options: &ServerOptions, engine: &dyn Engine) -> Option<&Arc<dyn Engine>> {
+    pub fn instead(
+        &self,
+        name: &str,
+        options: &ServerOptions,
+        engine: &dyn Engine,
+        isolation: Isolation,
+    ) -> Option<&Arc<dyn Engine>> {
         if options.engine_of(name).is_some() || !self.gpus.is_empty() {
             return None;
         }
         let other = downbeat_engine::other_than(engine.info().name)?;
         let made = self.others.get(other);
         let made = made.inspect_err(|reason| tracing::debug!(model = %name, %reason, "there is no other engine"));
-        Some(Self::placed(made.ok()?, options.isolation(name)))
+        Self::placed(made.ok()?, isolation).ok()
     }
 
-    fn placed(made: &Made, isolation: Isolation) -> &Arc<dyn Engine> {
-        match (isolation, &made.isolated) {
-            (Isolation::Process, Some(isolated)) => isolated,
-            _ => &made.plain,
+    fn placed(made: &Made, isolation: Isolation) -> Result<&Arc<dyn Engine>, String> {
+        match isolation {
+            Isolation::Process => made.isolated(),
+            Isolation::None | Isolation::Auto => Ok(&made.plain),
         }
+    }
+
+    /// The engine that tries files in processes before `engine` loads them: the same, or on GPUs its library on the CPU. `None`: the options ask for no trials, or `engine`
+    /// itself runs in processes.
+    ///
+    /// # Errors
+    /// In words, if the operating system has no thread left.
+    pub fn trial(&self, engine: &Arc<dyn Engine>) -> Result<Option<&Arc<dyn Engine>>, String> {
+        let others = [Preference::Rten, Preference::Onnxruntime].map(|other| self.others.made(other));
+        let mut own = std::iter::once(&self.onnx).chain(others.into_iter().flatten());
+        let made = own.find(|made| Arc::ptr_eq(&made.plain, engine));
+        made.map_or(Ok(None), Made::trial)
+    }
+
+    /// What the trial of a file may take.
+    pub fn trial_limits(&self) -> Option<TrialLimits> {
+        self.onnx.limits()
     }
 
     /// How many devices a server has that was asked for `asked` of them; 0: nobody said. A CPU that is divided is one, whatever its partitions.
@@ -141,6 +171,17 @@ pub fn executors(at_once: impl Iterator<Item = u32>, cores: usize) -> usize {
         asked += at_once.saturating_sub(1) as usize;
     }
     (models.clamp(1, side_by_side) + asked).min(MOST_EXECUTORS)
+}
+
+/// How models have processes of their own. Only the program itself says what runs as one, so that no other program that has a server within starts itself.
+fn processes(options: &ServerOptions) -> Processes {
+    let limits = TrialLimits { time: options.trial_timeout.into(), memory: memory::allowed() };
+    let is_tried = options.trial_timeout > Duration::ZERO && options.executor.is_some();
+    Processes {
+        threads: most_threads(options),
+        program: options.executor.clone().unwrap_or_default(),
+        limits: is_tried.then_some(limits),
+    }
 }
 
 /// Threads of one run, at most: what was asked for, or this device's share of the cores.
@@ -191,13 +232,15 @@ mod tests {
     #[test]
     fn a_model_runs_on_the_engine_that_it_names() {
         let engines = engines(EngineChoice::Emulated);
-        let of = |options: &ServerOptions, is_emulated| engines.of("m", is_emulated, options).unwrap().info().name;
+        let of = |options: &ServerOptions, is_emulated| {
+            engines.of("m", is_emulated, options, Isolation::None).unwrap().info().name
+        };
         assert_eq!(of(&named("m", None), false), "emulated");
         assert_eq!(of(&named("other", Some(ModelEngine::Rten)), false), "emulated");
         assert_eq!(of(&named("m", Some(ModelEngine::Rten)), false), "rten");
         assert_eq!(of(&named("m", Some(ModelEngine::Rten)), true), "emulated", "which no ONNX engine reads");
         let gpu = Engines { gpus: gpus(1), ..engines };
-        let said = gpu.of("m", false, &named("m", Some(ModelEngine::Rten))).err().unwrap().to_string();
+        let said = gpu.of("m", false, &named("m", Some(ModelEngine::Rten)), Isolation::None).err().unwrap().to_string();
         assert!(said.starts_with("[models.m] engine is rten, which runs on the CPU"), "{said}");
     }
 
@@ -205,12 +248,17 @@ mod tests {
     fn another_engine_runs_what_one_cannot_unless_somebody_named_it() {
         let engines = engines(EngineChoice::Rten);
         let rten: Arc<dyn Engine> = engines.of_most().clone();
-        let instead = |options: &ServerOptions| engines.instead("m", options, &*rten).map(|other| other.info().name);
+        let instead = |options: &ServerOptions| {
+            engines.instead("m", options, &*rten, Isolation::None).map(|other| other.info().name)
+        };
         let is_there = downbeat_engine::available(&Search::from_env()).iter().any(|info| info.name == "onnxruntime");
         assert_eq!(instead(&named("m", None)), is_there.then_some("onnxruntime"));
         assert_eq!(instead(&named("m", Some(ModelEngine::Rten))), None, "it was said which");
         let emulated = downbeat_engine::Emulated::new();
-        assert!(engines.instead("m", &named("m", None), &emulated).is_none(), "it spends time, and runs nothing");
+        assert!(
+            engines.instead("m", &named("m", None), &emulated, Isolation::None).is_none(),
+            "it spends time, and runs nothing"
+        );
     }
 
     #[test]

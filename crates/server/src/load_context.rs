@@ -21,7 +21,7 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
 use crate::model_source::is_emulated;
-use crate::options::ServerOptions;
+use crate::options::{Isolation, ServerOptions};
 use crate::partitions::Partitions;
 use crate::placement::Placement;
 use crate::preprocess::{Preprocess, Preprocessing};
@@ -132,6 +132,28 @@ impl LoadContext {
     /// Whether a model is on GPUs.
     pub fn is_on_gpus(&self, definition: &ModelDefinition) -> bool {
         !is_emulated(definition) && !self.engines.gpus.is_empty()
+    }
+
+    /// What a version is kept apart from. The log has the reason if `auto` chose a process.
+    pub fn isolation(&self, definition: &ModelDefinition, file: &VersionFile<'_>) -> Isolation {
+        let name = &definition.name;
+        let chosen = self.options.isolation(name);
+        if chosen != Isolation::Auto {
+            return chosen;
+        }
+        // What else this program does is not known.
+        if is_emulated(definition) || self.is_on_gpus(definition) || self.options.executor.is_none() {
+            return Isolation::None;
+        }
+        let reason = if file.may_come_again {
+            // The engine says what is wrong with such a file.
+            downbeat_engine::hazard(file.path).unwrap_or_else(|_| Some("its file cannot be read".to_owned()))
+        } else {
+            Some("its files came with a load request".to_owned())
+        };
+        let Some(reason) = reason else { return Isolation::None };
+        tracing::info!(model = %name, version = file.version, %reason, "runs in a process of its own (isolation is auto)");
+        Isolation::Process
     }
 
     /// Whether the number of batches of a model that run at the same time is measured: the options and the configuration give none.

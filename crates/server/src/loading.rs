@@ -1,6 +1,7 @@
 //! The way of one model version into service, by one policy, step by step.
 
 mod engine_choice;
+mod file_trial;
 mod judging;
 mod rehearsed;
 mod starting;
@@ -27,6 +28,7 @@ use crate::loaded_version::LoadedVersion;
 use crate::measuring::Measuring;
 use crate::model_memory::{HeldMemory, MemoryPart};
 use crate::model_source::{ModelSource, is_emulated};
+use crate::options::Isolation;
 use crate::placement::Placed;
 use crate::policy_choice::{AutoSubject, Chosen, Known, Profiled, Why};
 use crate::policy_report::PolicyReport;
@@ -58,6 +60,10 @@ pub struct Loading<'a> {
     /// What pictures or texts go through before they are requests of it.
     preprocess: Option<Arc<Preprocess>>,
     progress: &'a dyn LoadProgress,
+    /// What it is kept apart from.
+    isolation: Isolation,
+    /// Whether its file is in a repository, and came with no load request.
+    may_come_again: bool,
     /// It may come into service only if it answers its trial.
     must_answer: bool,
     /// Whether it answers requests of our own making, or a sample that its configuration names: then it is measured.
@@ -109,7 +115,8 @@ impl<'a> Loading<'a> {
         let begin = context.clock.now();
         file.progress.step("reading", 0.0);
         let (options, name) = (&context.options, &definition.name);
-        let engine = context.engines.of(name, is_emulated(&definition), options)?;
+        let isolation = context.isolation(&definition, file);
+        let engine = context.engines.of(name, is_emulated(&definition), options, isolation)?;
         let on_gpus = context.is_on_gpus(&definition);
         // A load that does not end holds up no other for good.
         let gpu_turn = on_gpus.then(|| context.gpu_turn.try_lock_for(LONGEST_TURN)).flatten();
@@ -156,6 +163,8 @@ impl<'a> Loading<'a> {
             preprocess: None,
             progress: file.progress,
             judgement: None,
+            may_come_again: file.may_come_again,
+            isolation,
             must_answer: file.must_answer,
             is_measured: true,
             warmed: Default::default(),
@@ -314,6 +323,7 @@ impl<'a> Loading<'a> {
 
     /// Has the engine load the model and run it for the first time.
     fn first(&mut self, why: &Why) -> anyhow::Result<Runnable> {
+        self.try_file()?;
         let model = self.open()?;
         self.judge(&*model, why)?;
         let (codec, padding) = self.codec(&*model)?;
@@ -343,7 +353,7 @@ impl<'a> Loading<'a> {
         // An emulated model answers whatever fits its inputs.
         if model.profile(Share::Whole).is_none() {
             let mut first = model.lane_at(Place { device, share: Share::Whole })?;
-            codec = self.try_out(codec, model.segments(), &mut *first)?;
+            codec = self.try_out(codec, &*model, &mut *first)?;
             lane = Some(first);
         }
         let codec = Arc::new(if self.on_gpus { codec.for_model(model.clone()) } else { codec });

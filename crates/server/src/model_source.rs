@@ -132,6 +132,15 @@ impl<'a> ModelSource<'a> {
         Ok(ProfileStore::rows_key(file, &self.engine.info()))
     }
 
+    /// The key for the news that its file can be run.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn trial_key(&self) -> Result<String, String> {
+        let file = self.file().map_err(ToString::to_string)?;
+        Ok(ProfileStore::trial_key(file, &self.engine.info()))
+    }
+
     /// What its profiles are stored under, measured with these threads and up to so many items.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ pub use downbeat_core::cluster::OrderPolicy;
 pub use downbeat_core::device::WrittenSettings;
 use downbeat_core::device::overlap::GroupOrder;
 pub use downbeat_driver::MAX_SHARDS;
-pub use downbeat_engine::{CudaOptions, Missing as CudaMissing};
+pub use downbeat_engine::{CudaOptions, ExecutorProgram, Missing as CudaMissing};
 pub use downbeat_preprocess::Step;
 use downbeat_repository::{Batching, named};
 
@@ -129,7 +129,11 @@ with_defaults! {
         /// at the start. 0: no limit.
         pub run_memory_bytes: Option<usize> = None,
         /// Whether models run in processes of their own that do not say it themselves.
-        pub isolation: Isolation = Isolation::None,
+        pub isolation: Isolation = Isolation::Auto,
+        /// The program of executor processes; `None`: this program, and files have no trial in a process.
+        pub executor: Option<ExecutorProgram> = None,
+        /// How long the trial of a new model file in a process of its own may take; zero: there is none.
+        pub trial_timeout: Duration = Duration::from_millis(300_000),
         /// What models on the CPU may hold of its memory together, bytes; `None`: what this process may have, less what requests in flight may. 0: no limit.
         pub model_memory_bytes: Option<usize> = None,
         /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves room for.
@@ -200,12 +204,6 @@ impl ServerOptions {
     /// Whether requests of a model may share a batch.
     pub fn batching(&self, model: &str) -> BatchingChoice {
         self.models.get(model).and_then(|model| model.batching).unwrap_or(BatchingChoice::Check)
-    }
-
-    /// Whether any model runs in a process of its own.
-    pub fn isolates(&self) -> bool {
-        let all = std::iter::once(self.isolation).chain(self.models.values().filter_map(|model| model.isolation));
-        all.into_iter().any(|isolation| isolation == Isolation::Process)
     }
 
     /// How many parts the scheduler is in, by [`ServerOptions::scheduler_shards`] or by the cores.
@@ -450,6 +448,8 @@ named! {
         None = "none",
         /// From the server and the other models: it runs in a process of its own.
         Process = "process",
+        /// A process if the model came with a load request, may end its process, or may take any memory; else none.
+        Auto = "auto",
     }
 }
 

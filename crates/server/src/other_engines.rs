@@ -2,40 +2,108 @@
 
 use std::sync::{Arc, OnceLock};
 
-use downbeat_engine::{CudaOptions, Engine, ExecutorProgram, Isolated, Preference, Search, at_normal_priority, choose};
+use downbeat_engine::{
+    CudaOptions, Engine, EngineInfo, ExecutorProgram, Isolated, LoadError, LoadOptions, Model, Preference, Search,
+    TrialLimits, at_normal_priority, choose,
+};
 
-/// An engine, in this process and where its models have processes of their own.
+/// How models of a server have processes of their own.
+#[derive(Clone)]
+pub struct Processes {
+    /// Threads of the pools there.
+    pub threads: usize,
+    pub program: ExecutorProgram,
+    /// What the trial of a file may take; `None`: files are not tried in processes.
+    pub limits: Option<TrialLimits>,
+}
+
+/// An engine in this process and, from the first model on that needs it, in processes.
 pub struct Made {
     pub plain: Arc<dyn Engine>,
-    /// `None`: no model of the server asks for that.
-    pub isolated: Option<Arc<dyn Engine>>,
+    processes: Processes,
+    isolated: OnceLock<Result<Arc<dyn Engine>, String>>,
+    trial: OnceLock<Result<Arc<dyn Engine>, String>>,
 }
 
 impl Made {
-    /// The engine, and with `isolated` executor processes whose pools have so many threads.
+    /// The engine, whose processes are made like this.
+    pub fn new(plain: Arc<dyn Engine>, processes: Processes) -> Made {
+        Made { plain, processes, isolated: OnceLock::new(), trial: OnceLock::new() }
+    }
+
+    /// The engine where each model has a process of its own.
     ///
     /// # Errors
-    /// If the operating system has no thread left.
-    pub fn new(plain: Arc<dyn Engine>, isolated: Option<usize>) -> std::io::Result<Made> {
-        let make = |threads| Isolated::new(plain.clone(), threads, ExecutorProgram::default());
-        let isolated = isolated.map(make).transpose()?.map(|isolated| Arc::new(isolated) as Arc<dyn Engine>);
-        Ok(Made { plain, isolated })
+    /// In words, if the operating system has no thread left.
+    pub fn isolated(&self) -> Result<&Arc<dyn Engine>, String> {
+        self.isolated.get_or_init(|| self.in_processes(None)).as_ref().map_err(Clone::clone)
+    }
+
+    /// What a trial may take, if there are trials.
+    pub fn limits(&self) -> Option<TrialLimits> {
+        self.processes.limits
+    }
+
+    /// The engine where a file is tried in a process; `None`: there are no such trials.
+    ///
+    /// # Errors
+    /// As [`Made::isolated`].
+    pub fn trial(&self) -> Result<Option<&Arc<dyn Engine>>, String> {
+        let Some(limits) = self.processes.limits else { return Ok(None) };
+        self.trial.get_or_init(|| self.in_processes(Some(limits))).as_ref().map(Some).map_err(Clone::clone)
+    }
+
+    fn in_processes(&self, limits: Option<TrialLimits>) -> Result<Arc<dyn Engine>, String> {
+        let info = self.plain.info();
+        let plain: Arc<dyn Engine> = match info.name {
+            "cuda" | "tensorrt" => {
+                Arc::new(OnCpu(EngineInfo { name: "onnxruntime", device: "cpu".to_owned(), ..info }))
+            }
+            _ => self.plain.clone(),
+        };
+        let Processes { threads, program, .. } = self.processes.clone();
+        // The thread that starts the processes keeps the priority of the thread that makes it.
+        let made = at_normal_priority(move || Isolated::new(plain, threads, program));
+        let made = made.map_err(|error| format!("no thread to start processes: {error}"))?;
+        Ok(match limits {
+            Some(limits) => Arc::new(made.for_trials(limits)),
+            None => Arc::new(made),
+        })
+    }
+}
+
+/// The library of an engine on GPUs, for processes that use it on the CPU.
+struct OnCpu(EngineInfo);
+
+impl Engine for OnCpu {
+    fn info(&self) -> EngineInfo {
+        self.0.clone()
+    }
+
+    fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError> {
+        let reason = "the server runs no model on the CPU".to_owned();
+        Err(LoadError::Model { path: options.path.clone(), engine: self.0.name, reason })
     }
 }
 
 /// Makes engines at the priority of the server. Threads of an engine inherit the priority of the thread that makes the engine, and loads have a low priority.
 pub struct OtherEngines {
     search: Search,
-    /// As of [`Made::new`].
-    isolated: Option<usize>,
+    processes: Processes,
     rten: OnceLock<Result<Made, String>>,
     onnxruntime: OnceLock<Result<Made, String>>,
 }
 
 impl OtherEngines {
-    /// None is made yet. `isolated`: as of [`Made::new`].
-    pub fn new(search: Search, isolated: Option<usize>) -> Self {
-        OtherEngines { search, isolated, rten: OnceLock::new(), onnxruntime: OnceLock::new() }
+    /// None is made yet.
+    pub fn new(search: Search, processes: Processes) -> Self {
+        OtherEngines { search, processes, rten: OnceLock::new(), onnxruntime: OnceLock::new() }
+    }
+
+    /// An engine that [`OtherEngines::get`] has made before.
+    pub fn made(&self, preference: Preference) -> Option<&Made> {
+        let place = if preference == Preference::Rten { &self.rten } else { &self.onnxruntime };
+        place.get()?.as_ref().ok()
     }
 
     /// An engine on the CPU. Slow the first time.
@@ -49,10 +117,10 @@ impl OtherEngines {
             _ => return Err("no single model chooses this engine".to_owned()),
         };
         let make = || {
-            let (search, isolated) = (self.search.clone(), self.isolated);
+            let (search, processes) = (self.search.clone(), self.processes.clone());
             at_normal_priority(move || {
                 let engine = choose(preference, &search, &CudaOptions::default()).map_err(|e| e.to_string())?.engine;
-                Made::new(engine, isolated).map_err(|e| e.to_string())
+                Ok(Made::new(engine, processes))
             })
         };
         place.get_or_init(make).as_ref().map_err(Clone::clone)

@@ -115,6 +115,11 @@ impl ProfileStore {
         ProfileStore::engine_key(file, engine, "rows1")
     }
 
+    /// The key for the trial of a file in a process. The number is the trial's version.
+    pub fn trial_key(file: &str, engine: &EngineInfo) -> String {
+        ProfileStore::engine_key(file, engine, "trial1")
+    }
+
     fn engine_key(file: &str, engine: &EngineInfo, what: &str) -> String {
         let key = format!("{file}-{}-{}-{}-{what}", engine.name, engine.version, engine.device);
         key.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")

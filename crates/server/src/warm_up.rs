@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::device::LaneSpec;
-use downbeat_engine::{Engine, Fill, Lane, Model, RunError, State};
+use downbeat_engine::{Engine, Executor, Fill, Lane, Model, RunError, State};
 use downbeat_repository::{ModelDefinition, Warmup};
 
 use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH};
@@ -236,13 +236,18 @@ pub enum Trial {
     Refuses(String),
 }
 
+/// Whether the process of a model that has ended is soon there again.
+pub fn comes_back(model: &dyn Model) -> bool {
+    model.executor().is_some_and(Executor::comes_back)
+}
+
 /// Looks for a request of our own making that the model answers. Made-up values suit not every model: no model takes
 /// random numbers as a shape. So a model that answers none is still worth serving.
 ///
 /// # Errors
-/// If the device is lost or out of memory, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
+/// If the device is lost or out of memory, the model's process does not come back, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
 /// batch cannot be parted.
-pub fn find_answer(plan: &BatchCodec, segments: usize, lane: &mut dyn Lane) -> anyhow::Result<Trial> {
+pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane) -> anyhow::Result<Trial> {
     let (mut refused, mut not_made, mut not_parted) = (None, None, None);
     let lengths = if plan.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
     for length in lengths {
@@ -256,8 +261,8 @@ pub fn find_answer(plan: &BatchCodec, segments: usize, lane: &mut dyn Lane) -> a
                     continue;
                 }
             };
-            if let Err(error) = lane.run(0..segments, &mut state) {
-                if error.of_device {
+            if let Err(error) = lane.run(0..model.segments(), &mut state) {
+                if error.of_device || (error.of_executor && !comes_back(model)) {
                     return Err(error.into());
                 }
                 tracing::debug!(?fill, length, %error, "the model does not answer");

@@ -36,7 +36,7 @@ fn signal(name: &str, pid: u32) {
 }
 
 /// What `GET /v2/devices` says of the process of a model.
-fn executor(server: &Server, model: &str) -> serde_json::Value {
+pub fn executor(server: &Server, model: &str) -> serde_json::Value {
     let (status, body) = server.http("GET", "/v2/devices", "");
     assert_eq!(status, 200, "{body}");
     let report: serde_json::Value = serde_json::from_str(&body).unwrap();
@@ -45,7 +45,7 @@ fn executor(server: &Server, model: &str) -> serde_json::Value {
 }
 
 /// Waits until something is so; a test fails that waits for ever.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..6_000 {
         if is_so() {
             return;

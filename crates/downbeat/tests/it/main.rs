@@ -11,6 +11,9 @@ mod config_check;
 mod engine_install;
 mod isolation;
 mod log_command;
+#[allow(dead_code, reason = "the builders of the engine's tests, of which some are used here")]
+#[path = "../../../engine/tests/it/model.rs"]
+mod model;
 mod plan;
 mod plan_slots;
 mod ports;
@@ -19,4 +22,5 @@ mod serve;
 mod simulate;
 mod slice;
 mod strange_servers;
+mod untrusted;
 mod what_if;

@@ -66,6 +66,11 @@ impl Server {
         line["fields"]["address"].as_str().unwrap().parse().unwrap()
     }
 
+    /// The log up to the line that it was waited for.
+    pub fn said(&self) -> &str {
+        &self.said
+    }
+
     /// The number of its process.
     pub fn pid(&self) -> u32 {
         self.child.id()

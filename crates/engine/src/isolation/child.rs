@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use downbeat_core::tensor::TensorSpec;
 use rustix::fd::OwnedFd;
-use rustix::process::Signal;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal, getpid, getrlimit};
+use rustix::process::{kill_process, set_dumpable_behavior, setrlimit};
 
-use super::message::{Answer, Batch, Call, LaneCall, LoadCall, Loaded, RunAnswer, RunCall, WarmRun, Wire};
+use super::message::{Answer, Batch, Call, LaneCall, LoadCall, Loaded, RunAnswer, RunCall, TrialLimits, WarmRun, Wire};
 use super::message::{receive_with, send};
 use crate::choice::{self, Preference};
 use crate::cuda::CudaOptions;
@@ -67,6 +68,30 @@ impl<E: ToString> From<E> for Refused {
     }
 }
 
+/// Keeps this process to the limits of a trial. The process dumps no core and is as nice as a load. The kernel ends it first where memory is short.
+fn keep_to(limits: TrialLimits) -> io::Result<()> {
+    let limit = |resource, most: u64| {
+        let maximum = getrlimit(resource).maximum.map_or(most, |maximum| maximum.min(most));
+        setrlimit(resource, Rlimit { current: Some(maximum), maximum: Some(maximum) })
+    };
+    limit(Resource::Core, 0)?;
+    if let Some(bytes) = limits.memory {
+        limit(Resource::Data, bytes)?;
+    }
+    // Without the right to either it does as well as it can.
+    let _ = rustix::process::setpriority_process(None, NICE_OF_LOADS);
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    // A core that goes to a program knows no limit.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    let watch = move || {
+        let (_kept, never) = mpsc::channel::<()>();
+        let _ = never.recv_timeout(limits.time);
+        let _ = kill_process(getpid(), Signal::ALARM);
+    };
+    std::thread::Builder::new().name("trial-time".to_owned()).spawn(watch)?;
+    Ok(())
+}
+
 fn refused(error: LoadError) -> Refused {
     Refused { of_file: matches!(error, LoadError::File { .. }), reason: error.into_reason() }
 }
@@ -93,6 +118,7 @@ impl AtWork {
 
 impl Process {
     fn load(&mut self, call: &LoadCall) -> Result<Answer, Refused> {
+        call.limits.map(keep_to).transpose()?;
         let preference: Preference = call.engine.parse()?;
         let asked = call.library.clone().map(|library| ("the server".to_owned(), library));
         let search = Search { asked, threads: call.pool, ..Search::default() };

@@ -30,7 +30,7 @@ const LIVED: Duration = Duration::from_secs(60);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is run as an executor process: it calls [`super::serve`].
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExecutorProgram {
     /// The program.
     pub program: PathBuf,
@@ -64,6 +64,8 @@ struct Life {
     /// The one that serves, or is being loaded.
     process: Option<Arc<Process>>,
     why_down: String,
+    /// The signal that ended the last one.
+    signal: Option<i32>,
     /// Nobody needs the model any more.
     closed: bool,
 }
@@ -84,10 +86,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Process {
-    fn spawn(program: &ExecutorProgram) -> io::Result<(Child, Process)> {
+    fn spawn(program: &ExecutorProgram, is_trial: bool) -> io::Result<(Child, Process)> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut command = Command::new(&program.program);
         command.arg0("downbeat").args(&program.arguments);
+        if is_trial {
+            let (variable, value) = crate::process::stack_of_trials();
+            command.env(variable, value);
+        }
         let mut child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn()?;
         let pid = child.id();
         let made = || {
@@ -167,6 +173,21 @@ impl Executor {
         lock(&self.life).process.as_ref().filter(|_| self.is_up.load(Ordering::Acquire)).map(|process| process.pid)
     }
 
+    /// The number of the signal that ended the last process.
+    pub fn signal(&self) -> Option<i32> {
+        lock(&self.life).signal
+    }
+
+    /// Waits for some seconds until a process that has ended is there again; whether it is. That of a trial never is.
+    pub fn comes_back(&self) -> bool {
+        let is_down = |life: &mut Life| !life.closed && !self.is_up.load(Ordering::Acquire);
+        if self.call.limits.is_none() {
+            // The flag below decides, whatever ended the wait.
+            drop(self.changed.wait_timeout_while(lock(&self.life), PATIENCE, is_down));
+        }
+        self.is_up.load(Ordering::Acquire)
+    }
+
     /// How often it was started again.
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
@@ -207,7 +228,12 @@ impl Executor {
             if now().duration_since(begin) >= LIVED {
                 pause = FIRST_PAUSE;
             }
+            lock(&self.life).signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
             let ended = status.map_or_else(|error| error.to_string(), how_it_ended);
+            if self.call.limits.is_some() {
+                self.set_down(&format!("its trial process has ended ({ended})"));
+                return;
+            }
             if self.set_down(&format!("its executor process has ended ({ended}), and is started again")) {
                 return;
             }
@@ -242,7 +268,7 @@ impl Executor {
                 format!("its executor process {} does not start: {error}", self.program.program.display()),
             )
         };
-        let (mut child, process) = Process::spawn(&self.program).map_err(failed)?;
+        let (mut child, process) = Process::spawn(&self.program, self.call.limits.is_some()).map_err(failed)?;
         let process = Arc::new(process);
         if self.set_process(&process) {
             process.kill();
@@ -252,11 +278,15 @@ impl Executor {
             return Ok((child, *loaded));
         }
         process.kill();
-        let ended = child.wait().map_or_else(|error| error.to_string(), how_it_ended);
-        Err(match answer {
-            Ok(Answer::Failed { of_file, reason }) => self.error(of_file, reason),
-            _ => self.error(false, format!("its executor process has ended while it was loaded ({ended})")),
-        })
+        let status = child.wait();
+        if let Ok(Answer::Failed { of_file, reason }) = answer {
+            return Err(self.error(of_file, reason));
+        }
+        let signal = status.as_ref().ok().and_then(ExitStatusExt::signal);
+        let ended = status.map_or_else(|error| error.to_string(), how_it_ended);
+        let kind = if self.call.limits.is_some() { "trial" } else { "executor" };
+        let reason = format!("its {kind} process has ended while it was loaded ({ended})");
+        Err(LoadError::Died { path: self.call.path.clone(), engine: self.engine, reason, signal })
     }
 
     /// Starts it again, with the lanes that there are.
@@ -321,7 +351,9 @@ impl Executor {
     }
 
     fn set_up(&self) {
+        let _life = lock(&self.life);
         self.is_up.store(true, Ordering::Release);
+        self.changed.notify_all();
     }
 
     /// There is no process, for `reason`; whether nobody needs one any more.
@@ -366,6 +398,7 @@ fn how_it_ended(status: ExitStatus) -> String {
         8 => " (SIGFPE)",
         9 => " (SIGKILL)",
         11 => " (SIGSEGV)",
+        14 => " (SIGALRM)",
         15 => " (SIGTERM)",
         _ => "",
     };

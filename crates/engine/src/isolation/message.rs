@@ -54,6 +54,17 @@ pub(super) struct LoadCall {
     pub cut: Cut,
     pub cache: Option<PathBuf>,
     pub operators: Option<OperatorProfile>,
+    /// Where the process tries the file, and serves nobody.
+    pub limits: Option<TrialLimits>,
+}
+
+/// The limits of a trial process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrialLimits {
+    /// From its start to its end.
+    pub time: std::time::Duration,
+    /// Of memory that it writes to, bytes; `None`: as much as there is.
+    pub memory: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]

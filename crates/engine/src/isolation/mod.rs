@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 pub use child::serve;
 pub use executor::{Executor, ExecutorProgram};
-pub use message::read_as_process;
+pub use message::{TrialLimits, read_as_process};
 
 use crate::division::{Division, DivisionError};
 use crate::emulated;
@@ -39,6 +39,7 @@ pub struct Isolated {
     pool: usize,
     program: ExecutorProgram,
     spawner: Spawner,
+    limits: Option<TrialLimits>,
 }
 
 impl Isolated {
@@ -47,7 +48,13 @@ impl Isolated {
     /// # Errors
     /// If the operating system has no thread left.
     pub fn new(engine: Arc<dyn Engine>, threads: usize, program: ExecutorProgram) -> std::io::Result<Self> {
-        Ok(Isolated { engine, pool: threads, program, spawner: Spawner::start()? })
+        Ok(Isolated { engine, pool: threads, program, spawner: Spawner::start()?, limits: None })
+    }
+
+    /// The same for trials. Each process has these limits and smaller stacks than this process. It dumps no core, and is not started again after its end.
+    #[must_use]
+    pub fn for_trials(self, limits: TrialLimits) -> Self {
+        Isolated { limits: Some(limits), ..self }
     }
 }
 
@@ -79,6 +86,7 @@ impl Engine for Isolated {
             cut: cut.clone(),
             cache: cache.clone(),
             operators: operators.as_deref().cloned(),
+            limits: self.limits,
         };
         let memory = match name {
             emulated::NAME => None,

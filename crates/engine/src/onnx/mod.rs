@@ -5,6 +5,7 @@ mod external;
 mod file;
 mod further_size_rules;
 pub(crate) mod graph;
+mod hazard;
 pub(crate) mod proto;
 pub(crate) mod rewrite;
 mod rows;
@@ -23,6 +24,7 @@ use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 use crate::traits::LoadError;
 pub use declared::{Declared, DefaultValue, Opened};
 use file::{OnnxFile, ValueInfo, ValueKind};
+pub use hazard::hazard;
 pub use rows::{Cause, RowReport, Rows, row_report};
 
 /// Largest model file: protocol buffers cannot be larger, and neither engine reads more.

@@ -258,6 +258,11 @@ impl Extent {
         Extent { element: tensor.data_type, dims: Some(dims), data }
     }
 
+    /// Whether its elements are known to be floats.
+    pub fn is_float(&self) -> bool {
+        matches!(self.element, FLOAT | 10 | 11 | 16)
+    }
+
     pub fn elements(&self) -> u64 {
         self.dims.as_ref().map_or(0, |dims| product(dims))
     }

@@ -54,7 +54,7 @@ impl<'a> Loading<'a> {
 
     fn other_engine(&self) -> Option<&'a Arc<dyn Engine>> {
         let context: &'a LoadContext = self.context;
-        context.engines.instead(&self.definition.name, &context.options, &**self.source.engine)
+        context.engines.instead(&self.definition.name, &context.options, &**self.source.engine, self.isolation)
     }
 
     /// The error that sends the model to another engine, after its own answered no request that was made up for it. `None`: there is no other engine to try.

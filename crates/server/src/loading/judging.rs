@@ -103,7 +103,7 @@ impl Loading<'_> {
     }
 
     /// Has the model answer requests alone and together, on a lane of its own.
-    fn check_rows(&self, model: &dyn Model, batched: &ModelDefinition) -> anyhow::Result<RowVerdict> {
+    pub(super) fn check_rows(&self, model: &dyn Model, batched: &ModelDefinition) -> anyhow::Result<RowVerdict> {
         let codec = BatchCodec::new(batched.inputs.clone(), batched.outputs.clone(), batched.batching.max_batch_size);
         let codec = codec.with_defaults(&self.source.defaults).map_err(anyhow::Error::msg)?;
         model.set_shapes(codec.shape_ranges(None));
@@ -114,10 +114,12 @@ impl Loading<'_> {
         let mut fill = Default::default();
         let mut samples = Vec::new();
         if batched.warmups.is_empty() {
-            match warm_up::find_answer(&codec, model.segments(), &mut *lane) {
+            match warm_up::find_answer(&codec, model, &mut *lane) {
                 Ok(Trial::Answers { fill: found, .. }) => fill = found,
                 Ok(Trial::Refuses(reason)) => return Ok(unknown(format!("it cannot be tried: {reason}"))),
-                Err(error) if error.downcast_ref::<RunError>().is_some_and(|error| error.of_device) => {
+                Err(error)
+                    if error.downcast_ref::<RunError>().is_some_and(|error| error.of_device || error.of_executor) =>
+                {
                     return Err(error);
                 }
                 Err(error) => return Ok(unknown(format!("it cannot be tried: {error}"))),
@@ -143,6 +145,7 @@ impl Loading<'_> {
         let check = RowCheck { codec: &codec, fill, samples, run: &mut run, is_time: &is_time, compared: 0 };
         let verdict = check.verdict();
         match lost {
+            Some(error) if error.of_executor && warm_up::comes_back(model) => Ok(unknown(error.to_string())),
             Some(error) => Err(error.into()),
             None => Ok(verdict),
         }

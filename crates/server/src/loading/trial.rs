@@ -26,10 +26,10 @@ impl Loading<'_> {
     pub(super) fn try_out(
         &mut self,
         codec: BatchCodec,
-        segments: usize,
+        model: &dyn Model,
         lane: &mut dyn Lane,
     ) -> anyhow::Result<BatchCodec> {
-        let reason = match warm_up::find_answer(&codec, segments, lane)? {
+        let reason = match warm_up::find_answer(&codec, model, lane)? {
             Trial::Answers { fill, sample: None } => return Ok(codec.with_fill(fill)),
             Trial::Answers { fill, sample: Some(sample) } => return Ok(codec.with_fill(fill).with_sample(sample)),
             Trial::Refuses(reason) => reason,
@@ -39,7 +39,7 @@ impl Loading<'_> {
         {
             return Err(error);
         }
-        let model = &self.definition.name;
+        let name = &self.definition.name;
         let samples = warm_up::samples(&self.definition, &codec)?;
         if let Some(sample) = samples.iter().find(|sample| sample.name.is_some() && sample.request.rows == 1) {
             return Ok(codec.with_sample(sample.request.clone()));
@@ -52,7 +52,7 @@ impl Loading<'_> {
                  {SAMPLE}, or unload the model first"
             );
             tracing::warn!(
-                %model, version = %self.version,
+                model = %name, version = %self.version,
                 "{TRIED}; to the first it says: {reason}. It is served, and measured by its first requests; {SAMPLE} has it tried and measured at load"
             );
         }
@@ -68,7 +68,7 @@ impl Loading<'_> {
         device: usize,
     ) -> PolicyError {
         let tried = model.lane_at(Place { device, share: Share::Whole }).ok();
-        let tried = tried.and_then(|mut lane| warm_up::find_answer(codec, model.segments(), &mut *lane).ok());
+        let tried = tried.and_then(|mut lane| warm_up::find_answer(codec, model, &mut *lane).ok());
         PolicyError { is_untried: matches!(tried, Some(Trial::Refuses(_))), ..self.refuses(error) }
     }
 

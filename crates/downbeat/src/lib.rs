@@ -129,7 +129,11 @@ pub fn main() -> ExitCode {
     match run(cli.command) {
         Ok(code) => code,
         Err(failure) => {
-            note(format_args!("downbeat: {}", one_paragraph(&failure.error)));
+            let words = format!("downbeat: {}", one_paragraph(&failure.error));
+            // Behind what the log has said, and not in the way of the end if nobody reads it.
+            if !downbeat_server::last_words(&words) {
+                note(words);
+            }
             ExitCode::from(failure.code)
         }
     }

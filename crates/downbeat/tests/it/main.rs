@@ -11,6 +11,7 @@ mod config_check;
 mod engine_install;
 mod isolation;
 mod log_command;
+mod logs;
 mod plan;
 mod plan_slots;
 mod ports;

@@ -192,7 +192,9 @@ fn advice(lately: &Counts, rate: f64, rows: f64, means: &Means) -> String {
     let Some((batch, items)) = means.allows(*slo) else {
         let (alone, slo) = (in_ms(profile.latency(1)), in_ms(slo.unwrap_or_default()));
         let enough = in_ms(means.slo_of(1));
-        return format!("a request alone takes {alone} ms, and its SLO is {slo} ms; set slo_ms to {enough} or more, or use faster devices or another engine");
+        return format!(
+            "a request alone takes {alone} ms, and its SLO is {slo} ms; set slo_ms to {enough} or more, or use faster devices or another engine"
+        );
     };
     if rate * rows <= items {
         return match lately.of(Unanswered::QueueFull) > lately.bad() / 2 {
@@ -201,8 +203,12 @@ fn advice(lately: &Counts, rate: f64, rows: f64, means: &Means) -> String {
         };
     }
     let lacking = (f64::from(*at_once) * rate * rows / items).ceil();
-    let mut advice = format!("more comes than its profile allows; serve it on {lacking:.0} devices or instances instead of {at_once}");
-    if slo.is_some() && let Some(enough) = means.slo_for(rate * rows) {
+    let mut advice = format!(
+        "more comes than its profile allows; serve it on {lacking:.0} devices or instances instead of {at_once}"
+    );
+    if slo.is_some()
+        && let Some(enough) = means.slo_for(rate * rows)
+    {
         // A string takes everything.
         let _ = write!(advice, ", or set slo_ms to {} or more for larger batches", in_ms(enough));
     }
@@ -258,7 +264,10 @@ mod tests {
         );
         let one = advice(800.0, Some(40), 2);
         assert!(one.ends_with("on 5 devices or instances instead of 1, or raise max_batch_size above 2"), "{one}");
-        assert!(advice(800.0, Some(5), 64).starts_with("a request alone takes 11 ms, and its SLO is 5 ms; set slo_ms to 22 or"));
+        assert!(
+            advice(800.0, Some(5), 64)
+                .starts_with("a request alone takes 11 ms, and its SLO is 5 ms; set slo_ms to 22 or")
+        );
         assert!(advice(100.0, Some(40), 64).starts_with("its profile allows that many, but other models"));
         assert!(advice(9_000.0, None, 64).ends_with("on 11 devices or instances instead of 1"));
     }

@@ -153,7 +153,11 @@ fn the_name_of_a_model_forges_no_line_of_the_log() {
         let is_harmful = |c: char| c.is_control() && c != '\n' || c == '\u{202e}';
         assert!(!server.said.contains(is_harmful), "{:?}", server.said);
         let is_whole = |line: &str| line.starts_with(if format == "text" { "20" } else { "{\"timestamp\"" });
-        assert!(server.said.lines().all(|line| is_whole(line) && !line.starts_with("2026-01-01T00:00:00Z")), "{}", server.said);
+        assert!(
+            server.said.lines().all(|line| is_whole(line) && !line.starts_with("2026-01-01T00:00:00Z")),
+            "{}",
+            server.said
+        );
     }
 }
 

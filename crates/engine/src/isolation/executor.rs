@@ -113,7 +113,9 @@ impl Process {
             };
             if let Some(stderr) = child.stderr.take() {
                 let model = model.to_owned();
-                std::thread::Builder::new().name("executor-log".to_owned()).spawn(move || log_lines(stderr, &model, pid))?;
+                std::thread::Builder::new()
+                    .name("executor-log".to_owned())
+                    .spawn(move || log_lines(stderr, &model, pid))?;
             }
             let stops = Mutex::new(ours.try_clone()?);
             Ok(Process { pid, handle, control: Mutex::new(Wire::new(ours)), stops })

@@ -168,7 +168,8 @@ mod tests {
     #[test]
     fn ever_new_texts_and_models_are_limited_too() {
         let limits = limits();
-        let passed = |keys: &mut dyn Iterator<Item = [u64; 3]>| keys.filter(|keys| limits.take(*keys, at(0)).is_some()).count();
+        let passed =
+            |keys: &mut dyn Iterator<Item = [u64; 3]>| keys.filter(|keys| limits.take(*keys, at(0)).is_some()).count();
         assert_eq!(passed(&mut (10..50_000).map(|text| [1, 2, text])), 100);
         assert_eq!(passed(&mut (10..50_000).map(|model| [1, model, model + 1_000_000])), 9_900);
         assert!(limits.kinds.lock().len() <= MOST_KINDS + 3);

@@ -51,12 +51,7 @@ impl State {
 impl LogQueue {
     pub const fn new(tell: fn(u64) -> String) -> Self {
         let state = State { lines: VecDeque::new(), bytes: 0, untold: 0, is_writing: false, tell };
-        LogQueue {
-            state: Mutex::new(state),
-            filled: Condvar::new(),
-            emptied: Condvar::new(),
-            lost: AtomicU64::new(0),
-        }
+        LogQueue { state: Mutex::new(state), filled: Condvar::new(), emptied: Condvar::new(), lost: AtomicU64::new(0) }
     }
 
     /// Sets how the log tells of lost lines.

@@ -130,7 +130,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             let words = format!("downbeat: {}", one_paragraph(&failure.error));
-            // Behind what the log has said, and not in the way of the end if nobody reads it.
+            // The log's queue keeps the order of lines, and does not hold the end up.
             if !downbeat_server::last_words(&words) {
                 note(words);
             }

@@ -283,7 +283,7 @@ impl LoadedVersion {
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
 
-    /// What became of its requests, and what it could do; `slo`: how long they may take.
+    /// The outcomes of the version's requests, and how fast it is. `slo`: its requests may take this long.
     pub fn sample(&self, slo: Option<Duration>) -> Sample {
         let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
         Sample { model: name, version, counts, means: Some(self.means(slo)) }
@@ -291,7 +291,7 @@ impl LoadedVersion {
 
     fn means(&self, slo: Option<Duration>) -> Means {
         let devices = u32::try_from(self.hosts.devices().len()).unwrap_or(u32::MAX);
-        // Shapes differ in what they take: the queue that was used last counts.
+        // Latencies differ by shape: the queue that was used last counts.
         let queues = self.queues.read();
         let queue = queues.values().max_by_key(|queue| queue.last_used_ns.load(Ordering::Relaxed));
         let (profile, max_batch, at_once) = match queue {
@@ -306,7 +306,7 @@ impl LoadedVersion {
 
     /// Counts a request that got no result, `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
-        // A model that refuses all its requests runs nothing that would keep the server awake to say so.
+        // A model that refuses all requests runs nothing, and the server would rest instead of naming the trouble.
         self.hosts.stir();
         self.metrics.record_not_answered(reason);
         if let Some(auto) = self.auto.as_ref().filter(|_| reason.is_for_want_of_time()) {

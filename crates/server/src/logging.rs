@@ -35,16 +35,16 @@ use limits::LineLimits;
 use line::{Line, text_field};
 use queue::LogQueue;
 
-/// How long the end waits for whoever reads the log.
+/// The end of the process waits at most this long for the reader of the log.
 const FLUSHES_WITHIN: Duration = Duration::from_secs(1);
-/// Whose lines a bare level such as `info` is for, by the beginning of their targets. Of libraries only errors are written: clients decide how often
-/// a library warns.
+/// A bare level such as `info` is for lines whose targets begin so. Other libraries write errors
+/// alone: clients decide how often a library warns.
 const OWN_TARGETS: [&str; 2] = ["downbeat", "onnxruntime"];
 
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 static QUEUE: LogQueue = LogQueue::new(lost_text);
 static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
-/// Whether the writer thread is there.
+/// Whether the writer thread runs.
 static IS_STARTED: AtomicBool = AtomicBool::new(false);
 
 /// The progress bars of this process. They make room for lines of the log.
@@ -52,12 +52,13 @@ pub fn bars() -> &'static MultiProgress {
     &BARS
 }
 
-/// Lines of the log that were lost since the start, because nobody read them.
+/// The number of lines that were lost since the start, for want of a reader.
 pub fn lost() -> u64 {
     QUEUE.lost()
 }
 
-/// Lines of the log that were left out since the start, because there were too many of their kind.
+/// The number of lines that were left out since the start, because there were too many of their
+/// kind.
 pub fn left_out() -> u64 {
     LEFT_OUT.load(Relaxed)
 }
@@ -67,7 +68,8 @@ pub fn flush() {
     QUEUE.flush(FLUSHES_WITHIN);
 }
 
-/// Says why the process ends and waits a moment until that is written; false if logging was not started.
+/// Says why the process ends and waits a moment until that is written; false if logging was not
+/// started.
 pub fn last_words(text: &str) -> bool {
     if IS_STARTED.load(Relaxed) {
         QUEUE.push(format!("{text}\n").as_bytes());
@@ -89,7 +91,8 @@ impl Drop for FlushAtEnd {
 /// Starts logging.
 ///
 /// # Errors
-/// If the filter cannot be understood, logging was started before, or the operating system has no thread left.
+/// If the filter cannot be understood, logging was started before, or the operating system has no
+/// thread left.
 pub fn start(options: &LogOptions) -> anyhow::Result<FlushAtEnd> {
     let filter = EnvFilter::try_new(directives(&options.level)).map_err(|error| {
         anyhow::anyhow!("log level '{}': {error}; use error, warn, info, debug or trace", options.level)
@@ -117,7 +120,8 @@ pub fn start(options: &LogOptions) -> anyhow::Result<FlushAtEnd> {
     Ok(FlushAtEnd)
 }
 
-/// Writes to standard error without its lock: a panic or an error of another thread must not wait for the log's reader.
+/// Writes to standard error without its lock: a panic or an error of another thread must not wait
+/// for the log's reader.
 fn write(mut line: &[u8]) -> io::Result<()> {
     let stderr = io::stderr();
     while !line.is_empty() {

@@ -369,7 +369,7 @@ impl ModelMetrics {
         self.batch_size.observe(f64::from(rows));
     }
 
-    /// What became of its requests.
+    /// The outcomes of the version's requests.
     pub fn counts(&self) -> Counts {
         Counts {
             answered: self.success.get(),

@@ -526,7 +526,7 @@ impl Registry {
         }
     }
 
-    /// What became of the requests of the models in service, and what these could do.
+    /// The outcomes of requests and the speed of each model version in service.
     pub(crate) fn samples(&self) -> Vec<Sample> {
         let of_model = |served: &Arc<ServedModel>| {
             let slo = self.options.slo(&served.definition.name, served.definition.slo);

@@ -1,4 +1,5 @@
-//! Says which models are in trouble: those that answer too few of their requests in time, and what would help.
+//! Names the models in trouble: too few of their requests are answered in time. Says which change
+//! would help.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -8,16 +9,19 @@ use downbeat_core::{Duration, LatencyProfile, Time};
 
 use crate::unanswered::Unanswered;
 
-/// How often the counters are read while the server is awake, and at most so often the log has a line of one model.
+/// How often the counters are read while the server is awake, and at most so often the log has a
+/// line of one model.
 pub const EVERY: std::time::Duration = std::time::Duration::from_secs(60);
-/// The share of requests that may be dropped, late or failed before a model is in trouble. Capacity is defined by the same share.
+/// The share of requests that may be dropped, late or failed before a model is in trouble. Capacity
+/// is defined by the same share.
 const TOLERATED: f64 = 0.01;
 /// Fewer such requests are no trouble: one failure of ten says nothing about the next minute.
 const FEWEST: u64 = 10;
-/// Larger batches are worth a word if an item takes at most this share of its time in a batch of twice the size.
+/// Larger batches are worth a word if an item takes at most this share of its time in a batch of
+/// twice the size.
 const LARGER_BATCH_PAYS: f64 = 0.9;
 
-/// What became of a model's requests since it was first loaded.
+/// The outcomes of a model's requests since its first load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
     /// Requests that got their result, also those that got it late.
@@ -48,7 +52,7 @@ impl Counts {
         self.unanswered[reason as usize]
     }
 
-    /// Those that clients did not take back.
+    /// All requests but the ones that their clients took back.
     fn offered(&self) -> u64 {
         self.answered + self.unanswered.iter().sum::<u64>() - self.taken_back()
     }
@@ -57,7 +61,7 @@ impl Counts {
         self.of(Unanswered::Cancelled) + self.of(Unanswered::Unloaded)
     }
 
-    /// Those that were not answered in time.
+    /// The requests without an answer in time.
     fn bad(&self) -> u64 {
         self.offered() - self.answered.saturating_sub(self.late)
     }
@@ -74,7 +78,7 @@ impl Counts {
     }
 }
 
-/// What is known of how fast a model is.
+/// The figures that say how fast a model is.
 #[derive(Clone, Debug)]
 pub struct Means {
     pub profile: LatencyProfile,
@@ -86,7 +90,8 @@ pub struct Means {
 }
 
 impl Means {
-    /// The batch that the profile allows under an SLO, and the items a second that such batches come to. `None`: not even one item is in time.
+    /// The batch that the profile allows under an SLO, and the items a second that such batches
+    /// come to. `None`: not even one item is in time.
     fn allows(&self, slo: Option<Duration>) -> Option<(u32, f64)> {
         let batch = match slo {
             Some(slo) if self.profile.latency(1) > slo => return None,
@@ -129,7 +134,7 @@ struct Watched {
     is_in_trouble: bool,
 }
 
-/// Compares the counters of models with those of the last minute.
+/// Compares the counters of models with their values a minute ago.
 #[derive(Default)]
 pub struct TroubleWatch {
     /// Models keep their place when they leave, as counters go on where they ended.
@@ -138,7 +143,8 @@ pub struct TroubleWatch {
 }
 
 impl TroubleWatch {
-    /// Reads the counters, and tells the log of models whose trouble begins, goes on or is over. `is_resting`: no request comes any more.
+    /// Reads the counters, and tells the log of models whose trouble begins, goes on or is over.
+    /// `is_resting`: no request comes any more.
     pub fn look(&mut self, now: Time, samples: &[Sample], is_resting: bool) {
         for sample in samples {
             let Sample { model, version, counts, .. } = sample;
@@ -182,7 +188,7 @@ fn say(sample: &Sample, lately: &Counts, took: Duration) {
     tracing::warn!(%model, %version, seconds, offered, answered, unanswered, offered_per_s, allowed_per_s, "the model is in trouble: {advice}");
 }
 
-/// What to change so that the model answers `rate` requests a second of so many rows each.
+/// The change with which the model would answer `rate` requests a second of `rows` items each.
 fn advice(lately: &Counts, rate: f64, rows: f64, means: &Means) -> String {
     let Means { profile, slo, max_batch, at_once } = means;
     let failed = lately.of(Unanswered::Engine) + lately.of(Unanswered::RunEnded) + lately.of(Unanswered::Lost);
@@ -257,7 +263,8 @@ mod tests {
     fn the_advice_is_what_the_profile_says() {
         let lately = counts(100, Unanswered::Hopeless, 900);
         let advice = |rate, slo, max_batch| advice(&lately, rate, 1.0, &means(slo, max_batch));
-        // 2 l(b) <= 40 ms: b = 10, 500 a second. Batches of 40 come to 800 a second: 2 l(40) = 100 ms.
+        // 2 l(b) <= 40 ms: b = 10, 500 a second. Batches of 40 come to 800 a second: 2 l(40) = 100
+        // ms.
         assert_eq!(
             advice(800.0, Some(40), 64),
             "more comes than its profile allows; serve it on 2 devices or instances instead of 1, or set slo_ms to 100 or more for larger batches"

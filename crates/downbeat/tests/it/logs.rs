@@ -1,4 +1,4 @@
-//! The log of a server: what nobody reads, what clients put into it, and what it says of a model in trouble.
+//! The log of a server: without a reader, under attack, and about a model in trouble.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -32,7 +32,7 @@ impl Logged {
         command.args(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]).args(flags);
         command.env("DOWNBEAT_SHUTDOWN_GRACE", "0").env("XDG_CACHE_HOME", cache.path()).envs(environment.to_vec());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        // The thread reads one line more than the test has taken, and what its reader holds.
+        // The thread holds one line that the test has not taken, and its reader a few more.
         let (sender, lines) = mpsc::sync_channel(0);
         let all = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || all.map_while(Result::ok).try_for_each(|line| sender.send(line)));

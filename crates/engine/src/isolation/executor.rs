@@ -28,7 +28,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LIVED: Duration = Duration::from_secs(60);
 /// How long a lane waits to hear why its process has ended: what holds memory takes time to end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Most bytes of what a process says that make one line of the log.
+/// Most bytes of an executor process's stderr that make one line of the log.
 const MOST_OF_A_LINE: u64 = 8 << 10;
 
 /// What is run as an executor process: it calls [`super::serve`].

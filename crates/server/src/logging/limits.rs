@@ -12,27 +12,29 @@ use tracing::{Event, Level};
 
 use crate::clock::Clock;
 
-/// Most kinds of lines that are told apart at a time. Beyond them only the wider kinds count.
+/// The table has at most this many kinds of lines. A line of a further kind counts for its wider
+/// kinds alone.
 const MOST_KINDS: usize = 4096;
 /// The fields that say of which model or peer a line is.
 const SUBJECTS: [&str; 2] = ["model", "peer"];
 
-/// So many lines at once, and then one each time this has passed.
+/// An allowance is `burst` lines at once, and then one line in each time `every`.
 #[derive(Clone, Copy)]
 struct Allowance {
     burst: u64,
     every: Duration,
 }
 
-/// What each kind of line is allowed, from the widest kind to the narrowest:
-/// all lines of one place in the code, those of one model or peer, and those with one text.
+/// The allowance of each kind of line, from the widest kind to the narrowest: all lines of one
+/// place in the code, of these the lines of one model or peer, and of these the lines with one
+/// text.
 const ALLOWANCES: [Allowance; 3] = [
     Allowance { burst: 10_000, every: Duration::from_millis(100) },
     Allowance { burst: 100, every: Duration::from_millis(1_000) },
     Allowance { burst: 10, every: Duration::from_millis(30_000) },
 ];
 
-/// One kind of line.
+/// The state of one kind of line.
 #[derive(Default)]
 struct Kind {
     /// When all of its burst is there again.
@@ -49,8 +51,9 @@ impl Kind {
     }
 }
 
-/// The rate limits of the log. Each line counts for three kinds: its place in the code, its model or peer, and its text without digits.
-/// The next line of a kind says how many were left out before it.
+/// The rate limits of the log. Each line counts for three kinds: its place in the code, its model
+/// or peer, and its text without digits. The next line of a kind says how many were left out before
+/// it.
 pub struct LineLimits {
     clock: Clock,
     /// Drawn at start, so that no client can make two kinds look the same.
@@ -65,9 +68,11 @@ impl LineLimits {
         LineLimits { clock: Clock::start(), hashes: RandomState::new(), kinds: Mutex::default(), left_out }
     }
 
-    /// Counts a line. Gives how many lines of its kinds were left out before it; `None`: leave this one out too.
+    /// Counts a line. Gives how many lines of its kinds were left out before it; `None`: leave this
+    /// one out too.
     ///
-    /// Lines of DEBUG and TRACE are not limited: someone asked for them to see everything.
+    /// Lines of DEBUG and TRACE have no limits: the operator asks for these levels to see
+    /// everything.
     pub fn admit(&self, event: &Event<'_>) -> Option<u64> {
         let metadata = event.metadata();
         if *metadata.level() > Level::INFO {
@@ -113,7 +118,7 @@ impl LineLimits {
     }
 }
 
-/// What tells the kinds of a line apart.
+/// Hashes of a line's fields, which tell its kinds apart.
 struct Hashes<H> {
     subject: H,
     text: H,

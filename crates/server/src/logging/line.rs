@@ -1,4 +1,4 @@
-//! One line for one event, whatever its values are.
+//! The form of a log line: one event is one line, also with hostile values.
 
 use std::fmt::{self, Debug, Write};
 
@@ -10,8 +10,8 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::limits::LineLimits;
 
-/// Writes an event as its format `F` does, unless there were too many of its kind. No value of it can end the line early or
-/// reach the terminal as a control sequence.
+/// Writes an event as its format `F` does, unless there were too many of its kind. No value of it
+/// can end the line early or reach the terminal as a control sequence.
 pub struct Line<F> {
     pub format: F,
     pub limits: LineLimits,
@@ -66,8 +66,8 @@ impl<W: Write> Write for Escaped<'_, W> {
     }
 }
 
-/// Writes a text, and with `escape` each character that would begin another line, command a terminal, or change the order
-/// in which the rest is shown.
+/// Writes a text. `escape` writes each character that would begin another line, command a terminal,
+/// or change the order of the rest.
 fn write_safe<W: Write>(writer: &mut W, text: &str, escape: impl Fn(&mut W, char) -> fmt::Result) -> fmt::Result {
     let mut safe = 0;
     for (at, c) in text.char_indices() {

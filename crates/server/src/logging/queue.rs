@@ -10,8 +10,8 @@ use parking_lot::{Condvar, Mutex};
 /// Most bytes of lines that wait.
 const MOST_BYTES: usize = 1 << 20;
 
-/// The lines that wait for the writer thread. They hold at most [`MOST_BYTES`]. A line that finds no room is lost and
-/// counted, so that no thread of the server ever waits for the reader of the log.
+/// The lines that wait for the writer thread. Their bound is [`MOST_BYTES`]. A line beyond it is
+/// lost and counted, so that no thread of the server ever waits for the reader of the log.
 ///
 /// Bounded in bytes and not in lines, as clients decide how long a line is.
 pub struct LogQueue {
@@ -77,7 +77,8 @@ impl LogQueue {
         self.lost.load(Relaxed)
     }
 
-    /// The life of the writer thread: it writes one line after the other, and sleeps while there is none.
+    /// The life of the writer thread: it writes one line after the other, and sleeps while there is
+    /// none.
     pub fn write_all(&self, mut write: impl FnMut(&[u8]) -> io::Result<()>) -> ! {
         let mut state = self.state.lock();
         loop {
@@ -92,7 +93,7 @@ impl LogQueue {
             state.bytes -= line.len();
             state.is_writing = true;
             drop(state);
-            // Nobody reads any more: the line is lost as others are.
+            // The reader has closed its end: the line is lost as others are.
             let lost = write(&line).is_err();
             self.lost.fetch_add(u64::from(lost), Relaxed);
             state = self.state.lock();

@@ -104,7 +104,7 @@ impl RemoteVersion {
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, Phases::default(), taken);
     }
 
-    /// What became of its requests.
+    /// The outcomes of the version's requests.
     pub fn sample(&self) -> Sample {
         let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
         Sample { model: name, version, counts, means: None }

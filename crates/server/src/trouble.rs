@@ -161,7 +161,8 @@ impl TroubleWatch {
             }
             if watched.is_in_trouble && (is_resting || !is_trouble) {
                 let (offered, answered) = (lately.offered(), lately.answered);
-                tracing::info!(%model, %version, offered, answered, "the model is out of trouble");
+                let why = if is_resting { ": no requests come any more" } else { "" };
+                tracing::info!(%model, %version, offered, answered, "the model is out of trouble{why}");
                 watched.is_in_trouble = false;
             }
             (watched.before, watched.since) = (*counts, now);

@@ -129,7 +129,11 @@ pub fn main() -> ExitCode {
     match run(cli.command) {
         Ok(code) => code,
         Err(failure) => {
-            note(format_args!("downbeat: {}", one_paragraph(&failure.error)));
+            let words = format!("downbeat: {}", one_paragraph(&failure.error));
+            // The log's queue keeps the order of lines, and does not hold the end up.
+            if !downbeat_server::last_words(&words) {
+                note(words);
+            }
             ExitCode::from(failure.code)
         }
     }

@@ -82,11 +82,13 @@ mod sized_cases;
 mod statistics;
 pub mod stored_predictor;
 mod ticket;
+mod trouble;
 pub mod turn_end;
 mod unanswered;
 mod warm_up;
 mod watchdog;
 
+pub use logging::last_words;
 pub use memory::set_release;
 pub use roles::{etcd_server, serve_frontend, serve_scheduler};
 pub use serve::{serve, serve_backend};

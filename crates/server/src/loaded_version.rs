@@ -27,6 +27,7 @@ use crate::preprocess::Preprocess;
 use crate::queue::Queue;
 use crate::row_judgement::RowJudgement;
 use crate::statistics::{Phases, Statistics};
+use crate::trouble::{Means, Sample};
 use crate::unanswered::Unanswered;
 
 /// A model version in service. Lives until its last request is answered, also after a newer version took its place.
@@ -282,8 +283,31 @@ impl LoadedVersion {
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
 
+    /// The outcomes of the version's requests, and how fast it is. `slo`: its requests may take this long.
+    pub fn sample(&self, slo: Option<Duration>) -> Sample {
+        let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
+        Sample { model: name, version, counts, means: Some(self.means(slo)) }
+    }
+
+    fn means(&self, slo: Option<Duration>) -> Means {
+        let devices = u32::try_from(self.hosts.devices().len()).unwrap_or(u32::MAX);
+        // Latencies differ by shape: the queue that was used last counts.
+        let queues = self.queues.read();
+        let queue = queues.values().max_by_key(|queue| queue.last_used_ns.load(Ordering::Relaxed));
+        let (profile, max_batch, at_once) = match queue {
+            Some(queue) => {
+                let settings = queue.settings();
+                (queue.profiles().into_iter().next(), settings.max_batch, settings.max_in_flight.min(devices))
+            }
+            None => (None, self.codec.max_batch, devices),
+        };
+        Means { profile: profile.unwrap_or_else(|| self.hosts.first().profile.clone()), slo, max_batch, at_once }
+    }
+
     /// Counts a request that got no result, `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
+        // A model that refuses all requests runs nothing, and the server would rest instead of naming the trouble.
+        self.hosts.stir();
         self.metrics.record_not_answered(reason);
         if let Some(auto) = self.auto.as_ref().filter(|_| reason.is_for_want_of_time()) {
             auto.ended(None, false);

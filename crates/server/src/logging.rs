@@ -1,51 +1,204 @@
 //! What the server writes about itself: structured lines on standard error.
+//!
+//! ```text
+//! event -> filter by level -> limits: too many of a kind? -> one line, escaped -> queue -> writer thread -> stderr
+//! ```
+//!
+//! No thread but the writer ever waits for the reader of the log.
 
-use std::io::Write;
+mod limits;
+mod line;
+mod queue;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::panic::PanicHookInfo;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use indicatif::MultiProgress;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::{JsonFields, Writer};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{format, layer};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::options::{LogFormat, LogOptions};
+use limits::LineLimits;
+use line::{Line, text_field};
+use queue::LogQueue;
+
+/// The end of the process waits at most this long for the reader of the log.
+const FLUSHES_WITHIN: Duration = Duration::from_secs(1);
+/// A bare level such as `info` is for lines whose targets begin so. Other libraries write errors
+/// alone: clients decide how often a library warns.
+const OWN_TARGETS: [&str; 2] = ["downbeat", "onnxruntime"];
 
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
+static QUEUE: LogQueue = LogQueue::new(lost_text);
+static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
+/// Whether the writer thread runs.
+static IS_STARTED: AtomicBool = AtomicBool::new(false);
 
 /// The progress bars of this process. They make room for lines of the log.
 pub fn bars() -> &'static MultiProgress {
     &BARS
 }
 
-/// Standard error, without bars while something is written.
-struct Lines;
+/// The number of lines that were lost since the start, for want of a reader.
+pub fn lost() -> u64 {
+    QUEUE.lost()
+}
 
-impl Write for Lines {
-    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        BARS.suspend(|| std::io::stderr().write(line))
+/// The number of lines that were left out since the start, because there were too many of their
+/// kind.
+pub fn left_out() -> u64 {
+    LEFT_OUT.load(Relaxed)
+}
+
+/// Waits a moment until all lines are written.
+pub fn flush() {
+    QUEUE.flush(FLUSHES_WITHIN);
+}
+
+/// Says why the process ends and waits a moment until that is written; false if logging was not
+/// started.
+pub fn last_words(text: &str) -> bool {
+    if IS_STARTED.load(Relaxed) {
+        QUEUE.push(format!("{text}\n").as_bytes());
+        flush();
+        return true;
     }
+    false
+}
 
-    fn flush(&mut self) -> std::io::Result<()> {
-        std::io::stderr().flush()
+/// Flushes the log when it is dropped, also by a panic.
+pub struct FlushAtEnd;
+
+impl Drop for FlushAtEnd {
+    fn drop(&mut self) {
+        flush();
     }
 }
 
 /// Starts logging.
 ///
 /// # Errors
-/// If the filter cannot be understood, or logging was started before.
-pub fn start(options: &LogOptions) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&options.level).map_err(|error| {
+/// If the filter cannot be understood, logging was started before, or the operating system has no
+/// thread left.
+pub fn start(options: &LogOptions) -> anyhow::Result<FlushAtEnd> {
+    let filter = EnvFilter::try_new(directives(&options.level)).map_err(|error| {
         anyhow::anyhow!("log level '{}': {error}; use error, warn, info, debug or trace", options.level)
     })?;
     let registry = tracing_subscriber::registry().with(filter);
-    let lines = tracing_subscriber::fmt::layer().with_writer(|| Lines);
+    let layer = layer().log_internal_errors(false).with_writer(|| Waiting);
+    let (limits, is_terminal) = (LineLimits::new(&LEFT_OUT), io::stderr().is_terminal());
     match options.format {
         LogFormat::Text => {
-            use std::io::IsTerminal;
-            registry.with(lines.with_ansi(std::io::stderr().is_terminal()).with_target(false)).try_init()?;
+            let format = format().with_target(false).with_ansi(is_terminal);
+            let layer = layer.event_format(Line { format, limits, is_json: false });
+            registry.with(layer.fmt_fields(text_field().delimited(" "))).try_init()?;
         }
-        LogFormat::Json => registry.with(lines.json()).try_init()?,
+        LogFormat::Json => {
+            QUEUE.tell_by(lost_json);
+            let layer = layer.event_format(Line { format: format().json(), limits, is_json: true });
+            registry.with(layer.fmt_fields(JsonFields::new())).try_init()?;
+        }
+    }
+    let write = move || QUEUE.write_all(|line| if is_terminal { BARS.suspend(|| write(line)) } else { write(line) });
+    std::thread::Builder::new().name("log".to_owned()).spawn(write)?;
+    // The standard hook would wait for the reader of standard error.
+    std::panic::set_hook(Box::new(log_panic));
+    IS_STARTED.store(true, Relaxed);
+    Ok(FlushAtEnd)
+}
+
+/// Writes to standard error without its lock: a panic or an error of another thread must not wait
+/// for the log's reader.
+fn write(mut line: &[u8]) -> io::Result<()> {
+    let stderr = io::stderr();
+    while !line.is_empty() {
+        match rustix::io::write(stderr.as_fd(), line) {
+            Ok(written) => line = &line[written..],
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => drop(poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], None)?),
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
+}
+
+/// The filter for `level`, with bare levels only for lines of the server.
+fn directives(level: &str) -> String {
+    let directive = |part: &str| match part.trim().parse::<LevelFilter>() {
+        Ok(level) => {
+            let own = OWN_TARGETS.map(|target| format!("{target}={level}"));
+            format!("{},{}", level.min(LevelFilter::ERROR), own.join(","))
+        }
+        Err(_) => part.to_owned(),
+    };
+    level.split(',').map(directive).collect::<Vec<_>>().join(",")
+}
+
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let payload = panic.payload();
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason is given");
+    let (thread, at) = (std::thread::current(), panic.location().map(tracing::field::display));
+    let backtrace = Backtrace::capture();
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| tracing::field::display(backtrace));
+    tracing::error!(thread = thread.name(), at, backtrace, "a panic: {text}");
+}
+
+fn now() -> String {
+    let mut text = String::new();
+    // A string takes everything.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut text));
+    text
+}
+
+fn lost_text(lost: u64) -> String {
+    format!("{}  WARN {lost} lines were lost: nobody read the log\n", now())
+}
+
+fn lost_json(lost: u64) -> String {
+    let message = format!("{lost} lines were lost: nobody read the log");
+    let line = serde_json::json!({
+        "timestamp": now(), "level": "WARN", "fields": {"message": message, "lost": lost}, "target": module_path!(),
+    });
+    format!("{line}\n")
+}
+
+/// Standard error, behind the queue. The log's layer writes a line at a time.
+struct Waiting;
+
+impl Write for Waiting {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        QUEUE.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_level_is_for_lines_of_the_server_alone() {
+        assert_eq!(directives("info"), "error,downbeat=info,onnxruntime=info");
+        assert_eq!(directives("off"), "off,downbeat=off,onnxruntime=off");
+        assert_eq!(directives("warn,h2=debug"), "error,downbeat=warn,onnxruntime=warn,h2=debug");
+        assert_eq!(directives("downbeat_server=debug"), "downbeat_server=debug");
+    }
 }

@@ -11,9 +11,11 @@ use prometheus::{Encoder, Histogram, IntCounter, Registry, TextEncoder};
 use crate::budget::ByteBudget;
 use crate::gpu_metrics::GpuMetrics;
 use crate::host::LaneMetricsFamily;
+use crate::logging;
 use crate::metric_table::metric_table;
 use crate::shares::ShareMetrics;
 use crate::statistics::Phases;
+use crate::trouble::Counts;
 use crate::unanswered::Unanswered;
 
 /// Upper bounds of the latency histograms in seconds: a factor of about 2 from 50 us to 10 s.
@@ -80,6 +82,8 @@ metric_table! {
         models_memory: Gauge[], "downbeat_models_memory_bytes",
             "What all models hold of the CPU's memory together; runs count as far as they may run at once";
         models_memory_limit: Gauge[], "downbeat_models_memory_bytes_limit", "What all models may hold of the CPU's memory (--model-memory-bytes)";
+        log_lines_lost: IntCounter[], "downbeat_log_lines_lost_total", "Lines of the log that were lost because nobody read standard error fast enough";
+        log_lines_left_out: IntCounter[], "downbeat_log_lines_left_out_total", "Lines of the log that were left out because there were too many of their kind";
         in_flight_bytes: Gauge[], "downbeat_in_flight_bytes", "Bytes that requests in flight hold, from their first byte to their answer's last";
         in_flight_bytes_limit: Gauge[], "downbeat_in_flight_bytes_limit", "Bytes that requests in flight may hold (--max-in-flight-bytes)";
         in_flight_bytes_refused: IntCounter[], "downbeat_in_flight_bytes_refused_total",
@@ -288,6 +292,11 @@ impl Metrics {
     /// # Errors
     /// If a metric cannot be written as text: a defect.
     pub fn render(&self) -> Result<String, prometheus::Error> {
+        for (counter, lines) in
+            [(&self.table.log_lines_lost, logging::lost()), (&self.table.log_lines_left_out, logging::left_out())]
+        {
+            counter.inc_by(lines.saturating_sub(counter.get()));
+        }
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
@@ -358,6 +367,16 @@ impl ModelMetrics {
             phase.each.observe(took.as_secs_f64());
         }
         self.batch_size.observe(f64::from(rows));
+    }
+
+    /// The outcomes of the version's requests.
+    pub fn counts(&self) -> Counts {
+        Counts {
+            answered: self.success.get(),
+            late: self.late.get(),
+            items: self.inferences.get(),
+            unanswered: self.not_answered.each_ref().map(IntCounter::get),
+        }
     }
 
     /// Counts a request that got no result.

@@ -381,7 +381,8 @@ with_defaults! {
     pub struct LogOptions {
         /// Their form.
         pub format: LogFormat = LogFormat::Text,
-        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of `tracing_subscriber::EnvFilter`.
+        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of `tracing_subscriber::EnvFilter`. A bare level
+        /// is for lines of the server; of libraries that the filter does not name, only errors are written.
         pub level: String = "info".to_owned(),
     }
 }

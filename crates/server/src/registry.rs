@@ -36,6 +36,7 @@ use crate::row_judgement::RowJudgement;
 use crate::service::LoadOverrides;
 use crate::serving::{ServedModel, Serving, unknown_model};
 use crate::shares::DeviceShares;
+use crate::trouble::Sample;
 use crate::watchdog::Watchdog;
 use load_thread::{LoadFailure, LoadedModel, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
@@ -523,6 +524,15 @@ impl Registry {
             let devices = u32::try_from(self.driver.hosts().len()).unwrap_or(u32::MAX);
             watch.look(self.driver.clock().now(), AutoscaleSample { good, bad, busy, devices }, &self.metrics);
         }
+    }
+
+    /// The outcomes of requests and the speed of each model version in service.
+    pub(crate) fn samples(&self) -> Vec<Sample> {
+        let of_model = |served: &Arc<ServedModel>| {
+            let slo = self.options.slo(&served.definition.name, served.definition.slo);
+            served.versions.values().map(|version| version.sample(slo)).collect::<Vec<_>>()
+        };
+        self.serving.all().iter().flat_map(of_model).collect()
     }
 
     /// Writes out what there is of the decision log, and ends it; at the end.

@@ -24,6 +24,7 @@ use crate::registry::{Registry, shown};
 use crate::remeasuring::Remeasuring;
 use crate::roles::BackendProcess;
 use crate::service::{LoadOverrides, Service};
+use crate::trouble::{self, TroubleWatch};
 
 /// How long loads have to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
@@ -56,7 +57,7 @@ pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
     options: ServerOptions,
     run: impl FnOnce(ServerOptions) -> R,
 ) -> anyhow::Result<()> {
-    logging::start(&options.log)?;
+    let _flushed = logging::start(&options.log)?;
     for notice in &options.notices {
         tracing::warn!("{notice}");
     }
@@ -99,6 +100,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     let (stage, stages) = watch::channel(Stage::Serving);
     let frontends = ports.answer(&options, Arc::new(registry.clone()), answering, &stages)?;
     tokio::spawn(watch_load(registry.clone()));
+    tokio::spawn(watch_trouble(registry.clone()));
     tokio::spawn(measure_again(registry.clone()));
     tokio::spawn(change_policies(registry.clone()));
     tokio::spawn(divide_devices(registry.clone()));
@@ -116,6 +118,7 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
         tracing::error!("{error:#}");
     }
     scratch::close();
+    logging::flush();
     downbeat_engine::process::end(u8::from(outcome.is_err()))
 }
 
@@ -303,6 +306,24 @@ async fn watch_load(registry: Registry) {
         registry.watch_load();
         registry.driver.flush_log();
         tick(&mut awake, crate::autoscale::EVERY).await;
+    }
+}
+
+/// Says which models are in trouble, once a minute and before the server rests, until the process ends.
+async fn watch_trouble(registry: Registry) {
+    let mut awake = registry.watchdog().activity().awake();
+    let mut watch = TroubleWatch::default();
+    loop {
+        // An error: the server ends.
+        let is_resting = tokio::time::timeout(trouble::EVERY, awake.wait_for(|awake| !*awake)).await.is_ok();
+        watch.look(registry.driver.clock().now(), &registry.samples(), is_resting);
+        if is_resting {
+            if awake.wait_for(|awake| *awake).await.is_err() {
+                return;
+            }
+            // The time of rest counts for nothing.
+            watch.look(registry.driver.clock().now(), &registry.samples(), false);
+        }
     }
 }
 

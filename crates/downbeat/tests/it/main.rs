@@ -14,6 +14,7 @@ mod log_command;
 #[allow(dead_code, reason = "the builders of the engine's tests, of which some are used here")]
 #[path = "../../../engine/tests/it/model.rs"]
 mod model;
+mod logs;
 mod plan;
 mod plan_slots;
 mod ports;

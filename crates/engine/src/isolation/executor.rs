@@ -1,12 +1,12 @@
 //! An executor process as the server sees it: started, watched, and started again.
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
@@ -28,6 +28,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const LIVED: Duration = Duration::from_secs(60);
 /// How long a lane waits to hear why its process has ended: what holds memory takes time to end.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Most bytes of an executor process's stderr that make one line of the log.
+const MOST_OF_A_LINE: u64 = 8 << 10;
 
 /// What is run as an executor process: it calls [`super::serve`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,25 +87,44 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Passes on to the log what an executor process writes to its standard error, until that process has ended. A line
+/// beyond [`MOST_OF_A_LINE`] is passed on in parts.
+fn log_lines(stderr: ChildStderr, model: &Path, pid: u32) {
+    let mut reader = BufReader::new(stderr);
+    let mut line = Vec::new();
+    while matches!(reader.by_ref().take(MOST_OF_A_LINE).read_until(b'\n', &mut line), Ok(1..)) {
+        tracing::warn!(model = %model.display(), pid, "an executor process says: {}", String::from_utf8_lossy(&line).trim_end());
+        line.clear();
+    }
+}
+
 impl Process {
-    fn spawn(program: &ExecutorProgram, is_trial: bool) -> io::Result<(Child, Process)> {
+    fn spawn(program: &ExecutorProgram, call: &LoadCall) -> io::Result<(Child, Process)> {
         let (ours, theirs) = UnixStream::pair()?;
         let mut command = Command::new(&program.program);
         command.arg0("downbeat").args(&program.arguments);
-        if is_trial {
+        if call.limits.is_some() {
             let (variable, value) = crate::process::stack_of_trials();
             command.env(variable, value);
         }
-        let mut child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).spawn()?;
+        // Where a log is written, the process must not wait for the log's reader.
+        let stderr = if tracing::dispatcher::has_been_set() { Stdio::piped() } else { Stdio::inherit() };
+        let mut child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(stderr).spawn()?;
         let pid = child.id();
         let made = || {
-            let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-            let handle = match pidfd_open(pid, PidfdFlags::empty()) {
+            let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
+            let handle = match pidfd_open(number, PidfdFlags::empty()) {
                 Err(Errno::NOSYS) => None,
                 handle => Some(handle?),
             };
+            if let Some(stderr) = child.stderr.take() {
+                let model = call.path.clone();
+                std::thread::Builder::new()
+                    .name("executor-log".to_owned())
+                    .spawn(move || log_lines(stderr, &model, pid))?;
+            }
             let stops = Mutex::new(ours.try_clone()?);
-            Ok(Process { pid: child.id(), handle, control: Mutex::new(Wire::new(ours)), stops })
+            Ok(Process { pid, handle, control: Mutex::new(Wire::new(ours)), stops })
         };
         match made() {
             Ok(process) => Ok((child, process)),
@@ -268,7 +289,7 @@ impl Executor {
                 format!("its executor process {} does not start: {error}", self.program.program.display()),
             )
         };
-        let (mut child, process) = Process::spawn(&self.program, self.call.limits.is_some()).map_err(failed)?;
+        let (mut child, process) = Process::spawn(&self.program, &self.call).map_err(failed)?;
         let process = Arc::new(process);
         if self.set_process(&process) {
             process.kill();

@@ -24,8 +24,6 @@ const UNUSED_BEFORE_MAKING_ROOM: Duration = Duration::from_millis(100);
 /// How long the connection that makes room for another may take to end, and then, once it is broken off, its task.
 const ROOM_LIMITS: [(Request, Duration); 2] =
     [(Request::Finish, Duration::from_millis(100)), (Request::Stop, Duration::from_secs(1))];
-/// Between two log lines that say that connections are refused.
-const REFUSALS_LOGGED_EVERY: Duration = Duration::from_secs(10);
 
 /// The open connections of the ports that share a cap.
 #[derive(Clone)]
@@ -40,20 +38,12 @@ struct Table {
     next: AtomicU64,
     /// Clients that are being told that there is no room.
     refusing: AtomicUsize,
-    refusals: Mutex<Refusals>,
 }
 
 struct Open {
     protocol: Protocol,
     watched: Arc<Watched>,
     look: Look,
-}
-
-#[derive(Default)]
-struct Refusals {
-    logged: Option<Instant>,
-    /// Since then.
-    count: u64,
 }
 
 impl Connections {
@@ -75,7 +65,6 @@ impl Connections {
             ended: Notify::new(),
             next: AtomicU64::new(0),
             refusing: AtomicUsize::new(0),
-            refusals: Mutex::default(),
         }))
     }
 
@@ -166,20 +155,11 @@ impl Connections {
 
     /// Notes that a client is refused. Gives what it holds while it is told, if not too many are at the moment.
     pub(super) fn refuse(&self, protocol: Protocol, most: usize) -> Option<Refusing> {
-        {
-            let mut refusals = self.0.refusals.lock();
-            refusals.count += 1;
-            let now = Instant::now();
-            if refusals.logged.is_none_or(|at| now.duration_since(at) >= REFUSALS_LOGGED_EVERY) {
-                tracing::warn!(
-                    refused = refusals.count,
-                    max_connections = self.options().max,
-                    protocol = protocol.name(),
-                    "connections are refused: there are as many as may be, and none is idle"
-                );
-                *refusals = Refusals { logged: Some(now), count: 0 };
-            }
-        }
+        tracing::warn!(
+            max_connections = self.options().max,
+            protocol = protocol.name(),
+            "connections are refused: there are as many as may be, and none is idle"
+        );
         let refusing = Refusing(self.clone());
         (self.0.refusing.fetch_add(1, Relaxed) < most).then_some(refusing)
     }

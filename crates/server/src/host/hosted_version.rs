@@ -99,6 +99,11 @@ impl HostedVersion {
         self.devices.iter().map(|(host, model)| host.waiting(model)).sum()
     }
 
+    /// Wakes the server, if it rests.
+    pub fn stir(&self) {
+        self.devices[0].0.watchdog.activity().stir();
+    }
+
     pub fn update_metrics(&self) {
         self.devices.iter().for_each(|(host, model)| host.update_metrics(model));
     }

@@ -12,14 +12,13 @@
 //! | `planner.rs`, `model_loader.rs` | plans that a scheduler asks for; models that a backend is told to have |
 //! | `store.rs`, `membership.rs`, `etcd.rs` | epochs that are allotted, plans that are kept, and schedulers that are found, by etcd |
 //! | `cluster_load.rs` | what a cluster's load is, for advice on how many devices it should have |
-//! | `status.rs`, `complaints.rs` | what people are told |
+//! | `status.rs` | what people are told |
 
 mod arena;
 mod backend_offer;
 mod backend_role;
 mod busy_poll;
 mod cluster_load;
-mod complaints;
 mod definition;
 mod etcd;
 mod frontend_role;

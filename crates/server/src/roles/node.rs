@@ -26,7 +26,6 @@ pub use dialling::{Schedulers, fixed};
 
 use super::arena::{Arena, PeerArena};
 use super::busy_poll::BusyPoll;
-use super::complaints::Complaints;
 use super::machine::{Machine, Step};
 use super::peer_memory::{self, PeerMemory, Transport};
 use super::status::StatusBoard;
@@ -131,7 +130,6 @@ struct Inner<M> {
     wires: BTreeMap<NodeId, Wire>,
     next_wire: u64,
     strangers: usize,
-    complaints: Complaints,
 }
 
 /// A connection that is new.
@@ -157,13 +155,17 @@ struct Wire {
     closed: Rc<Notify>,
 }
 
+/// Tells the log what is wrong with a peer. The log's own limits see to a peer that does the same a thousand times.
+fn complain(peer: &str, what: &str) {
+    tracing::warn!(peer, "{what}");
+}
+
 impl<M: Machine> Node<M> {
     fn new(setup: Setup, machine: M) -> std::io::Result<Rc<Self>> {
         let Setup { identity, listener, dial, clock, most_bytes, arena, board, busy_poll } = setup;
         let listener = listener.map(TcpListener::from_std).transpose()?;
         let port = listener.as_ref().map_or(Ok(0), |listener| listener.local_addr().map(|address| address.port()))?;
-        let complaints = Complaints::default();
-        let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0, strangers: 0, complaints };
+        let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0, strangers: 0 };
         let (listener, inner) = (RefCell::new(listener), RefCell::new(inner));
         Ok(Rc::new(Node {
             identity,
@@ -258,7 +260,7 @@ impl<M: Machine> Node<M> {
             Ok(_) if waits > self.most_bytes => format!("it reads too slowly: {waits} bytes wait for it"),
             Ok(sent) => return self.board.sent(wire.reads_mine, sent),
         };
-        inner.complaints.say(&format!("{peer:?}"), &reason);
+        complain(&format!("{peer:?}"), &reason);
         self.end(inner, peer);
     }
 
@@ -284,7 +286,7 @@ impl<M: Machine> Node<M> {
             match listener.accept().await {
                 Ok((stream, _)) => drop(spawn_local(self.clone().welcome(stream))),
                 Err(error) => {
-                    self.inner.borrow_mut().complaints.say("connections", &error.to_string());
+                    complain("connections", &error.to_string());
                     tokio::time::sleep(AGAIN_AFTER).await;
                 }
             }
@@ -295,7 +297,7 @@ impl<M: Machine> Node<M> {
     async fn welcome(self: Rc<Self>, stream: TcpStream) {
         let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |address| address.ip().to_string());
         if self.inner.borrow().strangers >= MOST_STRANGERS {
-            self.inner.borrow_mut().complaints.say(&from, "too many connections have not said who they are");
+            complain(&from, "too many connections have not said who they are");
             return;
         }
         self.inner.borrow_mut().strangers += 1;
@@ -307,7 +309,7 @@ impl<M: Machine> Node<M> {
             Ok((peer, _)) => Some(format!("a {:?} has nothing to say to a {:?}", peer.role, self.identity.role)),
         };
         if let Some(reason) = refused {
-            self.inner.borrow_mut().complaints.say(&from, &reason);
+            complain(&from, &reason);
         }
     }
 
@@ -363,7 +365,7 @@ impl<M: Machine> Node<M> {
 
     /// The peer is not read by this way.
     fn refuse_memory<T>(&self, peer: &Hello, error: &dyn std::fmt::Display) -> Option<T> {
-        self.inner.borrow_mut().complaints.say(&peer.name, &format!("its memory is not read: {error}"));
+        complain(&peer.name, &format!("its memory is not read: {error}"));
         None
     }
 

@@ -39,6 +39,7 @@ use crate::ports::{Answering, Ports, Signals, leave};
 use crate::preprocess::Preprocessing;
 use crate::registry::Registry;
 use crate::serve::start;
+use crate::trouble::{self, TroubleWatch};
 
 /// How often a backend looks whether what it has is something else.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
@@ -147,6 +148,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         board,
         busy_poll: cluster.busy_poll,
     };
+    tokio::spawn(watch_trouble(shared.0.clone(), clock));
     let (events, _) = node::start(setup, move || FrontendRole::new(node, machine, clock.now(), of_machine))?;
     let serving = Arc::new(RemoteServing::new(options.clone(), clock, budget.clone(), shared, (events, arena)));
     let scraped = serving.clone();
@@ -166,6 +168,17 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         false => tracing::warn!("stopped with requests unfinished"),
     }
     Ok(())
+}
+
+/// Says once a minute for which models of a frontend too few requests are answered, until the process ends.
+async fn watch_trouble(models: Arc<RemoteModels>, clock: Clock) {
+    let mut watch = TroubleWatch::default();
+    loop {
+        tokio::time::sleep(trouble::EVERY).await;
+        let all = models.all();
+        let samples: Vec<_> = all.values().flat_map(|m| m.versions.values().map(|version| version.sample())).collect();
+        watch.look(clock.now(), &samples, false);
+    }
 }
 
 async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {

@@ -16,6 +16,7 @@ use crate::metrics::{Metrics, ModelMetrics};
 use crate::preprocess::{Preprocess, Preprocessing, asks_for_steps};
 use crate::serving::{unknown_model, version_of};
 use crate::statistics::{Phases, Statistics};
+use crate::trouble::Sample;
 use crate::unanswered::Unanswered;
 
 /// A version of a model that runs elsewhere.
@@ -101,6 +102,12 @@ impl RemoteVersion {
         self.metrics.record_batch(rows, Phases::default(), request);
         let taken = std::iter::once((Duration::ZERO, took));
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, Phases::default(), taken);
+    }
+
+    /// The outcomes of the version's requests.
+    pub fn sample(&self) -> Sample {
+        let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
+        Sample { model: name, version, counts, means: None }
     }
 
     /// Counts a request that got no result, `after` its arrival.

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_local};
 
-use super::{Halves, Machine, Node, WireError};
+use super::{Halves, Machine, Node, WireError, complain};
 
 /// How long a connection may take to come about.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
@@ -53,19 +53,16 @@ impl<M: Machine> Node<M> {
                 Ok((peer, halves)) if matches!(peer.role, Role::Scheduler { .. }) => {
                     wait = AGAIN_AFTER[0];
                     if let Some(reason) = self.serve(&peer, halves).await {
-                        self.inner.borrow_mut().complaints.say(&address, &reason);
+                        complain(&address, &reason);
                     }
                 }
                 Ok((peer, _)) => {
-                    self.inner
-                        .borrow_mut()
-                        .complaints
-                        .say(&address, &format!("there is a {:?}, and no scheduler", peer.role));
+                    complain(&address, &format!("there is a {:?}, and no scheduler", peer.role));
                 }
                 Err(error) => {
                     tracing::debug!(%address, %error, "not connected");
                     if !matches!(error, WireError::Ended(_)) {
-                        self.inner.borrow_mut().complaints.say(&address, &error.to_string());
+                        complain(&address, &error.to_string());
                     }
                 }
             }
@@ -83,7 +80,7 @@ impl<M: Machine> Node<M> {
             match self.dial(&address).await {
                 Ok((peer, halves)) if peer.node == node => {
                     if let Some(reason) = self.serve(&peer, halves).await {
-                        self.inner.borrow_mut().complaints.say(&address, &reason);
+                        complain(&address, &reason);
                     }
                     return;
                 }
@@ -93,10 +90,7 @@ impl<M: Machine> Node<M> {
             }
             tokio::time::sleep(AGAIN_AFTER[0] * (tried + 1)).await;
         }
-        self.inner
-            .borrow_mut()
-            .complaints
-            .say(&address, "nobody answers there: is it the address at which others reach it (--advertise)?");
+        complain(&address, "nobody answers there: is it the address at which others reach it (--advertise)?");
     }
 
     async fn dial(&self, address: &str) -> Result<(Hello, Halves), WireError> {

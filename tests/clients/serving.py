@@ -132,6 +132,13 @@ class Server:
         """The sum of the samples of `name` whose labels include `labels`."""
         return sum(value for found, value in self.metrics().get(name, []) if labels.items() <= found.items())
 
+    def wait_for_metric(self, name, least):
+        """Waits until a metric has come to `least`."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while self.metric(name) < least:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, and not {least}"
+            time.sleep(0.05)
+
     def memory_bytes(self, field="VmRSS"):
         """What the process has in memory; with `VmHWM` the most it ever had."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()

@@ -80,6 +80,8 @@ metric_table! {
         models_memory: Gauge[], "downbeat_models_memory_bytes",
             "What all models hold of the CPU's memory together; runs count as far as they may run at once";
         models_memory_limit: Gauge[], "downbeat_models_memory_bytes_limit", "What all models may hold of the CPU's memory (--model-memory-bytes)";
+        work_abandoned: IntCounter[], "downbeat_work_abandoned_total",
+            "Large bodies, pictures and texts whose work ended early because their client had left";
         in_flight_bytes: Gauge[], "downbeat_in_flight_bytes", "Bytes that requests in flight hold, from their first byte to their answer's last";
         in_flight_bytes_limit: Gauge[], "downbeat_in_flight_bytes_limit", "Bytes that requests in flight may hold (--max-in-flight-bytes)";
         in_flight_bytes_refused: IntCounter[], "downbeat_in_flight_bytes_refused_total",
@@ -281,6 +283,11 @@ impl Metrics {
         self.table.in_flight_bytes_limit.set(budget.limit() as f64);
         let refused = &self.table.in_flight_bytes_refused;
         refused.inc_by(budget.refused().saturating_sub(refused.get()));
+    }
+
+    /// Sets how often work ended early because its client had left.
+    pub fn set_abandoned(&self, abandoned: u64) {
+        self.table.work_abandoned.inc_by(abandoned.saturating_sub(self.table.work_abandoned.get()));
     }
 
     /// Everything in Prometheus' text format.

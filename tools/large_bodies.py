@@ -29,12 +29,13 @@ def post(path, numbers):
 
 
 def answer(stream):
-    status, length = int(stream.readline().split()[1]), 0
+    words, length = stream.readline().split(), 0
+    if len(words) < 2:
+        raise ConnectionError("the server closed the connection")
     while line := stream.readline().strip():
         name, _, value = line.partition(b":")
         length = int(value) if name.lower() == b"content-length" else length
     stream.read(length)
-    return status
 
 
 def ask(port, request, until, pause=0.0):
@@ -70,6 +71,8 @@ def flood(port, until, counts):
 
 
 def p99(took):
+    if len(took) < 2:
+        return f"{len(took)} answers"
     return f"p50 {statistics.median(took) * 1e3:.2f} ms, p99 {statistics.quantiles(took, n=100)[98] * 1e3:.2f} ms, max {max(took) * 1e3:.1f} ms of {len(took)}"
 
 
@@ -126,7 +129,7 @@ def run(binary, seconds):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("binaries", nargs="+")
+    parser.add_argument("binaries", nargs="+", type=lambda path: pathlib.Path(path).resolve())
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()
     for each in options.binaries:

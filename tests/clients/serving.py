@@ -132,6 +132,22 @@ class Server:
         """The sum of the samples of `name` whose labels include `labels`."""
         return sum(value for found, value in self.metrics().get(name, []) if labels.items() <= found.items())
 
+    def leave_during_work(self, request):
+        """Sends a request and leaves before its answer, until the server says that it ended the work on it early. A client that leaves too early has no
+        work begun, so that each try waits longer."""
+        name, pause, deadline = "downbeat_work_abandoned_total", 0.01, time.monotonic() + START_TIMEOUT_S
+        before = self.metric(name)
+        while self.metric(name) == before:
+            assert time.monotonic() < deadline, "the work went on for a client that had left"
+            with socket.create_connection(("127.0.0.1", self.http_port), timeout=60) as client:
+                client.sendall(request)
+                time.sleep(pause)
+            pause *= 1.3
+            # Nothing of the request is held any more.
+            while self.metric("downbeat_in_flight_bytes") > 0:
+                assert time.monotonic() < deadline, "the request is held for a client that has left"
+                time.sleep(0.02)
+
     def memory_bytes(self, field="VmRSS"):
         """What the process has in memory; with `VmHWM` the most it ever had."""
         status = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()

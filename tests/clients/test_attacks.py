@@ -6,6 +6,7 @@ shared memory), `test_endless.py` (runs without end), `test_files.py` (uploaded 
 import concurrent.futures
 import contextlib
 import functools
+import gzip
 import json
 import pathlib
 import resource
@@ -119,6 +120,21 @@ def test_large_json_does_not_hold_up_others(attacked):
             rounds += 1
         for reply in large:
             assert reply.result().status_code in (400, 413, 429, 503)
+
+
+def test_gzip_members_are_not_read_to_the_end_for_a_client_that_has_left(attacked):
+    server = attacked()
+    body = gzip.compress(b"") * 1_000_000
+    server.leave_during_work(wire.post("/v2/models/small/infer", body, "Content-Encoding: gzip"))
+    small(server)
+
+
+def test_a_large_body_is_not_read_to_the_end_for_a_client_that_has_left(attacked):
+    server = attacked("--max-body-bytes", "64M")
+    text = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 10 << 20], "data": []}]})
+    body = text.replace("[]", "[" + "1.25," * ((10 << 20) - 1) + "1]").encode()
+    server.leave_during_work(wire.post("/v2/models/small/infer", body))
+    small(server)
 
 
 # -- files

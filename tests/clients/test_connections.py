@@ -13,7 +13,7 @@ import requests
 import tritonclient.grpc as grpcclient
 
 import models
-from serving import Server
+from serving import Server, free_ports
 from wire import connect
 
 BODY = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4], "data": [1.0, 2.0, 3.0, 4.0]}]}).encode()
@@ -86,6 +86,23 @@ def test_heads_that_are_wrong_or_too_large_are_answered(one):
         with connect(server.http_port) as s:
             s.sendall(head)
             assert answer(s)[0] == status, head[:20]
+
+
+# -- probes
+
+
+def test_the_health_port_answers_probes_alone_and_sees_the_drain(start, repository):
+    models.add(repository, "one", 1)
+    (port,) = free_ports(1)
+    server = start(repository, "--health-port", str(port), "--shutdown-grace", "5", engine="rten")
+    probe = f"http://127.0.0.1:{port}"
+    for path, status in [("/v2/health/live", 200), ("/v2/health/ready", 200), ("/v2/health/ready/", 200), ("/metrics", 404), ("/v2/models/one", 404)]:
+        assert requests.get(probe + path, timeout=HANG_S).status_code == status, path
+    server.terminate()
+    while requests.get(f"{probe}/v2/health/ready", timeout=HANG_S).status_code == 200:
+        pass
+    assert requests.get(f"{probe}/v2/health/live", timeout=HANG_S).status_code == 200
+    assert server.wait_end() == 0
 
 
 # -- many

@@ -154,6 +154,7 @@ def test_commands_ports_and_ends_are_those_of_the_program(folder, helps):
         own = {name: int(default(text, flag)) for name, flag in OWN_PORTS.items() if f"{flag}=off" not in its["args"]}
         peers = {"scheduler": "schedulers", "frontend": "backends"}
         own |= {peers[role]: cluster_port(text, role)} if role in peers else {}
+        own["health"], = [int(argument.partition("=")[2]) for argument in its["args"] if argument.startswith("--health-port=")]
         assert {port["name"]: port["containerPort"] for port in its["ports"]} == own, role
         if role != "scheduler":
             assert pod["terminationGracePeriodSeconds"] > int(default(text, "--drain-timeout")), role
@@ -256,11 +257,11 @@ def test_the_base_serves_with_its_own_arguments(binary, tmp_path):
     with contextlib.ExitStack() as stack:
         for workload in workloads(rendered("base")):
             its = container(workload)
-            role, (http, metrics, listen) = its["args"][0], free_ports(3)
-            ports[role] = http, metrics
-            kept = [argument for argument in its["args"][1:] if argument.startswith("--") and not argument.startswith(("--schedulers=", "--grpc-port="))]
+            role, (http, metrics, health, listen) = its["args"][0], free_ports(4)
+            ports[role] = http, health
+            kept = [argument for argument in its["args"][1:] if argument.startswith("--") and not argument.startswith(("--schedulers=", "--grpc-port=", "--health-port="))]
             command = [binary, role, *kept, f"--schedulers=127.0.0.1:{schedulers}", "--host=127.0.0.1", f"--http-port={http}", "--grpc-port=off",
-                       f"--metrics-port={metrics}", f"--listen=127.0.0.1:{schedulers if role == 'scheduler' else listen}"]
+                       f"--metrics-port={metrics}", f"--health-port={health}", f"--listen=127.0.0.1:{schedulers if role == 'scheduler' else listen}"]
             command += [str(EXAMPLES / "models")] if "/models" in its["args"] else []
             env = environment(tmp_path, "rten") | {variable["name"]: "0" for variable in its.get("env", [])}
             logs[role] = tmp_path / f"{role}.log"
@@ -283,7 +284,7 @@ def test_the_base_serves_with_its_own_arguments(binary, tmp_path):
 
         for role, process, its in running:
             for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
-                assert its[kind]["httpGet"]["port"] == "metrics"
+                assert its[kind]["httpGet"]["port"] == "health"
                 wait(role, process, ports[role][1], its[kind]["httpGet"]["path"])
         # A frontend is ready with the first model that it hears of.
         frontend, = [process for role, process, _ in running if role == "frontend"]

@@ -5,9 +5,11 @@ import socket
 import time
 
 import pytest
+import requests
 
 import models
 import wire
+from serving import free_ports
 
 CONNECTIONS = 2_000
 KIB = 1 << 10
@@ -31,7 +33,13 @@ def infer(client):
 
 
 def test_no_thread_of_an_idle_server_runs(one):
-    server = one()
+    (health,) = free_ports(1)
+    server = one("--health-port", str(health))
+    assert requests.get(f"http://127.0.0.1:{health}/v2/health/live", timeout=WITHIN_S).status_code == 200
+    # It begins threads for large bodies, which sleep then.
+    long = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 100_000], "data": [1.25] * 100_000}]}
+    assert requests.post(f"{server.url}/v2/models/one/infer", json=long, timeout=WITHIN_S).status_code == 400
+    assert {"health", "large"} <= {name for name, _ in server.threads().values()}
     rested = server.rest()
     # Ten times the longest interval at which anything looked before.
     time.sleep(10)

@@ -12,6 +12,7 @@ import tritonclient.http as httpclient
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
+import wire
 from serving import EXAMPLES, Server, cluster
 
 FOLDER = EXAMPLES / "preprocess"
@@ -139,9 +140,12 @@ def test_both_forms_are_found_in_metadata_and_configuration(server):
 def test_what_is_wrong_is_said_and_costs_nobody_else(server, triton):
     bomb = bytearray(encoded(Image.new("RGB", (1, 1)), "PNG"))
     bomb[16:24] = (100_000).to_bytes(4, "big") * 2
+    short = bytearray(bomb)
+    short[16:24] = (8000).to_bytes(4, "big") * 2
     before = server.memory_mib()
     for model, name, items, shape, said in [
         ("photo", "image", [bytes(bomb)], None, "100000 x 100000"),
+        ("photo", "image", [bytes(short)], None, "8000 x 8000 pixels are at least"),
         ("photo", "image", [PHOTO, PHOTO[:2000]], None, "item 1 of input 'image'"),
         ("photo", "image", [b""], None, "it is empty"),
         ("photo", "image", [b"no picture"], None, "neither a JPEG nor a PNG"),
@@ -167,6 +171,12 @@ def test_what_is_wrong_is_said_and_costs_nobody_else(server, triton):
     with pytest.raises(InferenceServerException, match="send one of the two"):
         client.infer("photo", both)
     assert seen(triton, [PHOTO]).shape == (1, 32, 32, 3)
+
+
+def test_a_picture_is_not_decoded_to_the_end_for_a_client_that_has_left(server):
+    bomb = encoded(Image.new("L", (8000, 8000)), "PNG")
+    assert len(bomb) < 100_000
+    server.leave_during_work(wire.post("/v2/models/photo/infer", bomb, "Content-Type: image/png"))
 
 
 def test_the_command_line_sends_a_picture_or_a_text(server, binary):

@@ -130,7 +130,12 @@ fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
             "no model repository is given: downbeat serve REPOSITORY (such as examples/models), or `repository` in {FILE_NAME}"
         );
     }
-    let ports = [("HTTP", options.http_port), ("gRPC", options.grpc_port), ("metrics", options.metrics_port)];
+    let ports = [
+        ("HTTP", options.http_port),
+        ("gRPC", options.grpc_port),
+        ("metrics", options.metrics_port),
+        ("probes", options.health_port),
+    ];
     for (i, (name, port)) in ports.iter().enumerate() {
         if let Some((other, _)) = ports.iter().take(i).find(|(_, p)| p == port && p.is_some_and(|p| p != 0)) {
             bail!("{other} and {name} both have port {}; give one of them another", port.unwrap_or_default());

@@ -2,6 +2,7 @@
 
 use std::io::Cursor;
 
+use downbeat_protocol::pace;
 use zune_core::bytestream::ZCursor;
 use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
@@ -45,10 +46,18 @@ fn png(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
     let mut reader = decoder.read_info().map_err(wrong)?;
     check_size(header, reader.info().width, reader.info().height)?;
     let size = reader.output_buffer_size().ok_or("it is a PNG larger than memory")?;
-    let mut samples = zeros(size)?;
-    let frame = reader.next_frame(&mut samples).map_err(wrong)?;
-    samples.truncate(frame.buffer_size());
-    let found = frame.color_type.samples();
+    let mut samples = zeros(if reader.info().interlaced { size } else { 0 })?;
+    if reader.info().interlaced {
+        let frame = reader.next_frame(&mut samples).map_err(wrong)?;
+        samples.truncate(frame.buffer_size());
+    } else {
+        reserve(&mut samples, size)?;
+        while let Some(row) = reader.next_row().map_err(wrong)? {
+            pace::step(row.data().len() as u64);
+            samples.extend_from_slice(row.data());
+        }
+    }
+    let found = reader.output_color_type().0.samples();
     // Gray with alpha, or colours with alpha.
     let channels = if found < 3 { 1 } else { 3 };
     if found != channels {
@@ -96,9 +105,13 @@ fn check_size(header: PictureHeader, width: u32, height: u32) -> Result<(), Stri
 
 pub(crate) fn zeros(bytes: usize) -> Result<Vec<u8>, String> {
     let mut zeros = Vec::new();
-    zeros.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes of samples"))?;
+    reserve(&mut zeros, bytes)?;
     zeros.resize(bytes, 0);
     Ok(zeros)
+}
+
+fn reserve(samples: &mut Vec<u8>, bytes: usize) -> Result<(), String> {
+    samples.try_reserve_exact(bytes).map_err(|_| format!("there is no memory for its {bytes} bytes of samples"))
 }
 
 impl Picture {

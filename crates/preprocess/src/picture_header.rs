@@ -3,6 +3,9 @@
 /// Segments of a JPEG before its frame header; cameras write some tens.
 const MOST_SEGMENTS: usize = 4096;
 
+/// Bytes that deflate can make of one.
+const MOST_DEFLATED: u64 = 1032;
+
 /// What the first bytes of a picture say of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PictureHeader {
@@ -43,6 +46,35 @@ impl PictureHeader {
             return Err(format!("it is {} x {} pixels large", found.width, found.height));
         }
         Ok(found)
+    }
+
+    /// Checks that a file of these bytes can hold the pixels of a PNG at all. Deflate makes 1032 bytes of one at most.
+    ///
+    /// # Errors
+    /// In words, if it cannot.
+    pub fn check_length(&self, bytes: &[u8]) -> Result<(), String> {
+        if self.format != PictureFormat::Png {
+            return Ok(());
+        }
+        let (Some(depth), Some(color)) = (bytes.get(24), bytes.get(25)) else {
+            return Err("it is a damaged PNG: it ends in its header".to_owned());
+        };
+        let samples = match color {
+            2 => 3,
+            4 => 2,
+            6 => 4,
+            _ => 1,
+        };
+        let least = self.pixels().saturating_mul(samples * u64::from(*depth)) / 8 / MOST_DEFLATED;
+        match least <= bytes.len() as u64 {
+            true => Ok(()),
+            false => Err(format!(
+                "it is a damaged PNG: {} x {} pixels are at least {least} bytes, and it has {}",
+                self.width,
+                self.height,
+                bytes.len()
+            )),
+        }
     }
 
     /// Its pixels.

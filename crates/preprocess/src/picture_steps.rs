@@ -2,6 +2,7 @@
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::infer::push_number;
+use downbeat_protocol::pace;
 use fast_image_resize::images::{Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 
@@ -111,6 +112,7 @@ impl PictureSteps {
         };
         let mut size = [u64::from(header.height), u64::from(header.width)];
         let decoded = check(size, "it is")?;
+        header.check_length(bytes)?;
         let mut peak = decoded.saturating_mul(header.bytes_per_pixel());
         let mut all = decoded;
         for reshape in &self.resizes {
@@ -132,8 +134,10 @@ impl PictureSteps {
         let header = PictureHeader::read(bytes)?;
         let mut picture = decode(bytes, header, self.tables.len())?;
         for reshape in &self.resizes {
+            pace::step(picture.samples.len() as u64);
             picture = reshape.apply(picture)?;
         }
+        pace::step(picture.samples.len() as u64);
         match self.element {
             1 => self.write::<1>(&picture, data),
             2 => self.write::<2>(&picture, data),

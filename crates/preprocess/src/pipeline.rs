@@ -2,12 +2,15 @@
 
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
-use downbeat_protocol::InferTensor;
+use downbeat_protocol::{InferTensor, pace};
 
 use crate::picture_steps::PictureSteps;
 use crate::recipe::Recipe;
 use crate::step::Step;
 use crate::text_steps::TextSteps;
+
+/// What an item counts for at the least, in bytes: others may go first before each.
+const STEP: u64 = 128 << 10;
 
 /// All steps of a model: from an input that users can fill to those that the model has.
 ///
@@ -94,9 +97,6 @@ pub enum PreprocessError {
         /// What is wrong.
         reason: String,
     },
-    /// Nobody wants to know any more.
-    #[error("nobody waits for it any more")]
-    Abandoned,
 }
 
 impl Pipeline {
@@ -239,28 +239,21 @@ impl Pipeline {
         Ok(work)
     }
 
-    /// Makes the model's inputs of items that were looked at. Asks before each whether it `is_wanted` still.
+    /// Makes the model's inputs of items that were looked at, in steps ([`pace::step`]).
     ///
     /// # Errors
     /// If one of them cannot be read, or they do not go together.
-    pub fn run(&self, items: &[Bytes], is_wanted: impl Fn() -> bool) -> Result<Vec<InferTensor>, PreprocessError> {
+    pub fn run(&self, items: &[Bytes]) -> Result<Vec<InferTensor>, PreprocessError> {
         match &self.steps {
-            Steps::Picture(steps) => self.run_pictures(steps, items, is_wanted),
-            Steps::Text(steps) => self.run_texts(steps, items, is_wanted),
+            Steps::Picture(steps) => self.run_pictures(steps, items),
+            Steps::Text(steps) => self.run_texts(steps, items),
         }
     }
 
-    fn run_pictures(
-        &self,
-        steps: &PictureSteps,
-        items: &[Bytes],
-        is_wanted: impl Fn() -> bool,
-    ) -> Result<Vec<InferTensor>, PreprocessError> {
+    fn run_pictures(&self, steps: &PictureSteps, items: &[Bytes]) -> Result<Vec<InferTensor>, PreprocessError> {
         let (mut data, mut shape): (Vec<u8>, Option<Vec<i64>>) = (Vec::new(), None);
         for (index, item) in items.iter().enumerate() {
-            if !is_wanted() {
-                return Err(PreprocessError::Abandoned);
-            }
+            pace::step(STEP);
             let its = steps.run(item, &mut data).map_err(|reason| self.wrong(index, reason))?;
             let first = shape.get_or_insert_with(|| {
                 data.reserve(data.len().saturating_mul(items.len() - 1));
@@ -277,17 +270,10 @@ impl Pipeline {
         Ok(self.tensors(data, items.len(), &shape.unwrap_or_default()))
     }
 
-    fn run_texts(
-        &self,
-        steps: &TextSteps,
-        items: &[Bytes],
-        is_wanted: impl Fn() -> bool,
-    ) -> Result<Vec<InferTensor>, PreprocessError> {
+    fn run_texts(&self, steps: &TextSteps, items: &[Bytes]) -> Result<Vec<InferTensor>, PreprocessError> {
         let mut texts = Vec::with_capacity(items.len());
         for (index, item) in items.iter().enumerate() {
-            if !is_wanted() {
-                return Err(PreprocessError::Abandoned);
-            }
+            pace::step(STEP);
             texts.push(steps.run(item).map_err(|reason| self.wrong(index, reason))?);
         }
         let alike = |reason| PreprocessError::Items { input: self.input.clone(), reason };

@@ -6,6 +6,7 @@
 pub mod grpc;
 pub mod http;
 pub mod infer;
+pub mod pace;
 
 pub use infer::{CodecError, InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use downbeat_core::tensor::DataType;
 use downbeat_protocol::infer::{check_data, element_count};
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
 
@@ -71,18 +72,22 @@ pub async fn infer<S: Service>(
         _ => copy_inputs(service, memory, client, request, shared, held).await?,
     };
     if extended.is_empty() {
+        // Texts and pictures may be large work for the service.
+        if request.inputs.iter().any(|input| input.datatype == DataType::Bytes) {
+            return Box::pin(offload::with_sender(client, service.infer(request))).await;
+        }
         return service.infer(request).await;
     }
     // Looked up before: by the time the answer is here, another version may serve under the name.
     let (name, version) = (request.model_name.clone(), request.model_version.clone());
     let batched = service.model_config(&name, &version).is_ok_and(|config| config.max_batch_size > 0);
     let names: Vec<Vec<String>> = extended.iter().map(|output| service.labels(&name, &version, &output.name)).collect();
-    let mut response = service.infer(request).await?;
+    let mut response = Box::pin(offload::with_sender(client, service.infer(request))).await?;
     let memory = Arc::clone(memory);
     // Ranking a row takes longer than copying it, and a write to shared memory may be the first to a page.
     let bytes = response.outputs.iter().map(|output| output.data.len()).sum::<usize>();
     let heavy = waits || bytes >= offload::PARSE_FROM;
-    offload::run_if(heavy, move || {
+    offload::run_if(heavy, client, bytes, move || {
         let labels = |output: &str| {
             let found = extended.iter().zip(&names).find(|(e, _)| e.name == output);
             found.map(|(_, names)| names.clone()).unwrap_or_default()
@@ -114,8 +119,10 @@ async fn copy_inputs<S: Service>(
     service.check_inputs(&request)?;
     held.grow(bytes)?;
     let memory = Arc::clone(memory);
-    let heavy = waits || usize::try_from(bytes).unwrap_or(usize::MAX) >= offload::PARSE_FROM;
-    offload::run_if(heavy, move || resolve_inputs(&memory, client, &mut request).map(|()| request)).await?
+    let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    let heavy = waits || bytes >= offload::PARSE_FROM;
+    offload::run_if(heavy, client, bytes, move || resolve_inputs(&memory, client, &mut request).map(|()| request))
+        .await?
 }
 
 /// Checks what the inputs say of their places in shared memory; gives what they take together.

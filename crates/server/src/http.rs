@@ -31,8 +31,9 @@ use crate::budget::ByteBudget;
 use crate::service::Service;
 use crate::shared_memory::SharedMemory;
 use answer::HttpError;
+pub(crate) use health::{live, ready};
 pub use serve::serve;
-pub(crate) use serve::{Answers, serve_answers};
+pub(crate) use serve::{Routed, serve_answers};
 pub(crate) use slashes::with_slashes;
 
 /// What the HTTP frontend can be told.

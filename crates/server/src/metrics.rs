@@ -84,6 +84,8 @@ metric_table! {
         models_memory_limit: Gauge[], "downbeat_models_memory_bytes_limit", "What all models may hold of the CPU's memory (--model-memory-bytes)";
         log_lines_lost: IntCounter[], "downbeat_log_lines_lost_total", "Lines of the log that were lost because nobody read standard error fast enough";
         log_lines_left_out: IntCounter[], "downbeat_log_lines_left_out_total", "Lines of the log that were left out because there were too many of their kind";
+        work_abandoned: IntCounter[], "downbeat_work_abandoned_total",
+            "Large bodies, pictures and texts whose work ended early because their client had left";
         in_flight_bytes: Gauge[], "downbeat_in_flight_bytes", "Bytes that requests in flight hold, from their first byte to their answer's last";
         in_flight_bytes_limit: Gauge[], "downbeat_in_flight_bytes_limit", "Bytes that requests in flight may hold (--max-in-flight-bytes)";
         in_flight_bytes_refused: IntCounter[], "downbeat_in_flight_bytes_refused_total",
@@ -285,6 +287,11 @@ impl Metrics {
         self.table.in_flight_bytes_limit.set(budget.limit() as f64);
         let refused = &self.table.in_flight_bytes_refused;
         refused.inc_by(budget.refused().saturating_sub(refused.get()));
+    }
+
+    /// Sets how often work ended early because its client had left.
+    pub fn set_abandoned(&self, abandoned: u64) {
+        self.table.work_abandoned.inc_by(abandoned.saturating_sub(self.table.work_abandoned.get()));
     }
 
     /// Everything in Prometheus' text format.

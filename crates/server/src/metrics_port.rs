@@ -4,16 +4,15 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::{Request, Response, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tower_service::Service as _;
 
-use crate::connections::{Connections, Stage, WatchedBody};
-use crate::http::{Answers, HttpState, health_routes, serve_answers, with_slashes};
+use crate::connections::{Connections, Stage};
+use crate::http::{HttpState, Routed, health_routes, serve_answers, with_slashes};
+use crate::offload;
 use crate::service::Service;
 use crate::shared_memory::Client;
 
@@ -27,31 +26,20 @@ pub async fn serve<S: Service>(
     metrics: MetricsText,
     state: HttpState<S>,
 ) {
-    let scrape = move || {
-        let text = metrics();
+    let scrape = move |client: Client| {
+        let metrics = metrics.clone();
         async move {
-            match text {
-                Ok(text) => {
+            // Of thousands of models it is work of many milliseconds.
+            match offload::run(client, 0, move || metrics()).await {
+                Ok(Ok(text)) => {
                     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
                 }
-                Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+                Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+                Err(error) => (error.http_status(), error.to_string()).into_response(),
             }
         }
     };
     let router = Router::new().route("/metrics", get(scrape)).merge(health_routes().with_state(state));
     let (_serving, stages) = watch::channel(Stage::Serving);
     serve_answers(listener, connections, Routed(with_slashes(router)), stages).await;
-}
-
-struct Routed(Router);
-
-impl Answers for Routed {
-    type Body = Body;
-
-    async fn answer(&self, _client: Client, request: Request<WatchedBody>) -> Response<Body> {
-        match self.0.clone().call(request.map(Body::new)).await {
-            Ok(response) => response,
-            Err(never) => match never {},
-        }
-    }
 }

@@ -1,12 +1,15 @@
-//! Work that would hold up the event loop, done beside it by few enough threads that requests of others get their turn.
+//! Work on large bodies, done beside the event loop in the turns of a [`WorkPool`].
 
 use std::future::{Future, ready};
 use std::sync::LazyLock;
 
+use downbeat_core::{Duration, Time};
 use futures_util::future::Either;
-use tokio::sync::Semaphore;
 
+use crate::client::Client;
 use crate::error::ServiceError;
+use crate::work_line::path_by_size;
+use crate::work_pool::{Place, WorkPool};
 
 /// Bytes that are parsed or written in about a millisecond: from here on that is done beside the event loop. Handing
 /// over costs some tens of microseconds, which small requests do not pay.
@@ -14,35 +17,51 @@ pub const PARSE_FROM: usize = 128 << 10;
 /// The same for bytes that are only copied or looked at once.
 pub const COPY_FROM: usize = 2 << 20;
 
-/// Half of the cores: the event loop and the engines keep the others. What waits holds its part of the budget of bytes,
-/// which bounds the queue.
-static TURNS: LazyLock<Semaphore> = LazyLock::new(|| {
+/// Half of the cores: the event loop and the engines keep the others.
+static POOL: LazyLock<WorkPool> = LazyLock::new(|| {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    Semaphore::new((cores / 2).max(1))
+    WorkPool::new("large", cores / 2)
 });
 
-/// Runs `work` beside the event loop. If the caller gives up while it runs, it runs to its end.
-///
-/// # Errors
-/// `Internal` if it panicked: a defect.
-pub async fn run<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ServiceError> {
-    let lost = |what: &dyn std::fmt::Display| ServiceError::Internal(format!("a worker stopped: {what}"));
-    let turn = TURNS.acquire().await.map_err(|closed| lost(&closed))?;
-    let done = tokio::task::spawn_blocking(move || {
-        let _turn = turn;
-        work()
-    });
-    done.await.map_err(|error| lost(&error))
+tokio::task_local! {
+    /// The sender of the request that the task answers, where the service may have large work for it.
+    static SENDER: Client;
 }
 
-/// Runs `work` at once, or beside the event loop if it is `heavy`.
+/// Runs `answer` with its sender known to [`sender`].
+pub async fn with_sender<T>(sender: Client, answer: impl Future<Output = T>) -> T {
+    SENDER.scope(sender, answer).await
+}
+
+/// The sender of the request that this task answers.
+pub fn sender() -> Client {
+    SENDER.try_with(|sender| *sender).unwrap_or_default()
+}
+
+/// Runs work of `client` on about so many bytes beside the event loop. Dropping the future ends the work at its next step.
+///
+/// # Errors
+/// Those of [`WorkPool::run`].
+pub async fn run<T: Send + 'static>(
+    client: Client,
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ServiceError> {
+    let path = path_by_size(client, bytes as u64);
+    POOL.run(Place { path, deadline: Time::MAX, takes: Duration::ZERO }, work).await
+}
+
+/// Runs `work` at once, or as [`run`] does if it is `heavy`.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_if<T: Send + 'static>(
     heavy: bool,
+    client: Client,
+    bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = Result<T, ServiceError>> + Send {
-    // Neither the work nor the way beside the loop is kept in the request's future, which small requests would move for nothing.
-    if heavy { Either::Left(Box::pin(run(work))) } else { Either::Right(ready(Ok(work()))) }
+    // Neither the work nor the way beside the loop is kept in the request's future, which small requests would move for
+    // nothing.
+    if heavy { Either::Left(Box::pin(run(client, bytes, work))) } else { Either::Right(ready(Ok(work()))) }
 }

@@ -71,6 +71,8 @@ with_defaults! {
         pub grpc_port: Option<u16> = Some(8001),
         /// Port of `/metrics`; 0: chosen by the operating system; `None`: no metrics port.
         pub metrics_port: Option<u16> = Some(8002),
+        /// Port of probes alone, with a thread of its own; 0: chosen by the operating system; `None`: no such port.
+        pub health_port: Option<u16> = None,
         /// Which engine runs ONNX models.
         pub engine: EngineChoice = EngineChoice::Auto,
         /// Threads inside one run of a model; 0: one, or the cores divided by `devices` where that is measured to be faster.

@@ -18,7 +18,7 @@ use crate::metrics_port::{self, MetricsText};
 use crate::options::ServerOptions;
 use crate::service::Service;
 use crate::shared_memory::SharedMemory;
-use crate::{grpc, http};
+use crate::{grpc, health_port, http};
 
 /// Most connections of the metrics port.
 const METRICS_CONNECTIONS: usize = 8;
@@ -31,6 +31,7 @@ pub struct Ports {
     http: Port,
     grpc: Port,
     metrics: Port,
+    health: Port,
     /// Of HTTP and gRPC.
     connections: Connections,
     /// Of the metrics port.
@@ -60,8 +61,9 @@ impl Ports {
         let http = bind(host(options.http_address), options.http_port, "HTTP", "--http-port")?;
         let grpc = bind(host(options.grpc_address), options.grpc_port, "gRPC", "--grpc-port")?;
         let metrics = bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port")?;
+        let health = bind(options.host, options.health_port, "probes", "--health-port")?;
         let own = Connections::new(ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options });
-        Ok(Ports { http, grpc, metrics, connections, own })
+        Ok(Ports { http, grpc, metrics, health, connections, own })
     }
 
     /// Answers at them with this service; gives the frontends, which end with `stages`.
@@ -81,6 +83,7 @@ impl Ports {
         let http_options = HttpOptions { max_body_bytes: options.max_body_bytes, budget: budget.clone() };
         let state = HttpState::new(service.clone(), memory.clone(), http_options);
         let connections = self.connections;
+        answer_health(self.health, &self.own, &state)?;
         if let Some((listener, address)) = self.http {
             tracing::info!(%address, "HTTP");
             frontends.push(tokio::spawn(http::serve(listener, connections.clone(), state.clone(), stages.clone())));
@@ -107,16 +110,28 @@ impl Ports {
     }
 
     /// Answers at the ports of HTTP and metrics with what probes and people ask, and at the port of gRPC nothing.
-    pub fn answer_probes<S: Service>(self, service: Arc<S>, metrics: MetricsText) {
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    pub fn answer_probes<S: Service>(self, service: Arc<S>, metrics: MetricsText) -> anyhow::Result<()> {
         let memory = Arc::new(SharedMemory::disabled());
         let state = HttpState::new(service, memory, HttpOptions::default());
+        answer_health(self.health, &self.own, &state)?;
         for (port, what) in [(self.http, "HTTP"), (self.metrics, "metrics")] {
             if let Some((listener, address)) = port {
                 tracing::info!(%address, "{what}");
                 tokio::spawn(metrics_port::serve(listener, self.own.clone(), metrics.clone(), state.clone()));
             }
         }
+        Ok(())
     }
+}
+
+/// Answers at the health port, if there is one.
+fn answer_health<S: Service>(port: Port, own: &Connections, state: &HttpState<S>) -> anyhow::Result<()> {
+    let Some((listener, address)) = port else { return Ok(()) };
+    tracing::info!(%address, "probes");
+    health_port::serve(listener, own.options().clone(), state.clone()).context("no thread for the health port")
 }
 
 /// What tells a process to end.

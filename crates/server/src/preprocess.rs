@@ -1,7 +1,7 @@
 //! A model's steps from pictures or texts to its inputs, in service.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;
@@ -9,17 +9,18 @@ use downbeat_core::{Duration, Time};
 use downbeat_preprocess::{Pipeline, PreprocessError, Recipe, Work};
 use downbeat_protocol::inference::{ModelConfig, ModelParameter};
 use downbeat_protocol::{InferRequest, InferTensor};
-use parking_lot::Mutex;
-use tokio::sync::oneshot;
 
 use crate::batch_codec::BatchCodec;
 use crate::budget::Reservation;
+use crate::client::Client;
 use crate::clock::Clock;
 use crate::error::ServiceError;
+use crate::offload;
 use crate::options::ServerOptions;
-use crate::preprocess_pool::PreprocessPool;
 use crate::serving::Limits;
 use crate::unanswered::Unanswered;
+use crate::work_line::path_by_model;
+use crate::work_pool::{Place, WorkPool};
 
 /// The parameters of a model's configuration that say what it takes besides tensors: the input, of datatype BYTES and shape [n] or [n, 1].
 pub const INPUT_PARAMETER: &str = "preprocess_input";
@@ -35,7 +36,9 @@ const LEARNS: f64 = 8.0;
 #[derive(Debug)]
 pub struct Preprocess {
     pipeline: Pipeline,
-    pool: Arc<PreprocessPool>,
+    pool: Arc<WorkPool>,
+    /// The number of these steps in the line of the pool.
+    number: u64,
     clock: Clock,
     /// Nanoseconds for a unit of work, as an `f64`; 0: not known yet.
     pace: AtomicU64,
@@ -47,27 +50,36 @@ pub struct Preprocessing {
     threads: usize,
     most_pixels: u64,
     clock: Clock,
-    pool: Mutex<Option<Arc<PreprocessPool>>>,
+    pool: OnceLock<Arc<WorkPool>>,
+    steps: AtomicU64,
 }
 
 impl Preprocessing {
     /// As the options say; nothing is started yet.
     pub fn new(options: &ServerOptions, clock: Clock) -> Self {
         let most_pixels = u64::from(options.max_megapixels) * 1_000_000;
-        Preprocessing { threads: options.preprocess_threads, most_pixels, clock, pool: Mutex::default() }
+        Preprocessing {
+            threads: options.preprocess_threads,
+            most_pixels,
+            clock,
+            pool: OnceLock::new(),
+            steps: AtomicU64::new(0),
+        }
     }
 
-    /// The threads.
-    ///
-    /// # Errors
-    /// If there are none left.
-    pub fn pool(&self) -> Result<Arc<PreprocessPool>, String> {
-        let mut pool = self.pool.lock();
-        if let Some(pool) = &*pool {
-            return Ok(pool.clone());
-        }
-        let started = PreprocessPool::start(self.threads);
-        Ok(pool.insert(started.map_err(|error| format!("no thread for preprocessing: {error}"))?).clone())
+    /// The threads, one fewer than there are cores unless the options say how many.
+    fn pool(&self) -> Arc<WorkPool> {
+        let threads = || match self.threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from) - 1,
+            threads => threads,
+        };
+        self.pool.get_or_init(|| Arc::new(WorkPool::new("preprocess", threads()))).clone()
+    }
+
+    /// Has `work` done before that of any request.
+    pub fn spawn(&self, work: impl FnOnce() + Send + 'static) {
+        let path = path_by_model(Client::HERE, self.steps.fetch_add(1, Relaxed));
+        self.pool().spawn(Place { path, deadline: Time::ZERO, takes: Duration::ZERO }, work);
     }
 
     /// The steps of a model whose requests are like `codec`'s.
@@ -76,7 +88,8 @@ impl Preprocessing {
     /// In words, which step is wrong, or why what they give does not fit the model.
     pub fn steps(&self, recipe: &Recipe, codec: &BatchCodec) -> Result<Arc<Preprocess>, String> {
         let pipeline = Pipeline::new(recipe, &codec.signature().inputs, codec.batched, self.most_pixels)?;
-        Ok(Arc::new(Preprocess { pipeline, pool: self.pool()?, clock: self.clock, pace: AtomicU64::new(0) }))
+        let number = self.steps.fetch_add(1, Relaxed);
+        Ok(Arc::new(Preprocess { pipeline, pool: self.pool(), number, clock: self.clock, pace: AtomicU64::new(0) }))
     }
 }
 
@@ -223,37 +236,35 @@ impl Preprocess {
                 );
                 Err((Some(Unanswered::Hopeless), ServiceError::DeadlineExceeded(message)))
             }
-            Err(_) => {
-                let message = "a picture or text could not be decoded: this is a defect".to_owned();
-                Err((None, ServiceError::Internal(message)))
-            }
+            Err(error) => Err((None, error)),
         }
     }
 
-    /// Has items made into tensors, in the order of deadlines; begun later than `latest` it is not done. Dropping the receiver cancels it.
-    fn run(self: &Arc<Self>, items: Vec<Bytes>, work: Work, deadline: Time, latest: Time) -> oneshot::Receiver<Made> {
-        let (sender, receiver) = oneshot::channel();
+    /// Has items made into tensors, in the order of deadlines. Work whose turn comes after `latest` is not done. Dropping the
+    /// future cancels it.
+    async fn run(
+        self: &Arc<Self>,
+        items: Vec<Bytes>,
+        work: Work,
+        deadline: Time,
+        latest: Time,
+    ) -> Result<Made, ServiceError> {
         let this = self.clone();
-        self.pool.submit(deadline, self.estimate(work), move || {
+        let make = move || {
             let begin = this.clock.now();
-            if sender.is_closed() {
-                return;
+            if begin > latest {
+                return Made::Late;
             }
-            let made = match begin <= latest {
-                false => Made::Late,
-                true => match this.pipeline.run(&items, || !sender.is_closed()) {
-                    Ok(tensors) => Made::Tensors(tensors),
-                    Err(error) => Made::Failed(error),
-                },
-            };
-            if let Made::Tensors(_) = made {
-                this.learn(work, this.clock.now().since(begin));
+            match this.pipeline.run(&items) {
+                Ok(tensors) => {
+                    this.learn(work, this.clock.now().since(begin));
+                    Made::Tensors(tensors)
+                }
+                Err(error) => Made::Failed(error),
             }
-            // What came in is let go before anybody goes on with what came of it.
-            drop(items);
-            let _ = sender.send(made);
-        });
-        receiver
+        };
+        let path = path_by_model(offload::sender(), self.number);
+        self.pool.run(Place { path, deadline, takes: self.estimate(work) }, make).await
     }
 
     fn learn(&self, work: Work, took: Duration) {

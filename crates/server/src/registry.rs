@@ -556,6 +556,7 @@ impl Registry {
             }
         }
         self.metrics.set_budget(&self.budget);
+        self.metrics.set_abandoned(crate::work_pool::abandoned());
         self.model_memory.update_metrics(&self.metrics);
         self.metrics.render()
     }

@@ -3,7 +3,7 @@
 mod system_region;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -11,28 +11,13 @@ use downbeat_engine::cuda::CudaError;
 use downbeat_engine::cuda::ipc::{IpcGpu, IpcHandle, IpcMemory};
 use parking_lot::RwLock;
 
+pub use crate::client::Client;
 use crate::error::ServiceError;
 pub use system_region::RegionStatus;
 use system_region::SystemRegion;
 
 /// Most regions at once: each holds a file descriptor, and a client must not take all of them from the listeners.
 pub const MAX_REGIONS: usize = 1024;
-
-/// Who sends a request, as far as a server can tell: who else is at the same address. All loopback addresses are one.
-/// The default: whoever is in this process.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct Client(Option<IpAddr>);
-
-impl Client {
-    /// Whoever is in this process.
-    pub const HERE: Client = Client(None);
-
-    /// Whoever is at this address.
-    pub fn at(address: IpAddr) -> Self {
-        let address = address.to_canonical();
-        Client(Some(if address.is_loopback() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { address }))
-    }
-}
 
 /// The registered regions, by who registered them and the name that they chose.
 ///
@@ -52,7 +37,7 @@ pub struct SharedMemory {
     disabled: bool,
     /// By ordinal, those whose memory clients may register.
     gpus: BTreeMap<u32, Arc<IpcGpu>>,
-    regions: RwLock<BTreeMap<Client, Regions>>,
+    regions: RwLock<BTreeMap<Option<IpAddr>, Regions>>,
 }
 
 /// Both kinds of regions share their names, as in Triton.
@@ -191,8 +176,13 @@ impl SharedMemory {
         self.check_room(&self.regions.read(), client, name)
     }
 
-    fn check_room(&self, regions: &BTreeMap<Client, Regions>, client: Client, name: &str) -> Result<(), ServiceError> {
-        if regions.get(&client).is_some_and(|own| own.contains_key(name)) {
+    fn check_room(
+        &self,
+        regions: &BTreeMap<Option<IpAddr>, Regions>,
+        client: Client,
+        name: &str,
+    ) -> Result<(), ServiceError> {
+        if regions.get(&client.address()).is_some_and(|own| own.contains_key(name)) {
             return Err(ServiceError::AlreadyExists(format!(
                 "shared memory region '{name}' is already registered; unregister it first"
             )));
@@ -208,7 +198,7 @@ impl SharedMemory {
     fn insert(&self, client: Client, name: &str, region: Region) -> Result<(), ServiceError> {
         let mut regions = self.regions.write();
         self.check_room(&regions, client, name)?;
-        regions.entry(client).or_default().insert(name.to_owned(), Arc::new(region));
+        regions.entry(client.address()).or_default().insert(name.to_owned(), Arc::new(region));
         Ok(())
     }
 
@@ -239,10 +229,10 @@ impl SharedMemory {
 
     fn forget(&self, client: Client, which: impl Fn(&Region) -> bool) {
         let mut regions = self.regions.write();
-        let Some(own) = regions.get_mut(&client) else { return };
+        let Some(own) = regions.get_mut(&client.address()) else { return };
         let (gone, kept): (Regions, Regions) = std::mem::take(own).into_iter().partition(|(_, region)| which(region));
         if kept.is_empty() {
-            regions.remove(&client);
+            regions.remove(&client.address());
         } else {
             *own = kept;
         }
@@ -286,7 +276,7 @@ impl SharedMemory {
 
     fn list<T>(&self, client: Client, name: Option<&str>, pick: impl Fn(&Region) -> Option<T>) -> Vec<T> {
         let regions = self.regions.read();
-        let own = regions.get(&client).into_iter().flat_map(BTreeMap::values);
+        let own = regions.get(&client.address()).into_iter().flat_map(BTreeMap::values);
         let wanted = own.filter(|region| name.is_none_or(|name| region.name() == name));
         wanted.filter_map(|region| pick(region)).collect()
     }
@@ -300,7 +290,8 @@ impl SharedMemory {
         self.check_enabled()?;
         // Not held beyond the lock, as `region` gives it: whoever lets go of the last of a GPU's memory waits for the GPU, and this is asked on the event loop.
         let regions = self.regions.read();
-        let found = regions.get(&client).and_then(|own| own.get(region)).ok_or_else(|| not_registered(region))?;
+        let found =
+            regions.get(&client.address()).and_then(|own| own.get(region)).ok_or_else(|| not_registered(region))?;
         found.locate(offset, byte_size)?;
         Ok(found.is_cuda())
     }
@@ -348,7 +339,7 @@ impl SharedMemory {
     fn region(&self, client: Client, name: &str) -> Result<Arc<Region>, ServiceError> {
         self.check_enabled()?;
         let regions = self.regions.read();
-        let found = regions.get(&client).and_then(|own| own.get(name)).cloned();
+        let found = regions.get(&client.address()).and_then(|own| own.get(name)).cloned();
         found.ok_or_else(|| not_registered(name))
     }
 }

@@ -32,7 +32,7 @@ fn pipeline(steps: &Value, inputs: &[TensorSpec]) -> Result<Pipeline, String> {
 fn run(pipeline: &Pipeline, items: &[&[u8]]) -> Result<Vec<InferTensor>, PreprocessError> {
     let items: Vec<Bytes> = items.iter().map(|item| Bytes::copy_from_slice(item)).collect();
     pipeline.look(&items)?;
-    pipeline.run(&items, || true)
+    pipeline.run(&items)
 }
 
 fn floats(tensor: &InferTensor) -> Vec<f32> {

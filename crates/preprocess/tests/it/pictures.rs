@@ -1,6 +1,11 @@
 //! Pictures, as they are and damaged.
 
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
 use downbeat_preprocess::{PictureFormat, PictureHeader, decode};
+use downbeat_protocol::pace;
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -135,9 +140,33 @@ fn pictures_of_a_request_have_one_size() {
 }
 
 #[test]
-fn nobody_waiting_ends_the_work() {
-    let items = [Bytes::from(photo())];
-    assert_eq!(as_it_is().run(&items, || false).unwrap_err(), PreprocessError::Abandoned);
+fn a_large_picture_is_decoded_in_steps_that_can_end_it() {
+    struct Ended;
+    let items = [Bytes::from(rgb(1000, 900, &[7; 2_700_000]))];
+    let all = Rc::new(Cell::new(0));
+    let counted = all.clone();
+    pace::with(move |_| counted.set(counted.get() + 1), || as_it_is().run(&items)).unwrap();
+    assert!(all.get() > 900, "a step for each row");
+    let steps = Rc::new(Cell::new(0));
+    let counted = steps.clone();
+    let end = move |_| {
+        counted.set(counted.get() + 1);
+        if counted.get() == 5 {
+            std::panic::resume_unwind(Box::new(Ended));
+        }
+    };
+    let pipeline = as_it_is();
+    let ended = catch_unwind(AssertUnwindSafe(|| pace::with(end, || pipeline.run(&items))));
+    assert!(ended.is_err_and(|payload| payload.is::<Ended>()));
+    assert_eq!(steps.get(), 5);
+}
+
+#[test]
+fn a_file_too_short_for_the_pixels_that_it_says_is_refused_before_it_is_decoded() {
+    let mut long = rgb(1, 1, &[0; 3]);
+    long[16..24].copy_from_slice(&[900_u32.to_be_bytes(), 900_u32.to_be_bytes()].concat());
+    let said = as_it_is().look(&[Bytes::from(long)]).unwrap_err().to_string();
+    assert!(said.contains("900 x 900") && said.contains("bytes"), "{said}");
 }
 
 proptest! {

@@ -8,6 +8,10 @@ use downbeat_core::tensor::DataType;
 
 use super::number_word;
 use super::tensor_json::MOST_DEPTH;
+use crate::pace;
+
+/// Bytes of text between two steps of a long list.
+const STEP: usize = 32 << 10;
 
 /// Reads `text`, a list of `count` numbers or booleans, flat or nested, into the binary form. `None`: it is no such list,
 /// or has a number that the datatype cannot hold.
@@ -55,6 +59,19 @@ fn list<const SIZE: usize>(
     count: usize,
     element: impl Fn(&mut Numbers<'_>) -> Option<[u8; SIZE]>,
 ) -> Option<Vec<u8>> {
+    // Short lists are read by code without steps.
+    if text.len() <= STEP {
+        elements::<SIZE, false>(text, count, element)
+    } else {
+        elements::<SIZE, true>(text, count, element)
+    }
+}
+
+fn elements<const SIZE: usize, const STEPS: bool>(
+    text: &[u8],
+    count: usize,
+    element: impl Fn(&mut Numbers<'_>) -> Option<[u8; SIZE]>,
+) -> Option<Vec<u8>> {
     // An element takes two characters or more, so that a shape that promises more than it sends reserves no memory.
     if text.first() != Some(&b'[') || count > text.len() / 2 {
         return None;
@@ -63,7 +80,13 @@ fn list<const SIZE: usize>(
     let mut places = data.as_chunks_mut::<SIZE>().0.iter_mut();
     let mut numbers = Numbers { rest: text };
     let mut depth = 0_usize;
+    // The length of the rest at which the next step is due.
+    let mut next = text.len();
     loop {
+        if STEPS && numbers.rest.len() <= next {
+            pace::step(STEP as u64);
+            next = numbers.rest.len().saturating_sub(STEP);
+        }
         numbers.skip_spaces();
         if numbers.take(b'[') {
             depth += 1;

@@ -9,9 +9,12 @@ use downbeat_core::tensor::DataType;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use super::{number_list, number_word};
+use crate::pace;
 
 /// Deepest nesting of lists, as in Triton.
 pub(super) const MOST_DEPTH: usize = 100;
+/// Elements between two steps of a long list.
+const STEP: usize = 4096;
 
 /// Reads `text`, a JSON list of `count` elements, into the binary form. The nesting of lists is free, as in Triton:
 /// elements are taken in the order in which they are written, and a single one needs no list.
@@ -53,6 +56,9 @@ impl Elements {
             return Err(E::custom(format_args!("expected {} elements in `data`, got more", self.limit)));
         }
         self.count += 1;
+        if self.count.is_multiple_of(STEP) {
+            pace::step(8 * STEP as u64);
+        }
         self.out.extend_from_slice(bytes);
         Ok(())
     }
@@ -243,11 +249,17 @@ fn write_each<const SIZE: usize, T>(
     if !rest.is_empty() {
         return Err(format!("{} bytes are no whole number of elements of {SIZE} bytes", data.len()));
     }
-    for (i, bytes) in elements.iter().enumerate() {
-        if i > 0 {
+    for (part, some) in elements.chunks(STEP).enumerate() {
+        if part > 0 {
+            pace::step((STEP * SIZE) as u64);
             out.push(b',');
         }
-        write(out, element(*bytes)).map_err(|e| e.to_string())?;
+        for (i, bytes) in some.iter().enumerate() {
+            if i > 0 {
+                out.push(b',');
+            }
+            write(out, element(*bytes)).map_err(|e| e.to_string())?;
+        }
     }
     Ok(())
 }

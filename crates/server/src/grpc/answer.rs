@@ -18,6 +18,7 @@ use super::message::{self, PREFIX};
 use crate::budget::ByteBudget;
 use crate::compression::Coding;
 use crate::offload;
+use crate::shared_memory::Client;
 
 /// Tensors below this size are copied, so that a small answer is one piece.
 const COPIED_BELOW: usize = 16 << 10;
@@ -43,6 +44,7 @@ pub(super) fn coding_of_answers(headers: &HeaderMap, coding: Option<Coding>) -> 
 /// # Errors
 /// If it is larger than a message can be.
 pub(super) async fn pieces(
+    client: Client,
     mut answer: ModelInferResponse,
     in_stream: bool,
     coding: Option<Coding>,
@@ -79,7 +81,7 @@ pub(super) async fn pieces(
         pieces.push(small.freeze());
     }
     match coding {
-        Some(coding) => compressed(pieces, coding).await,
+        Some(coding) => compressed(client, pieces, coding).await,
         None => Ok(pieces),
     }
 }
@@ -106,9 +108,9 @@ fn prefix(length: usize) -> Result<[u8; 4], Status> {
     })
 }
 
-async fn compressed(pieces: Pieces, coding: Coding) -> Result<Pieces, Status> {
-    let heavy = pieces.iter().map(Bytes::len).sum::<usize>() >= offload::PARSE_FROM;
-    offload::run_if(heavy, move || {
+async fn compressed(client: Client, pieces: Pieces, coding: Coding) -> Result<Pieces, Status> {
+    let length = pieces.iter().map(Bytes::len).sum::<usize>();
+    offload::run_if(length >= offload::PARSE_FROM, client, length, move || {
         let whole = pieces.concat();
         let deflated = coding
             .deflate(whole.get(PREFIX..).unwrap_or_default())
@@ -214,7 +216,7 @@ mod tests {
         let budget = ByteBudget::unbounded();
         for sizes in [&[][..], &[0], &[3, 70_000, 0, 5, 100_000, 1], &[20_000; 3]] {
             let message = answer(sizes);
-            let wire = pieces(message.clone(), false, None, &budget).await.unwrap();
+            let wire = pieces(Client::HERE, message.clone(), false, None, &budget).await.unwrap();
             let copied = wire.iter().filter(|piece| piece.len() >= COPIED_BELOW).count();
             assert_eq!(copied, sizes.iter().filter(|size| **size >= COPIED_BELOW).count());
             assert_eq!(budget.in_flight(), sizes.iter().filter(|size| **size >= COPIED_BELOW).sum::<usize>() as u64);
@@ -224,7 +226,7 @@ mod tests {
             drop(wire);
             assert_eq!(budget.in_flight(), 0);
 
-            let whole = pieces(message.clone(), true, None, &budget).await.unwrap().concat();
+            let whole = pieces(Client::HERE, message.clone(), true, None, &budget).await.unwrap().concat();
             let streamed = ModelStreamInferResponse { error_message: String::new(), infer_response: Some(message) };
             assert_eq!(whole[5..], streamed.encode_to_vec());
             assert_eq!(whole[1..5], (whole.len() as u32 - 5).to_be_bytes());

@@ -91,11 +91,12 @@ impl<S: Service> Inference<S> {
             Some(Err(status)) => return Err(status),
             None => return Err(Status::internal("the call ended without a message; expected a ModelInferRequest")),
         };
-        let (message, held) = message.inference(codings.requests, self.limit).await?;
-        let (mut request, mut held) = read_request(message, held).await?;
+        let (message, held) = message.inference(client, codings.requests, self.limit).await?;
+        let (mut request, mut held) = read_request(client, message, held).await?;
         timeout::bound(&mut request, timeout::call_timeout_us(&head.headers));
         let response = extension::infer(&*self.service, &self.memory, client, request, &mut held).await?;
-        let pieces = answer::pieces(response_to_message(response), false, codings.answers, &self.budget).await?;
+        let pieces =
+            answer::pieces(client, response_to_message(response), false, codings.answers, &self.budget).await?;
         Ok(answer::response(codings.answers, tonic::body::Body::new(AnswerBody::one(pieces))))
     }
 }

@@ -63,7 +63,7 @@ pub(super) async fn serve<S: Service>(
     let frontend = Arc::new(frontend);
     connections::serve(listener, Protocol::Grpc, connections, stages, move |stream, watched, peer| {
         let (http, options) = (http.clone(), connection_options.clone());
-        let frontend = Arc::clone(&frontend);
+        let (frontend, client) = (Arc::clone(&frontend), Client::at(peer));
         let of_calls = Arc::clone(&watched);
         let service = move |request: Request<Incoming>| {
             let in_request = of_calls.request();
@@ -74,7 +74,7 @@ pub(super) async fn serve<S: Service>(
             let frontend = Arc::clone(&frontend);
             // In a place of its own: hyper and tokio move a call's future a dozen times before they run it.
             Box::pin(async move {
-                let response = frontend.call(Client::at(peer), request).await;
+                let response = frontend.call(client, request).await;
                 Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
             })
         };

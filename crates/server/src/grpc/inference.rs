@@ -158,8 +158,9 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::ModelStatisticsRequest>,
     ) -> Answer<pb::ModelStatisticsResponse> {
+        let (client, service) = (client_of(&request), Arc::clone(&self.service));
         let pb::ModelStatisticsRequest { name, version } = request.into_inner();
-        let model_stats = self.service.statistics(&name, &version)?;
+        let model_stats = offload::run(client, 0, move || service.statistics(&name, &version)).await??;
         Ok(Response::new(pb::ModelStatisticsResponse { model_stats }))
     }
 
@@ -167,6 +168,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         &self,
         request: Request<pb::RepositoryIndexRequest>,
     ) -> Answer<pb::RepositoryIndexResponse> {
+        let client = client_of(&request);
         let request = request.into_inner();
         check_repository(&request.repository_name)?;
         let entry = |entry: crate::service::ModelIndexEntry| pb::repository_index_response::ModelIndex {
@@ -175,7 +177,10 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
             state: entry.state,
             reason: entry.reason,
         };
-        let models = self.service.repository_index(request.ready).into_iter().map(entry).collect();
+        // Folders are listed, and there may be thousands of models.
+        let service = Arc::clone(&self.service);
+        let index = move || service.repository_index(request.ready).into_iter().map(entry).collect();
+        let models = offload::run(client, 0, index).await?;
         Ok(Response::new(pb::RepositoryIndexResponse { models }))
     }
 
@@ -269,7 +274,8 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         // What is negative is no device's.
         let device_id = u64::try_from(device_id).unwrap_or(u64::MAX);
         let memory = self.memory.clone();
-        offload::run(move || memory.register_cuda(client, &name, &raw_handle, device_id, byte_size)).await??;
+        offload::run(client, 0, move || memory.register_cuda(client, &name, &raw_handle, device_id, byte_size))
+            .await??;
         Ok(Response::new(pb::CudaSharedMemoryRegisterResponse {}))
     }
 
@@ -280,7 +286,8 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
         let client = client_of(&request);
         let name = request.into_inner().name;
         let memory = self.memory.clone();
-        offload::run(move || memory.unregister_cuda(client, (!name.is_empty()).then_some(name.as_str()))).await?;
+        offload::run(client, 0, move || memory.unregister_cuda(client, (!name.is_empty()).then_some(name.as_str())))
+            .await?;
         Ok(Response::new(pb::CudaSharedMemoryUnregisterResponse {}))
     }
 

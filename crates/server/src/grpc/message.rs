@@ -21,6 +21,7 @@ use crate::budget::{ByteBudget, Reservation};
 use crate::compression::{Coding, InflateError};
 use crate::error::ServiceError;
 use crate::offload;
+use crate::shared_memory::Client;
 
 /// Bytes before each message: whether it is compressed, and its length.
 pub(super) const PREFIX: usize = 5;
@@ -276,10 +277,15 @@ impl Partial {
 
 impl RawMessage {
     /// The message with its coding undone, at most `limit` bytes.
-    async fn decompressed(self, coding: Option<Coding>, limit: usize) -> Result<(Bytes, Reservation), Status> {
+    async fn decompressed(
+        self,
+        client: Client,
+        coding: Option<Coding>,
+        limit: usize,
+    ) -> Result<(Bytes, Reservation), Status> {
         let RawMessage { compressed, bytes, held } = self;
         let Some(coding) = coding.filter(|_| compressed) else { return Ok((bytes, held)) };
-        coding.inflate(bytes, limit, held).await.map_err(|error| match error {
+        coding.inflate(client, bytes, limit, held).await.map_err(|error| match error {
             InflateError::Malformed(error) => {
                 Status::internal(format!("the message is not what grpc-encoding says, {}: {error}", coding.name()))
             }
@@ -291,12 +297,13 @@ impl RawMessage {
     /// The inference that it asks for, with what it holds of the budget.
     pub async fn inference(
         self,
+        client: Client,
         coding: Option<Coding>,
         limit: usize,
     ) -> Result<(ModelInferRequest, Reservation), Status> {
-        let (bytes, mut held) = self.decompressed(coding, limit).await?;
-        let heavy = bytes.len() >= READ_BESIDE_FROM;
-        offload::run_if(heavy, move || {
+        let (bytes, mut held) = self.decompressed(client, coding, limit).await?;
+        let length = bytes.len();
+        offload::run_if(length >= READ_BESIDE_FROM, client, length, move || {
             let before = held.bytes();
             if bytes.len() >= ESTIMATED_FROM {
                 held.grow(decoded_bytes(&bytes))?;
@@ -315,11 +322,12 @@ impl RawMessage {
 
 /// The request in a message; numbers that are not raw are brought into form beside the event loop if they are many.
 pub(super) async fn read_request(
+    client: Client,
     message: ModelInferRequest,
     mut held: Reservation,
 ) -> Result<(InferRequest, Reservation), ServiceError> {
-    let heavy = held.bytes() >= READ_BESIDE_FROM as u64;
-    offload::run_if(heavy, move || {
+    let length = usize::try_from(held.bytes()).unwrap_or(usize::MAX);
+    offload::run_if(length >= READ_BESIDE_FROM, client, length, move || {
         let typed = message.inputs.iter().any(|input| input.contents.is_some());
         let request =
             request_from_message(message).map_err(|error| ServiceError::InvalidArgument(error.to_string()))?;

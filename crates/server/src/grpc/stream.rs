@@ -77,13 +77,13 @@ where
     fn start(&mut self, message: RawMessage) {
         let (inference, client, codings) = (Arc::clone(&self.inference), self.client, self.codings);
         self.running.push_back(Box::pin(async move {
-            let (message, held) = match message.inference(codings.requests, inference.limit).await {
+            let (message, held) = match message.inference(client, codings.requests, inference.limit).await {
                 Ok(read) => read,
                 Err(status) => return error_pieces(status.message().to_owned(), String::new(), String::new()),
             };
             let (model_name, id) = (message.model_name.clone(), message.id.clone());
             let answer = async {
-                let (request, mut held) = read_request(message, held).await?;
+                let (request, mut held) = read_request(client, message, held).await?;
                 extension::infer(&*inference.service, &inference.memory, client, request, &mut held).await
             };
             match answer.await {
@@ -91,7 +91,7 @@ where
                     let mut response = response_to_message(response);
                     let yes = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
                     response.parameters.insert(FINAL.into(), yes);
-                    pieces(response, true, codings.answers, &inference.budget).await
+                    pieces(client, response, true, codings.answers, &inference.budget).await
                 }
                 Err(error) => error_pieces(error.to_string(), model_name, id),
             }

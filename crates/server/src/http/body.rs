@@ -16,9 +16,13 @@ use crate::compression::Coding;
 use crate::connections::{BodyError, WatchedBody};
 use crate::error::ServiceError;
 use crate::service::Service;
+use crate::shared_memory::Client;
 
 /// A refused body larger than this times the bound is not read to its end to answer on a connection that lives on.
 const DRAIN_FACTOR: u64 = 4;
+
+/// Bytes of a body after which other connections of the event loop have their turn.
+const YIELD_AFTER: usize = 1 << 20;
 
 /// What a body may claim before its first byte is here.
 const FIRST_RESERVE: usize = 1 << 20;
@@ -103,7 +107,8 @@ impl<S: Service> FromRequest<HttpState<S>> for WholeBody {
     async fn from_request(request: Request, state: &HttpState<S>) -> Result<Self, HttpError> {
         let (parts, body) = request.into_parts();
         let coding = encoding::of_request(&parts.headers)?;
-        WholeBody::of(state, &parts.headers, coding, body).await
+        let client = parts.extensions.get().copied().unwrap_or_default();
+        WholeBody::of(state, client, &parts.headers, coding, body).await
     }
 }
 
@@ -112,6 +117,7 @@ impl WholeBody {
     /// first byte is read.
     pub async fn of<S: Service, B>(
         state: &HttpState<S>,
+        client: Client,
         headers: &HeaderMap,
         coding: Option<Coding>,
         body: B,
@@ -124,7 +130,7 @@ impl WholeBody {
         let mut held = options.budget.reservation();
         let bytes = collect(body, headers, options.max_body_bytes, &mut held).await?;
         let Some(coding) = coding else { return Ok(WholeBody { bytes, held }) };
-        let (bytes, held) = encoding::decode(coding, bytes, held, options.max_body_bytes).await?;
+        let (bytes, held) = encoding::decode(coding, client, bytes, held, options.max_body_bytes).await?;
         Ok(WholeBody { bytes, held })
     }
 }
@@ -161,7 +167,11 @@ where
             let more = needed - whole.len();
             reserve(&mut whole, more)?;
         }
+        let before = whole.len();
         whole.extend_from_slice(&data);
+        if whole.len() / YIELD_AFTER > before / YIELD_AFTER {
+            tokio::task::yield_now().await;
+        }
     }
     Ok(Bytes::from(whole))
 }

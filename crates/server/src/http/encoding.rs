@@ -8,6 +8,7 @@ use super::answer::{Answer, HttpError, too_large};
 use crate::budget::Reservation;
 use crate::compression::{Coding, InflateError};
 use crate::offload;
+use crate::shared_memory::Client;
 
 /// Answers below this size are sent as they are: compressing costs more than the bytes it saves.
 const SMALLEST_COMPRESSED: usize = 1024;
@@ -31,11 +32,12 @@ pub(super) fn of_request(headers: &HeaderMap) -> Result<Option<Coding>, HttpErro
 /// Undoes the coding of a request. At most `limit` bytes come out.
 pub(super) async fn decode(
     coding: Coding,
+    client: Client,
     body: Bytes,
     held: Reservation,
     limit: usize,
 ) -> Result<(Bytes, Reservation), HttpError> {
-    coding.inflate(body, limit, held).await.map_err(|error| match error {
+    coding.inflate(client, body, limit, held).await.map_err(|error| match error {
         InflateError::Malformed(error) => HttpError::new(
             StatusCode::BAD_REQUEST,
             format!("the body is not what Content-Encoding says, {}: {error}", coding.name()),
@@ -51,12 +53,14 @@ pub(super) fn of_answer(request_headers: &HeaderMap) -> Option<Coding> {
 }
 
 /// Compresses the answer if it is worth it.
-pub(super) async fn encode(coding: Coding, mut answer: Answer) -> Answer {
+pub(super) async fn encode(coding: Coding, client: Client, mut answer: Answer) -> Answer {
     if answer.body().len() < SMALLEST_COMPRESSED {
         return answer;
     }
     let body = answer.body().clone();
-    let compressed = offload::run_if(body.len() >= offload::PARSE_FROM, move || coding.deflate(&body)).await;
+    let length = body.len();
+    let compressed =
+        offload::run_if(length >= offload::PARSE_FROM, client, length, move || coding.deflate(&body)).await;
     // Memory takes every write; should the worker be gone, the answer goes as it is.
     if let Ok(Ok(compressed)) = compressed {
         *answer.body_mut() = compressed;

@@ -12,7 +12,7 @@ use super::path::ModelPath;
 use crate::error::ServiceError;
 use crate::service::Service;
 
-pub(super) async fn live<S: Service>(State(state): State<HttpState<S>>) -> Response {
+pub(crate) async fn live<S: Service>(State(state): State<HttpState<S>>) -> Response {
     let live = state.service().is_live();
     json(status(live), &json!({ "live": live })).map(Body::from)
 }
@@ -21,7 +21,7 @@ fn status(ready: bool) -> StatusCode {
     if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-pub(super) async fn ready<S: Service>(State(state): State<HttpState<S>>) -> Response {
+pub(crate) async fn ready<S: Service>(State(state): State<HttpState<S>>) -> Response {
     let ready = state.service().is_ready();
     json(status(ready), &json!({ "ready": ready })).map(Body::from)
 }

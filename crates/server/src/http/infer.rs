@@ -75,7 +75,7 @@ where
         Ok(head) => head,
         Err(error) => return Err(body::unread(error, headers, &body, state.options().max_body_bytes)),
     };
-    let WholeBody { bytes, mut held } = WholeBody::of(state, headers, coding, body).await?;
+    let WholeBody { bytes, mut held } = WholeBody::of(state, client, headers, coding, body).await?;
     let ((request, forms), mut held) = match header_length {
         None if let Some(media) = picture_type(headers) => {
             (picture_request(state.service(), path, bytes, media)?, held)
@@ -97,13 +97,14 @@ where
                 }
                 Ok::<_, HttpError>((read, held))
             };
-            offload::run_if(heavy, read).await??
+            offload::run_if(heavy, client, json, read).await??
         }
     };
     let response = extension::infer(state.service(), state.memory(), client, request, &mut held).await?;
 
     let cost: usize = response.outputs.iter().map(|output| writing_cost(&forms, output)).sum();
-    let encoded = offload::run_if(cost >= offload::PARSE_FROM, move || write_response(&response, &forms)).await??;
+    let encoded =
+        offload::run_if(cost >= offload::PARSE_FROM, client, cost, move || write_response(&response, &forms)).await??;
     Ok(EncodedBody { bytes: held.hold(encoded.bytes), ..encoded })
 }
 

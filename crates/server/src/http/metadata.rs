@@ -12,7 +12,9 @@ use super::HttpState;
 use super::answer::{HandlerResult, json_text, ok};
 use super::path::ModelPath;
 use crate::extension::extensions;
+use crate::offload;
 use crate::service::Service;
+use crate::shared_memory::Client;
 
 pub(super) async fn server<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
     ok(&ServerMetadataBody {
@@ -40,9 +42,17 @@ pub(super) async fn model<S: Service>(State(state): State<HttpState<S>>, path: M
     })
 }
 
-pub(super) async fn config<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
-    let config = state.service().model_config(&path.model, &path.version)?;
-    Ok(json_text(StatusCode::OK, config_to_json(&config)).map(Body::from))
+/// Beside the event loop: a configuration has as many lines as its author likes.
+pub(super) async fn config<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    path: ModelPath,
+) -> HandlerResult {
+    let work = move || {
+        let config = state.service().model_config(&path.model, &path.version)?;
+        Ok(json_text(StatusCode::OK, config_to_json(&config)).map(Body::from))
+    };
+    offload::run(client, 0, work).await?
 }
 
 pub(super) async fn policy<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
@@ -50,7 +60,14 @@ pub(super) async fn policy<S: Service>(State(state): State<HttpState<S>>, path: 
 }
 
 /// Of all models where the path names none.
-pub(super) async fn statistics<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
-    let statistics = state.service().statistics(&path.model, &path.version)?;
-    Ok(json_text(StatusCode::OK, statistics_to_json(statistics)).map(Body::from))
+pub(super) async fn statistics<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    path: ModelPath,
+) -> HandlerResult {
+    let work = move || {
+        let statistics = state.service().statistics(&path.model, &path.version)?;
+        Ok(json_text(StatusCode::OK, statistics_to_json(statistics)).map(Body::from))
+    };
+    offload::run(client, 0, work).await?
 }

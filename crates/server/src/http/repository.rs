@@ -14,21 +14,32 @@ use super::body::WholeBody;
 use super::path::ModelPath;
 use crate::offload;
 use crate::service::{LoadOverrides, Service};
+use crate::shared_memory::Client;
 
-pub(super) async fn index<S: Service>(State(state): State<HttpState<S>>, body: WholeBody) -> HandlerResult {
-    let request: IndexRequest = read_json(&body.bytes)?;
-    ok(&state.service().repository_index(request.ready))
+/// Beside the event loop: folders are listed, and there may be thousands of models.
+pub(super) async fn index<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    body: WholeBody,
+) -> HandlerResult {
+    let work = move || {
+        let request: IndexRequest = read_json(&body.bytes)?;
+        ok(&state.service().repository_index(request.ready))
+    };
+    offload::run(client, 0, work).await?
 }
 
 pub(super) async fn load<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
+    client: Client,
     body: WholeBody,
 ) -> HandlerResult {
     // Files come in base64. What they hold of the budget is held until they are loaded.
     let WholeBody { bytes, held: _held } = body;
-    let heavy = bytes.len() >= offload::PARSE_FROM;
-    let overrides = offload::run_if(heavy, move || overrides(read_json(&bytes)?)).await??;
+    let length = bytes.len();
+    let heavy = length >= offload::PARSE_FROM;
+    let overrides = offload::run_if(heavy, client, length, move || overrides(read_json(&bytes)?)).await??;
     state.service().load(&path.model, overrides).await?;
     ok(&serde_json::Map::new())
 }

@@ -5,18 +5,22 @@ use axum::http::StatusCode;
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok};
+use crate::offload;
 use crate::service::Service;
+use crate::shared_memory::Client;
 
-pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
-    match state.service().scheduler() {
+pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
+    let work = move || match state.service().scheduler() {
         Some(status) => ok(&status),
         None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no scheduler".to_owned())),
-    }
+    };
+    offload::run(client, 0, work).await?
 }
 
-pub(super) async fn devices<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
-    match state.service().devices() {
+pub(super) async fn devices<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
+    let work = move || match state.service().devices() {
         Some(devices) => ok(&devices),
         None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server has no devices".to_owned())),
-    }
+    };
+    offload::run(client, 0, work).await?
 }

@@ -54,13 +54,14 @@ pub(crate) async fn serve_answers<A: Answers>(
     let options = connections.options().clone();
     connections::serve(listener, Protocol::Http, connections, stages, move |stream, watched, peer| {
         let (answers, options) = (Arc::clone(&answers), options.clone());
+        let client = Client::at(peer);
         let of_requests = Arc::clone(&watched);
         let service = move |request: Request<Incoming>| {
             let in_request = of_requests.request();
             let request = request.map(|body| WatchedBody::new(body, Framing::Whole, &options));
             let (answers, watched) = (Arc::clone(&answers), Arc::clone(&of_requests));
             async move {
-                let mut response = answers.answer(Client::at(peer), request).await;
+                let mut response = answers.answer(client, request).await;
                 if watched.is_leaving() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
@@ -111,7 +112,7 @@ impl<S: Service> Answers for Frontend<S> {
                 Err(error) => error.answer(),
             };
             return whole(match coding {
-                Some(coding) => encoding::encode(coding, answer).await,
+                Some(coding) => encoding::encode(coding, client, answer).await,
                 None => answer,
             });
         }
@@ -119,6 +120,21 @@ impl<S: Service> Answers for Frontend<S> {
         let request = Request::from_parts(parts, axum::body::Body::new(body));
         match connections::beside(self.router.clone().call(request)).await {
             Ok(response) => response.map(AnswerBody::Routed),
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// Answers every request by a router, on the thread of its connection: the router's handlers are brief.
+pub(crate) struct Routed(pub Router);
+
+impl Answers for Routed {
+    type Body = axum::body::Body;
+
+    async fn answer(&self, client: Client, mut request: Request<WatchedBody>) -> Response<axum::body::Body> {
+        request.extensions_mut().insert(client);
+        match self.0.clone().call(request.map(axum::body::Body::new)).await {
+            Ok(response) => response,
             Err(never) => match never {},
         }
     }

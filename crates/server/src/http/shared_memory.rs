@@ -81,7 +81,7 @@ pub(super) async fn cuda_register<S: Service>(
         ServiceError::InvalidArgument("'raw_handle' must be a valid base64 encoded cudaIpcMemHandle_t".to_owned())
     })?;
     let memory = state.memory().clone();
-    offload::run(move || memory.register_cuda(client, &path.name, &handle, device_id, byte_size)).await??;
+    offload::run(client, 0, move || memory.register_cuda(client, &path.name, &handle, device_id, byte_size)).await??;
     done()
 }
 
@@ -91,6 +91,6 @@ pub(super) async fn cuda_unregister<S: Service>(
     path: RegionPath,
 ) -> HandlerResult {
     let memory = state.memory().clone();
-    offload::run(move || memory.unregister_cuda(client, path.region())).await?;
+    offload::run(client, 0, move || memory.unregister_cuda(client, path.region())).await?;
     done()
 }

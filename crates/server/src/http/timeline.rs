@@ -6,12 +6,18 @@ use axum::http::StatusCode;
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok};
 use crate::host::REMEMBERED;
+use crate::offload;
 use crate::service::Service;
+use crate::shared_memory::Client;
 
 /// What is shown where a client does not say.
 const DEFAULT_SECONDS: f64 = 5.0;
 
-pub(super) async fn past<S: Service>(State(state): State<HttpState<S>>, RawQuery(query): RawQuery) -> HandlerResult {
+pub(super) async fn past<S: Service>(
+    State(state): State<HttpState<S>>,
+    client: Client,
+    RawQuery(query): RawQuery,
+) -> HandlerResult {
     let most = REMEMBERED.as_secs_f64();
     let mut seconds = DEFAULT_SECONDS;
     for pair in query.iter().flat_map(|query| query.split('&')).filter(|pair| !pair.is_empty()) {
@@ -29,8 +35,9 @@ pub(super) async fn past<S: Service>(State(state): State<HttpState<S>>, RawQuery
             }
         }
     }
-    match state.service().timeline(std::time::Duration::from_secs_f64(seconds)) {
+    let work = move || match state.service().timeline(std::time::Duration::from_secs_f64(seconds)) {
         Some(timeline) => ok(&timeline),
         None => Err(HttpError::new(StatusCode::NOT_FOUND, "this server keeps no timeline".to_owned())),
-    }
+    };
+    offload::run(client, 0, work).await?
 }

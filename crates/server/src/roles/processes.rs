@@ -236,7 +236,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     tokio::spawn(planner::plan(questions, clock, events.clone()));
     let (name, node) = (options.server_name.clone(), events.clone());
     let service = Arc::new(SchedulerService { name, board: board.clone(), autoscale, node });
-    ports.answer_probes(service, Arc::new(move || metrics.render()));
+    ports.answer_probes(service, Arc::new(move || metrics.render()))?;
     let stored = async {
         let Some(store) = &mut store else { return std::future::pending().await };
         // A node that has ended wants no epoch.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
+use downbeat_core::Duration;
 use downbeat_core::roles::ServedModel;
-use downbeat_core::{Duration, Time};
 use downbeat_protocol::InferRequest;
 use parking_lot::{Mutex, RwLock};
 
@@ -63,10 +63,7 @@ impl RemoteVersion {
             }
             let _ = this.steps.set(made);
         };
-        match preprocessing.pool() {
-            Ok(pool) => pool.submit(Time::ZERO, Duration::ZERO, make),
-            Err(reason) => drop(self.steps.set(Err(reason))),
-        }
+        preprocessing.spawn(make);
     }
 
     /// The steps that a request has to go through, if it is not of tensors already.

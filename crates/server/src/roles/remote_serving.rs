@@ -124,6 +124,7 @@ impl RemoteServing {
     /// If a metric cannot be written as text: a defect.
     pub fn metrics(&self) -> Result<String, prometheus::Error> {
         self.metrics.set_budget(&self.budget);
+        self.metrics.set_abandoned(crate::work_pool::abandoned());
         self.metrics.render()
     }
 

@@ -67,10 +67,11 @@ impl Wishes<'_> {
     pub async fn admit(&self, mut request: InferRequest) -> Result<(Admitted, InferRequest), ServiceError> {
         // The elements of BYTES are counted one by one.
         let strings = request.inputs.iter().filter(|input| input.datatype == DataType::Bytes);
-        let heavy = strings.map(|input| input.data.len()).sum::<usize>() >= offload::PARSE_FROM;
-        if heavy {
+        let length = strings.map(|input| input.data.len()).sum::<usize>();
+        if length >= offload::PARSE_FROM {
             let codec = Arc::clone(self.codec);
-            return offload::run(move || codec.admit(&mut request).map(|admitted| (admitted, request))).await?;
+            let admit = move || codec.admit(&mut request).map(|admitted| (admitted, request));
+            return offload::run(offload::sender(), length, admit).await?;
         }
         Ok((self.codec.admit(&mut request)?, request))
     }

@@ -1,6 +1,7 @@
 //! The HTTP frontend.
 
 mod bad_input;
+mod bounded;
 mod budget;
 mod client;
 mod inference;

@@ -1,0 +1,45 @@
+//! The steps of long work on one thread. Readers and writers of large bodies call [`step`] now and then; the thread that
+//! runs them may let others go first there, or end the work.
+//!
+//! ```
+//! # use downbeat_protocol::pace;
+//! # use std::{cell::Cell, rc::Rc};
+//! let read = Rc::new(Cell::new(0));
+//! let counted = read.clone();
+//! pace::with(move |bytes| counted.set(counted.get() + bytes), || pace::step(5));
+//! pace::step(7);
+//! assert_eq!(read.get(), 5);
+//! ```
+
+use std::cell::RefCell;
+
+type Hook = Box<dyn FnMut(u64)>;
+
+thread_local! {
+    static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
+}
+
+/// Runs `work`, and calls `hook` with the bytes of each [`step`] of it. The hook may block. It ends the work with
+/// [`std::panic::resume_unwind`], so that no reader has to tell "stopped" from its own errors.
+pub fn with<T>(hook: impl FnMut(u64) + 'static, work: impl FnOnce() -> T) -> T {
+    let _reset = Reset(HOOK.replace(Some(Box::new(hook))));
+    work()
+}
+
+/// Puts the hook back that was there before.
+struct Reset(Option<Hook>);
+
+impl Drop for Reset {
+    fn drop(&mut self) {
+        HOOK.set(self.0.take());
+    }
+}
+
+/// Says that the thread has read or written about this many bytes more. Work without a hook goes on at once.
+pub fn step(bytes: u64) {
+    HOOK.with_borrow_mut(|hook| {
+        if let Some(hook) = hook {
+            hook(bytes);
+        }
+    });
+}

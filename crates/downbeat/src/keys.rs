@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupOrder;
 use downbeat_server::cluster_options::UcxUse;
+use downbeat_server::check_level;
 use downbeat_server::etcd_server;
 use downbeat_server::options::{
     BatchesBy, BatchingChoice, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS,
@@ -359,7 +360,7 @@ fn operation() -> Vec<Key<Draft>> {
         triton("log-warning", switch(), |d, warning| level(d, !warning && d.options.log.level == "warn", "error")),
         triton("log-error", switch(), |d, error| level(d, !error && d.options.log.level == "error", "off")),
         triton("log-verbose", number(0..=u32::MAX.into()), |d, verbose: u32| level(d, verbose > 0, "debug")),
-        key("log.level", name("LEVEL"), |d| &mut d.options.log.level)
+        key("log.level", parsed("LEVEL", check_level, String::clone), |d| &mut d.options.log.level)
             .flag("log-level", "error, warn, info, debug, trace, or a filter such as info,downbeat_server=debug"),
     ]
 }

@@ -46,6 +46,7 @@ pub mod metrics_port;
 pub mod mix_profiler;
 mod model_health;
 mod model_memory;
+pub mod model_names;
 pub mod model_source;
 mod offload;
 pub mod options;
@@ -87,6 +88,7 @@ mod unanswered;
 mod warm_up;
 mod watchdog;
 
+pub use logging::check_level;
 pub use memory::set_release;
 pub use roles::{etcd_server, serve_frontend, serve_scheduler};
 pub use serve::{serve, serve_backend};

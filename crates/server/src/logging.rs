@@ -30,14 +30,40 @@ impl Write for Lines {
     }
 }
 
+/// The levels of the log.
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
+/// The level of the log, or a filter such as `info,downbeat_server=debug`.
+///
+/// # Errors
+/// If a part of it is no level, with the levels that there are: the filter would take the word for a module, and log nothing else.
+pub fn check_level(text: &str) -> Result<String, String> {
+    // Inside brackets commas part the fields of spans.
+    let words = text.split(',').map(str::trim).filter(|part| !part.is_empty() && !text.contains('['));
+    let is_level = |word: &&str| word.contains('=') || LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    let mut unknown = words.filter(|word| !is_level(word));
+    if let Some(word) = unknown.next() {
+        let hint = downbeat_repository::did_you_mean(word, LEVELS);
+        return Err(format!(
+            "'{word}' is no log level{hint}; levels are {}, and a module has its own as in info,downbeat_server=debug",
+            LEVELS.join(", ")
+        ));
+    }
+    filter(text).map(|_| text.to_owned())
+}
+
+/// The filter of a level. Errors of all modules pass it, unless it says otherwise of all.
+fn filter(level: &str) -> Result<EnvFilter, String> {
+    let filter = EnvFilter::try_new(format!("error,{level}"));
+    filter.map_err(|error| format!("'{level}': {error}; levels are {}", LEVELS.join(", ")))
+}
+
 /// Starts logging.
 ///
 /// # Errors
 /// If the filter cannot be understood, or logging was started before.
 pub fn start(options: &LogOptions) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&options.level).map_err(|error| {
-        anyhow::anyhow!("log level '{}': {error}; use error, warn, info, debug or trace", options.level)
-    })?;
+    let filter = filter(&options.level).map_err(|error| anyhow::anyhow!("log level {error}"))?;
     let registry = tracing_subscriber::registry().with(filter);
     let lines = tracing_subscriber::fmt::layer().with_writer(|| Lines);
     match options.format {
@@ -48,4 +74,28 @@ pub fn start(options: &LogOptions) -> anyhow::Result<()> {
         LogFormat::Json => registry.with(lines.json()).try_init()?,
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_with_the_levels() {
+        let known = ["warn", "INFO", "off", "info,downbeat_server=debug", "downbeat_server=debug", "info,[span{a,b}]=trace", ""];
+        for level in known {
+            assert_eq!(check_level(level), Ok(level.to_owned()));
+        }
+        let error = check_level("wran").unwrap_err();
+        assert!(error.contains("'wran' is no log level; did you mean 'warn'?; levels are error, warn, info"), "{error}");
+        assert!(check_level("info,downbeat_server").unwrap_err().contains("'downbeat_server' is no log level"));
+        assert!(check_level("info,downbeat_server=wran").unwrap_err().contains("levels are error, warn"), "of a module");
+    }
+
+    #[test]
+    fn a_filter_of_one_module_lets_errors_of_all_pass() {
+        let shown = |level: &str| filter(level).unwrap().to_string();
+        assert!(shown("downbeat_server=debug").split(',').any(|part| part == "error"), "{}", shown("downbeat_server=debug"));
+        assert_eq!((shown("off"), shown("info")), ("off".to_owned(), "info".to_owned()));
+    }
 }

@@ -39,6 +39,13 @@ macro_rules! with_defaults {
             $($(#[$about])* pub $field: $type,)+
         }
 
+        #[cfg(test)]
+        #[allow(dead_code, reason = "only some structs are walked")]
+        impl $name {
+            /// The names of the fields.
+            pub(crate) const FIELDS: &'static [&'static str] = &[$(stringify!($field)),+];
+        }
+
         impl Default for $name {
             fn default() -> Self {
                 $name { $($field: $default,)+ }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
+use downbeat_core::Duration;
 use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
 use downbeat_report::say;
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
@@ -31,6 +32,9 @@ pub struct CheckArgs {
     #[command(flatten)]
     flags: ServeFlags,
 }
+
+/// What a check of a model's rows may take.
+const CHECK_BUDGET: Duration = Duration::from_millis(3_600_000);
 
 /// Runs the command; `false` if something was found that it fails on.
 ///
@@ -98,6 +102,8 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
 fn without_service(mut options: ServerOptions) -> ServerOptions {
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     options.profiling.enabled = false;
+    // Nobody waits for the check of rows.
+    options.profiling.budget = CHECK_BUDGET;
     options.autoscale = None;
     options.decision_log = None;
     options

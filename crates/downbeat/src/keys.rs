@@ -6,8 +6,8 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupOrder;
-use downbeat_server::cluster_options::UcxUse;
 use downbeat_server::check_level;
+use downbeat_server::cluster_options::UcxUse;
 use downbeat_server::etcd_server;
 use downbeat_server::options::{
     BatchesBy, BatchingChoice, CudaMissing, DispatchPolicy, DropPolicy, EngineChoice, Isolation, LogFormat, MAX_SHARDS,
@@ -311,7 +311,7 @@ fn profiles() -> Vec<Key<Draft>> {
             .help("Measure latency profiles when a model is loaded"),
         bare("no-profiling", "Do not measure latency profiles at load", |d| d.options.profiling.enabled = false),
         key("profiling.budget_s", seconds(), |d| &mut d.options.profiling.budget)
-            .flag("profiling-budget", "Most time spent on measuring one model"),
+            .flag("profiling-budget", "Most time spent on measuring one model before it serves; the rest is measured when the machine is idle (see \"Loading\")"),
         optional(
             "profiling.cache_dir",
             path("FOLDER"),
@@ -349,6 +349,8 @@ fn operation() -> Vec<Key<Draft>> {
             .flag("run-timeout-factor", "How many times its profile a run may take before it is ended"),
         key("load_run_timeout_s", seconds(), |d| &mut d.options.run_limits.load)
             .flag("load-run-timeout", "How long a run may take while its model is loaded, which fails then; 0: any time"),
+        key("load_timeout_s", seconds(), |d| &mut d.options.run_limits.whole_load)
+            .flag("load-timeout", "How long the load of a model may take in all, with its warm-up; it fails then; 0: any time (see \"Loading\")"),
         key("exit_when_not_live", switch(), |d| &mut d.options.exit_when_not_live)
             .flag("exit-when-not-live", "End where only a new process helps, as when the last GPU is lost, instead of saying at /v2/health/live that the server is not live (see \"Liveness\")")
             .arity(Arity::Optional),

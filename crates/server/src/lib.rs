@@ -39,6 +39,7 @@ mod loading;
 mod logging;
 mod machine_load;
 mod measuring;
+mod measuring_time;
 mod memory;
 mod metric_table;
 mod metrics;

@@ -38,9 +38,9 @@ const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 /// # Errors
 /// If a part of it is no level, with the levels that there are: the filter would take the word for a module, and log nothing else.
 pub fn check_level(text: &str) -> Result<String, String> {
-    // Inside brackets commas part the fields of spans.
-    let words = text.split(',').map(str::trim).filter(|part| !part.is_empty() && !text.contains('['));
-    let is_level = |word: &&str| word.contains('=') || LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    let words = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let is_level =
+        |word: &&str| word.contains(['=', '[']) || LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
     let mut unknown = words.filter(|word| !is_level(word));
     if let Some(word) = unknown.next() {
         let hint = downbeat_repository::did_you_mean(word, LEVELS);
@@ -82,20 +82,31 @@ mod tests {
 
     #[test]
     fn a_word_that_is_no_level_is_refused_with_the_levels() {
-        let known = ["warn", "INFO", "off", "info,downbeat_server=debug", "downbeat_server=debug", "info,[span{a,b}]=trace", ""];
+        let known =
+            ["warn", "INFO", "off", "info,downbeat_server=debug", "downbeat_server=debug", "info,[span{a}]=trace", ""];
         for level in known {
             assert_eq!(check_level(level), Ok(level.to_owned()));
         }
         let error = check_level("wran").unwrap_err();
-        assert!(error.contains("'wran' is no log level; did you mean 'warn'?; levels are error, warn, info"), "{error}");
+        assert!(
+            error.contains("'wran' is no log level; did you mean 'warn'?; levels are error, warn, info"),
+            "{error}"
+        );
         assert!(check_level("info,downbeat_server").unwrap_err().contains("'downbeat_server' is no log level"));
-        assert!(check_level("info,downbeat_server=wran").unwrap_err().contains("levels are error, warn"), "of a module");
+        assert!(
+            check_level("info,downbeat_server=wran").unwrap_err().contains("levels are error, warn"),
+            "of a module"
+        );
     }
 
     #[test]
     fn a_filter_of_one_module_lets_errors_of_all_pass() {
         let shown = |level: &str| filter(level).unwrap().to_string();
-        assert!(shown("downbeat_server=debug").split(',').any(|part| part == "error"), "{}", shown("downbeat_server=debug"));
+        assert!(
+            shown("downbeat_server=debug").split(',').any(|part| part == "error"),
+            "{}",
+            shown("downbeat_server=debug")
+        );
         assert_eq!((shown("off"), shown("info")), ("off".to_owned(), "info".to_owned()));
     }
 }

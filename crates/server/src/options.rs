@@ -368,6 +368,8 @@ with_defaults! {
         pub least: Duration = Duration::from_millis(15_000),
         /// A run while the model is loaded, when there is no profile yet; zero: no limit.
         pub load: Duration = Duration::from_millis(120_000),
+        /// The load of a model with all that it runs; zero: no limit.
+        pub whole_load: Duration = Duration::from_millis(1_800_000),
     }
 }
 

@@ -83,6 +83,7 @@ fn a_file_can_say_everything() {
         run_timeout_s = 3
         run_timeout_factor = 7
         load_run_timeout_s = 0
+        load_timeout_s = 60
         decision_log = "decisions"
         strict_readiness = false
         allow_empty = true
@@ -186,7 +187,10 @@ fn a_file_can_say_everything() {
     assert_eq!(merged("", &["--run-memory-bytes=0", "models"]).run_memory_bytes, Some(0));
     assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
     assert!(merged("", &["--shared-memory", "models"]).shared_memory);
-    assert_eq!(options.run_limits, RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO });
+    assert_eq!(
+        options.run_limits,
+        RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO, whole_load: ms(60_000) }
+    );
     assert_eq!((options.max_body_bytes, options.max_connections, options.min_rate), (1 << 20, 50, 1 << 10));
     assert_eq!((options.idle_timeout, options.transfer_timeout), (ms(0), ms(2500)));
     assert_eq!((options.shutdown_grace, options.drain_timeout), (ms(1000), ms(2000)));
@@ -536,7 +540,8 @@ fn ways_to_name_a_model() -> Vec<(Vec<String>, String, String)> {
         let value = if key.path == "preprocess" { "[{ step = 'decode' }]" } else { key.example };
         (Vec::new(), format!("[models.{MISNAMED}]\n{} = {value}", key.path), String::new())
     };
-    let plan = format!("{{\"sub_clusters\": [{{\"index\": 0, \"models\": [\"{MISNAMED}\"], \"devices_needed\": 0.5}}]}}");
+    let plan =
+        format!("{{\"sub_clusters\": [{{\"index\": 0, \"models\": [\"{MISNAMED}\"], \"devices_needed\": 0.5}}]}}");
     let mut all: Vec<_> = flags.map(of_flag).collect();
     assert_eq!(all.len(), 2, "--slo-ms and --load-model");
     all.extend(options_file::TABLES.iter().map(of_table).filter(|(_, text, _)| !text.is_empty()));
@@ -572,7 +577,8 @@ fn every_option_that_names_an_unknown_model_says_so() {
 fn options_without_an_effect_are_named() {
     let said = |file: &str| {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::write(folder.path().join("downbeat.toml"), format!("repository = 'models'\n[device]\n{file}")).unwrap();
+        std::fs::write(folder.path().join("downbeat.toml"), format!("repository = 'models'\n[device]\n{file}"))
+            .unwrap();
         resolve(&flags(&[]), Process::Server, folder.path()).unwrap().options.notices.join("\n")
     };
     for key in ["share_batches = 'slab'", "share_period_s = 1", "share_hold_down_s = 1"] {

@@ -7,8 +7,8 @@ use downbeat_engine::{GpuInfo, Part};
 use downbeat_repository::ModelRepositories;
 use parking_lot::Mutex;
 
-use super::model_entry::{ModelEntry, VersionState, WAITING};
 use super::Registry;
+use super::model_entry::{ModelEntry, VersionState, WAITING};
 use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
 use crate::clock::Clock;
@@ -97,7 +97,8 @@ impl Registry {
         let gpu_watch = (!gpus.is_empty()).then(gpu_watch).transpose()?;
         let serving = Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone());
         let serving = Arc::new(serving);
-        let loads = Arc::new(tokio::sync::Semaphore::new(options.load_threads.clamp(1, MOST_LOAD_THREADS)));
+        let side_by_side = options.load_threads.clamp(1, MOST_LOAD_THREADS);
+        let loads = Arc::new([side_by_side, side_by_side].map(tokio::sync::Semaphore::new));
         Ok(Registry {
             options,
             repository,
@@ -197,6 +198,7 @@ fn with_devices(
 /// How long runs may take. TensorRT compiles a model in the run that is the first of its shapes.
 fn run_limits(options: &ServerOptions, engines: &Engines) -> RunLimits {
     let times = if engines.of_most().info().name == "tensorrt" { 20 } else { 1 };
-    let RunLimits { factor, least, load } = options.run_limits;
-    RunLimits { factor, least: least.saturating_mul(times), load: load.saturating_mul(times) }
+    let RunLimits { factor, least, load, whole_load } = options.run_limits;
+    let [least, load, whole_load] = [least, load, whole_load].map(|limit| limit.saturating_mul(times));
+    RunLimits { factor, least, load, whole_load }
 }

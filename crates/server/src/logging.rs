@@ -45,7 +45,7 @@ pub fn check_level(text: &str) -> Result<String, String> {
     if let Some(word) = unknown.next() {
         let hint = downbeat_repository::did_you_mean(word, LEVELS);
         return Err(format!(
-            "'{word}' is no log level{hint}; levels are {}, and a module has its own as in info,downbeat_server=debug",
+            "'{word}' is no log level; levels are {}, and a module has its own as in info,downbeat_server=debug{hint}",
             LEVELS.join(", ")
         ));
     }
@@ -89,7 +89,8 @@ mod tests {
         }
         let error = check_level("wran").unwrap_err();
         assert!(
-            error.contains("'wran' is no log level; did you mean 'warn'?; levels are error, warn, info"),
+            error.contains("'wran' is no log level; levels are error, warn, info")
+                && error.ends_with("; did you mean 'warn'?"),
             "{error}"
         );
         assert!(check_level("info,downbeat_server").unwrap_err().contains("'downbeat_server' is no log level"));

@@ -594,7 +594,7 @@ fn options_without_an_effect_are_named() {
 #[test]
 fn a_word_that_is_no_log_level_is_refused() {
     let said = error("log.level = 'wran'");
-    assert!(said.contains("1:13: 'wran' is no log level; did you mean 'warn'?"), "{said}");
+    assert!(said.contains("1:13: 'wran' is no log level") && said.ends_with("did you mean 'warn'?"), "{said}");
     let said = error("log.level = 'warn,downbeat_server'");
     assert!(said.contains("'downbeat_server' is no log level"), "{said}");
     assert_eq!(merged("", &["m", "--log-level", "info,downbeat_server=debug"]).log.level, "info,downbeat_server=debug");

@@ -154,7 +154,7 @@ fn check_names(options: &ServerOptions, names: &[String]) -> anyhow::Result<()> 
     }
     // The load at start says it of the models that it is to load.
     for UnknownModel { message, .. } in warnings.iter().filter(|unknown| unknown.by != NamedBy::Load) {
-        tracing::warn!("{message}. The option has no effect until the model is there");
+        tracing::warn!("{message} (no effect until the model is there)");
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ fn take(recipe: &Recipe, item: Bytes) {
         Ok(pipeline) => {
             let items = [item];
             if pipeline.look(&items).is_ok_and(|work| work.bytes() < MOST_BYTES) {
-                let _ = pipeline.run(&items, || true);
+                let _ = pipeline.run(&items);
             }
         }
         Err(reason) => assert!(!reason.is_empty()),

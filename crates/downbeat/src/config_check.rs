@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
+use downbeat_core::Duration;
 use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
 use downbeat_report::say;
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
@@ -32,18 +33,22 @@ pub struct CheckArgs {
     flags: ServeFlags,
 }
 
+/// What a check of a model's rows may take.
+const CHECK_BUDGET: Duration = Duration::from_millis(3_600_000);
+
 /// Runs the command; `false` if something was found that it fails on.
 ///
 /// # Errors
 /// If the repository or the options cannot be read or are wrong, or there is no such engine.
 pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     let ConfigCommand::Check(args) = command;
-    let options = options(&args.flags)?;
+    let options = resolve(&args.flags, Process::Server, Path::new(""))?.options;
     let repositories = ModelRepositories::open(&options.repositories)?;
     let scan = repositories.map(|repository| repository.with_follow_symlinks(options.follow_symlinks)).scan()?;
     let notices = options.notices.clone();
+    let unknown = options.unknown_models(&scan.names);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let registry = Registry::open(Arc::new(options))?;
+    let registry = Registry::open(Arc::new(without_service(options)))?;
     let (mut errors, mut warnings) = (0, 0);
     let mut warn = |warning: &dyn std::fmt::Display| {
         warnings += 1;
@@ -51,6 +56,10 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     };
     notices.iter().try_for_each(|notice| warn(notice))?;
     scan.warnings.iter().try_for_each(|w| warn(w))?;
+    for unknown in &unknown {
+        errors += 1;
+        say(format_args!("error: {}", unknown.message))?;
+    }
     for name in &scan.names {
         let mut definition = match registry.definition(name) {
             Ok(definition) => definition,
@@ -90,13 +99,14 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
 }
 
 /// The options of a server that loads models on request and measures none. It writes nothing but verdicts on rows.
-fn options(flags: &ServeFlags) -> anyhow::Result<ServerOptions> {
-    let mut options = resolve(flags, Process::Server, Path::new(""))?.options;
+fn without_service(mut options: ServerOptions) -> ServerOptions {
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     options.profiling.enabled = false;
+    // Nobody waits for the check of rows.
+    options.profiling.budget = CHECK_BUDGET;
     options.autoscale = None;
     options.decision_log = None;
-    Ok(options)
+    options
 }
 
 /// Checks a definition against the signature of each of its model files.

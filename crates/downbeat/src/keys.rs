@@ -6,6 +6,7 @@ use std::sync::LazyLock;
 
 use downbeat_core::Duration;
 use downbeat_core::device::overlap::GroupOrder;
+use downbeat_server::check_level;
 use downbeat_server::cluster_options::UcxUse;
 use downbeat_server::etcd_server;
 use downbeat_server::options::{
@@ -312,7 +313,7 @@ fn profiles() -> Vec<Key<Draft>> {
             .help("Measure latency profiles when a model is loaded"),
         bare("no-profiling", "Do not measure latency profiles at load", |d| d.options.profiling.enabled = false),
         key("profiling.budget_s", seconds(), |d| &mut d.options.profiling.budget)
-            .flag("profiling-budget", "Most time spent on measuring one model"),
+            .flag("profiling-budget", "Most time spent on measuring one model before it serves; the rest is measured when the machine is idle (see \"Loading\")"),
         optional(
             "profiling.cache_dir",
             path("FOLDER"),
@@ -352,6 +353,8 @@ fn operation() -> Vec<Key<Draft>> {
             .flag("load-run-timeout", "How long a run may take while its model is loaded, which fails then; 0: any time"),
         key("trial_timeout_s", seconds(), |d| &mut d.options.trial_timeout)
             .flag("trial-timeout", "How long the trial of a new model file in a process of its own may take; 0: there is no such trial (see \"The trial at load\")"),
+        key("load_timeout_s", seconds(), |d| &mut d.options.run_limits.whole_load)
+            .flag("load-timeout", "How long the load of a model may take in all, with its warm-up; it fails then; 0: any time (see \"Loading\")"),
         key("exit_when_not_live", switch(), |d| &mut d.options.exit_when_not_live)
             .flag("exit-when-not-live", "End where only a new process helps, as when the last GPU is lost, instead of saying at /v2/health/live that the server is not live (see \"Liveness\")")
             .arity(Arity::Optional),
@@ -363,7 +366,7 @@ fn operation() -> Vec<Key<Draft>> {
         triton("log-warning", switch(), |d, warning| level(d, !warning && d.options.log.level == "warn", "error")),
         triton("log-error", switch(), |d, error| level(d, !error && d.options.log.level == "error", "off")),
         triton("log-verbose", number(0..=u32::MAX.into()), |d, verbose: u32| level(d, verbose > 0, "debug")),
-        key("log.level", name("LEVEL"), |d| &mut d.options.log.level)
+        key("log.level", parsed("LEVEL", check_level, String::clone), |d| &mut d.options.log.level)
             .flag("log-level", "error, warn, info, debug, trace, or a filter such as info,downbeat_server=debug"),
     ]
 }

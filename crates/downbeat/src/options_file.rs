@@ -24,6 +24,8 @@ pub const MAX_BYTES: u64 = 1 << 20;
 const GROUPS: &str = "device.groups";
 const PLACEMENT: &str = "placement";
 const MODELS: &str = "models";
+/// All of them. Each names models.
+pub const TABLES: [&str; 3] = [GROUPS, PLACEMENT, MODELS];
 
 /// What is wrong in a file, and at which byte.
 pub type Misplaced = (usize, String);
@@ -101,7 +103,7 @@ pub fn read_text(path: &Path) -> std::io::Result<String> {
 
 fn apply_table(table: &DeTable<'_>, folder: &Path, draft: &mut Draft) -> Result<(), Misplaced> {
     let mut given = Vec::new();
-    collect(table, "", &KEYS, &[GROUPS, PLACEMENT, MODELS], &mut given)?;
+    collect(table, "", &KEYS, &TABLES, &mut given)?;
     set(&given, &KEYS, folder, draft)?;
     for (path, value) in &given {
         match path.as_str() {

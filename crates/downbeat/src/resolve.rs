@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use downbeat_core::cluster::Autoscale;
 use downbeat_repository::ModelRepository;
-use downbeat_server::options::{DispatchPolicy, EngineChoice, ExecutorProgram, ModelControl, ServerOptions};
+use downbeat_server::options::{
+    DeviceOptions, DispatchPolicy, EngineChoice, ExecutorProgram, ModelControl, PolicyName, ServerOptions, SharesBy,
+};
 
 use crate::draft::Draft;
 use crate::options_file;
@@ -71,6 +73,7 @@ pub fn resolve(flags: &ServeFlags, process: Process, folder: &Path) -> anyhow::R
     if process == Process::Server && !flags.keys.values("schedulers").is_empty() {
         options.notices.push("--schedulers has no effect: downbeat serve has all roles in one process; use downbeat frontend and downbeat backend".to_owned());
     }
+    options.notices.extend(without_effect(&options));
     let is_polled = matches!(options.model_control, ModelControl::Poll { .. });
     if !is_polled && !flags.keys.values("repository-poll-secs").is_empty() {
         options.notices.push("--repository-poll-secs has no effect without --model-control-mode poll".to_owned());
@@ -116,6 +119,28 @@ fn finish(draft: Draft, process: Process) -> anyhow::Result<ServerOptions> {
     let options = draft.finish()?;
     check(&options, process)?;
     Ok(options)
+}
+
+/// What is said about options that have no effect without another one.
+fn without_effect(options: &ServerOptions) -> Vec<String> {
+    let (device, defaults) = (&options.device, DeviceOptions::default());
+    let are_shared = device.shares == SharesBy::Auto;
+    let mut notices = Vec::new();
+    let is_alone = |key: &str, is_given: bool| {
+        (is_given && !are_shared).then(|| format!("[device] {key} has no effect without shares = \"auto\""))
+    };
+    notices.extend(is_alone("share_batches", device.share_batches != defaults.share_batches));
+    notices.extend(is_alone("share_period_s", device.share_period != defaults.share_period));
+    notices.extend(is_alone("share_hold_down_s", device.share_hold_down != defaults.share_hold_down));
+    let policies = device.groups.iter().filter_map(|group| group.policy).chain([device.policy]);
+    if are_shared && policies.into_iter().all(|policy| policy == PolicyName::EXCLUSIVE) {
+        notices.push(
+            "[device] shares = \"auto\" has no effect on models with the policy exclusive, and no option gives another: give [device] policy, such as \
+             \"windowed\", or a group with a policy; a model's config.pbtxt may name its own"
+                .to_owned(),
+        );
+    }
+    notices
 }
 
 fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {

@@ -101,10 +101,15 @@ impl ModelFiles<'_> {
                 };
                 inputs.insert(name.clone(), WarmupInput { datatype, dims, data });
             }
+            if warmup.count > Warmup::MOST_RUNS {
+                let (count, most) = (warmup.count, Warmup::MOST_RUNS);
+                report
+                    .warn(&format!("{path}.count"), format!("is {count}; the request is sent {most} times, the most"));
+            }
             warmups.push(Warmup {
                 name: if warmup.name.is_empty() { format!("{}", i + 1) } else { warmup.name.clone() },
                 batch_size: warmup.batch_size.max(1),
-                count: warmup.count.max(1),
+                count: warmup.count.clamp(1, Warmup::MOST_RUNS),
                 inputs,
                 batched: config.max_batch_size > 0,
             });

@@ -12,7 +12,7 @@ use crate::config_source::ConfigSource;
 use crate::definition::{CompletionOptions, ModelDefinition};
 use crate::finding::{ConfigError, Finding, did_you_mean, sorted};
 use crate::model_files::ModelFiles;
-use crate::version_folder::{VersionFolders, has_model_file, is_onnx_name, version_number};
+use crate::version_folder::{VersionFolders, has_misplaced_model, has_model_file, is_onnx_name, version_number};
 
 /// Name of a model's configuration file.
 pub const CONFIG_FILE: &str = "config.pbtxt";
@@ -177,7 +177,7 @@ impl ModelRepository {
 
     /// Whether there is a model of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.model_dir(name).is_ok_and(|dir| looks_like_model(&dir))
+        self.model_dir(name).is_ok_and(|dir| looks_like_model(&dir) || has_misplaced_model(&dir))
     }
 
     /// The models and what else is strange.
@@ -186,7 +186,7 @@ impl ModelRepository {
     /// If the folder cannot be read any more.
     pub fn scan(&self) -> Result<Scan, RepositoryError> {
         let unreadable = |e: io::Error| RepositoryError::Unreadable(self.path.clone(), reason(&self.path, &e));
-        let mut scan = Scan::default();
+        let (mut scan, mut misplaced) = (Scan::default(), Vec::new());
         for entry in fs::read_dir(self.root()).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
             let file_name = entry.file_name();
@@ -225,6 +225,8 @@ impl ModelRepository {
                         warn(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"));
                     }
                     Ok(dir) if looks_like_model(&dir) => scan.names.push(name.to_owned()),
+                    // The load says what is wrong, and the server is not ready without the model.
+                    Ok(dir) if has_misplaced_model(&dir) => misplaced.push(name.to_owned()),
                     Ok(dir) => warn(match VersionFolders::read(&dir).remedy(&dir, name, "") {
                         Some(remedy) => format!("has no version folder; {remedy}"),
                         None => format!("has neither a version folder such as {name}/1 nor {CONFIG_FILE}; ignored"),
@@ -236,6 +238,8 @@ impl ModelRepository {
             && let Some(message) = self.is_misplaced()
         {
             scan.warnings = vec![Finding::of(self.path.display().to_string(), message)];
+        } else {
+            scan.names.extend(misplaced);
         }
         scan.names.sort_unstable();
         scan.warnings.sort_by(|a, b| a.file.cmp(&b.file));

@@ -20,6 +20,8 @@ pub(crate) struct VersionFolders {
     pub(crate) near_by_name: Vec<String>,
     /// A message for each other folder with a model file, sorted.
     pub(crate) near_by_content: Vec<String>,
+    /// Whether a folder that is no version holds a model file.
+    has_misnamed: bool,
 }
 
 impl VersionFolders {
@@ -49,10 +51,12 @@ impl VersionFolders {
                         .push(format!("{name} is a file; a version is a folder with a model file in it"));
                 }
                 Ok(metadata) if metadata.is_dir() && resembles_version(&name) => {
+                    folders.has_misnamed |= has_model_file(&path);
                     let why = folders.why_not(&name);
                     folders.near_by_name.push(why);
                 }
                 Ok(metadata) if metadata.is_dir() && has_model_file(&path) => {
+                    folders.has_misnamed = true;
                     let why = folders.why_not(&name);
                     folders.near_by_content.push(why);
                 }
@@ -96,6 +100,11 @@ impl VersionFolders {
             if keeps_name { found.as_str() } else { Some(file).filter(|f| !f.is_empty()).unwrap_or("model.onnx") };
         Some(format!("move {found} to {shown}/1/{file}"))
     }
+}
+
+/// Whether a folder without a version and a configuration is meant as a model: it has a model file in the wrong place.
+pub(crate) fn has_misplaced_model(dir: &Path) -> bool {
+    VersionFolders::read(dir).has_misnamed || loose_model_file(dir).is_some()
 }
 
 /// The version that a folder is named after. As in Triton, names with a leading zero are none.

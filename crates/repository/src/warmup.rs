@@ -18,7 +18,7 @@ pub struct Warmup {
     pub name: String,
     /// Batch size; at least 1, and 1 for models without a batch dimension.
     pub batch_size: u32,
-    /// How often the request is sent; at least 1.
+    /// How often the request is sent; at least 1, at most [`Warmup::MOST_RUNS`].
     pub count: u32,
     /// Inputs by name.
     pub inputs: BTreeMap<String, WarmupInput>,
@@ -49,6 +49,9 @@ pub enum WarmupData {
 }
 
 impl Warmup {
+    /// The most runs of a warm-up request: no engine is warmer after more, and the load would keep others waiting.
+    pub const MOST_RUNS: u32 = 100;
+
     /// The request, for the model `model`.
     ///
     /// # Errors

@@ -41,6 +41,12 @@ impl Engines {
         if let Some(warning) = choice.warning {
             tracing::warn!("{warning}");
         }
+        if choice.gpus.is_empty() && !options.cuda.devices.is_empty() {
+            let engine = info.name;
+            tracing::warn!(
+                "--gpus has no effect: models run on the CPU, with the engine {engine}; with --engine cuda the server says why, and does not start"
+            );
+        }
         // There is one of it, whose devices all its models share.
         let emulated: Arc<dyn Engine> = match options.engine {
             EngineChoice::Emulated => choice.engine.clone(),

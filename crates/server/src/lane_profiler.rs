@@ -15,15 +15,26 @@ const WARM_UP: usize = 2;
 const FEWEST: usize = 3;
 
 /// How many lanes of a model are worth having side by side: 1, 2, 4, ... up to `most`. Each lane has a thread of its own. Twice the lanes have to do at
-/// least 1.25 times as much, with batches of each of `sizes`.
+/// least 1.25 times as much, with batches of each of `sizes`. `None` if `allows` refuses the time that the next step is expected to take; the first
+/// step takes `first`.
 ///
 /// # Errors
 /// The engine's error, if the engine cannot run such a batch or has no further lane.
-pub fn lanes_worth_having(subject: &Subject<'_>, sizes: &[u32], most: usize) -> Result<usize, RunError> {
+pub fn lanes_worth_having(
+    subject: &Subject<'_>,
+    sizes: &[u32],
+    most: usize,
+    first: Duration,
+    allows: impl Fn(Duration) -> bool,
+) -> Result<Option<usize>, RunError> {
     let mut lanes = Vec::new();
     let mut before = Vec::new();
-    let mut count = 1;
+    let (mut count, mut expected) = (1, first);
     while count <= most {
+        if !allows(expected) {
+            return Ok(None);
+        }
+        let begin = subject.clock.now();
         while lanes.len() < count {
             lanes.push(subject.lane_at(Default::default())?);
         }
@@ -32,9 +43,17 @@ pub fn lanes_worth_having(subject: &Subject<'_>, sizes: &[u32], most: usize) -> 
         if !are_worth_it(&before, &paces) {
             break;
         }
+        // Twice the lanes share the cores.
+        expected = subject.clock.now().since(begin).saturating_mul(2);
         (before, count) = (paces, count * 2);
     }
-    Ok((count / 2).max(1))
+    Ok(Some((count / 2).max(1)))
+}
+
+/// What a step takes at most with batches that take so long.
+pub fn step(latencies: impl Iterator<Item = Duration>) -> Duration {
+    let runs = (WARM_UP + FEWEST) as u64;
+    latencies.fold(Duration::ZERO, |sum, latency| sum + latency.saturating_mul(runs).max(SLICE))
 }
 
 /// Whether lanes that do `more` batches a second are worth having instead of half as many, which do `before`: by batch size.

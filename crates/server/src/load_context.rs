@@ -16,7 +16,8 @@ use crate::driver::Driver;
 use crate::engines::Engines;
 use crate::group_predictor::GroupPredictor;
 use crate::host::AnswerLooker;
-use crate::load_turns::{LONGEST_TURN, LoadTurns};
+use crate::load_turns::LoadTurns;
+use crate::measuring_time::MeasuringTime;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
@@ -49,6 +50,8 @@ pub struct VersionFile<'a> {
     pub must_answer: bool,
     /// Who is told how it goes on.
     pub progress: &'a dyn LoadProgress,
+    /// What measuring may take.
+    pub time: &'a MeasuringTime,
 }
 
 /// What all loads of a server share.
@@ -107,7 +110,7 @@ impl LoadContext {
             predictor: driver.predictor().clone(),
             clock: driver.clock(),
             memory: memory::run_budget(&options).map(MemoryBudget::new),
-            turns: LoadTurns::new(LONGEST_TURN),
+            turns: LoadTurns::new(options.profiling.budget.into()),
             gpu_turn: Mutex::default(),
             unsettled: Mutex::default(),
             looker: AnswerLooker::default(),

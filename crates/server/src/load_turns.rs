@@ -1,7 +1,8 @@
 //! What loads that go side by side do one after another: what they time.
 //!
-//! A file is read, a graph optimised and a lane warmed up beside other loads. What is timed is timed alone: the others wait at their next step, and it waits for the step that each of them is in the
-//! middle of. Nobody waits for good: a load that does not come to an end is passed over.
+//! A file is read, a graph optimised and a lane warmed up beside other loads. What is timed is timed alone where that can be soon: the others wait at their next step, and it waits for the step that
+//! each of them is in the middle of. A load waits for others no longer than its patience in all, so that a small model is ready long before a large one beside it. What is timed beside
+//! others then is timed again later.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use downbeat_engine::Stop;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// How long a load waits at most for others.
+/// How long a load onto a GPU waits at most for others.
 pub const LONGEST_TURN: Duration = Duration::from_secs(60);
 /// How often one that waits looks whether it is to end.
 const TICK: Duration = Duration::from_millis(50);
@@ -18,12 +19,14 @@ const TICK: Duration = Duration::from_millis(50);
 pub struct LoadTurns {
     state: Mutex<State>,
     changed: Condvar,
-    longest: Duration,
+    patience: Duration,
 }
 
 #[derive(Default)]
 struct State {
     next: u64,
+    /// Loads that wait for others.
+    waiting: usize,
     /// Loads in the middle of something that is not timed.
     at_work: BTreeSet<u64>,
     /// The load that times.
@@ -34,42 +37,57 @@ struct State {
 pub struct LoadTurn<'a> {
     turns: &'a LoadTurns,
     id: u64,
+    /// How long it may still wait for others.
+    patience: Mutex<Duration>,
 }
 
 impl LoadTurns {
-    /// No load yet. One waits for others at most `longest`.
-    pub fn new(longest: Duration) -> Self {
-        LoadTurns { state: Mutex::default(), changed: Condvar::new(), longest }
+    /// No load yet. One waits for others at most `patience` in all.
+    pub fn new(patience: Duration) -> Self {
+        LoadTurns { state: Mutex::default(), changed: Condvar::new(), patience }
     }
 
     /// Begins a load, once nobody times.
     pub fn begin(&self) -> LoadTurn<'_> {
         let mut state = self.state.lock();
-        self.wait_while(&mut state, |state| state.timing.is_some());
+        let mut patience = self.patience;
+        self.wait_while(&mut state, &mut patience, |state| state.timing.is_some());
         // Whoever times still does not end, or is disturbed now.
         state.timing = None;
         let id = state.next;
         state.next += 1;
         state.at_work.insert(id);
-        LoadTurn { turns: self, id }
+        LoadTurn { turns: self, id, patience: Mutex::new(patience) }
     }
 
-    /// Waits as long as `condition` holds, at most [`LoadTurns::longest`], and not where the thread is to end.
-    fn wait_while(&self, state: &mut MutexGuard<'_, State>, condition: impl Fn(&State) -> bool) {
+    /// Waits as long as `condition` holds, while there is patience, and not where the thread is to end.
+    fn wait_while(
+        &self,
+        state: &mut MutexGuard<'_, State>,
+        patience: &mut Duration,
+        condition: impl Fn(&State) -> bool,
+    ) {
         let stop = Stop::of_this_thread();
-        let mut waited = Duration::ZERO;
-        while condition(state) && waited < self.longest && !stop.is_stopped() {
-            if self.changed.wait_while_for(state, |state| condition(state), TICK.min(self.longest)).timed_out() {
-                waited += TICK;
+        state.waiting += 1;
+        while condition(state) && *patience > Duration::ZERO && !stop.is_stopped() {
+            let tick = TICK.min(*patience);
+            if self.changed.wait_while_for(state, |state| condition(state), tick).timed_out() {
+                *patience = patience.saturating_sub(tick);
             }
         }
+        state.waiting -= 1;
     }
 }
 
 impl LoadTurn<'_> {
+    /// Whether another load waits, be it for this one.
+    pub fn is_waited_for(&self) -> bool {
+        self.turns.state.lock().waiting > 0
+    }
+
     /// Does something that is timed, while no other load does anything; says whether that was so.
     pub fn timed<T>(&self, what: impl FnOnce() -> T) -> (T, bool) {
-        let LoadTurn { turns, id } = *self;
+        let LoadTurn { turns, id, .. } = *self;
         let mut state = turns.state.lock();
         if state.timing == Some(id) {
             // In the middle of something that is timed.
@@ -79,7 +97,7 @@ impl LoadTurn<'_> {
         state.at_work.remove(&id);
         turns.changed.notify_all();
         let is_taken = |state: &State| state.timing.is_some() || !state.at_work.is_empty();
-        turns.wait_while(&mut state, is_taken);
+        turns.wait_while(&mut state, &mut self.patience.lock(), is_taken);
         let others = is_taken(&state);
         // They are not waited for again.
         state.at_work.clear();
@@ -193,6 +211,30 @@ mod tests {
         }));
         assert_eq!(turns.state.lock().timing, None);
         drop(turns.begin());
+    }
+
+    #[test]
+    fn a_load_has_one_patience_for_all_its_turns_and_is_seen_to_wait() {
+        let turns = LoadTurns::new(Duration::from_secs(3_600));
+        let hangs = turns.begin();
+        let patient = turns.begin();
+        *patient.patience.lock() = Duration::from_millis(1);
+        assert!(!hangs.is_waited_for());
+        assert_eq!(patient.timed(|| 1), (1, false));
+        assert_eq!(*patient.patience.lock(), Duration::ZERO);
+        // It would wait for an hour if the second turn had a patience of its own.
+        turns.state.lock().at_work.insert(hangs.id);
+        assert_eq!(patient.timed(|| 2), (2, false));
+        drop(patient);
+        std::thread::scope(|scope| {
+            hangs.timed(|| {
+                scope.spawn(|| drop(turns.begin()));
+                while !hangs.is_waited_for() {
+                    std::thread::yield_now();
+                }
+            });
+        });
+        assert!(!hangs.is_waited_for());
     }
 
     #[test]

@@ -26,6 +26,7 @@ use crate::load_context::{LoadContext, LoadProgress, VersionFile};
 use crate::load_turns::LONGEST_TURN;
 use crate::loaded_version::LoadedVersion;
 use crate::measuring::Measuring;
+use crate::measuring_time::MeasuringTime;
 use crate::model_memory::{HeldMemory, MemoryPart};
 use crate::model_source::{ModelSource, is_emulated};
 use crate::options::Isolation;
@@ -64,6 +65,10 @@ pub struct Loading<'a> {
     isolation: Isolation,
     /// Whether its file is in a repository, and came with no load request.
     may_come_again: bool,
+    /// What measuring may take.
+    time: &'a MeasuringTime,
+    /// What one item took when the model was tried.
+    first: Option<Duration>,
     /// It may come into service only if it answers its trial.
     must_answer: bool,
     /// Whether it answers requests of our own making, or a sample that its configuration names: then it is measured.
@@ -162,6 +167,8 @@ impl<'a> Loading<'a> {
             group: None,
             preprocess: None,
             progress: file.progress,
+            time: file.time,
+            first: None,
             judgement: None,
             may_come_again: file.may_come_again,
             isolation,
@@ -240,11 +247,11 @@ impl<'a> Loading<'a> {
     }
 
     fn measuring<'b>(&'b self, codec: &'b BatchCodec) -> Measuring<'b> {
-        let Loading { context, definition, source, threads, is_measured, progress, .. } = self;
+        let Loading { context, definition, source, threads, is_measured, progress, time, first, .. } = self;
         let of = (&*definition.name, self.number);
-        let (threads, answers, progress) = (*threads, *is_measured, *progress);
+        let (threads, answers, progress, time, first) = (*threads, *is_measured, *progress, *time, *first);
         let chooses_lanes = context.chooses_lanes(definition);
-        Measuring { context, source, of, codec, threads, answers, chooses_lanes, progress }
+        Measuring { context, source, of, codec, threads, answers, chooses_lanes, progress, time, first }
     }
 
     /// Has the engine load the file, once it is looked at; whole, where it cannot be cut and need not be.
@@ -449,7 +456,7 @@ impl<'a> Loading<'a> {
         let subject = SegmentSubject {
             subject: measuring.subject(&*runnable.model),
             padding: runnable.padding.as_deref(),
-            budget: self.context.options.profiling.budget,
+            budget: self.time.part(0.7),
         };
         measuring.segments(&subject, profile, lane)
     }
@@ -462,6 +469,9 @@ impl<'a> Loading<'a> {
         profiles: Vec<LatencyProfile>,
         threads: usize,
     ) -> LoadOutcome {
+        if self.time.is_short() {
+            self.context.unsettled.lock().insert((self.definition.name.clone(), self.number));
+        }
         // Samples that a configuration names have run by now.
         let answers = self.is_measured || !self.definition.warmups.is_empty();
         let Loading {

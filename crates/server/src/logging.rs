@@ -88,15 +88,41 @@ impl Drop for FlushAtEnd {
     }
 }
 
+/// The levels of the log.
+const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
+
+/// The level of the log, or a filter such as `info,downbeat_server=debug`.
+///
+/// # Errors
+/// If a part of it is no level, with the levels that there are: the filter would take the word for a module, and log nothing else.
+pub fn check_level(text: &str) -> Result<String, String> {
+    let words = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let is_level =
+        |word: &&str| word.contains(['=', '[']) || LEVELS.iter().any(|level| level.eq_ignore_ascii_case(word));
+    let mut unknown = words.filter(|word| !is_level(word));
+    if let Some(word) = unknown.next() {
+        let hint = downbeat_repository::did_you_mean(word, LEVELS);
+        return Err(format!(
+            "'{word}' is no log level; levels are {}, and a module has its own as in info,downbeat_server=debug{hint}",
+            LEVELS.join(", ")
+        ));
+    }
+    filter(text).map(|_| text.to_owned())
+}
+
+/// The filter of a level. Errors of all modules pass it, unless it says otherwise of all.
+fn filter(level: &str) -> Result<EnvFilter, String> {
+    let filter = EnvFilter::try_new(format!("error,{}", directives(level)));
+    filter.map_err(|error| format!("'{level}': {error}; levels are {}", LEVELS.join(", ")))
+}
+
 /// Starts logging.
 ///
 /// # Errors
 /// If the filter cannot be understood, logging was started before, or the operating system has no
 /// thread left.
 pub fn start(options: &LogOptions) -> anyhow::Result<FlushAtEnd> {
-    let filter = EnvFilter::try_new(directives(&options.level)).map_err(|error| {
-        anyhow::anyhow!("log level '{}': {error}; use error, warn, info, debug or trace", options.level)
-    })?;
+    let filter = filter(&options.level).map_err(|error| anyhow::anyhow!("log level {error}"))?;
     let registry = tracing_subscriber::registry().with(filter);
     let layer = layer().log_internal_errors(false).with_writer(|| Waiting);
     let (limits, is_terminal) = (LineLimits::new(&LEFT_OUT), io::stderr().is_terminal());
@@ -200,5 +226,36 @@ mod tests {
         assert_eq!(directives("off"), "off,downbeat=off,onnxruntime=off");
         assert_eq!(directives("warn,h2=debug"), "error,downbeat=warn,onnxruntime=warn,h2=debug");
         assert_eq!(directives("downbeat_server=debug"), "downbeat_server=debug");
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_with_the_levels() {
+        let known =
+            ["warn", "INFO", "off", "info,downbeat_server=debug", "downbeat_server=debug", "info,[span{a}]=trace", ""];
+        for level in known {
+            assert_eq!(check_level(level), Ok(level.to_owned()));
+        }
+        let error = check_level("wran").unwrap_err();
+        assert!(
+            error.contains("'wran' is no log level; levels are error, warn, info")
+                && error.ends_with("; did you mean 'warn'?"),
+            "{error}"
+        );
+        assert!(check_level("info,downbeat_server").unwrap_err().contains("'downbeat_server' is no log level"));
+        assert!(
+            check_level("info,downbeat_server=wran").unwrap_err().contains("levels are error, warn"),
+            "of a module"
+        );
+    }
+
+    #[test]
+    fn a_filter_of_one_module_lets_errors_of_all_pass() {
+        let shown = |level: &str| filter(level).unwrap().to_string();
+        assert!(
+            shown("downbeat_server=debug").split(',').any(|part| part == "error"),
+            "{}",
+            shown("downbeat_server=debug")
+        );
+        assert_eq!(shown("h2=debug,off").split(',').filter(|part| *part == "off").count(), 1);
     }
 }

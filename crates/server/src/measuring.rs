@@ -9,20 +9,27 @@ use downbeat_engine::{Lane, Model, Place, Share};
 use crate::auto_profiler::{self, StoredAuto};
 use crate::batch_codec::{BatchCodec, PROFILED_LENGTH};
 use crate::engines::MOST_EXECUTORS;
-use crate::lane_profiler::lanes_worth_having;
+use crate::lane_profiler::{self, lanes_worth_having};
 use crate::load_context::{LoadContext, LoadProgress};
 use crate::machine_load::LoadWatch;
+use crate::measuring_time::{MeasuringTime, Within};
 use crate::model_source::ModelSource;
 use crate::placement::Placed;
 use crate::policy_choice::{AutoSubject, Known, Profiled};
 use crate::policy_report::PolicyReport;
 use crate::profile_store::StoredProfile;
 use crate::profiler::{self, Measurement, Threads, is_quiet};
-use crate::sampler::Subject;
+use crate::sampler::{Subject, Watch};
 use crate::segment_profiler::SegmentSubject;
 
 /// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
 const WORTH_THREADS: Duration = Duration::from_micros(500);
+/// A model that takes longer for one item on one thread is taken to be faster on several, where there is no time to try.
+const SLOW: Duration = Duration::from_millis(50);
+/// Runs of one item that a comparison of threads takes at least.
+const COMPARED_RUNS: u64 = 7;
+/// Items times runs that two lanes together take to measure, at most.
+const PAIR_RUNS: u64 = 20;
 /// Lanes are tried side by side with batches that take no longer than this.
 const LANES_TRIED_WITH: Duration = Duration::from_millis(50);
 /// The profile of a model that is not to be measured, until it has been observed.
@@ -42,6 +49,10 @@ pub struct Measuring<'a> {
     /// Whether the number of batches that run at the same time is measured: the options and the configuration give none.
     pub chooses_lanes: bool,
     pub progress: &'a dyn LoadProgress,
+    /// What measuring may take.
+    pub time: &'a MeasuringTime,
+    /// What one item took when the model was tried, on one thread.
+    pub first: Option<Duration>,
 }
 
 impl Measuring<'_> {
@@ -81,14 +92,20 @@ impl Measuring<'_> {
                 return known(unknown()?, threads);
             }
         };
-        let profile = profiler::profile(&measurements)?;
-        if !settled {
+        let profile = self.fitted(&**model, &measurements)?;
+        let is_whole = !self.time.is_short();
+        if !is_whole {
+            tracing::info!(
+                %path, threads, known = profile.known(),
+                "measured in part, as --profiling-budget is over; the rest is measured when the machine is idle, or in service"
+            );
+        } else if !settled {
             tracing::info!(
                 %path, threads,
                 "measured on a machine with other things to do; it is measured again when there are none, or at the next start"
             );
         }
-        self.keep(key, (threads, at_once), settled, measurements);
+        self.keep(key, (threads, at_once), settled && is_whole, measurements);
         Ok(Profiled { profile, threads, at_once })
     }
 
@@ -109,7 +126,13 @@ impl Measuring<'_> {
         let largest = measurements.iter().filter(is_brief).map(|m| m.batch).max().unwrap_or(1);
         let mut sizes = vec![1, largest];
         sizes.dedup();
-        lanes_worth_having(&self.subject(model), &sizes, most).map_or(0, |lanes| lanes as u32)
+        let tried = measurements.iter().filter(|m| sizes.contains(&m.batch));
+        let first = lane_profiler::step(tried.map(Measurement::median));
+        let (subject, clock) = (self.subject(model), self.context.clock);
+        let begin = clock.now();
+        let allows = |expected| self.time.allows(clock.now().since(begin) + expected);
+        let lanes = self.spend(|| lanes_worth_having(&subject, &sizes, most, first, allows));
+        lanes.ok().flatten().map_or(0, |lanes| lanes as u32)
     }
 
     /// Times something; gives it, and whether the machine had nothing else to do meanwhile. If it had, the version is measured again once there is nothing else.
@@ -164,41 +187,95 @@ impl Measuring<'_> {
         self.source.store.keep(key, "the latency profile", &stored);
     }
 
-    /// Measures the batches of all sizes, on one thread or, where that is faster, on as many as it may have. Then measures how many are worth running at the
-    /// same time, as of [`Measuring::at_once`].
+    /// Measures the batches of the sizes that there is time for, on one thread or, where that is faster, on as many as it may have. Then measures how many are worth
+    /// running at the same time, as of [`Measuring::at_once`].
     fn measure(
         &self,
         model: &mut Arc<dyn Model>,
         lane: &mut Option<Box<dyn Lane>>,
         threads: &mut usize,
     ) -> anyhow::Result<(Vec<Measurement>, u32)> {
-        let largest = self.codec.max_batch;
-        let budget = self.context.options.profiling.budget;
-        let part = |share: f64| Duration::from_secs_f64(budget.as_secs_f64() * share);
+        let lane_of = |model: &dyn Model, lane: Option<Box<dyn Lane>>| lane.map_or_else(|| model.lane(), Ok);
+        let mut own = lane_of(&**model, lane.take())?;
+        let one = match self.first {
+            Some(first) => first,
+            None => self.spend(|| self.subject(&**model).run(&mut *own, &self.subject(&**model).item()?, 1))?,
+        };
         if let Threads::UpTo(most) = self.threads
             && most > 1
+            && self.is_worth_trying(&**model, &mut *own, one)?
         {
-            let one = self.subject(&**model).measure(&mut *model.lane()?, &[largest], part(0.05), &mut ())?;
-            if one.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()) || one.is_empty() {
-                self.progress.step("choosing the threads", 0.25);
+            self.progress.step("choosing the threads", 0.25);
+            let has_time = self.time.allows(one.saturating_mul(COMPARED_RUNS));
+            // A slow model does much in a run, which threads mostly share.
+            if has_time || one > SLOW {
                 let wide = self.source.load(most)?;
-                if profiler::compare([self.subject(&**model), self.subject(&*wide)], largest, part(0.3))? {
-                    (*lane, *model, *threads) = (None, wide, most);
+                let subjects = [self.subject(&**model), self.subject(&*wide)];
+                let compare = || profiler::compare(subjects, self.codec.max_batch, self.time.part(0.35));
+                if !has_time || self.spend(compare)? {
+                    (own, *model, *threads) = (wide.lane()?, wide, most);
                 }
             }
         }
-        let lane = match lane {
-            Some(lane) => lane,
-            None => lane.insert(model.lane()?),
-        };
-        let sizes = profiler::default_sizes(largest);
+        let measured = self.sizes(&**model, &mut *own, one);
+        *lane = Some(own);
+        let measurements = measured?;
+        let at_once = self.at_once(&**model, *threads, &measurements);
+        Ok((measurements, at_once))
+    }
+
+    /// Whether more threads may be worth it for a model that takes `one` for one item: its largest batch takes long.
+    fn is_worth_trying(&self, model: &dyn Model, lane: &mut dyn Lane, one: Duration) -> anyhow::Result<bool> {
+        let (largest, part) = (self.codec.max_batch, self.time.part(0.1));
+        // The first run of one item says nothing that is certain about a brief model.
+        if one.saturating_mul(3 * u64::from(largest)) > part {
+            return Ok(one > SLOW || self.time.left() > Duration::ZERO);
+        }
+        let measured = self.spend(|| self.subject(model).measure(lane, &[largest], part, &mut ()))?;
+        Ok(measured.is_empty() || measured.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()))
+    }
+
+    /// Measures as many sizes as there is time for, the smallest first. `one` is what a single item took before: if there is no
+    /// time at all, that is what is known.
+    fn sizes(&self, model: &dyn Model, lane: &mut dyn Lane, one: Duration) -> anyhow::Result<Vec<Measurement>> {
+        if !self.time.allows(one) {
+            return Ok(vec![Measurement::of(1, &[one])]);
+        }
+        let subject = self.subject(model);
+        let sizes = subject.timed(&profiler::default_sizes(self.codec.max_batch));
         let mut told = |m: &Measurement, done: f64| {
             let fraction = 0.2 + 0.7 * (0.35 + 0.65 * done);
             self.progress.step(&format!("measured batch {}: {}", m.batch, m.median()), fraction);
         };
-        let measurements = self.subject(&**model).measure(&mut **lane, &sizes, part(0.65), &mut told)?;
-        let at_once = self.at_once(&**model, *threads, &measurements);
-        Ok((measurements, at_once))
+        let mut watch = self.within(&mut told);
+        let measured = self.spend(|| subject.measure(lane, &sizes, self.time.part(0.7), &mut watch))?;
+        if measured.len() < sizes.len() || !profiler::are_trusted(&measured) {
+            self.time.fall_short();
+        }
+        Ok(if measured.is_empty() { vec![Measurement::of(1, &[one])] } else { measured })
+    }
+
+    /// The profile of what was measured. Sizes that there was no time for take as much longer as they are larger, by guess.
+    fn fitted(&self, model: &dyn Model, measurements: &[Measurement]) -> anyhow::Result<LatencyProfile> {
+        let profile = profiler::profile(measurements)?;
+        let sizes = self.subject(model).timed(&profiler::default_sizes(self.codec.max_batch));
+        let (known, largest) = (profile.max_batch(), sizes.last().copied().unwrap_or(1));
+        if known >= largest {
+            return Ok(profile);
+        }
+        let last = profile.latency(known).as_secs_f64();
+        let guess = |batch: u32| Duration::from_secs_f64(last * f64::from(batch) / f64::from(known));
+        let latency = |batch| if batch <= known { profile.latency(batch) } else { guess(batch) };
+        Ok(LatencyProfile::from_table((1..=largest).map(latency).collect())?.learned(known))
+    }
+
+    /// Measures within the time that there is.
+    fn within<'b, M>(&'b self, told: &'b mut dyn Watch<M>) -> Within<'b, M> {
+        Within { time: self.time, turn: &self.source.turn, told }
+    }
+
+    fn spend<T>(&self, what: impl FnOnce() -> T) -> T {
+        self.time.spend(self.context.clock, what)
     }
 
     /// What a model takes at each site that it is on: `profile` on the first partition of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
@@ -236,12 +313,10 @@ impl Measuring<'_> {
                 return Some(profile);
             }
             let mut lane = model.lane_at(Place { device: other, share }).ok()?;
-            let sizes = profiler::default_sizes(self.codec.max_batch);
-            let measure = || self.subject(model).measure(&mut *lane, &sizes, options.profiling.budget, &mut ());
-            let (measurements, settled) = self.timed(measure);
+            let (measurements, settled) = self.timed(|| self.sizes(model, &mut *lane, profile.latency(1)));
             let measurements = measurements.ok()?;
-            let profile = profiler::profile(&measurements).ok()?;
-            self.keep(key, (1, 0), settled, measurements);
+            let profile = self.fitted(model, &measurements).ok()?;
+            self.keep(key, (1, 0), settled && !self.time.is_short(), measurements);
             Some(profile)
         };
         (0..placed.sites()).map(|site| measured(site).unwrap_or_else(|| profile.clone())).collect()
@@ -251,7 +326,7 @@ impl Measuring<'_> {
     fn launch(&self) -> Option<Duration> {
         let known = *self.context.launch.lock();
         known.or_else(|| {
-            let (launch, settled) = self.timed(|| auto_profiler::hand_over_time(self.context.clock));
+            let (launch, settled) = self.timed(|| self.spend(|| auto_profiler::hand_over_time(self.context.clock)));
             *self.context.launch.lock() = launch.filter(|_| settled);
             launch
         })
@@ -279,8 +354,13 @@ impl Measuring<'_> {
             return stored;
         }
         let lane = lane.map_or_else(|| model.lane(), Ok).ok();
-        let timed = |measure: &mut dyn FnMut() -> _| self.timed(measure);
-        let measured = lane.and_then(|mut lane| subject.measured(&mut *lane, store, key.as_deref(), timed));
+        if !self.time.allows(profile.latency(1)) {
+            return SegmentProfile::even(profile, model.segments());
+        }
+        let timed = |measure: &mut dyn FnMut() -> _| self.timed(|| self.spend(measure));
+        let mut nobody = ();
+        let mut watch = self.within(&mut nobody);
+        let measured = lane.and_then(|mut lane| subject.measured(&mut *lane, store, key.as_deref(), &mut watch, timed));
         measured.unwrap_or_else(|| {
             tracing::warn!(path = %self.source.options.path.display(), "its segments cannot be measured with requests of our own making; they are taken to be alike");
             SegmentProfile::even(profile, model.segments())
@@ -305,8 +385,12 @@ impl Measuring<'_> {
             if let Some(stored) = stored {
                 return Some(stored.overlap);
             }
+            let (one, largest) = (auto.profile.latency(1), auto.profile.latency(max_batch));
+            if !self.time.allows((one + largest).saturating_mul(PAIR_RUNS)) {
+                return None;
+            }
             let measure = || auto_profiler::overlap(&self.subject(model), device, max_batch);
-            let (overlap, settled) = self.timed(measure);
+            let (overlap, settled) = self.timed(|| self.spend(measure));
             let stored = StoredAuto { launch, overlap: overlap?, settled };
             self.source.store.keep(key, "what two lanes do together", &stored);
             Some(stored.overlap)

@@ -39,6 +39,13 @@ macro_rules! with_defaults {
             $($(#[$about])* pub $field: $type,)+
         }
 
+        #[cfg(test)]
+        #[allow(dead_code, reason = "only some structs are walked")]
+        impl $name {
+            /// The names of the fields.
+            pub(crate) const FIELDS: &'static [&'static str] = &[$(stringify!($field)),+];
+        }
+
         impl Default for $name {
             fn default() -> Self {
                 $name { $($field: $default,)+ }
@@ -361,6 +368,8 @@ with_defaults! {
         pub least: Duration = Duration::from_millis(15_000),
         /// A run while the model is loaded, when there is no profile yet; zero: no limit.
         pub load: Duration = Duration::from_millis(120_000),
+        /// The load of a model with all that it runs; zero: no limit.
+        pub whole_load: Duration = Duration::from_millis(1_800_000),
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Measurement {
 
 impl Measurement {
     /// What runs of so many items come to.
-    fn of(batch: u32, times: &[Duration]) -> Self {
+    pub(crate) fn of(batch: u32, times: &[Duration]) -> Self {
         let nanos = times.iter().map(|time| time.as_nanos());
         let [min_ns, median_ns, p95_ns] = quantiles(nanos, [0.0, 0.5, 0.95]).unwrap_or_default();
         Measurement { batch, runs: times.len() as u32, min_ns, median_ns, p95_ns }
@@ -183,6 +183,8 @@ mod tests {
     use crate::clock::Clock;
     use crate::device_budget::DeviceBudget;
     use crate::group_profiler::GroupLanes;
+    use crate::lane_profiler;
+    use crate::measuring_time::{MeasuringTime, Within};
     use crate::profile_store::ProfileStore;
     use crate::segment_profiler::SegmentSubject;
     use crate::warm_up::WarmUp;
@@ -258,7 +260,8 @@ mod tests {
             ("segments", &mut || {
                 let segments = SegmentSubject { subject, padding: None, budget };
                 let timed = |measure: &mut dyn FnMut() -> _| (measure(), true);
-                segments.measured(&mut *model.lane().unwrap(), &ProfileStore::new(None), None, timed).unwrap();
+                let store = ProfileStore::new(None);
+                segments.measured(&mut *model.lane().unwrap(), &store, None, &mut (), timed).unwrap();
             }),
             ("warm-up", &mut || {
                 let (name, model, plan, budget) = ("spy", &model as &dyn Model, &plan, &device_budget);
@@ -281,6 +284,81 @@ mod tests {
         // Where a model takes nothing else.
         let zeros = plan.with_fill(Fill::Zeros).trial(1).unwrap();
         assert_eq!(zeros.input(0), [0; 256]);
+    }
+
+    /// A model whose runs take a time for each item, at least. It adds up the time of all runs.
+    #[derive(Clone, Default)]
+    struct Slow {
+        signature: Signature,
+        ran_us: Arc<Mutex<Vec<u64>>>,
+    }
+
+    /// What an item takes.
+    const ITEM_US: u64 = 5_000;
+
+    impl Model for Slow {
+        fn signature(&self) -> &Signature {
+            &self.signature
+        }
+
+        fn lane_at(&self, _place: Place) -> Result<Box<dyn Lane>, LoadError> {
+            Ok(Box::new(self.clone()))
+        }
+    }
+
+    impl Lane for Slow {
+        #[expect(clippy::disallowed_methods, reason = "the time that a run takes is what is tested")]
+        fn run(&mut self, _range: std::ops::Range<usize>, state: &mut State) -> Result<(), RunError> {
+            // Four bytes an item.
+            let us = state.tensors.drain(..).map(|tensor| tensor.data.as_slice().len() as u64 / 4 * ITEM_US).sum();
+            std::thread::sleep(std::time::Duration::from_micros(us));
+            self.ran_us.lock().unwrap().push(us);
+            Ok(())
+        }
+    }
+
+    fn slow_plan() -> BatchCodec {
+        let client = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: vec![-1, 1] };
+        let (labels, batched, optional) = ([].into(), true, false);
+        let binding = TensorBinding { client, model_index: 0, model_dims: vec![-1, 1], labels, batched, optional };
+        BatchCodec::new(vec![binding], vec![], 32)
+    }
+
+    /// All sizes once would take 63 items. Runs never take less than their time, however busy the machine is.
+    #[test]
+    fn measuring_takes_no_longer_than_its_budget_and_one_run() {
+        let (model, plan, clock) = (Slow::default(), slow_plan(), Clock::start());
+        let subject = Subject { model: &model, plan: &plan, varying: 1, clock };
+        let turns = crate::load_turns::LoadTurns::new(Default::default());
+        let turn = turns.begin();
+        for budget_us in [0, ITEM_US, 6 * ITEM_US] {
+            model.ran_us.lock().unwrap().clear();
+            let time = MeasuringTime::before_service(Duration::from_micros(budget_us));
+            let mut watch = Within { time: &time, turn: &turn, told: &mut () };
+            let sizes = default_sizes(32);
+            let measured = subject.measure(&mut *model.lane().unwrap(), &sizes, time.left(), &mut watch).unwrap();
+            let ran: Vec<u64> = std::mem::take(&mut *model.ran_us.lock().unwrap());
+            let largest = *ran.iter().max().unwrap();
+            assert!(ran.iter().sum::<u64>() <= budget_us + largest && largest <= budget_us.max(ITEM_US), "{ran:?}");
+            assert!(!measured.is_empty() && measured.len() < sizes.len());
+        }
+        // Behind the service there is time for each size.
+        model.ran_us.lock().unwrap().clear();
+        let time = MeasuringTime::behind_service(Duration::ZERO);
+        let mut watch = Within { time: &time, turn: &turn, told: &mut () };
+        let measured = subject.measure(&mut *model.lane().unwrap(), &[1, 2, 4], Duration::ZERO, &mut watch).unwrap();
+        assert_eq!(measured.iter().map(|m| m.batch).collect::<Vec<_>>(), [1, 2, 4]);
+    }
+
+    #[test]
+    fn lanes_that_there_is_no_time_for_are_not_tried() {
+        let (model, plan, clock) = (Slow::default(), slow_plan(), Clock::start());
+        let subject = Subject { model: &model, plan: &plan, varying: 1, clock };
+        let time = MeasuringTime::before_service(Duration::from_micros(ITEM_US));
+        let first = lane_profiler::step([Duration::from_micros(ITEM_US)].into_iter());
+        let lanes = lane_profiler::lanes_worth_having(&subject, &[1], 4, first, |expected| time.allows(expected));
+        assert_eq!((lanes.unwrap(), model.ran_us.lock().unwrap().len()), (None, 0));
+        assert!(time.is_short());
     }
 
     #[test]

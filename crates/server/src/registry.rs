@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use downbeat_core::Duration;
 use downbeat_core::cluster::AutoscaleSample;
 use downbeat_core::device::Candidate;
 use downbeat_engine::GpuInfo;
@@ -27,6 +28,7 @@ use crate::host::PolicyGuard;
 use crate::load_context::{LoadProgress, VersionFile};
 use crate::loaded_version::LoadedVersion;
 use crate::loader::Loader;
+use crate::measuring_time::MeasuringTime;
 use crate::metrics::{Metrics, Totals};
 use crate::model_memory::ModelMemory;
 use crate::options::{ModelControl, ServerOptions};
@@ -41,6 +43,9 @@ use crate::watchdog::Watchdog;
 use load_thread::{LoadFailure, LoadedModel, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use overlay::write_overlay;
+
+/// Models whose files are no larger do not wait for the loads of larger ones, bytes.
+const SMALL: u64 = 16 << 20;
 
 /// The models of a repository and what they are doing: the [`Service`](crate::service::Service) behind the frontends. A clone is the same registry.
 #[derive(Clone)]
@@ -65,8 +70,8 @@ pub struct Registry {
     /// While there are GPUs.
     _gpu_watch: Option<Arc<GpuWatch>>,
     entries: Arc<Mutex<BTreeMap<String, Arc<ModelEntry>>>>,
-    /// A permit for each load that may go on beside others.
-    loads: Arc<tokio::sync::Semaphore>,
+    /// A permit for each load that may go on beside others: of large models, and of small ones.
+    loads: Arc<[tokio::sync::Semaphore; 2]>,
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
     wanted: Arc<[String]>,
@@ -147,6 +152,13 @@ impl Registry {
         &self.wanted
     }
 
+    /// The models to load at start, the smallest files first: no model waits for a larger one.
+    pub(crate) fn wanted_by_size(&self) -> Vec<String> {
+        let mut names = self.wanted.to_vec();
+        names.sort_by_cached_key(|name| self.repository.fingerprint(name).bytes());
+        names
+    }
+
     /// Whether the server has no model by mistake: its repositories are empty, and the model control mode loads their
     /// models without being asked by clients.
     pub(crate) fn lacks_models(&self) -> bool {
@@ -175,13 +187,17 @@ impl Registry {
     ) -> Result<(), ServiceError> {
         // Whoever asks for it has it looked at afresh.
         self.loader.forget_decisions(name);
-        let loaded = self.load_or_keep(name, overrides, progress).await;
+        let loaded = self.load_or_keep(name, overrides, progress, MeasuringTime::before_service).await;
         loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
     }
 
     /// Loads what is served anew beside itself, from the same files and with what is known of it. A failure is logged, and what is served goes on.
     pub async fn load_again(&self, name: &str) {
-        if let Err(error) = self.load_or_keep(name, LoadOverrides::default(), Arc::new(())).await {
+        self.load_beside(name, MeasuringTime::before_service).await;
+    }
+
+    async fn load_beside(&self, name: &str, measuring: fn(Duration) -> MeasuringTime) {
+        if let Err(error) = self.load_or_keep(name, LoadOverrides::default(), Arc::new(()), measuring).await {
             tracing::error!(model = %name, %error, "not loaded");
         }
     }
@@ -207,7 +223,7 @@ impl Registry {
     /// Loads and measures a model anew beside the one that serves. Decisions in service about its policy rest on the old measurements: the server forgets them.
     pub async fn measure_again(&self, name: &str) {
         self.loader.forget_decisions(name);
-        self.load_again(name).await;
+        self.load_beside(name, MeasuringTime::behind_service).await;
     }
 
     /// Loads the versions anew whose policy `auto` chose and another is to take the place of: by `exclusive` where it has lost against that, by what the rehearsal has
@@ -256,6 +272,7 @@ impl Registry {
         name: &str,
         mut overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
+        measuring: fn(Duration) -> MeasuringTime,
     ) -> Result<(), ServiceError> {
         // A folder without a configuration may be none of the models, and yet is one with that of the request.
         let is_there = self.names()?.iter().any(|known| known == name)
@@ -288,7 +305,7 @@ impl Registry {
         let begun = entry.clone();
         let load = move || {
             begun.set(0, VersionState::Loading, String::new());
-            this.load_files(&owned_name, overrides, &*progress)
+            this.load_files(&owned_name, overrides, &*progress, measuring)
         };
         let loaded = self.load_in_turn(name, load).await;
         let LoadedModel { served, overlay, failures } = match loaded {
@@ -317,13 +334,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Loads a model once fewer than [`ServerOptions::load_threads`] are being loaded.
+    /// Loads a model once fewer than [`ServerOptions::load_threads`] of its kind, large or small, are being loaded.
     async fn load_in_turn(
         &self,
         name: &str,
         load: impl FnOnce() -> Result<LoadedModel, LoadFailure> + Send + 'static,
     ) -> Result<LoadedModel, LoadFailure> {
-        let _permit = self.loads.acquire().await;
+        let is_small = self.repository.fingerprint(name).bytes() <= SMALL;
+        let _permit = self.loads[usize::from(is_small)].acquire().await;
         if self.serving.is_draining() {
             return Err(ServiceError::Unavailable("the server is shutting down".to_owned()).into());
         }
@@ -336,6 +354,7 @@ impl Registry {
         name: &str,
         overrides: LoadOverrides,
         progress: &dyn LoadProgress,
+        measuring: fn(Duration) -> MeasuringTime,
     ) -> Result<LoadedModel, LoadFailure> {
         let invalid = |error: &dyn std::fmt::Display| {
             ServiceError::InvalidArgument(format!("load failed for model '{name}': {error}"))
@@ -373,7 +392,9 @@ impl Registry {
         let stays = |number: u64| numbers.contains(&number);
         for (version, path) in definition.versions.clone() {
             let must_answer = before.as_ref().is_some_and(|before| before.answers(version, stays));
-            let file = VersionFile { version, path: &path, may_come_again: overlay.is_none(), must_answer, progress };
+            let time = measuring(self.options.profiling.budget);
+            let (may_come_again, time) = (overlay.is_none(), &time);
+            let file = VersionFile { version, path: &path, may_come_again, must_answer, progress, time };
             match self.loader.load(&mut definition, &file) {
                 Ok(loaded) => {
                     versions.insert(version, loaded);

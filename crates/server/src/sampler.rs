@@ -19,6 +19,12 @@ pub trait Watch<M>: Sync {
         true
     }
 
+    /// Whether to run what is expected to take `expected`, where `left` is what is left of the time for all. A case that is
+    /// left out ends the measuring.
+    fn fits(&self, _expected: Duration, _left: Duration) -> bool {
+        true
+    }
+
     /// A case is measured, and so this part (0 to 1) of all.
     fn measured(&mut self, _case: &M, _fraction: f64) {}
 }
@@ -54,7 +60,9 @@ pub fn each<C, M, E>(
             let of_case = clock.now().since(begin).as_secs_f64() / part.as_secs_f64().max(f64::MIN_POSITIVE);
             watch.goes_on((done as f64 + of_case.min(1.0)) / count as f64)
         };
-        let turn = Turn { clock, until: begin + part, goes_on: &goes_on, is_cut_short: &is_cut_short };
+        let fits = |expected: Duration| watch.fits(expected, end.since(clock.now()));
+        let until = begin + part;
+        let turn = Turn { clock, until, goes_on: &goes_on, fits: &fits, is_cut_short: &is_cut_short };
         let measured = measure(case, &turn)?;
         if is_cut_short.into_inner() {
             break;
@@ -71,6 +79,7 @@ pub struct Turn<'a> {
     clock: Clock,
     until: Time,
     goes_on: &'a (dyn Fn() -> bool + Sync),
+    fits: &'a (dyn Fn(Duration) -> bool + Sync),
     is_cut_short: &'a AtomicBool,
 }
 
@@ -80,6 +89,16 @@ impl Turn<'_> {
     pub fn part(&self, share: f64) -> Self {
         let now = self.clock.now();
         Turn { until: now + Duration::from_secs_f64(self.until.since(now).as_secs_f64() * share), ..*self }
+    }
+
+    /// Whether there is time for what is expected to take so long.
+    pub fn fits(&self, expected: Duration) -> bool {
+        (self.fits)(expected)
+    }
+
+    /// The case is left out, and with it all after it.
+    pub fn leave_out(&self) {
+        self.is_cut_short.store(true, Ordering::Relaxed);
     }
 
     /// Whether there is to be one more run than `done`: there are at least `least`, and at most `most`, however much time there is.

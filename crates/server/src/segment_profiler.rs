@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::host::Padding;
 use crate::profile_store::ProfileStore;
 use crate::profiler::few_sizes;
-use crate::sampler::{Subject, TimedRun};
+use crate::sampler::{Subject, TimedRun, Watch};
 use crate::sized_cases::{CaseSize, SizedCases};
 
 /// What requests are padded to while a model is measured, as far as it takes them.
@@ -38,7 +38,7 @@ pub struct StoredSegments {
 
 /// What a segment took with one batch size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct SegmentPoint {
+pub struct SegmentPoint {
     rows: u32,
     /// The median, nanoseconds.
     ns: u64,
@@ -59,9 +59,10 @@ impl SegmentSubject<'_> {
         lane: &mut dyn Lane,
         store: &ProfileStore,
         key: Option<&str>,
+        watch: &mut dyn Watch<Vec<Option<SegmentPoint>>>,
         timed: impl FnOnce(&mut dyn FnMut() -> Option<StoredSegments>) -> (Option<StoredSegments>, bool),
     ) -> Option<SegmentProfile> {
-        let (measured, settled) = timed(&mut || self.measure(lane));
+        let (measured, settled) = timed(&mut || self.measure(lane, watch));
         let measured = StoredSegments { settled, ..measured? };
         let profile = self.checked(&measured)?;
         if let Some(key) = key {
@@ -99,7 +100,7 @@ impl SegmentSubject<'_> {
         (usize::from(profile.segments()) == self.subject.model.segments()).then_some(profile)
     }
 
-    fn measure(&self, lane: &mut dyn Lane) -> Option<StoredSegments> {
+    fn measure(&self, lane: &mut dyn Lane, watch: &mut dyn Watch<Vec<Option<SegmentPoint>>>) -> Option<StoredSegments> {
         let most = self.padding.and_then(|padding| padding.max_length).unwrap_or(u32::MAX);
         let lengths: Vec<u32> = match self.padding {
             None => vec![0],
@@ -111,9 +112,14 @@ impl SegmentSubject<'_> {
         let segments = vec![Vec::new(); self.subject.model.segments()];
         let mut stored = StoredSegments { lengths: Vec::new(), segments, settled: false };
         let share = Duration::from_nanos(self.budget.as_nanos() / lengths.len().max(1) as u64);
+        let end = self.subject.clock.now() + self.budget;
         for length in lengths {
+            let left = end.since(self.subject.clock.now());
+            if !stored.lengths.is_empty() && !watch.fits(share, left) {
+                break;
+            }
             // Longer than the model takes: what it would take is drawn from the others.
-            let Some(by_segment) = self.measure_length(lane, length, share) else { break };
+            let Some(by_segment) = self.measure_length(lane, length, share.min(left), watch) else { break };
             stored.lengths.push(length);
             for (all, points) in stored.segments.iter_mut().zip(by_segment) {
                 all.push(points);
@@ -123,7 +129,13 @@ impl SegmentSubject<'_> {
     }
 
     /// By segment and batch size.
-    fn measure_length(&self, lane: &mut dyn Lane, length: u32, budget: Duration) -> Option<Vec<Vec<SegmentPoint>>> {
+    fn measure_length(
+        &self,
+        lane: &mut dyn Lane,
+        length: u32,
+        budget: Duration,
+        watch: &mut dyn Watch<Vec<Option<SegmentPoint>>>,
+    ) -> Option<Vec<Vec<SegmentPoint>>> {
         let subject = Subject { varying: i64::from(length.max(1)), ..self.subject };
         let sizes = subject.timed(&few_sizes(subject.plan.max_batch));
         let item = subject.item().ok()?;
@@ -143,7 +155,7 @@ impl SegmentSubject<'_> {
         let (clock, size) = (subject.clock, |rows: &u32| CaseSize::rows(*rows));
         let cases = SizedCases { clock, budget, runs: RUNS, cases: &sizes, size };
         let run = |rows| subject.run_cut(lane, &item, rows as usize);
-        let measured = cases.measure(&mut (), run, |run| run.host, points).ok();
+        let measured = cases.measure(watch, run, |run| run.host, points).ok();
         let measured = measured.filter(|measured| !measured.is_empty())?;
         Some(segments.map(|segment| measured.iter().filter_map(|points| points[segment]).collect()).collect())
     }

@@ -230,8 +230,10 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
             result.err().map(|_| name)
         }
     };
-    let side_by_side = options.load_threads.clamp(1, MOST_LOAD_THREADS);
-    let loads = futures_util::stream::iter(names.to_vec()).map(load).buffer_unordered(side_by_side);
+    // The registry lets so many large ones and so many small ones be loaded side by side.
+    let side_by_side = 2 * options.load_threads.clamp(1, MOST_LOAD_THREADS);
+    let by_size = registry.wanted_by_size();
+    let loads = futures_util::stream::iter(by_size).map(load).buffer_unordered(side_by_side);
     let mut failed: Vec<String> = loads.filter_map(std::future::ready).collect().await;
     failed.sort_unstable();
     registry.set_started();

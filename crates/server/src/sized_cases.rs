@@ -57,6 +57,15 @@ struct Timed<C, T> {
 }
 
 impl<C, T: Ord> Timed<C, T> {
+    fn fastest(&self, took: &impl Fn(&T) -> Duration) -> Duration {
+        self.runs.iter().map(took).min().unwrap_or_default()
+    }
+
+    /// The most that a run of a case of this size takes, by the runs of this case.
+    fn at_most(&self, size: CaseSize, took: &impl Fn(&T) -> Duration) -> Duration {
+        Duration::from_secs_f64(self.fastest(took).as_secs_f64() * size.at_most(self.size))
+    }
+
     /// Takes in the runs of a repetition. A stall only adds time: so if they are faster they count alone.
     fn repeat(&mut self, runs: Vec<T>, took: &impl Fn(&T) -> Duration) {
         self.repeats += 1;
@@ -72,7 +81,8 @@ impl<C, T: Ord> Timed<C, T> {
 impl<C: Copy> SizedCases<'_, C> {
     /// Times each case. A case that lies far above its neighbours is timed again, as a run of it may have stalled: the repetition decides. A single run
     /// without neighbours is repeated, too. `took` gives the time of a run, and `summary` the result of a case's runs. `watch` hears of each case, and once more of
-    /// one that was repeated later. Gives the results of all cases, or of the cases before `watch` ended the measuring.
+    /// one that was repeated later. Gives the results of all cases, or of the cases before `watch` ended the measuring. `watch` leaves out a case that would
+    /// take too long, if it takes as much longer than the case before as it is larger.
     ///
     /// # Errors
     /// What `run` says.
@@ -86,9 +96,17 @@ impl<C: Copy> SizedCases<'_, C> {
         let mut timed: Vec<Timed<C, T>> = Vec::with_capacity(self.cases.len());
         let cases = self.cases.iter().copied();
         let found = sampler::each(self.clock, self.budget, cases, watch, |case, turn: &Turn<'_>| {
+            let size = (self.size)(&case);
+            if timed.last().is_some_and(|last| !turn.fits(last.at_most(size, &took))) {
+                turn.leave_out();
+                return Ok(summary(case, &[]));
+            }
             let runs = turn.runs(self.runs, || run(case))?;
-            timed.push(Timed { case, size: (self.size)(&case), runs, repeats: 0, told: 0 });
+            timed.push(Timed { case, size, runs, repeats: 0, told: 0 });
             while let Some(far) = self.next_outlier(&timed, &took) {
+                if !turn.fits(timed[far].fastest(&took).saturating_mul(REPEATED_RUNS[0] as u64)) {
+                    break;
+                }
                 let again = turn.again(REPEATED_RUNS, || run(timed[far].case))?;
                 timed[far].repeat(again, &took);
             }

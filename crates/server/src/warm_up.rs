@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use downbeat_core::Duration;
 use downbeat_core::device::LaneSpec;
-use downbeat_engine::{Engine, Executor, Fill, Lane, Model, RunError, State};
+use downbeat_engine::{Engine, Executor, Fill, Lane, Model, RunError, STOPPED, State, Stop};
 use downbeat_repository::{ModelDefinition, Warmup};
 
 use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH};
+use crate::clock::Clock;
 use crate::device_budget::DeviceBudget;
 use crate::host::WarmUpLanes;
 
@@ -183,6 +185,8 @@ impl WarmUp<'_> {
     ) -> anyhow::Result<()> {
         for Sample { name, count, request } in samples {
             for _ in 0..*count {
+                // Not every engine ends a run that is to end.
+                anyhow::ensure!(!Stop::of_this_thread().is_stopped(), STOPPED);
                 let mut state = self.plan.assemble(std::iter::once(request)).map_err(anyhow::Error::msg)?;
                 match (run(&mut state), name) {
                     (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
@@ -231,6 +235,8 @@ pub enum Trial {
         fill: Fill,
         /// The request that was answered, where its varying dimensions are not [`PROFILED_LENGTH`] long.
         sample: Option<Admitted>,
+        /// How long that took, the first time.
+        took: Duration,
     },
     /// The model answers none of them: what it says to the first.
     Refuses(String),
@@ -247,7 +253,7 @@ pub fn comes_back(model: &dyn Model) -> bool {
 /// # Errors
 /// If the device is lost or out of memory, the model's process does not come back, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
 /// batch cannot be parted.
-pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane) -> anyhow::Result<Trial> {
+pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane, clock: Clock) -> anyhow::Result<Trial> {
     let (mut refused, mut not_made, mut not_parted) = (None, None, None);
     let lengths = if plan.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
     for length in lengths {
@@ -261,6 +267,7 @@ pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane) ->
                     continue;
                 }
             };
+            let begin = clock.now();
             if let Err(error) = lane.run(0..model.segments(), &mut state) {
                 if error.of_device || (error.of_executor && !comes_back(model)) {
                     return Err(error.into());
@@ -271,7 +278,8 @@ pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane) ->
             }
             match plan.separate(state, &[1]) {
                 Ok(_) => {
-                    return Ok(Trial::Answers { fill, sample: (*length != PROFILED_LENGTH).then_some(item) });
+                    let (sample, took) = ((*length != PROFILED_LENGTH).then_some(item), clock.now().since(begin));
+                    return Ok(Trial::Answers { fill, sample, took });
                 }
                 Err(reason) => drop(not_parted.get_or_insert(reason)),
             }

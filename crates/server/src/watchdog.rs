@@ -86,6 +86,7 @@ struct Run {
 
 struct Load {
     model: String,
+    begin: Time,
     /// The engine's run that was seen last, and when it was seen first.
     seen: Option<(u64, Time)>,
     told: Option<(Time, String)>,
@@ -213,6 +214,25 @@ impl Drop for Watchdog {
     }
 }
 
+impl RunLimits {
+    /// Why a load is to end whose run goes on for `run`, and that goes on for `all` itself.
+    fn of_load(&self, run: Duration, all: Duration) -> Option<String> {
+        let is_over = |took: Duration, limit: Duration| limit > Duration::ZERO && took > limit;
+        if is_over(run, self.load) {
+            return Some(format!(
+                "a run had not ended after {}, the most that it may take while the model is loaded (load_run_timeout_s)",
+                self.load
+            ));
+        }
+        is_over(all, self.whole_load).then(|| {
+            format!(
+                "its load had not ended after {}, the most that it may take with its warm-up (load_timeout_s)",
+                self.whole_load
+            )
+        })
+    }
+}
+
 fn watch(watchdog: &Weak<Watchdog>, activity: &Activity) {
     let mut quiet = 0;
     while let Some(watchdog) = watchdog.upgrade() {
@@ -245,7 +265,9 @@ impl Post {
 
     /// The thread begins a load of a model.
     pub fn begin_load(&self, model: &str) {
-        *self.doing.lock() = Doing::Load(Load { model: model.to_owned(), seen: None, told: None, is_killed: false });
+        let begin = self.watchdog.clock.now();
+        let load = Load { model: model.to_owned(), begin, seen: None, told: None, is_killed: false };
+        *self.doing.lock() = Doing::Load(load);
         self.watchdog.activity.stir();
     }
 
@@ -325,7 +347,7 @@ impl Post {
                 }
             }
             Doing::Load(load) => {
-                let Load { model, seen, told, is_killed } = load;
+                let Load { model, begin, seen, told, is_killed } = load;
                 if let Some((since, reason)) = told {
                     if now.since(*since) <= GRACE {
                         return None;
@@ -343,15 +365,8 @@ impl Post {
                         _ => now,
                     };
                     *seen = run.map(|run| (run, since));
-                    let elapsed = now.since(since);
-                    if limits.load == Duration::ZERO || elapsed <= limits.load {
-                        return None;
-                    }
-                    tracing::error!(%model, %elapsed, limit = %limits.load, "a run takes too long while the model is loaded, and is ended (load_run_timeout_s)");
-                    let reason = format!(
-                        "a run had not ended after {}, the most that it may take while the model is loaded (load_run_timeout_s)",
-                        limits.load
-                    );
+                    let reason = limits.of_load(now.since(since), now.since(*begin))?;
+                    tracing::error!(%model, %reason, "the load of a model takes too long, and is ended");
                     *told = Some((now, reason));
                     self.stop.stop();
                     return None;
@@ -396,5 +411,16 @@ mod tests {
         assert!(watchdog.is_busy() && watchdog.hopeless().is_some());
         assert!(post.end().is_some());
         assert!(!watchdog.is_busy() && watchdog.hopeless().is_none());
+    }
+
+    #[test]
+    fn a_load_ends_by_its_run_or_by_all_that_it_does() {
+        let second = |seconds: u64| Duration::from_millis(seconds * 1_000);
+        let limits = RunLimits { load: second(10), whole_load: second(100), ..RunLimits::default() };
+        assert_eq!(limits.of_load(second(10), second(100)), None);
+        assert!(limits.of_load(second(11), second(11)).unwrap().contains("load_run_timeout_s"));
+        assert!(limits.of_load(second(1), second(101)).unwrap().contains("load_timeout_s"));
+        let none = RunLimits { load: Duration::ZERO, whole_load: Duration::ZERO, ..limits };
+        assert_eq!(none.of_load(second(1_000), second(1_000)), None);
     }
 }

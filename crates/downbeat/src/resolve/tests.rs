@@ -4,9 +4,13 @@ mod wrong_files;
 
 use downbeat_core::Duration;
 use downbeat_server::options::{
-    AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, ModelControl, PolicyName, RunLimits,
+    AutoscaleOptions, CudaMissing, CudaOptions, DropPolicy, LogFormat, ModelControl, ModelOptions, PolicyName,
+    RunLimits,
 };
 use serde_json::json;
+
+use crate::key::Key;
+use crate::keys::{KEYS, MODEL_KEYS};
 
 use super::*;
 
@@ -79,6 +83,7 @@ fn a_file_can_say_everything() {
         run_timeout_s = 3
         run_timeout_factor = 7
         load_run_timeout_s = 0
+        load_timeout_s = 60
         decision_log = "decisions"
         strict_readiness = false
         allow_empty = true
@@ -182,7 +187,10 @@ fn a_file_can_say_everything() {
     assert_eq!(merged("", &["--run-memory-bytes=0", "models"]).run_memory_bytes, Some(0));
     assert!(options.shared_memory && !merged(file, &["--allow-client-shm=false"]).shared_memory);
     assert!(merged("", &["--shared-memory", "models"]).shared_memory);
-    assert_eq!(options.run_limits, RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO });
+    assert_eq!(
+        options.run_limits,
+        RunLimits { factor: 7, least: ms(3000), load: Duration::ZERO, whole_load: ms(60_000) }
+    );
     assert_eq!((options.max_body_bytes, options.max_connections, options.min_rate), (1 << 20, 50, 1 << 10));
     assert_eq!((options.idle_timeout, options.transfer_timeout), (ms(0), ms(2500)));
     assert_eq!((options.shutdown_grace, options.drain_timeout), (ms(1000), ms(2000)));
@@ -506,4 +514,88 @@ fn the_file_is_found_and_its_paths_are_relative_to_it() {
     assert_eq!(resolved.options.http_port, Some(3));
     let error = resolve(&flags(&["models", "--config", "missing.toml"]), Process::Server, folder.path()).unwrap_err();
     assert!(format!("{error:#}").contains("missing.toml: No such file"), "{error:#}");
+}
+
+/// The model that [`ways_to_name_a_model`] name.
+const MISNAMED: &str = "digitz";
+
+/// Every way to name a model: flags, the text of a file, and the text of a plan.
+fn ways_to_name_a_model() -> Vec<(Vec<String>, String, String)> {
+    // A flag whose value has the name of a model says so by its unit.
+    let flags = KEYS.iter().filter(|key| !key.flag.is_empty() && key.unit.contains("MODEL"));
+    let of_flag = |key: &Key<Draft>| {
+        let value = key.unit.replace("[MODEL=]", "MODEL=").replace("MODEL", MISNAMED).replace("=MS", "=5");
+        (vec![format!("--{}", key.flag), value], String::new(), String::new())
+    };
+    let of_table = |table: &&str| {
+        let text = match *table {
+            "device.groups" => format!("[[device.groups]]\nmodels = ['{MISNAMED}']\npolicy = 'windowed'"),
+            "placement" => format!("[placement]\n{MISNAMED} = [0]"),
+            "models" => String::new(),
+            other => panic!("say here how [{other}] names a model"),
+        };
+        (Vec::new(), text, String::new())
+    };
+    let of_model_key = |key: &Key<ModelOptions>| {
+        let value = if key.path == "preprocess" { "[{ step = 'decode' }]" } else { key.example };
+        (Vec::new(), format!("[models.{MISNAMED}]\n{} = {value}", key.path), String::new())
+    };
+    let plan =
+        format!("{{\"sub_clusters\": [{{\"index\": 0, \"models\": [\"{MISNAMED}\"], \"devices_needed\": 0.5}}]}}");
+    let mut all: Vec<_> = flags.map(of_flag).collect();
+    assert_eq!(all.len(), 2, "--slo-ms and --load-model");
+    all.extend(options_file::TABLES.iter().map(of_table).filter(|(_, text, _)| !text.is_empty()));
+    all.extend(MODEL_KEYS.iter().map(of_model_key));
+    all.push((Vec::new(), String::new(), plan));
+    all
+}
+
+/// A model that is named and not there is said by every option, with the name that was meant.
+#[test]
+fn every_option_that_names_an_unknown_model_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let names = ["digits".to_owned(), "mlp".to_owned()];
+    for (given, file, plan) in ways_to_name_a_model() {
+        // A partition has to be there.
+        let file = format!("repository = 'models'\n[device]\npartitions = ['0', '1']\n{file}");
+        std::fs::write(folder.path().join("downbeat.toml"), &file).unwrap();
+        std::fs::write(folder.path().join("plan.json"), &plan).unwrap();
+        let mut given: Vec<&str> = given.iter().map(String::as_str).collect();
+        if !plan.is_empty() {
+            given.extend(["--plan", "plan.json"]);
+        }
+        let options = resolve(&flags(&given), Process::Server, folder.path());
+        let options = options.unwrap_or_else(|error| panic!("{given:?} {file}: {error:#}")).options;
+        let unknown = options.unknown_models(&names);
+        let said: Vec<&str> = unknown.iter().map(|unknown| unknown.message.as_str()).collect();
+        assert_eq!(said.len(), 1, "{given:?} {file} {plan}: {said:?}");
+        assert!(said[0].contains("no model 'digitz'; did you mean 'digits'?"), "{said:?}");
+    }
+}
+
+#[test]
+fn options_without_an_effect_are_named() {
+    let said = |file: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("downbeat.toml"), format!("repository = 'models'\n[device]\n{file}"))
+            .unwrap();
+        resolve(&flags(&[]), Process::Server, folder.path()).unwrap().options.notices.join("\n")
+    };
+    for key in ["share_batches = 'slab'", "share_period_s = 1", "share_hold_down_s = 1"] {
+        let name = key.split(' ').next().unwrap();
+        assert!(said(key).contains(&format!("{name} has no effect without shares = \"auto\"")), "{}", said(key));
+        assert_eq!(said(&format!("policy = 'windowed'\nshares = 'auto'\n{key}")), "");
+    }
+    assert!(said("shares = 'auto'").contains("no effect on models with the policy exclusive"));
+    assert_eq!(said("shares = 'auto'\n[[device.groups]]\nmodels = ['m']\npolicy = 'windowed'"), "");
+    assert_eq!(said("shares = 'fixed'\nshare_batches = 'policy'"), "");
+}
+
+#[test]
+fn a_word_that_is_no_log_level_is_refused() {
+    let said = error("log.level = 'wran'");
+    assert!(said.contains("1:13: 'wran' is no log level") && said.ends_with("did you mean 'warn'?"), "{said}");
+    let said = error("log.level = 'warn,downbeat_server'");
+    assert!(said.contains("'downbeat_server' is no log level"), "{said}");
+    assert_eq!(merged("", &["m", "--log-level", "info,downbeat_server=debug"]).log.level, "info,downbeat_server=debug");
 }

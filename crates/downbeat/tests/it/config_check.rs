@@ -83,7 +83,7 @@ fn where_models_are_is_said_and_checked() {
     let (said, _) = plan_of("\"a\"");
     assert!(said.contains("a: on device 0, 1\n") && said.contains("b: on device 0, 1\n"), "{said}");
     let (_, error) = plan_of("\"a\", \"other\"");
-    assert!(error.contains("the plan is for other models: the repository has no other"), "{error}");
+    assert!(error.contains("--plan: the repository ") && error.contains("has no model 'other'"), "{error}");
     fs::write(&plan, "{}").unwrap();
     let (_, error) = check(&["--plan", plan.to_str().unwrap()]);
     assert!(error.contains("is not a plan that `downbeat plan --json` printed"), "{error}");
@@ -137,4 +137,43 @@ fn partitions_that_the_server_could_not_have_are_in_error() {
     fs::write(&elsewhere, "").unwrap();
     let output = check("[models.m]\npartition = 0", &["--config", elsewhere.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+/// As `every_option_that_names_an_unknown_model_says_so` walks them.
+#[test]
+fn an_option_for_a_model_that_is_not_there_is_in_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let examples = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
+    let file = folder.path().join("downbeat.toml");
+    let check = |text: &str, flags: &[&str]| {
+        fs::write(&file, text).unwrap();
+        let check = ["config", "check", examples, "--engine", "rten", "--config", file.to_str().unwrap()];
+        let output = run(&[&check[..], flags].concat());
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        stdout(&output)
+    };
+    for (text, flags) in [
+        ("", &["--slo-ms", "digitz=5"][..]),
+        ("", &["--load-model", "digitz"]),
+        ("[models.digitz]\nthreads = 2", &[]),
+        ("[placement]\ndigitz = [0]", &[]),
+        ("[[device.groups]]\nmodels = ['digitz']\npolicy = 'windowed'", &[]),
+    ] {
+        let said = check(text, flags);
+        assert!(said.contains("error: ") && said.contains("no model 'digitz'; did you mean 'digits'?"), "{said}");
+        assert!(said.ends_with("3 models, 1 in error, 0 warnings\n"), "{said}");
+    }
+}
+
+#[test]
+fn a_model_whose_only_version_is_misnamed_is_in_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let version = folder.path().join("mlp/01");
+    fs::create_dir_all(&version).unwrap();
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models/mlp/1/model.onnx");
+    fs::copy(example, version.join("model.onnx")).unwrap();
+    let output = run(&["config", "check", folder.path().to_str().unwrap(), "--engine", "rten"]);
+    let said = stdout(&output);
+    assert!(said.contains("01 is not a version: the number begins with 0; rename the folder to 1"), "{said}");
+    assert_eq!(output.status.code(), Some(1));
 }

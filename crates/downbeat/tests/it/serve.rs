@@ -186,6 +186,33 @@ fn a_model_with_a_wrong_configuration_does_not_keep_the_others_from_being_served
     assert_ne!(server.http("GET", "/v2/health/ready", "").0, 200, "not all models are ready");
 }
 
+/// `--load-model` names a model that is there: in mode explicit, too, another model may come later.
+#[test]
+fn misspelled_models_and_misnamed_versions_are_said_at_start() {
+    let folder = digits();
+    let wrong = folder.path().join("wrong/01");
+    fs::create_dir_all(&wrong).unwrap();
+    fs::copy(folder.path().join("digits/1/model.onnx"), wrong.join("model.onnx")).unwrap();
+    let flags = ["--slo-ms", "digitz=5", "--gpus", "0", "--engine", "auto"];
+    let hint = "no model 'digitz'; did you mean 'digits'?";
+    let server = Server::start(folder.path(), &flags, "1 of 2 models are ready; not loaded: wrong");
+    assert!(server.said.contains(hint) && server.said.contains("01 is not a version"), "{}", server.said);
+    let has_gpus = server.said.contains("\"device\":\"cuda");
+    assert!(has_gpus || server.said.contains("--gpus has no effect"), "{}", server.said);
+    assert_eq!(server.http("GET", "/v2/health/ready", "").0, 503);
+    let flags = ["--slo-ms", "digitz=5", "--load-model", "digits"];
+    let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
+    assert!(server.said.contains(hint), "{}", server.said);
+}
+
+#[test]
+fn a_wrong_log_level_ends_the_command_with_the_levels() {
+    let output = run(&["serve", EXAMPLES, "--log-level", "wran"]);
+    let said = stderr(&output);
+    assert!(said.contains("'wran' is no log level; levels are error, warn, info, debug, trace, off"), "{said}");
+    assert_eq!(output.status.code(), Some(2));
+}
+
 #[test]
 fn a_failing_model_ends_the_server_if_asked_to() {
     let folder = digits();

@@ -42,13 +42,13 @@ fn only_folders_that_look_like_models_are_models() {
     fs::write(root.join("README.md"), b"").unwrap();
     fs::write(root.join("loose.onnx"), b"").unwrap();
     let scan = ModelRepository::open(root).unwrap().scan().unwrap();
-    assert_eq!(scan.names, ["a", "b"]);
+    // What is wrong with `flat` is said when it is loaded.
+    assert_eq!(scan.names, ["a", "b", "flat"]);
     let warnings: Vec<String> =
         scan.warnings.iter().map(|w| w.to_string().replace(&root.display().to_string(), "REPO")).collect();
     assert_eq!(
         warnings,
         [
-            "REPO/flat: has no version folder; move model.onnx to flat/1/model.onnx",
             "REPO/loose.onnx: is a file; a model is a folder: loose/1/model.onnx",
             "REPO/notes: has neither a version folder such as notes/1 nor config.pbtxt; ignored",
         ]

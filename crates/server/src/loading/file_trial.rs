@@ -96,7 +96,7 @@ impl Loading<'_> {
         let codec = BatchCodec::new(inputs, outputs, definition.batching.max_batch_size).named(&definition.name);
         let codec = codec.with_defaults(&self.source.defaults).map_err(anyhow::Error::msg)?;
         let mut lane = model.lane()?;
-        warm_up::find_answer(&codec, model, &mut *lane)?;
+        warm_up::find_answer(&codec, model, &mut *lane, self.context.clock)?;
         for sample in warm_up::samples(definition, &codec)?.iter() {
             let mut state = codec.assemble(std::iter::once(&sample.request)).map_err(anyhow::Error::msg)?;
             match lane.run(0..model.segments(), &mut state) {

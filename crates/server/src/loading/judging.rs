@@ -9,12 +9,14 @@ use crate::batch_codec::BatchCodec;
 use crate::model_source::is_emulated;
 use crate::options::BatchingChoice;
 use crate::policy_choice::Why;
-use crate::row_check::RowCheck;
+use crate::row_check::{NO_TIME, RowCheck};
 use crate::row_judgement::{RowJudgement, by_graph};
 use crate::warm_up::{self, Trial};
 
-/// The check goes on with further draws for this long.
+/// The check goes on with further draws for this long. It may take so long whatever the budget of measuring is.
 const CHECK_BUDGET: Duration = Duration::from_millis(300);
+/// Items that the check runs at least.
+const CHECKED_ITEMS: u64 = 40;
 
 impl Loading<'_> {
     /// Decides whether requests of the version may share batches, before its definition is completed.
@@ -112,10 +114,11 @@ impl Loading<'_> {
         let unknown =
             |reason: String| RowVerdict { rows: RowDependence::Unknown, source: VerdictSource::Check, reason };
         let mut fill = Default::default();
-        let mut samples = Vec::new();
+        let (mut samples, mut first) = (Vec::new(), Duration::ZERO);
+        let clock = self.context.clock;
         if batched.warmups.is_empty() {
-            match warm_up::find_answer(&codec, model, &mut *lane) {
-                Ok(Trial::Answers { fill: found, .. }) => fill = found,
+            match warm_up::find_answer(&codec, model, &mut *lane, clock) {
+                Ok(Trial::Answers { fill: found, took, .. }) => (fill, first) = (found, took),
                 Ok(Trial::Refuses(reason)) => return Ok(unknown(format!("it cannot be tried: {reason}"))),
                 Err(error)
                     if error.downcast_ref::<RunError>().is_some_and(|error| error.of_device || error.of_executor) =>
@@ -139,11 +142,20 @@ impl Loading<'_> {
                 Err(reason)
             }
         };
-        let clock = self.context.clock;
-        let end = clock.now() + CHECK_BUDGET;
-        let is_time = || clock.now() < end;
-        let check = RowCheck { codec: &codec, fill, samples, run: &mut run, is_time: &is_time, compared: 0 };
-        let verdict = check.verdict();
+        let expected = first.saturating_mul(CHECKED_ITEMS);
+        if expected > CHECK_BUDGET && !self.time.allows(expected) {
+            return Ok(unknown(NO_TIME.to_owned()));
+        }
+        let begin = clock.now();
+        let most = self.time.left().max(CHECK_BUDGET);
+        let is_time = || clock.now().since(begin) < CHECK_BUDGET;
+        let is_over = || !self.time.is_behind() && clock.now().since(begin) > most;
+        let (is_time, is_over) = (&is_time, &is_over);
+        let check = RowCheck { codec: &codec, fill, samples, run: &mut run, is_time, is_over, compared: 0 };
+        let verdict = self.time.spend(clock, || check.verdict());
+        if verdict.reason == NO_TIME {
+            self.time.fall_short();
+        }
         match lost {
             Some(error) if error.of_executor && warm_up::comes_back(model) => Ok(unknown(error.to_string())),
             Some(error) => Err(error.into()),

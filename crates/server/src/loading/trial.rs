@@ -29,9 +29,15 @@ impl Loading<'_> {
         model: &dyn Model,
         lane: &mut dyn Lane,
     ) -> anyhow::Result<BatchCodec> {
-        let reason = match warm_up::find_answer(&codec, model, lane)? {
-            Trial::Answers { fill, sample: None } => return Ok(codec.with_fill(fill)),
-            Trial::Answers { fill, sample: Some(sample) } => return Ok(codec.with_fill(fill).with_sample(sample)),
+        let reason = match warm_up::find_answer(&codec, model, lane, self.context.clock)? {
+            Trial::Answers { fill, sample, took } => {
+                self.first = Some(took);
+                let codec = codec.with_fill(fill);
+                return Ok(match sample {
+                    None => codec,
+                    Some(sample) => codec.with_sample(sample),
+                });
+            }
             Trial::Refuses(reason) => reason,
         };
         if self.definition.warmups.is_empty()
@@ -68,7 +74,8 @@ impl Loading<'_> {
         device: usize,
     ) -> PolicyError {
         let tried = model.lane_at(Place { device, share: Share::Whole }).ok();
-        let tried = tried.and_then(|mut lane| warm_up::find_answer(codec, model, &mut *lane).ok());
+        let clock = self.context.clock;
+        let tried = tried.and_then(|mut lane| warm_up::find_answer(codec, model, &mut *lane, clock).ok());
         PolicyError { is_untried: matches!(tried, Some(Trial::Refuses(_))), ..self.refuses(error) }
     }
 

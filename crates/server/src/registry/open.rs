@@ -7,8 +7,8 @@ use downbeat_engine::{GpuInfo, Part};
 use downbeat_repository::ModelRepositories;
 use parking_lot::Mutex;
 
+use super::Registry;
 use super::model_entry::{ModelEntry, VersionState, WAITING};
-use super::{Registry, shown};
 use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
 use crate::clock::Clock;
@@ -22,6 +22,7 @@ use crate::loader::Loader;
 use crate::memory;
 use crate::metrics::Metrics;
 use crate::model_memory::ModelMemory;
+use crate::model_names::{NamedBy, UnknownModel};
 use crate::options::{
     CudaMissing, MAX_SHARDS, MOST_LOAD_THREADS, ModelControl, PolicyName, RunLimits, ServerOptions, SharesBy,
 };
@@ -49,7 +50,8 @@ impl Registry {
         for warning in &scan.warnings {
             tracing::warn!("{warning}");
         }
-        let wanted = wanted_at_start(&options, &scan.names)?;
+        check_names(&options, &scan.names)?;
+        let wanted = wanted_at_start(&options, &scan.names);
         let waiting = wanted
             .iter()
             .map(|name| {
@@ -95,7 +97,8 @@ impl Registry {
         let gpu_watch = (!gpus.is_empty()).then(gpu_watch).transpose()?;
         let serving = Serving::new(options.clone(), driver.clone(), budget.clone(), watchdog.clone());
         let serving = Arc::new(serving);
-        let loads = Arc::new(tokio::sync::Semaphore::new(options.load_threads.clamp(1, MOST_LOAD_THREADS)));
+        let side_by_side = options.load_threads.clamp(1, MOST_LOAD_THREADS);
+        let loads = Arc::new([side_by_side, side_by_side].map(tokio::sync::Semaphore::new));
         Ok(Registry {
             options,
             repository,
@@ -137,22 +140,31 @@ fn shares(
     hosts.map(of).collect()
 }
 
+/// Says which options name models that no repository has.
+///
+/// # Errors
+/// If such a model cannot come later, with all of them.
+fn check_names(options: &ServerOptions, names: &[String]) -> anyhow::Result<()> {
+    let unknown = options.unknown_models(names);
+    let (errors, warnings): (Vec<_>, Vec<_>) =
+        unknown.into_iter().partition(|unknown| unknown.is_error(&options.model_control));
+    if !errors.is_empty() {
+        let messages: Vec<String> = errors.into_iter().map(|unknown| unknown.message).collect();
+        anyhow::bail!("{}", messages.join("; "));
+    }
+    // The load at start says it of the models that it is to load.
+    for UnknownModel { message, .. } in warnings.iter().filter(|unknown| unknown.by != NamedBy::Load) {
+        tracing::warn!("{message} (no effect until the model is there)");
+    }
+    Ok(())
+}
+
 /// The models to load at start, by name, of those that the repositories have.
-fn wanted_at_start(options: &ServerOptions, names: &[String]) -> anyhow::Result<Vec<String>> {
-    let wanted = match &options.model_control {
+fn wanted_at_start(options: &ServerOptions, names: &[String]) -> Vec<String> {
+    match &options.model_control {
         ModelControl::Explicit { load } if !load.iter().any(|name| name == "*") => load.clone(),
         _ => names.to_vec(),
-    };
-    if let ModelControl::None = options.model_control {
-        let groups = options.device.named().map(|name| ("[[device.groups]]", name));
-        let placed = options.placement.keys().map(|name| ("[placement]", name.as_str()));
-        let unknown = groups.chain(placed).find(|(_, name)| !wanted.iter().any(|wanted| wanted == name));
-        if let Some((part, unknown)) = unknown {
-            let hint = downbeat_repository::did_you_mean(unknown, wanted.iter().map(String::as_str));
-            anyhow::bail!("{part}: the repository {} has no model '{unknown}'{hint}", shown(&options.repositories));
-        }
     }
-    Ok(wanted)
 }
 
 /// The options with where models are as it turns out on these devices, and how many devices there are.
@@ -186,6 +198,7 @@ fn with_devices(
 /// How long runs may take. TensorRT compiles a model in the run that is the first of its shapes.
 fn run_limits(options: &ServerOptions, engines: &Engines) -> RunLimits {
     let times = if engines.of_most().info().name == "tensorrt" { 20 } else { 1 };
-    let RunLimits { factor, least, load } = options.run_limits;
-    RunLimits { factor, least: least.saturating_mul(times), load: load.saturating_mul(times) }
+    let RunLimits { factor, least, load, whole_load } = options.run_limits;
+    let [least, load, whole_load] = [least, load, whole_load].map(|limit| limit.saturating_mul(times));
+    RunLimits { factor, least, load, whole_load }
 }

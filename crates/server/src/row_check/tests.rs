@@ -34,7 +34,7 @@ fn output(rows: &[Vec<f64>]) -> State {
 fn verdict_by(codec: &BatchCodec, mut model: impl FnMut(Vec<Vec<f64>>) -> Result<Vec<Vec<f64>>, String>) -> RowVerdict {
     let mut run = |state: State| Ok(output(&model(rows(&state))?));
     let (fill, samples) = (Fill::default(), Vec::new());
-    RowCheck { codec, fill, samples, run: &mut run, is_time: &|| true, compared: 0 }.verdict()
+    RowCheck { codec, fill, samples, run: &mut run, is_time: &|| true, is_over: &|| false, compared: 0 }.verdict()
 }
 
 fn verdict(model: impl FnMut(Vec<Vec<f64>>) -> Result<Vec<Vec<f64>>, String>) -> RowVerdict {
@@ -141,6 +141,7 @@ fn requests_that_are_all_alike_tell_nothing() {
         samples: Vec::new(),
         run: &mut run,
         is_time: &|| true,
+        is_over: &|| false,
         compared: 0,
     };
     let verdict = check.verdict();
@@ -165,8 +166,15 @@ fn nothing_that_was_never_compared_is_independent() {
     sample.rows = 8;
     let mut run = |state: State| Ok(output(&rows(&state)));
     let samples = vec![sample.clone(), sample];
-    let check =
-        RowCheck { codec: &codec, fill: Fill::default(), samples, run: &mut run, is_time: &|| true, compared: 0 };
+    let check = RowCheck {
+        codec: &codec,
+        fill: Fill::default(),
+        samples,
+        run: &mut run,
+        is_time: &|| true,
+        is_over: &|| false,
+        compared: 0,
+    };
     let verdict = check.verdict();
     assert_eq!(verdict.rows, RowDependence::Unknown, "{verdict}");
 }

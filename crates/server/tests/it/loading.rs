@@ -16,7 +16,7 @@ use crate::model::{
     AttributeProto, FLOAT, ModelProto, TensorProto, ValueInfoProto, floats, folder, identity, ints, model, node, value,
     write,
 };
-use crate::serving::metric;
+use crate::serving::{Models, metric};
 
 const INT64: i32 = 7;
 
@@ -402,4 +402,71 @@ async fn what_an_unloaded_model_held_is_there_for_others() {
     assert!(error.contains(&format!("others hold {one} of the {one}")), "{error}");
     registry.unload_model("a").await.unwrap();
     load(&registry, "b").await.unwrap();
+}
+
+/// The measurements that are kept of the one model of a store: items of a batch and runs.
+fn kept_sizes(store: &ProfileStore) -> Vec<(u32, u32)> {
+    let profiles: Vec<StoredProfile> = store.list().unwrap();
+    assert_eq!(profiles.len(), 1, "{profiles:?}");
+    profiles[0].measurements.iter().map(|measured| (measured.batch, measured.runs)).collect()
+}
+
+#[tokio::test]
+async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
+    for engine in engines() {
+        let folder = folder();
+        add(folder.path(), "small", &identity(FLOAT, &[-1, 4]));
+        let options = options(folder.path(), engine);
+        let store = ProfileStore::new(options.profiling.cache_dir.clone());
+        let registry = open(options);
+        load(&registry, "small").await.unwrap();
+        assert_eq!(kept_sizes(&store), [(1, 1)], "a budget of nothing leaves the run of the trial");
+        assert_eq!(registry.to_measure_again(), ["small"]);
+        // Larger batches are guessed, and run.
+        for rows in [1, 5, 32] {
+            let data = vec![0; 16 * rows];
+            registry.infer(request("small", DataType::Fp32, &[rows as i64, 4], data)).await.unwrap();
+        }
+        registry.measure_again("small").await;
+        let sizes: Vec<u32> = kept_sizes(&store).into_iter().map(|(batch, _)| batch).collect();
+        assert_eq!(sizes, [1, 2, 4, 8, 16, 32]);
+        registry.infer(request("small", DataType::Fp32, &[32, 4], vec![0; 512])).await.unwrap();
+    }
+}
+
+/// A warm-up of `m` with three samples that are sent so often.
+fn warm_ups(models: &Models, beta_ms: f64, count: u32) {
+    let sample = |name: &str| {
+        format!(
+            "{{ name: \"{name}\", count: {count}, inputs: {{ key: \"x\", value: {{ data_type: TYPE_FP32, dims: [4], zero_data: true }} }} }}"
+        )
+    };
+    let config = format!("max_batch_size: 8\nmodel_warmup [{}, {}, {}]", sample("a"), sample("b"), sample("c"));
+    models.add("m", 1, (0.0, beta_ms), 4, &config);
+}
+
+#[tokio::test]
+async fn a_warm_up_without_end_has_an_end() {
+    let models = Models::new();
+    warm_ups(&models, 0.001, u32::MAX);
+    let registry = models.serve(|_| {}).await;
+    registry.infer(crate::serving::request("m", 1, 4)).await.unwrap();
+    let warnings = registry.definition("m").unwrap().warnings;
+    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    assert!(warnings[0].message.contains("is 4294967295; the request is sent 100 times"), "{warnings:?}");
+}
+
+#[tokio::test]
+async fn a_load_that_takes_too_long_ends_and_lets_others_be_loaded() {
+    let models = Models::new();
+    warm_ups(&models, 200.0, 100);
+    models.add("other", 1, (0.0, 1.0), 4, "");
+    let mut options = models.options();
+    options.model_control = ModelControl::Explicit { load: Vec::new() };
+    options.load_threads = 1;
+    options.run_limits.whole_load = downbeat_core::Duration::from_millis(100);
+    let registry = open(options);
+    let error = load(&registry, "m").await.unwrap_err();
+    assert!(error.contains("its load had not ended after 100 ms") && error.contains("load_timeout_s"), "{error}");
+    load(&registry, "other").await.unwrap();
 }

@@ -113,5 +113,10 @@ async fn a_plan_wins_over_the_file_and_says_how_many_devices_there_are() {
 #[tokio::test]
 async fn a_plan_for_other_models_is_refused_with_their_names() {
     let error = refused(|options| options.plan = plan(&[&["a", "x"], &["y"]]));
-    assert_eq!(error, "the plan is for other models: the repository has no x, y");
+    for unknown in ["x", "y"] {
+        assert!(
+            error.contains("--plan: the repository ") && error.contains(&format!("no model '{unknown}'")),
+            "{error}"
+        );
+    }
 }

@@ -49,7 +49,8 @@ impl Models {
         options.engine = downbeat_server::options::EngineChoice::Emulated;
         options.drop = Some(DropPolicy::Head);
         options.profiling.cache_dir = Some(self.path().join(".profiles"));
-        options.profiling.budget = downbeat_core::Duration::ZERO;
+        // Emulated models are not measured, but for what two lanes do together.
+        options.profiling.budget = downbeat_core::Duration::from_millis(60_000);
         options
     }
 

@@ -2,16 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
 use downbeat_server::load_context::LoadProgress;
-use downbeat_server::options::ModelControl;
+use downbeat_server::options::{EngineChoice, ModelControl};
 use downbeat_server::registry::Registry;
 use downbeat_server::service::{LoadOverrides, Service};
 use tokio::task::JoinSet;
 
+use crate::loading::{add, options};
+use crate::model::{FLOAT, folder, identity};
 use crate::serving::{Models, request};
 
 /// Emulated models of these names, none loaded yet, of which so many are loaded side by side.
@@ -170,4 +173,59 @@ async fn a_server_that_stops_begins_no_load_that_waits() {
     tokio::task::spawn_blocking(move || held.0.wait()).await.unwrap();
     assert!(first.await.unwrap().unwrap_err().to_string().contains("shutting down"));
     assert!(second.await.unwrap_err().to_string().contains("shutting down"));
+}
+
+/// A load waits in the step with this beginning, once, until it is let on.
+struct HeldAt(&'static str, Barrier, AtomicBool);
+
+impl LoadProgress for HeldAt {
+    fn step(&self, what: &str, _fraction: f64) {
+        if what.starts_with(self.0) && !self.2.swap(true, Ordering::Relaxed) {
+            self.1.wait();
+            self.1.wait();
+        }
+    }
+}
+
+/// Loads `large`, holds its load in a step, loads `small`, and lets `large` go on.
+async fn small_beside_large(registry: &Registry, held_at: &'static str) {
+    let held = Arc::new(HeldAt(held_at, Barrier::new(2), AtomicBool::new(false)));
+    let wait = |held: &Arc<HeldAt>| {
+        let held = held.clone();
+        tokio::task::spawn_blocking(move || held.1.wait())
+    };
+    let large = tokio::spawn({
+        let (registry, held) = (registry.clone(), held.clone());
+        async move { registry.load_model("large", LoadOverrides::default(), held).await }
+    });
+    wait(&held).await.unwrap();
+    let small = registry.load_model("small", LoadOverrides::default(), Arc::new(()));
+    // Less than any load waited for another before.
+    tokio::time::timeout(Duration::from_secs(45), small).await.expect("it waits for the large one").unwrap();
+    assert!(registry.is_model_ready("small", "") && !registry.is_model_ready("large", ""));
+    wait(&held).await.unwrap();
+    large.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_small_model_does_not_wait_while_a_large_one_is_measured() {
+    let folder = folder();
+    for name in ["large", "small"] {
+        add(folder.path(), name, &identity(FLOAT, &[-1, 4]));
+    }
+    let mut options = options(folder.path(), EngineChoice::Rten);
+    options.profiling.budget = downbeat_core::Duration::from_millis(1_000);
+    let registry = Registry::open(Arc::new(options)).unwrap();
+    registry.set_started();
+    small_beside_large(&registry, "measured batch").await;
+    let unsettled = registry.to_measure_again();
+    assert!(unsettled.contains(&"small".to_owned()), "it was measured beside another: {unsettled:?}");
+}
+
+#[tokio::test]
+async fn a_small_model_does_not_wait_until_a_large_one_is_read() {
+    let models = Models::new();
+    let registry = open(&models, &["large", "small"], 1);
+    std::fs::File::create(models.path().join("large/1/weights")).unwrap().set_len(32 << 20).unwrap();
+    small_beside_large(&registry, "reading").await;
 }

@@ -1,0 +1,102 @@
+//! What measuring may take before a model version serves, and what is left to measure behind its service.
+//!
+//! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites, segments, two lanes together, and rows. A
+//! step that the time left does not allow is left out. The version serves with what is known, and is measured again when the
+//! machine is idle. Then nothing is left out, but another load ends the measuring.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use downbeat_core::Duration;
+
+use crate::clock::Clock;
+use crate::load_turns::LoadTurn;
+use crate::sampler::Watch;
+
+/// The measuring time of one load of a version.
+#[derive(Debug)]
+pub struct MeasuringTime {
+    budget: Duration,
+    /// The version serves already.
+    is_behind: bool,
+    spent_ns: AtomicU64,
+    is_short: AtomicBool,
+}
+
+impl MeasuringTime {
+    /// So much, before the version serves.
+    pub fn before_service(budget: Duration) -> Self {
+        MeasuringTime { budget, is_behind: false, spent_ns: AtomicU64::new(0), is_short: AtomicBool::new(false) }
+    }
+
+    /// As much as it takes, behind a version that serves. `budget` says how long the runs of a step are repeated.
+    pub fn behind_service(budget: Duration) -> Self {
+        MeasuringTime { is_behind: true, ..MeasuringTime::before_service(budget) }
+    }
+
+    /// Whether the version serves already.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
+    /// What is left of the budget. Behind the service each step has all of it.
+    pub fn left(&self) -> Duration {
+        match self.is_behind {
+            true => self.budget,
+            false => self.budget.saturating_sub(Duration::from_nanos(self.spent_ns.load(Ordering::Relaxed))),
+        }
+    }
+
+    /// A share of what is left.
+    pub fn part(&self, share: f64) -> Duration {
+        Duration::from_secs_f64(self.left().as_secs_f64() * share)
+    }
+
+    /// Whether a step may begin that is expected to take `expected`. If not, the version was not measured in full.
+    pub fn allows(&self, expected: Duration) -> bool {
+        let is_allowed = self.is_behind || expected <= self.left();
+        if !is_allowed {
+            self.fall_short();
+        }
+        is_allowed
+    }
+
+    /// Something was left out.
+    pub fn fall_short(&self) {
+        self.is_short.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something was left out: it is to be measured behind the service.
+    pub fn is_short(&self) -> bool {
+        self.is_short.load(Ordering::Relaxed)
+    }
+
+    /// Does something, and takes note of the time.
+    pub fn spend<T>(&self, clock: Clock, what: impl FnOnce() -> T) -> T {
+        let begin = clock.now();
+        let done = what();
+        self.spent_ns.fetch_add(clock.now().since(begin).as_nanos(), Ordering::Relaxed);
+        done
+    }
+}
+
+/// Ends measuring that the time does not allow, or that keeps another load waiting behind the service.
+pub struct Within<'a, M> {
+    pub time: &'a MeasuringTime,
+    pub turn: &'a LoadTurn<'a>,
+    /// Hears of each case.
+    pub told: &'a mut dyn Watch<M>,
+}
+
+impl<M> Watch<M> for Within<'_, M> {
+    fn goes_on(&self, _fraction: f64) -> bool {
+        !(self.time.is_behind && self.turn.is_waited_for())
+    }
+
+    fn fits(&self, expected: Duration, left: Duration) -> bool {
+        self.time.is_behind || expected <= left
+    }
+
+    fn measured(&mut self, case: &M, fraction: f64) {
+        self.told.measured(case, fraction);
+    }
+}

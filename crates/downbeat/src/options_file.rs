@@ -24,7 +24,7 @@ pub const MAX_BYTES: u64 = 1 << 20;
 const GROUPS: &str = "device.groups";
 const PLACEMENT: &str = "placement";
 const MODELS: &str = "models";
-/// All of them. Each names models.
+/// The tables of names. Each names models.
 pub const TABLES: [&str; 3] = [GROUPS, PLACEMENT, MODELS];
 
 /// What is wrong in a file, and at which byte.

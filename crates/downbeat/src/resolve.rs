@@ -121,7 +121,7 @@ fn finish(draft: Draft, process: Process) -> anyhow::Result<ServerOptions> {
     Ok(options)
 }
 
-/// What is said about options that have no effect without another one.
+/// A notice for each option that has no effect without another option.
 fn without_effect(options: &ServerOptions) -> Vec<String> {
     let (device, defaults) = (&options.device, DeviceOptions::default());
     let are_shared = device.shares == SharesBy::Auto;

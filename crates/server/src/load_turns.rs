@@ -1,8 +1,8 @@
 //! What loads that go side by side do one after another: what they time.
 //!
-//! A file is read, a graph optimised and a lane warmed up beside other loads. What is timed is timed alone where that can be soon: the others wait at their next step, and it waits for the step that
-//! each of them is in the middle of. A load waits for others no longer than its patience in all, so that a small model is ready long before a large one beside it. What is timed beside
-//! others then is timed again later.
+//! A file is read, a graph optimised and a lane warmed up beside other loads. A load that times something does so alone, if the others soon let it.
+//! The others wait at their next step. The load that times waits until each of the others ends its step. A load waits for others no longer than its
+//! patience in all, so a small model waits for no large one. Measurements beside other loads are repeated later.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

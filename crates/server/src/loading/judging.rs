@@ -13,7 +13,7 @@ use crate::row_check::{NO_TIME, RowCheck};
 use crate::row_judgement::{RowJudgement, by_graph};
 use crate::warm_up::{self, Trial};
 
-/// The check goes on with further draws for this long. It may take so long whatever the budget of measuring is.
+/// The check goes on with further draws for this long. A smaller budget of measuring does not shorten the check.
 const CHECK_BUDGET: Duration = Duration::from_millis(300);
 /// Items that the check runs at least.
 const CHECKED_ITEMS: u64 = 40;

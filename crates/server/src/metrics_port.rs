@@ -8,6 +8,7 @@ use axum::body::Body;
 use axum::http::{Request, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
+use bytes::Bytes;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tower_service::Service as _;
@@ -38,9 +39,10 @@ pub async fn serve<S: Service>(
             }
         }
     };
+    let names = state.options().allow_host.clone();
     let router = Router::new().route("/metrics", get(scrape)).merge(health_routes().with_state(state));
     let (_serving, stages) = watch::channel(Stage::Serving);
-    serve_answers(listener, connections, Routed(with_slashes(router)), stages).await;
+    serve_answers(listener, connections, Routed(with_slashes(router)), &names, stages).await;
 }
 
 struct Routed(Router);
@@ -53,5 +55,9 @@ impl Answers for Routed {
             Ok(response) => response,
             Err(never) => match never {},
         }
+    }
+
+    fn whole(body: Bytes) -> Body {
+        Body::from(body)
     }
 }

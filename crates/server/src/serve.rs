@@ -146,7 +146,7 @@ async fn until_stopped(
                     follower = Some(tokio::spawn(follow(registry.clone(), seen.clone(), every.into())));
                 }
             }
-            _ = signals.terminate.recv() => {
+            () = signals.terminate.recv() => {
                 let grace = options.shutdown_grace.min(options.drain_timeout).into();
                 break if loaded || registry.is_ready() { End { grace, ..at_once(Ok(())) } } else { at_once(Ok(())) };
             }

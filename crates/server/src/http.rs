@@ -90,8 +90,8 @@ impl<S: Service> HttpState<S> {
     }
 }
 
-/// The protocol as an axum router. Every path may end in a slash. Whoever serves the router elsewhere checks what
-/// [`serve`] checks of a request's head: its `Host`, and the origin of the page that sent it.
+/// The protocol as an axum router. Every path may end in a slash. Another server that has the router must check
+/// the head of each request as [`serve`] does: its `Host`, and the origin of the page that sent it.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
     let routes = Router::new()
         .route("/v2", get(metadata::server::<S>))

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{self, Poll};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -173,9 +173,9 @@ impl Signals {
 pub struct Terminate(Vec<Signal>);
 
 impl Terminate {
-    /// Completes with the next of them.
+    /// Completes when one of them arrives.
     pub async fn recv(&mut self) {
-        let poll = |cx: &mut Context<'_>| {
+        let poll = |cx: &mut task::Context<'_>| {
             let came = self.0.iter_mut().any(|signal| signal.poll_recv(cx).is_ready());
             if came { Poll::Ready(()) } else { Poll::Pending }
         };

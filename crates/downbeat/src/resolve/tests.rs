@@ -272,7 +272,9 @@ fn naming_a_model_to_load_does_not_open_model_control() {
     let options = merged("", &explicit);
     assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["a".into(), "b".into()] });
     let file = "[model_control]\nload = ['a']";
-    for (file, flags) in [("", &["m", "--load-model", "a"][..]), (file, &["m"]), ("", &[&explicit[..6], &["poll"]].concat())] {
+    for (file, flags) in
+        [("", &["m", "--load-model", "a"][..]), (file, &["m"]), ("", &[&explicit[..6], &["poll"]].concat())]
+    {
         let error = refused(file, flags);
         assert!(error.contains("--load-model") && error.contains("--model-control-mode explicit"), "{error}");
     }

@@ -2,9 +2,12 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use crate::cluster::until;
 use crate::command_line::downbeat;
-use crate::serve::{Server, digits};
+use crate::serve::{REQUEST, Server, digits, http};
 
 const READY: &str = "\"message\":\"ready\",\"models\":1";
 /// Longer than the patience of a test: only a test that fails waits for one of these.
@@ -29,10 +32,46 @@ fn half_a_head_or_body_does_not_hold_the_end_up() {
     let mut grpc = TcpStream::connect(server.grpc_address()).unwrap();
     // The preface of HTTP/2, an empty SETTINGS frame, and the beginning of a HEADERS frame.
     grpc.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\x40\x01\x04\0\0\0\x01ab").unwrap();
-    // They have come when a later request is answered.
+    // The server has all of these once it answers a later request.
     assert_eq!(server.http("GET", "/v2/health/live", "").0, 200);
     assert_eq!(server.end("-TERM").code(), Some(0));
     drop((streams, grpc));
+}
+
+/// The resident memory of a server, bytes.
+fn memory(server: &Server) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB")).unwrap();
+    1024 * kilobytes.trim().parse::<u64>().unwrap()
+}
+
+#[test]
+fn closed_connections_give_their_memory_back_while_others_are_at_work() {
+    const HALF: usize = 8 << 20;
+    let server = Server::start(digits().path(), &[], READY);
+    let body = std::fs::read_to_string(REQUEST).unwrap();
+    let (address, done) = (server.address(), Arc::new(AtomicBool::new(false)));
+    let ended = Arc::clone(&done);
+    // Ends also when the test fails, as its server is gone then.
+    let at_work = std::thread::spawn(move || {
+        while !ended.load(Relaxed) {
+            assert_eq!(http(address, "POST", "/v2/models/digits/infer", &body).0, 200);
+        }
+    });
+    let before = memory(&server);
+    let head = "POST /v2/models/digits/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000000\r\n\r\n";
+    let send = |_| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&vec![b' '; HALF]).unwrap();
+        stream
+    };
+    let streams: Vec<TcpStream> = (0..16).map(send).collect();
+    until("the bodies are held", || memory(&server) > before + 12 * HALF as u64);
+    drop(streams);
+    until("the memory is given back", || memory(&server) < before + 6 * HALF as u64);
+    done.store(true, Relaxed);
+    at_work.join().unwrap();
 }
 
 #[test]

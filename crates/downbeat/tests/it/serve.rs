@@ -110,7 +110,7 @@ impl Server {
         self.metrics
     }
 
-    /// What it has said until it was ready, or until the last text that was waited for.
+    /// The lines of its log, up to the last line that a test waited for.
     pub fn said(&self) -> &str {
         &self.said
     }

@@ -1,4 +1,4 @@
-//! What a web page can do to a server, and under which names and addresses the server is reached.
+//! Requests that web pages send to a server, and the names and addresses of its ports.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -51,7 +51,8 @@ fn a_page_of_another_site_changes_nothing() {
     for change in changes {
         for header in [EVIL, "origin: null", "origin: http://localhost:3000", "Sec-Fetch-Site: cross-site"] {
             for address in [server.address(), server.metrics_address()] {
-                let (status, said) = ask(address, change, &["host: localhost:8000", "content-type: text/plain", header], "{}");
+                let (status, said) =
+                    ask(address, change, &["host: localhost:8000", "content-type: text/plain", header], "{}");
                 assert_eq!(status, 403, "{change}, {header}: {said}");
                 assert!(said.contains("a web page of another origin"), "{said}");
             }
@@ -75,7 +76,7 @@ fn programs_and_the_servers_own_pages_control_it() {
         let (status, said) = ask(server.address(), &load, headers, "");
         assert_eq!(status, 200, "{headers:?}: {said}");
     }
-    // What changes nothing is answered; the browser keeps the answer from the page.
+    // A request that changes nothing is answered. The browser keeps the answer from the page.
     let body = std::fs::read_to_string(REQUEST).unwrap();
     for (line, body) in [("GET /v2", ""), ("POST /v2/models/digits/infer", body.as_str())] {
         let (status, said) = ask(server.address(), line, &["host: localhost", EVIL], body);

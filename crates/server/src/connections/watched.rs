@@ -122,6 +122,11 @@ impl Watched {
         };
     }
 
+    /// Bytes that were read and written.
+    pub(super) fn bytes(&self) -> u64 {
+        self.received.load(Relaxed) + self.sent.load(Relaxed)
+    }
+
     pub(super) fn seen(&self) -> Seen {
         Seen {
             protocol: self.protocol,
@@ -168,7 +173,6 @@ impl InRequest {
         self.0.port.is_leaving()
     }
 }
-
 
 impl Drop for InRequest {
     fn drop(&mut self) {

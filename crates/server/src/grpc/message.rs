@@ -332,9 +332,8 @@ pub(super) async fn read_request(
     .await?
 }
 
-/// A body for tonic in which each message is whole when it begins, and its coding is undone. tonic would undo the coding
-/// without the budget. What the last message holds of the budget is in [`WholeMessages::held`], for as long as the call
-/// needs it.
+/// A body for tonic. Each message is whole when it begins, and its coding is undone: tonic would undo the coding without
+/// the budget. [`WholeMessages::held`] has the last message's part of the budget for as long as the call needs it.
 pub(super) struct WholeMessages<B> {
     reader: MessageReader<B>,
     coding: Option<Coding>,

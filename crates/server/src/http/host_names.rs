@@ -1,12 +1,12 @@
-//! The names under which a port is reached, and the pages that may send requests to it.
+//! The check of a request's head: the name that it has for the port, and the page that sent it.
 //!
 //! A browser sends requests for every page that it shows, also to servers that only its own machine can reach. Three
 //! headers, which a page cannot write, tell these requests apart:
 //!
 //! - `Origin` and `Sec-Fetch-Site` tell that the page came from another site. Such a page may not change the server's
 //!   state. The page could not read an answer: this server sends no CORS headers.
-//! - `Host` tells the name by which the page reached the port. Its owner can let the name lead to any address (DNS
-//!   rebinding). The page then counts as the server's own. So a port on a loopback address takes known names only.
+//! - `Host` tells the name by which the page reached the port. The owner of a name can let it lead to any address (DNS
+//!   rebinding), and the page then counts as the server's own. A port on a loopback address thus takes known names only.
 //!
 //! gRPC needs no check: browsers speak HTTP/2 over TLS alone, which this server does not offer.
 
@@ -155,12 +155,32 @@ mod tests {
     #[test]
     fn names_that_their_owners_can_move_are_not_taken() {
         let own = names(true, &["models.example.com"]);
-        let taken = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:1", "127.1", "[::1]:8000", "[::1]", "", "Models.Example.com:80"];
+        let taken = [
+            "localhost",
+            "LOCALHOST:8000",
+            "localhost.",
+            "127.0.0.1:1",
+            "127.1",
+            "[::1]:8000",
+            "[::1]",
+            "",
+            "Models.Example.com:80",
+        ];
         for host in taken {
             assert!(own.allows(host.as_bytes()), "{host}");
         }
-        let others =
-            ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", "localhost:x", "[evil]", "[::1", "a@localhost", ".", ":80x", "xmodels.example.com"];
+        let others = [
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example:8000",
+            "localhost:x",
+            "[evil]",
+            "[::1",
+            "a@localhost",
+            ".",
+            ":80x",
+            "xmodels.example.com",
+        ];
         for host in others {
             assert!(!own.allows(host.as_bytes()), "{host}");
         }
@@ -168,12 +188,20 @@ mod tests {
 
     #[test]
     fn an_origin_is_compared_by_host_and_port() {
-        let own = [("http://a:8000", "a:8000"), ("https://A", "a:443"), ("http://a:80", "a"), ("http://[::1]:8", "[::1]:8")];
+        let own =
+            [("http://a:8000", "a:8000"), ("https://A", "a:443"), ("http://a:80", "a"), ("http://[::1]:8", "[::1]:8")];
         for (origin, host) in own {
             assert!(is_own(origin.as_bytes(), host.as_bytes()), "{origin} {host}");
         }
-        let foreign =
-            [("http://a:3000", "a:8000"), ("null", "a"), ("http://a.b", "a"), ("http://", ""), ("file://", ""), ("ftp://a", "a"), ("http://a", "")];
+        let foreign = [
+            ("http://a:3000", "a:8000"),
+            ("null", "a"),
+            ("http://a.b", "a"),
+            ("http://", ""),
+            ("file://", ""),
+            ("ftp://a", "a"),
+            ("http://a", ""),
+        ];
         for (origin, host) in foreign {
             assert!(!is_own(origin.as_bytes(), host.as_bytes()), "{origin} {host}");
         }

@@ -78,7 +78,7 @@ async fn half_a_message_is_not_waited_for() {
     check_good(&mut server.client().await).await;
 }
 
-/// Far longer than a drain takes that waits for nobody.
+/// A drain that waits for no client takes far less.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[tokio::test]

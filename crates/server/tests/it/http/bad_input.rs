@@ -245,7 +245,9 @@ async fn a_body_that_is_too_large() {
     assert_says(&message, &["10001 bytes", "at most 10000 bytes"]);
     assert_answers(&mut connection).await;
 
-    connection.send("POST /v2/models/simple/infer HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n").await;
+    connection
+        .send("POST /v2/models/simple/infer HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n")
+        .await;
     for _ in 0..3 {
         connection.send(format!("1000\r\n{}\r\n", " ".repeat(4096))).await;
     }
@@ -264,7 +266,9 @@ async fn a_body_that_is_too_large() {
     // A client that asks before it sends is told before it sends, and the connection ends.
     let mut asking = server.connect().await;
     asking
-        .send(format!("POST {SIMPLE} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 20000\r\n\r\n"))
+        .send(format!(
+            "POST {SIMPLE} HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 20000\r\n\r\n"
+        ))
         .await;
     let reply = asking.reply().await;
     reply.error(413);

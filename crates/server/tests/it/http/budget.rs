@@ -54,7 +54,8 @@ async fn half_a_body_for_a_model_that_does_not_exist_is_answered_and_costs_nothi
         connection.reply().await.error(status);
     }
     let mut asking = server.connect().await;
-    let head = "POST /v2/models/nope/infer HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
+    let head =
+        "POST /v2/models/nope/infer HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
     asking.send(head).await;
     let reply = asking.reply().await;
     reply.error(404);
@@ -107,7 +108,8 @@ async fn compressed_bodies_count_by_their_unpacked_size() {
         until(|| budget.in_flight() == 0).await;
     }
     let mut connection = server.connect().await;
-    let load = connection.post("/v2/repository/models/simple/load", &[("content-encoding", "gzip")], gzipped(MIB)).await;
+    let load =
+        connection.post("/v2/repository/models/simple/load", &[("content-encoding", "gzip")], gzipped(MIB)).await;
     assert_eq!(load.status, 200, "{load:?}");
 }
 

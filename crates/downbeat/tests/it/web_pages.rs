@@ -134,29 +134,34 @@ fn a_port_on_every_interface_says_so_and_takes_every_name() {
 fn every_role_listens_on_the_loopback_interface_by_default() {
     let folder = digits();
     let schedulers = ["--schedulers", "127.0.0.1:1", "--listen", "127.0.0.1:0"];
+    let elsewhere = ["--schedulers", "192.0.2.1:1", "--listen", "127.0.0.1:0"];
     let models = folder.path().to_str().unwrap();
     for (role, flags) in [
         ("serve", &["--engine", "rten", models][..]),
         ("backend", &["--engine", "rten", "--schedulers", "127.0.0.1:1", models]),
         ("frontend", &schedulers),
+        ("frontend", &elsewhere),
         ("scheduler", &["--listen", "127.0.0.1:0"]),
     ] {
         let mut command = downbeat(&[role, "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0"]);
         let cache = tempfile::tempdir().unwrap();
         command.args(["--log-format", "json"]).args(flags).env("XDG_CACHE_HOME", cache.path());
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-        let mut addresses = Vec::new();
+        let (mut addresses, mut warned) = (Vec::new(), false);
         for line in BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok) {
             let line: serde_json::Value = serde_json::from_str(&line).unwrap();
             addresses.extend(line["fields"]["address"].as_str().map(str::to_owned));
-            assert!(!line["fields"]["message"].as_str().unwrap_or_default().contains("every interface"), "{line}");
-            if line["fields"]["message"] == "metrics" {
+            let message = line["fields"]["message"].as_str().unwrap_or_default();
+            assert!(!message.contains("every interface"), "{line}");
+            warned |= message.contains("only processes of this machine reach this port");
+            if message == "metrics" {
                 break;
             }
         }
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(addresses.len() >= 2, "{role}: {addresses:?}");
+        assert_eq!(warned, flags == elsewhere, "{role} {flags:?}");
         assert!(addresses.iter().all(|address| address.starts_with("127.0.0.1:")), "{role}: {addresses:?}");
     }
 }

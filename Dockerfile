@@ -20,8 +20,9 @@ FROM debian:trixie-slim
 COPY --from=engine /opt/engine /opt/engine
 COPY --from=build /src/target/release/downbeat /usr/local/bin/downbeat
 RUN useradd --uid 10001 --no-create-home downbeat && install -d -o downbeat /profiles
-# Where engines are looked for; profiles have a folder of their own.
-ENV XDG_CACHE_HOME=/opt/engine DOWNBEAT_PROFILE_CACHE=/profiles
+# Where engines are looked for; profiles have a folder of their own. The ports are for other containers and machines:
+# the default, 127.0.0.1, is the container itself. This is --host 0.0.0.0 of every role.
+ENV XDG_CACHE_HOME=/opt/engine DOWNBEAT_PROFILE_CACHE=/profiles DOWNBEAT_HOST=0.0.0.0
 USER 10001:10001
 EXPOSE 8000 8001 8002 8003 8004
 ENTRYPOINT ["downbeat"]

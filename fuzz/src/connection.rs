@@ -75,8 +75,11 @@ pub fn http_connection(data: &[u8]) {
     let Some(frontend) = Frontend::get() else { return };
     let answer = exchange(frontend.address, data, true);
     answer.expect("the server ends a connection that its client has ended");
-    let live =
-        exchange(frontend.address, b"GET /v2/health/live HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n", false);
+    let live = exchange(
+        frontend.address,
+        b"GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        false,
+    );
     let live = live.expect("the server answers");
     assert!(live.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&live));
     frontend.reset();

@@ -202,7 +202,7 @@ def pipelined(binary, _bench, _folder):
     with running(binary, EXAMPLES / "models") as server:
         client = wire.connect(server.http_port)
         client.settimeout(5)
-        burst = b"GET /v2/openapi.yaml HTTP/1.1\r\nHost: a\r\n\r\n" * 1000
+        burst = b"GET /v2/openapi.yaml HTTP/1.1\r\nHost: localhost\r\n\r\n" * 1000
         with contextlib.suppress(OSError):
             for _ in range(172):
                 client.sendall(burst)
@@ -222,7 +222,7 @@ def half_bodies(binary, _bench, _folder):
     """40 bodies of 60 MiB, all but the last byte, for a model that does not exist."""
     with running(binary, EXAMPLES / "models") as server:
         size = 60 << 20
-        head = f"POST /v2/models/none/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode()
+        head = f"POST /v2/models/none/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {size}\r\n\r\n".encode()
         body = bytes(size - 1)
         held = []
 
@@ -316,7 +316,7 @@ def terminations(binary, _bench, _folder):
             def send():
                 counts = [0, 0]
                 body = (EXAMPLES / "digit.json").read_bytes()
-                head = f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+                head = f"POST /v2/models/digits/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
                 client = None
                 while not ended.is_set():
                     if client is None:

@@ -226,6 +226,17 @@ def test_all_are_told_the_schedulers_that_there_are(folder, helps):
     assert gpus == [1 if folder == "gpu" else None]
 
 
+def test_all_listen_where_others_reach_them(helps):
+    """The default is the loopback interface, which in a container nobody else reaches."""
+    assert default(helps["serve"], "--host") == "127.0.0.1"
+    commands = [service["command"] for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()]
+    commands += [container(workload)["args"] for folder in FOLDERS for workload in workloads(rendered(folder))]
+    assert len(commands) > 8
+    for command in commands:
+        assert "--host=0.0.0.0" in command, command
+    assert "DOWNBEAT_HOST=0.0.0.0" in (ROOT / "Dockerfile").read_text() and "[env: DOWNBEAT_HOST=]" in helps["serve"]
+
+
 def test_nothing_names_the_host_of_a_registry():
     images = re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     images += [service["image"] for service in yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].values()]
@@ -259,7 +270,7 @@ def test_the_base_serves_with_its_own_arguments(binary, tmp_path):
             its = container(workload)
             role, (http, metrics, health, listen) = its["args"][0], free_ports(4)
             ports[role] = http, health
-            kept = [argument for argument in its["args"][1:] if argument.startswith("--") and not argument.startswith(("--schedulers=", "--grpc-port=", "--health-port="))]
+            kept = [argument for argument in its["args"][1:] if argument.startswith("--") and not argument.startswith(("--host=", "--schedulers=", "--grpc-port=", "--health-port="))]
             command = [binary, role, *kept, f"--schedulers=127.0.0.1:{schedulers}", "--host=127.0.0.1", f"--http-port={http}", "--grpc-port=off",
                        f"--metrics-port={metrics}", f"--health-port={health}", f"--listen=127.0.0.1:{schedulers if role == 'scheduler' else listen}"]
             command += [str(EXAMPLES / "models")] if "/models" in its["args"] else []

@@ -54,7 +54,11 @@ impl Draft {
     /// If models to load are named and the mode is not `explicit`.
     pub fn finish(mut self) -> anyhow::Result<ServerOptions> {
         if self.load.is_some() && self.mode != ControlMode::Explicit {
-            anyhow::bail!("models to load (--load-model) are named only in mode explicit; the mode is {}", self.mode);
+            anyhow::bail!(
+                "--load-model (or `load` in [model_control]) needs the mode explicit, and the mode is {}; add \
+                 --model-control-mode explicit, with which clients may load and unload models as well",
+                self.mode
+            );
         }
         self.options.model_control = match self.mode {
             ControlMode::None => ModelControl::None,

@@ -33,6 +33,18 @@ fn config_name(text: &str) -> Result<String, String> {
     }
 }
 
+/// The name of a host, in lower case, as it is in `Host`.
+fn host_name(text: &str) -> Result<String, String> {
+    let name = text.trim_end_matches('.').to_ascii_lowercase();
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    match !name.is_empty() && name.chars().all(is_name) {
+        true => Ok(name),
+        false => Err(format!(
+            "'{text}' is not the name of a host; write it without scheme and port, such as models.example.com"
+        )),
+    }
+}
+
 /// A heading, and what is under it.
 type Group = (&'static str, fn() -> Vec<Key<Draft>>);
 
@@ -71,7 +83,11 @@ fn ports() -> Vec<Key<Draft>> {
         key("server_name", name("NAME"), |d| &mut d.options.server_name)
             .flag("server-name", "What the server is called in its metadata; clients of Triton may want triton")
             .alias("id"),
-        key("host", address(), |d| &mut d.options.host).flag("host", "Address to listen on"),
+        key("host", address(), |d| &mut d.options.host)
+            .flag("host", "Address to listen on; 0.0.0.0: every interface of the machine (see \"Hosts and web pages\")"),
+        key("allow_host", list(parsed("NAME", host_name, String::clone)), |d| &mut d.options.allow_host)
+            .flag("allow-host", "A name of this server that requests over HTTP may have in Host, beside localhost and IP addresses; repeatable (see \"Hosts and web pages\")")
+            .unless("any name, or none on a loopback address", "[\"models.example.com\"]"),
         optional("http_address", address(), |d| &mut d.options.http_address, "host", "\"127.0.0.1\"")
             .help("Address of the HTTP port, where it is not that of all"),
         // Triton's metrics are where its HTTP is.
@@ -265,15 +281,8 @@ fn models() -> Vec<Key<Draft>> {
                 "Models that are loaded side by side (Triton's --model-load-thread-count; see \"Loading\")",
             )
             .alias("model-load-thread-count"),
-        // As in Triton, naming models to load means that only named models are.
-        Key {
-            path: "model_control.load",
-            ..flag("load-model", list(name("MODEL")), |d: &mut Draft, load| {
-                (d.load, d.mode) = (Some(load), ControlMode::Explicit);
-            })
-        }
-        .help("A model to load at start in mode explicit, * for all; repeatable")
-        .unless("none", "[\"digits\"]"),
+        optional("model_control.load", list(name("MODEL")), |d| &mut d.load, "none", "[\"digits\"]")
+            .flag("load-model", "A model to load at start, * for all; repeatable. Needs mode explicit"),
         key("model_control.mode", name("MODE").of(ControlMode::names()), |d| &mut d.mode).flag(
             "model-control-mode",
             "Which models are loaded: none (all at start), explicit (on request) or poll (all, following the disk)",

@@ -24,6 +24,7 @@ pub fn serve<S: Service>(
     state: HttpState<S>,
 ) -> std::io::Result<()> {
     let listener = listener.into_std()?;
+    let names = state.options().allow_host.clone();
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let routes = Router::new()
         .route("/v2/health/live", get(live::<S>))
@@ -33,7 +34,7 @@ pub fn serve<S: Service>(
     let answer = async move {
         let (_serving, stages) = watch::channel(Stage::Serving);
         match TcpListener::from_std(listener) {
-            Ok(listener) => serve_answers(listener, connections, Routed(with_slashes(routes)), stages).await,
+            Ok(listener) => serve_answers(listener, connections, Routed(with_slashes(routes)), &names, stages).await,
             Err(error) => tracing::error!(%error, "the health port cannot be answered"),
         }
     };

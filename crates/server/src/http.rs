@@ -9,6 +9,7 @@ mod body;
 mod cluster;
 mod encoding;
 mod health;
+mod host_names;
 mod infer;
 mod metadata;
 mod openapi;
@@ -43,11 +44,14 @@ pub struct HttpOptions {
     pub max_body_bytes: usize,
     /// What bodies and answers may hold of the memory, together with all other requests.
     pub budget: Arc<ByteBudget>,
+    /// Names that requests may have in `Host`, in lower case. Without names a port on a loopback address takes
+    /// `localhost` and IP addresses alone, and any other port takes every name.
+    pub allow_host: Vec<String>,
 }
 
 impl Default for HttpOptions {
     fn default() -> Self {
-        HttpOptions { max_body_bytes: 64 << 20, budget: ByteBudget::unbounded() }
+        HttpOptions { max_body_bytes: 64 << 20, budget: ByteBudget::unbounded(), allow_host: Vec::new() }
     }
 }
 
@@ -82,12 +86,13 @@ impl<S: Service> HttpState<S> {
         &self.shared.memory
     }
 
-    fn options(&self) -> &HttpOptions {
+    pub(crate) fn options(&self) -> &HttpOptions {
         &self.shared.options
     }
 }
 
-/// The protocol as an axum router. Every path may end in a slash.
+/// The protocol as an axum router. Every path may end in a slash. Another server that has the router must check
+/// the head of each request as [`serve`] does: its `Host`, and the origin of the page that sent it.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
     let routes = Router::new()
         .route("/v2", get(metadata::server::<S>))

@@ -39,7 +39,8 @@ pub async fn serve<S: Service>(
             }
         }
     };
+    let names = state.options().allow_host.clone();
     let router = Router::new().route("/metrics", get(scrape)).merge(health_routes().with_state(state));
     let (_serving, stages) = watch::channel(Stage::Serving);
-    serve_answers(listener, connections, Routed(with_slashes(router)), stages).await;
+    serve_answers(listener, connections, Routed(with_slashes(router)), &names, stages).await;
 }

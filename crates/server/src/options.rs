@@ -64,8 +64,10 @@ with_defaults! {
         pub repositories: Vec<PathBuf> = Vec::new(),
         /// What the server is called in its metadata. Triton's is `triton`, which some clients insist on.
         pub server_name: String = SERVER_NAME.to_owned(),
-        /// Address that all three ports are bound on. Default: every IPv4 interface, as Triton.
-        pub host: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        /// Address that all three ports are bound on. Default: this machine alone, as no port asks who a client is.
+        pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST),
+        /// Names of this server that requests over HTTP may have in `Host`, in lower case.
+        pub allow_host: Vec<String> = Vec::new(),
         /// Address of the HTTP port; `None`: `host`.
         pub http_address: Option<IpAddr> = None,
         /// Address of the gRPC port; `None`: `host`.
@@ -198,6 +200,18 @@ impl ServerOptions {
     /// The defaults, on a repository.
     pub fn new(repository: PathBuf) -> Self {
         ServerOptions { repositories: vec![repository], ..Default::default() }
+    }
+
+    /// The ports that are bound on every interface of the machine, by name.
+    pub fn open_ports(&self) -> Vec<&'static str> {
+        let ports = [
+            ("HTTP", self.http_port, self.http_address),
+            ("gRPC", self.grpc_port, self.grpc_address),
+            ("metrics", self.metrics_port, self.metrics_address),
+        ];
+        let is_open = |address: Option<IpAddr>| address.unwrap_or(self.host).is_unspecified();
+        let open = ports.into_iter().filter(|(_, port, address)| port.is_some() && is_open(*address));
+        open.map(|(name, ..)| name).collect()
     }
 
     /// The engine that somebody named for a model.

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::task::{self, Poll};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -63,6 +64,14 @@ impl Ports {
         let metrics = bind(host(options.metrics_address), options.metrics_port, "metrics", "--metrics-port")?;
         let health = bind(options.host, options.health_port, "probes", "--health-port")?;
         let own = Connections::new(ConnectionOptions { max: METRICS_CONNECTIONS, ..connection_options });
+        let open = options.open_ports();
+        if !open.is_empty() {
+            tracing::info!(
+                ports = open.join(", "),
+                "listening on every interface of this machine, without authentication; --host 127.0.0.1 keeps the ports \
+                 to this machine"
+            );
+        }
         Ok(Ports { http, grpc, metrics, health, connections, own })
     }
 
@@ -80,7 +89,11 @@ impl Ports {
         let memory = if options.shared_memory { SharedMemory::new() } else { SharedMemory::disabled() };
         let memory = Arc::new(memory.with_gpus(gpus)?);
         let mut frontends = Vec::new();
-        let http_options = HttpOptions { max_body_bytes: options.max_body_bytes, budget: budget.clone() };
+        let http_options = HttpOptions {
+            max_body_bytes: options.max_body_bytes,
+            budget: budget.clone(),
+            allow_host: options.allow_host.clone(),
+        };
         let state = HttpState::new(service.clone(), memory.clone(), http_options);
         let connections = self.connections;
         answer_health(self.health, &self.own, &state)?;
@@ -113,9 +126,15 @@ impl Ports {
     ///
     /// # Errors
     /// If the system has no thread left.
-    pub fn answer_probes<S: Service>(self, service: Arc<S>, metrics: MetricsText) -> anyhow::Result<()> {
+    pub fn answer_probes<S: Service>(
+        self,
+        options: &ServerOptions,
+        service: Arc<S>,
+        metrics: MetricsText,
+    ) -> anyhow::Result<()> {
         let memory = Arc::new(SharedMemory::disabled());
-        let state = HttpState::new(service, memory, HttpOptions::default());
+        let http_options = HttpOptions { allow_host: options.allow_host.clone(), ..HttpOptions::default() };
+        let state = HttpState::new(service, memory, http_options);
         answer_health(self.health, &self.own, &state)?;
         for (port, what) in [(self.http, "HTTP"), (self.metrics, "metrics")] {
             if let Some((listener, address)) = port {
@@ -134,10 +153,13 @@ fn answer_health<S: Service>(port: Port, own: &Connections, state: &HttpState<S>
     health_port::serve(listener, own.options().clone(), state.clone()).context("no thread for the health port")
 }
 
+/// The file in which the kernel lists the signals that this process ignores.
+const STATUS: &str = "/proc/self/status";
+
 /// What tells a process to end.
 pub struct Signals {
-    /// SIGTERM.
-    pub terminate: Signal,
+    /// SIGTERM, SIGHUP and SIGQUIT: the process drains.
+    pub terminate: Terminate,
     /// SIGINT.
     pub interrupt: Signal,
 }
@@ -148,16 +170,45 @@ impl Signals {
     /// # Errors
     /// Of the operating system.
     pub fn new() -> std::io::Result<Self> {
-        Ok(Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        let mut kinds = vec![SignalKind::terminate(), SignalKind::quit()];
+        // `nohup` starts a process that ignores SIGHUP, so that the process outlives its terminal.
+        let status = std::fs::read_to_string(STATUS).unwrap_or_default();
+        if !is_ignored(&status, SignalKind::hangup()) {
+            kinds.push(SignalKind::hangup());
+        }
+        let signals = kinds.into_iter().map(signal).collect::<Result<_, _>>()?;
+        Ok(Signals { terminate: Terminate(signals), interrupt: signal(SignalKind::interrupt())? })
     }
 
-    /// The next of either.
+    /// The next of any.
     pub async fn end(&mut self) {
         tokio::select! {
-            _ = self.terminate.recv() => {}
+            () = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
     }
+}
+
+/// The signals that ask a process to drain.
+pub struct Terminate(Vec<Signal>);
+
+impl Terminate {
+    /// Completes when one of them arrives.
+    pub async fn recv(&mut self) {
+        let poll = |cx: &mut task::Context<'_>| {
+            let came = self.0.iter_mut().any(|signal| signal.poll_recv(cx).is_ready());
+            if came { Poll::Ready(()) } else { Poll::Pending }
+        };
+        std::future::poll_fn(poll).await;
+    }
+}
+
+/// Whether `status`, the text of [`STATUS`], says that the process ignores a signal.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    // Signals are counted from 1.
+    mask >> (kind.as_raw_value() - 1) & 1 == 1
 }
 
 /// Has frontends go on accepting for `grace`, then finish what they have, `limit` in all; says whether they have.
@@ -173,7 +224,7 @@ pub async fn leave(
     let mut interrupted = false;
     tokio::select! {
         () = tokio::time::sleep(grace) => {}
-        _ = terminate.recv() => {}
+        () = terminate.recv() => {}
         _ = interrupt.recv() => interrupted = true,
     }
     stage.send_replace(Stage::Draining);
@@ -233,4 +284,17 @@ fn bind(host: IpAddr, port: Option<u16>, what: &str, flag: &str) -> anyhow::Resu
     })?;
     let address = listener.local_addr()?;
     Ok(Some((listener, address)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_mask_says_which_signals_are_ignored() {
+        let nohup = "SigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000006\n";
+        let ignored = |status: &str, kind| is_ignored(status, kind);
+        assert!(ignored(nohup, SignalKind::hangup()) && ignored(nohup, SignalKind::pipe()));
+        assert!(!ignored(nohup, SignalKind::quit()) && !ignored("", SignalKind::hangup()));
+    }
 }

@@ -36,7 +36,7 @@ const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
 /// How long the disk has to take what is left of the decision log.
 const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 
-/// Serves until SIGTERM or SIGINT, or until it is not live if that is asked for, then drains.
+/// Serves until SIGTERM, SIGHUP, SIGQUIT or SIGINT, or until it is not live if that is asked for, then drains.
 ///
 /// # Errors
 /// If the options cannot be followed (no such repository, a port in use, no such engine), before anything is served.
@@ -149,7 +149,7 @@ async fn until_stopped(
                     follower = Some(tokio::spawn(follow(registry.clone(), seen.clone(), every.into())));
                 }
             }
-            _ = signals.terminate.recv() => {
+            () = signals.terminate.recv() => {
                 let grace = options.shutdown_grace.min(options.drain_timeout).into();
                 break if loaded || registry.is_ready() { End { grace, ..at_once(Ok(())) } } else { at_once(Ok(())) };
             }

@@ -275,10 +275,36 @@ fn flags_win_over_the_file_one_by_one() {
 }
 
 #[test]
-fn naming_a_model_to_load_is_explicit_control() {
-    let options = merged("", &["m", "--load-model", "a", "--load-model", "b"]);
+fn naming_a_model_to_load_does_not_open_model_control() {
+    let explicit = ["m", "--load-model", "a", "--load-model", "b", "--model-control-mode", "explicit"];
+    let options = merged("", &explicit);
     assert_eq!(options.model_control, ModelControl::Explicit { load: vec!["a".into(), "b".into()] });
-    assert!(refused("", &["m", "--load-model", "a", "--model-control-mode", "none"]).contains("only in mode explicit"));
+    let file = "[model_control]\nload = ['a']";
+    for (file, flags) in
+        [("", &["m", "--load-model", "a"][..]), (file, &["m"]), ("", &[&explicit[..6], &["poll"]].concat())]
+    {
+        let error = refused(file, flags);
+        assert!(error.contains("--load-model") && error.contains("--model-control-mode explicit"), "{error}");
+    }
+}
+
+#[test]
+fn names_of_hosts_come_from_file_and_flags_in_lower_case() {
+    assert_eq!(merged("", &["m"]).host, std::net::Ipv4Addr::LOCALHOST);
+    let options = merged("", &["m", "--allow-host", "Models.example.com.", "--allow-host=downbeat"]);
+    assert_eq!(options.allow_host, ["models.example.com", "downbeat"]);
+    assert_eq!(merged("allow_host = ['a', 'b']", &["m"]).allow_host, ["a", "b"]);
+    for wrong in ["http://a", "a:8000", "a b", ""] {
+        assert!(refused(&format!("allow_host = ['{wrong}']"), &["m"]).contains("is not the name of a host"), "{wrong}");
+    }
+}
+
+#[test]
+fn ports_on_every_interface_are_named() {
+    let open = |flags: &[&str]| merged("", &[&["m"], flags].concat()).open_ports();
+    assert_eq!(open(&[]), [""; 0]);
+    assert_eq!(open(&["--host", "::", "--grpc-port", "off"]), ["HTTP", "metrics"]);
+    assert_eq!(open(&["--host", "0.0.0.0", "--http-address", "127.0.0.1"]), ["gRPC"]);
 }
 
 #[test]

@@ -465,7 +465,7 @@ fn processes_that_are_killed_while_their_memory_is_read_cost_the_others_nothing(
                 // It ends without an answer.
                 let mut stream = TcpStream::connect(asking).unwrap();
                 let length = body.len();
-                let head = "POST /v2/models/digits/infer HTTP/1.1\r\nhost: x\r\n";
+                let head = "POST /v2/models/digits/infer HTTP/1.1\r\nhost: localhost\r\n";
                 let _ = write!(stream, "{head}content-length: {length}\r\n\r\n{body}");
                 let _ = stream.read_to_end(&mut Vec::new());
             });

@@ -4,10 +4,11 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::cluster::until;
 use crate::command_line::{downbeat, run, stderr, stdout};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
@@ -21,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Server {
     child: Child,
     http: SocketAddr,
+    grpc: SocketAddr,
     metrics: SocketAddr,
     log: mpsc::Receiver<String>,
     said: String,
@@ -31,8 +33,12 @@ pub struct Server {
 impl Server {
     /// Starts a server and waits for the line that says `until`.
     pub fn start(repository: &Path, flags: &[&str], until: &str) -> Server {
+        Server::within(downbeat(&["serve"]), repository, flags, until)
+    }
+
+    /// The same by a command of which the rest is the flags of `downbeat serve`.
+    pub fn within(mut command: Command, repository: &Path, flags: &[&str], until: &str) -> Server {
         let cache = tempfile::tempdir().unwrap();
-        let mut command = downbeat(&["serve"]);
         command.arg(repository).args(["--host", "127.0.0.1", "--engine", "rten", "--profiling-budget", "0"]);
         command.args(["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--log-format", "json"]);
         command.env("DOWNBEAT_SHUTDOWN_GRACE", "0");
@@ -41,15 +47,19 @@ impl Server {
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| sender.send(line)));
         let nowhere = SocketAddr::from(([127, 0, 0, 1], 0));
-        let mut server = Server { child, http: nowhere, metrics: nowhere, log, said: String::new(), _cache: cache };
+        let said = String::new();
+        let mut server = Server { child, http: nowhere, grpc: nowhere, metrics: nowhere, log, said, _cache: cache };
         server.http = server.wait_for_address("HTTP");
+        if !flags.contains(&"--allow-grpc=false") {
+            server.grpc = server.wait_for_address("gRPC");
+        }
         server.metrics = server.wait_for_address("metrics");
         server.wait_for(until);
         server
     }
 
     /// The next line with `text`.
-    fn wait_for(&mut self, text: &str) -> String {
+    pub fn wait_for(&mut self, text: &str) -> String {
         loop {
             let Ok(line) = self.log.recv_timeout(PATIENCE) else { panic!("never said {text}: {}", self.said) };
             self.said += &line;
@@ -64,11 +74,6 @@ impl Server {
         let line = self.wait_for(&format!("\"message\":\"{of}\""));
         let line: serde_json::Value = serde_json::from_str(&line).unwrap();
         line["fields"]["address"].as_str().unwrap().parse().unwrap()
-    }
-
-    /// The log up to the line that it was waited for.
-    pub fn said(&self) -> &str {
-        &self.said
     }
 
     /// The number of its process.
@@ -95,10 +100,45 @@ impl Server {
         self.http
     }
 
-    pub fn terminate(mut self) -> ExitStatus {
+    /// Where it answers gRPC.
+    pub fn grpc_address(&self) -> SocketAddr {
+        self.grpc
+    }
+
+    /// Where it answers scrapes and probes.
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.metrics
+    }
+
+    /// The lines of its log, up to the last line that a test waited for.
+    pub fn said(&self) -> &str {
+        &self.said
+    }
+
+    /// Sends a signal, such as `-HUP`.
+    pub fn signal(&self, signal: &str) {
         let id = self.child.id().to_string();
-        assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
-        self.child.wait().unwrap()
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        until("the end of the server", || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    /// Ends it by a signal, and waits for its end.
+    pub fn end(mut self, signal: &str) -> ExitStatus {
+        self.signal(signal);
+        self.wait()
+    }
+
+    pub fn terminate(self) -> ExitStatus {
+        self.end("-TERM")
     }
 }
 
@@ -113,7 +153,7 @@ pub fn try_http(address: SocketAddr, method: &str, path: &str, body: &str) -> st
     let length = body.len();
     write!(
         stream,
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -96,7 +96,7 @@ where
                 () = &mut drained => return,
                 () = looks.due() => {
                     let next = self.connections.look(self.protocol, false);
-                    if looks.looked(next, &state) {
+                    if looks.looked(next, &state) || self.connections.have_left_memory() {
                         self.connections.release_memory();
                     }
                 }

@@ -1,6 +1,7 @@
 //! The body of a request, which may not come in too slowly.
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep};
 
 use super::ConnectionOptions;
+use super::watched::Watched;
 
 /// Bytes before each gRPC message: a flag and the length.
 const PREFIX: usize = 5;
@@ -105,6 +107,7 @@ impl Messages {
 pub(crate) struct WatchedBody {
     body: Incoming,
     framing: Framing,
+    watched: Arc<Watched>,
     /// How long may be waited for `least` bytes.
     within: Option<Duration>,
     least: u64,
@@ -113,26 +116,39 @@ pub(crate) struct WatchedBody {
     waited: Duration,
     /// Since when the client is waited for, if it is.
     since: Option<Instant>,
+    /// Whether `watched` counts this body among those that are waited for.
+    is_awaited: bool,
     /// There once the client had to be waited for, which most bodies come without. Fires when `waited` may be `within`, or before.
     timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl WatchedBody {
-    pub fn new(body: Incoming, framing: Framing, options: &ConnectionOptions) -> Self {
+    /// The body of a request on the connection of `watched`.
+    pub fn new(body: Incoming, framing: Framing, options: &ConnectionOptions, watched: Arc<Watched>) -> Self {
         WatchedBody {
             body,
             framing,
+            watched,
             within: options.transfer_timeout,
             least: options.least(),
             taken: 0,
             waited: Duration::ZERO,
             since: None,
+            is_awaited: false,
             timer: None,
+        }
+    }
+
+    fn set_awaited(&mut self, now: bool) {
+        if self.is_awaited != now {
+            self.is_awaited = now;
+            self.watched.awaits_body(now);
         }
     }
 
     /// The client is waited for.
     fn poll_slow(&mut self, cx: &mut Context<'_>) -> Poll<BodyError> {
+        self.set_awaited(true);
         let Some(within) = self.within else { return Poll::Pending };
         if self.framing.is_between() {
             (self.taken, self.waited, self.since, self.timer) = (0, Duration::ZERO, None, None);
@@ -156,6 +172,12 @@ impl WatchedBody {
     }
 }
 
+impl Drop for WatchedBody {
+    fn drop(&mut self) {
+        self.set_awaited(false);
+    }
+}
+
 impl Body for WatchedBody {
     type Data = Bytes;
     type Error = BodyError;
@@ -165,6 +187,7 @@ impl Body for WatchedBody {
         let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) else {
             return this.poll_slow(cx).map(|slow| Some(Err(slow)));
         };
+        this.set_awaited(false);
         if let Some(since) = this.since.take() {
             this.waited += since.elapsed();
         }

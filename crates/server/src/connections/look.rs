@@ -9,6 +9,8 @@ use super::{ConnectionOptions, Protocol};
 
 /// How long a connection that was asked to end, and has nothing under way, may take to.
 const FINISH_LIMIT: Duration = Duration::from_secs(5);
+/// The shortest silence after which a client counts as stopped while the server drains. A lost packet takes less.
+const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long the end of a connection waits for what its peer still sends.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// What a client sends first over gRPC (the preface of HTTP/2, RFC 9113 §3.4), bytes.
@@ -25,6 +27,8 @@ pub(super) struct Look {
     served: u64,
     /// Since when a head is awaited, and which.
     head: Option<(Instant, u64)>,
+    /// Since when the server, which drains, waits for the rest of a request, and the bytes that were here then.
+    rest: Option<(Instant, u64)>,
     /// Since when the peer reads too little, and the bytes it had taken then.
     blocked: Option<(Instant, u64)>,
     /// Since when it was asked to end.
@@ -48,7 +52,7 @@ pub(super) enum Verdict {
 impl Look {
     /// Of a connection accepted at `now`.
     pub fn new(now: Instant) -> Self {
-        Look { active: now, served: 0, head: None, blocked: None, finishing: None, closing: None }
+        Look { active: now, served: 0, head: None, rest: None, blocked: None, finishing: None, closing: None }
     }
 
     /// Since when it is idle, if it can make room for another.
@@ -80,6 +84,17 @@ impl Look {
             return Verdict::Stop("the head of its request did not arrive in time");
         }
 
+        let patience = options.linger.max(LEAST_PATIENCE);
+        self.rest = (draining && seen.is_in_request()).then(|| self.rest.unwrap_or((now, seen.received)));
+        if let Some((since, received)) = self.rest
+            && over(since, patience)
+        {
+            if seen.received - received < options.least_in(patience) {
+                return Verdict::Stop("the rest of its request does not come, and the server stops");
+            }
+            self.rest = Some((now, seen.received));
+        }
+
         self.blocked = seen.write_blocked.then(|| self.blocked.unwrap_or((now, seen.sent)));
         if let Some((since, sent)) = self.blocked
             && over(since, transfer)
@@ -97,7 +112,8 @@ impl Look {
 
         self.finishing = (seen.asked > Request::Rest).then(|| self.finishing.unwrap_or(now));
         if let Some(since) = self.finishing {
-            let late = seen.requests == 0 && over(since, FINISH_LIMIT);
+            let limit = if draining { patience } else { FINISH_LIMIT };
+            let late = seen.requests == 0 && over(since, limit);
             return if late { Verdict::Stop("it was asked to end and did not") } else { Verdict::Stay };
         }
 
@@ -134,6 +150,7 @@ mod tests {
             protocol,
             requests: 0,
             served: 0,
+            awaited: 0,
             received: 0,
             settled: 0,
             sent: 0,
@@ -224,6 +241,27 @@ mod tests {
         (next.seen.served, next.seen.settled, next.seen.received) = (1, 50, 55);
         assert_eq!((next.at(9), next.at(18)), (Verdict::Stay, Verdict::Stay));
         assert!(matches!(next.at(19), Verdict::Stop(_)));
+    }
+
+    #[test]
+    fn in_a_drain_the_rest_of_a_request_must_come_within_the_linger_time() {
+        let mut head = Looked::new(Protocol::Http);
+        (head.draining, head.seen.received) = (true, 5);
+        assert_eq!(head.at(0), Verdict::Stay);
+        // As much as the least rate asks for.
+        head.seen.received = 10;
+        assert_eq!(head.at(1), Verdict::Stay);
+        head.seen.received = 14;
+        assert!(matches!(head.at(2), Verdict::Stop(_)));
+
+        let mut body = Looked::new(Protocol::Grpc);
+        (body.seen.requests, body.seen.served, body.seen.received, body.seen.awaited) = (2, 2, 100, 1);
+        assert_eq!(body.at(0), Verdict::Stay);
+        (body.draining, body.seen.asked) = (true, Request::Finish);
+        assert_eq!((body.at(1), body.at(9)), (Verdict::Stay, Verdict::Stay), "another call is under way");
+        body.seen.requests = 1;
+        assert_eq!(body.at(10), Verdict::Stay);
+        assert!(matches!(body.at(11), Verdict::Stop(_)));
     }
 
     #[test]

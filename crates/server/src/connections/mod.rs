@@ -48,15 +48,20 @@ pub struct ConnectionOptions {
     /// Least rate of a request's body, and of an answer that waits to be read, bytes per second on average over each
     /// `transfer_timeout`. At least one byte has to move in it.
     pub min_rate: u64,
-    /// How long a connection that has just been used, or is new, may yet bring a request once the server drains.
+    /// How long a connection that has just been used, or is new, may yet bring a request once the server drains. A
+    /// request of which a part is here must come at `min_rate` in each such time, or in each second if that is longer.
     pub linger: Duration,
 }
 
 impl ConnectionOptions {
     /// Fewest bytes in each `transfer_timeout`.
     fn least(&self) -> u64 {
-        let seconds = self.transfer_timeout.unwrap_or_default().as_secs_f64();
-        ((self.min_rate as f64 * seconds) as u64).max(1)
+        self.least_in(self.transfer_timeout.unwrap_or_default())
+    }
+
+    /// Fewest bytes in a time, at `min_rate`.
+    fn least_in(&self, time: Duration) -> u64 {
+        ((self.min_rate as f64 * time.as_secs_f64()) as u64).max(1)
     }
 
     /// How often the connections are looked at: a few times in the shortest limit.

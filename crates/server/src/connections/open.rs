@@ -24,6 +24,11 @@ const UNUSED_BEFORE_MAKING_ROOM: Duration = Duration::from_millis(100);
 /// How long the connection that makes room for another may take to end, and then, once it is broken off, its task.
 const ROOM_LIMITS: [(Request, Duration); 2] =
     [(Request::Finish, Duration::from_millis(100)), (Request::Stop, Duration::from_secs(1))];
+/// The buffers of a connection, bytes, about. They stay behind when it ends, as do the bytes that it moved.
+const CONNECTION_BYTES: u64 = 16 << 10;
+/// Bytes that ended connections leave behind before the threads give memory back while others are at work. Each time costs
+/// about a millisecond.
+const RELEASE_FROM: u64 = 8 << 20;
 
 /// The open connections of the ports that share a cap.
 #[derive(Clone)]
@@ -36,6 +41,8 @@ struct Table {
     /// Notified when a connection has ended.
     ended: Notify,
     next: AtomicU64,
+    /// Bytes that connections left behind which ended since memory was last given back.
+    left: AtomicU64,
     /// Clients that are being told that there is no room.
     refusing: AtomicUsize,
 }
@@ -64,6 +71,7 @@ impl Connections {
             open: Mutex::default(),
             ended: Notify::new(),
             next: AtomicU64::new(0),
+            left: AtomicU64::new(0),
             refusing: AtomicUsize::new(0),
         }))
     }
@@ -145,8 +153,14 @@ impl Connections {
         next
     }
 
+    /// Whether connections that ended have left so much memory behind that it should be given back.
+    pub(super) fn have_left_memory(&self) -> bool {
+        self.0.left.load(Relaxed) >= RELEASE_FROM
+    }
+
     /// Has the threads that connections are on give memory back that nothing holds.
     pub(super) fn release_memory(&self) {
+        self.0.left.store(0, Relaxed);
         memory::release();
         if let Some(threads) = &self.0.threads {
             threads.each(memory::release);
@@ -173,8 +187,11 @@ pub(super) struct Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        self.connections.0.open.lock().remove(&self.id);
-        self.connections.0.ended.notify_waiters();
+        let table = &self.connections.0;
+        let ended = table.open.lock().remove(&self.id);
+        let moved = ended.map_or(0, |open| open.watched.bytes());
+        table.left.fetch_add(moved.saturating_add(CONNECTION_BYTES), Relaxed);
+        table.ended.notify_waiters();
     }
 }
 

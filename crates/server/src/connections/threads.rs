@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
@@ -13,6 +14,9 @@ use crate::{reply, turn_end};
 
 /// Answers that are delivered before connections get their turn.
 const MOST_AT_ONCE: usize = 256;
+
+/// How long a thread that works for connections beside their loop waits for more work.
+const HELPERS_LIVE: Duration = Duration::from_secs(1);
 
 thread_local! {
     /// Where a thread of connections leaves what may take its time.
@@ -34,7 +38,12 @@ impl FrontendThreads {
     /// If the operating system has no thread or no file descriptor left.
     pub fn start(threads: usize) -> io::Result<Self> {
         let start = |_| {
-            let runtime = Builder::new_current_thread().on_thread_park(turn_end::end).enable_all().build()?;
+            let runtime = Builder::new_current_thread()
+                .on_thread_park(turn_end::end)
+                // A thread keeps the memory that its work left behind for as long as it lives.
+                .thread_keep_alive(HELPERS_LIVE)
+                .enable_all()
+                .build()?;
             let (end, ended) = oneshot::channel();
             let (handle, others) = (runtime.handle().clone(), Handle::current());
             let life = move || {

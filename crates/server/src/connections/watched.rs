@@ -32,6 +32,8 @@ pub(crate) struct Watched {
     requests: AtomicU32,
     /// Requests that began.
     served: AtomicU64,
+    /// Bodies of requests whose rest the server waits for.
+    awaited: AtomicU32,
     /// Bytes read.
     pub(super) received: AtomicU64,
     /// Bytes that were read when the last request ended.
@@ -54,6 +56,7 @@ pub(super) struct Seen {
     pub protocol: Protocol,
     pub requests: u32,
     pub served: u64,
+    pub awaited: u32,
     pub received: u64,
     pub settled: u64,
     pub sent: u64,
@@ -67,6 +70,11 @@ impl Seen {
     /// Whether the rest of a head is awaited. A gRPC connection has frames of its own between calls.
     pub fn is_in_head(&self) -> bool {
         self.protocol == Protocol::Http && self.requests == 0 && self.received > self.settled
+    }
+
+    /// Whether nothing but the rest of a request is awaited.
+    pub fn is_in_request(&self) -> bool {
+        self.is_in_head() || (self.awaited > 0 && self.awaited >= self.requests)
     }
 
     /// Whether nothing is under way.
@@ -87,6 +95,7 @@ impl Watched {
             port,
             requests: AtomicU32::new(0),
             served: AtomicU64::new(0),
+            awaited: AtomicU32::new(0),
             received: AtomicU64::new(0),
             settled: AtomicU64::new(0),
             sent: AtomicU64::new(0),
@@ -98,11 +107,6 @@ impl Watched {
         }
     }
 
-    /// Whether clients should go elsewhere.
-    pub fn is_leaving(&self) -> bool {
-        self.port.is_leaving()
-    }
-
     /// A request has begun; it ends when what is given is dropped.
     pub fn request(self: &Arc<Self>) -> InRequest {
         self.requests.fetch_add(1, Relaxed);
@@ -110,11 +114,25 @@ impl Watched {
         InRequest(Arc::clone(self))
     }
 
+    /// The rest of a body is awaited from now on, or no longer.
+    pub(super) fn awaits_body(&self, now: bool) {
+        match now {
+            true => self.awaited.fetch_add(1, Relaxed),
+            false => self.awaited.fetch_sub(1, Relaxed),
+        };
+    }
+
+    /// Bytes that were read and written.
+    pub(super) fn bytes(&self) -> u64 {
+        self.received.load(Relaxed) + self.sent.load(Relaxed)
+    }
+
     pub(super) fn seen(&self) -> Seen {
         Seen {
             protocol: self.protocol,
             requests: self.requests.load(Relaxed),
             served: self.served.load(Relaxed),
+            awaited: self.awaited.load(Relaxed),
             // Before what it is compared with: between the two loads, both only grow.
             received: self.received.load(Relaxed),
             settled: self.settled.load(Relaxed),
@@ -148,6 +166,13 @@ impl Watched {
 
 /// A request of a connection.
 pub(crate) struct InRequest(Arc<Watched>);
+
+impl InRequest {
+    /// Whether clients should go elsewhere.
+    pub fn is_leaving(&self) -> bool {
+        self.0.port.is_leaving()
+    }
+}
 
 impl Drop for InRequest {
     fn drop(&mut self) {

@@ -69,8 +69,10 @@ pub(super) async fn serve<S: Service>(
             let in_request = of_calls.request();
             let is_stream = CLIENT_STREAMS.contains(&request.uri().path());
             let framing = if is_stream { Framing::messages() } else { Framing::Whole };
-            let request = request
-                .map(|body| WatchedBody::new(body, framing, &options).map_err(status as fn(BodyError) -> Status));
+            let watched = Arc::clone(&of_calls);
+            let request = request.map(|body| {
+                WatchedBody::new(body, framing, &options, watched).map_err(status as fn(BodyError) -> Status)
+            });
             let frontend = Arc::clone(&frontend);
             // In a place of its own: hyper and tokio move a call's future a dozen times before they run it.
             Box::pin(async move {

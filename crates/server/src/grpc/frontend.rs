@@ -91,10 +91,12 @@ impl<S: Service> Frontend<S> {
 
     async fn manage(&self, client: Client, mut request: Request<CallBody>) -> Response<Body> {
         request.extensions_mut().insert(client);
-        // tonic undoes the coding, and says what it thinks of one that it does not know.
-        let coded = matches!(message::coding(request.headers()), Ok(Some(_)) | Err(_));
+        // tonic says what it thinks of a coding that it does not know.
+        let coding = message::coding(request.headers());
+        let coded = !matches!(coding, Ok(None));
         let request = request.map(|body| {
-            WholeMessages::new(MessageReader::new(body, self.limit, coded, Arc::clone(&self.budget), None))
+            let reader = MessageReader::new(body, self.limit, coded, Arc::clone(&self.budget), None);
+            WholeMessages::new(client, reader, coding.unwrap_or_default())
         });
         // What the message holds of the budget it holds until it is dealt with.
         let _held = request.body().held();

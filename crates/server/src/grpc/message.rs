@@ -11,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use downbeat_protocol::InferRequest;
 use downbeat_protocol::grpc::{Peek, decoded_bytes, model_name, request_from_message};
 use downbeat_protocol::inference::ModelInferRequest;
+use futures_core::future::BoxFuture;
 use http::{HeaderMap, HeaderName};
 use http_body::{Body, Frame};
 use parking_lot::Mutex;
@@ -339,23 +340,36 @@ pub(super) async fn read_request(
     .await?
 }
 
-/// A body for tonic in which each message is whole when it begins. What the last one holds of the budget is in
-/// [`WholeMessages::held`], for as long as the call needs it.
+/// A body for tonic. Each message is whole when it begins, and its coding is undone: tonic would undo the coding without
+/// the budget. [`WholeMessages::held`] has the last message's part of the budget for as long as the call needs it.
 pub(super) struct WholeMessages<B> {
+    client: Client,
     reader: MessageReader<B>,
+    coding: Option<Coding>,
+    /// A message whose coding is being undone.
+    inflating: Option<BoxFuture<'static, Result<(Bytes, Reservation), Status>>>,
     held: Arc<Mutex<Option<Reservation>>>,
 }
 
 impl<B> WholeMessages<B> {
-    /// The messages that `reader` reads.
-    pub fn new(reader: MessageReader<B>) -> Self {
-        WholeMessages { reader, held: Arc::default() }
+    /// The messages that `reader` reads from a client, in this coding.
+    pub fn new(client: Client, reader: MessageReader<B>, coding: Option<Coding>) -> Self {
+        WholeMessages { client, reader, coding, inflating: None, held: Arc::default() }
     }
 
     /// What the last message holds.
     pub fn held(&self) -> Arc<Mutex<Option<Reservation>>> {
         Arc::clone(&self.held)
     }
+}
+
+/// A message with its prefix, in no coding.
+fn framed(message: &[u8]) -> Bytes {
+    let mut framed = BytesMut::with_capacity(PREFIX + message.len());
+    framed.extend_from_slice(&[0]);
+    framed.extend_from_slice(&u32::try_from(message.len()).unwrap_or(u32::MAX).to_be_bytes());
+    framed.extend_from_slice(message);
+    framed.freeze()
 }
 
 impl<B> Body for WholeMessages<B>
@@ -368,22 +382,24 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         let this = self.get_mut();
-        let received = match ready!(this.reader.poll_next(cx)) {
-            None => return Poll::Ready(None),
-            Some(received) => received,
+        let inflating = match &mut this.inflating {
+            Some(inflating) => inflating,
+            None => match ready!(this.reader.poll_next(cx)) {
+                None => return Poll::Ready(None),
+                Some(Err(status)) => return Poll::Ready(Some(Err(status))),
+                Some(Ok(Received::Refused(error))) => return Poll::Ready(Some(Err(error.into()))),
+                Some(Ok(Received::Message(message))) => {
+                    let inflating = message.decompressed(this.client, this.coding, this.reader.limit);
+                    this.inflating.insert(Box::pin(inflating))
+                }
+            },
         };
-        Poll::Ready(Some(match received {
-            Err(status) => Err(status),
-            Ok(Received::Refused(error)) => Err(error.into()),
-            Ok(Received::Message(RawMessage { compressed, bytes, held })) => {
-                *this.held.lock() = Some(held);
-                let mut framed = BytesMut::with_capacity(PREFIX + bytes.len());
-                framed.extend_from_slice(&[u8::from(compressed)]);
-                framed.extend_from_slice(&u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_be_bytes());
-                framed.extend_from_slice(&bytes);
-                Ok(Frame::data(framed.freeze()))
-            }
-        }))
+        let inflated = ready!(inflating.as_mut().poll(cx));
+        this.inflating = None;
+        Poll::Ready(Some(inflated.map(|(bytes, held)| {
+            *this.held.lock() = Some(held);
+            Frame::data(framed(&bytes))
+        })))
     }
 }
 
@@ -392,10 +408,6 @@ mod tests {
     use http_body_util::{BodyExt, StreamBody};
 
     use super::*;
-
-    fn framed(message: &[u8]) -> Vec<u8> {
-        [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat()
-    }
 
     /// What a reader makes of `bytes` that come in pieces of `piece`.
     async fn read(
@@ -427,7 +439,7 @@ mod tests {
 
     #[tokio::test]
     async fn messages_are_whole_however_they_come() {
-        let bytes = [framed(b"one"), framed(b""), framed(b"three"), framed(&[b'x'; 300])].concat();
+        let bytes = [framed(b"one"), super::framed(b""), super::framed(b"three"), super::framed(&[b'x'; 300])].concat();
         for piece in [1, 2, 5, 7, 300, 1000] {
             let seen = read(bytes.clone(), piece, &ByteBudget::unbounded(), None).await;
             assert_eq!(seen[..3], ["b\"one\"", "b\"\"", "b\"three\""], "pieces of {piece}");
@@ -446,7 +458,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_without_room_is_refused_and_the_next_is_read() {
-        let bytes = [framed(b"one"), framed(&[b'x'; 300]), framed(b"three")].concat();
+        let bytes = [framed(b"one"), super::framed(&[b'x'; 300]), super::framed(b"three")].concat();
         for piece in [1, 8, 100, 1000] {
             let seen = read(bytes.clone(), piece, &ByteBudget::new(100), None).await;
             assert_eq!((seen.len(), seen[0].as_str(), seen[2].as_str()), (3, "b\"one\"", "b\"three\""), "{seen:?}");

@@ -34,11 +34,10 @@ pub(super) struct AnswerStream<S, B> {
     inference: Arc<Inference<S>>,
     client: Client,
     codings: Codings,
-    requests: MessageReader<B>,
+    /// `None`: nothing more is read. The client is done, the stream is broken, or the server drains.
+    requests: Option<MessageReader<B>>,
     running: FuturesOrdered<BoxFuture<'static, Result<Pieces, Status>>>,
     bound: usize,
-    /// Nothing more is read: the client is done, the stream is broken, or the server drains.
-    ended: bool,
     /// What the stream ends with, after the answers.
     failure: Option<Status>,
     drain: BoxFuture<'static, ()>,
@@ -57,10 +56,9 @@ impl<S: Service> Inference<S> {
         let answers = AnswerStream {
             client,
             codings,
-            requests: reader,
+            requests: Some(reader),
             running: FuturesOrdered::new(),
             bound: self.max_stream_requests.max(1),
-            ended: false,
             failure: None,
             drain: Box::pin(super::drained(self.draining.clone())),
             inference: self,
@@ -104,16 +102,18 @@ where
     }
 
     fn end(&mut self, failure: Option<Status>) {
-        self.ended = true;
+        self.requests = None;
         self.failure = failure;
     }
 
     fn read(&mut self, context: &mut Context<'_>) {
-        if !self.ended && self.drain.as_mut().poll(context).is_ready() {
+        if self.requests.is_some() && self.drain.as_mut().poll(context).is_ready() {
             self.end(Some(Status::unavailable("the server is shutting down")));
         }
-        while !self.ended && self.running.len() < self.bound {
-            match self.requests.poll_next(context) {
+        while self.running.len() < self.bound
+            && let Some(requests) = &mut self.requests
+        {
+            match requests.poll_next(context) {
                 Poll::Pending => return,
                 Poll::Ready(Some(Ok(Received::Message(message)))) => self.start(message),
                 Poll::Ready(Some(Ok(Received::Refused(error)))) => self.refuse(error),
@@ -135,7 +135,7 @@ where
         self.read(context);
         match self.running.poll_next_unpin(context) {
             Poll::Ready(Some(answer)) => Poll::Ready(Some(answer)),
-            Poll::Ready(None) if self.ended => Poll::Ready(self.failure.take().map(Err)),
+            Poll::Ready(None) if self.requests.is_none() => Poll::Ready(self.failure.take().map(Err)),
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
         }
     }

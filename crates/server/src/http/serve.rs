@@ -18,8 +18,8 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpListener;
 use tower_service::Service as _;
 
-use super::answer::Answer;
 use super::body::ReceivedBody;
+use super::host_names::HostNames;
 use super::path::ModelPath;
 use super::{HttpState, encoding, infer, router};
 use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
@@ -29,7 +29,8 @@ use crate::shared_memory::Client;
 /// Answers HTTP requests on `listener`, with connections among `connections`, as far as `stages` say: from
 /// [`Stage::Leaving`](connections::Stage::Leaving) on each answer is the last of its connection.
 pub async fn serve<S: Service>(listener: TcpListener, connections: Connections, state: HttpState<S>, stages: Stages) {
-    serve_answers(listener, connections, Frontend { router: router(state.clone()), state }, stages).await;
+    let names = state.options().allow_host.clone();
+    serve_answers(listener, connections, Frontend { router: router(state.clone()), state }, &names, stages).await;
 }
 
 /// What answers the requests of a port.
@@ -41,16 +42,20 @@ pub(crate) trait Answers: Send + Sync + 'static {
         client: Client,
         request: Request<WatchedBody>,
     ) -> impl Future<Output = Response<Self::Body>> + Send;
+
+    /// The body of an answer to a request that is not taken.
+    fn whole(body: Bytes) -> Self::Body;
 }
 
-/// The same with any answers.
+/// The same with any answers, to requests for these `names` of the port.
 pub(crate) async fn serve_answers<A: Answers>(
     listener: TcpListener,
     connections: Connections,
     answers: A,
+    names: &[String],
     stages: Stages,
 ) {
-    let answers = Arc::new(answers);
+    let answers = Arc::new((HostNames::of(&listener, names), answers));
     let options = connections.options().clone();
     connections::serve(listener, Protocol::Http, connections, stages, move |stream, watched, peer| {
         let (answers, options) = (Arc::clone(&answers), options.clone());
@@ -58,11 +63,16 @@ pub(crate) async fn serve_answers<A: Answers>(
         let of_requests = Arc::clone(&watched);
         let service = move |request: Request<Incoming>| {
             let in_request = of_requests.request();
-            let request = request.map(|body| WatchedBody::new(body, Framing::Whole, &options));
-            let (answers, watched) = (Arc::clone(&answers), Arc::clone(&of_requests));
+            let watched = Arc::clone(&of_requests);
+            let request = request.map(|body| WatchedBody::new(body, Framing::Whole, &options, watched));
+            let answers = Arc::clone(&answers);
             async move {
-                let mut response = answers.answer(client, request).await;
-                if watched.is_leaving() {
+                let (names, answers) = &*answers;
+                let mut response = match names.check(&request) {
+                    Ok(()) => answers.answer(client, request).await,
+                    Err(refused) => refused.answer().map(A::whole),
+                };
+                if in_request.is_leaving() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
                 Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))
@@ -111,10 +121,11 @@ impl<S: Service> Answers for Frontend<S> {
                 Ok(encoded) => infer::answer(encoded, parts.headers),
                 Err(error) => error.answer(),
             };
-            return whole(match coding {
+            let answer = match coding {
                 Some(coding) => encoding::encode(coding, client, answer).await,
                 None => answer,
-            });
+            };
+            return answer.map(Self::whole);
         }
         parts.extensions.insert(client);
         let request = Request::from_parts(parts, axum::body::Body::new(body));
@@ -122,6 +133,10 @@ impl<S: Service> Answers for Frontend<S> {
             Ok(response) => response.map(AnswerBody::Routed),
             Err(never) => match never {},
         }
+    }
+
+    fn whole(body: Bytes) -> AnswerBody {
+        AnswerBody::Whole(Some(body))
     }
 }
 
@@ -138,10 +153,10 @@ impl Answers for Routed {
             Err(never) => match never {},
         }
     }
-}
 
-fn whole(answer: Answer) -> Response<AnswerBody> {
-    answer.map(|bytes| AnswerBody::Whole(Some(bytes)))
+    fn whole(body: Bytes) -> axum::body::Body {
+        axum::body::Body::from(body)
+    }
 }
 
 /// The body of an answer: bytes, or what the router made.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -116,8 +116,21 @@ fn listen(options: &ServerOptions, port: u16, what: &str) -> anyhow::Result<TcpL
     let listener = connections::bind(address)
         .with_context(|| format!("cannot listen on {address} for {what}; choose another address with --listen"))?;
     let listener = listener.into_std()?;
+    if address.ip().is_loopback() && options.cluster.schedulers.iter().any(|scheduler| !is_on_this_machine(scheduler)) {
+        tracing::warn!(
+            %address,
+            "only processes of this machine reach this port, and schedulers are named that may be on others; --host \
+             0.0.0.0 opens it to them"
+        );
+    }
     tracing::info!(address = %listener.local_addr()?, "{what}");
     Ok(listener)
+}
+
+/// Whether `HOST:PORT` names the loopback interface.
+fn is_on_this_machine(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
 }
 
 fn budget(options: &ServerOptions) -> Arc<ByteBudget> {
@@ -157,7 +170,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let frontends = ports.answer(&options, serving.clone(), answering, &stages)?;
     let mut signals = Signals::new()?;
     let grace = tokio::select! {
-        _ = signals.terminate.recv() => options.shutdown_grace.min(options.drain_timeout).into(),
+        () = signals.terminate.recv() => options.shutdown_grace.min(options.drain_timeout).into(),
         _ = signals.interrupt.recv() => Duration::ZERO,
     };
     tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
@@ -236,7 +249,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     tokio::spawn(planner::plan(questions, clock, events.clone()));
     let (name, node) = (options.server_name.clone(), events.clone());
     let service = Arc::new(SchedulerService { name, board: board.clone(), autoscale, node });
-    ports.answer_probes(service, Arc::new(move || metrics.render()))?;
+    ports.answer_probes(&options, service, Arc::new(move || metrics.render()))?;
     let stored = async {
         let Some(store) = &mut store else { return std::future::pending().await };
         // A node that has ended wants no epoch.

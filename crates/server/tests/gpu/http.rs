@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 pub async fn send(to: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(to).await.unwrap();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all((head + body).as_bytes()).await.unwrap();

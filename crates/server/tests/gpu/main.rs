@@ -487,7 +487,7 @@ fn ask(port: u16, head: &str, body: &str) -> String {
     let _ = std::net::TcpStream::connect(("127.0.0.1", port)).and_then(|mut stream| {
         write!(
             stream,
-            "{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+            "{head} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         )?;
         stream.read_to_string(&mut answer)

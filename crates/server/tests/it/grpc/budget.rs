@@ -17,6 +17,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Code;
+use tonic::codec::CompressionEncoding;
 
 use super::server::{Server, check_good, input};
 
@@ -147,6 +148,40 @@ async fn a_stream_goes_on_after_a_message_without_room() {
     let refused = next().await.error_message;
     assert!(refused.contains("--max-in-flight-bytes"), "{refused}");
     assert_eq!(next().await.infer_response.unwrap().id, "last");
+    until(|| budget.in_flight() == 0).await;
+}
+
+#[tokio::test]
+async fn compressed_messages_count_by_their_unpacked_size() {
+    let (server, budget) = server(8 * MIB).await;
+    let channel = server.channel().await;
+    let mut client = super::server::Client::new(channel).send_compressed(CompressionEncoding::Gzip);
+    let load = |size: usize| {
+        let file = pb::ModelRepositoryParameter {
+            parameter_choice: Some(pb::model_repository_parameter::ParameterChoice::BytesParam(vec![0; size].into())),
+        };
+        pb::RepositoryModelLoadRequest {
+            model_name: "echo".into(),
+            parameters: [("file:1/model.onnx".to_owned(), file)].into(),
+            ..Default::default()
+        }
+    };
+    let infer = |size: usize| pb::ModelInferRequest {
+        model_name: "echo".into(),
+        inputs: vec![input("x", "UINT8", &[size as i64])],
+        raw_input_contents: vec![vec![0; size].into()],
+        ..Default::default()
+    };
+    client.repository_model_load(load(MIB)).await.unwrap();
+    client.model_infer(infer(MIB)).await.unwrap();
+    for refused in [
+        client.repository_model_load(load(16 * MIB)).await.unwrap_err(),
+        client.model_infer(infer(16 * MIB)).await.unwrap_err(),
+    ] {
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        assert!(refused.message().contains("--max-in-flight-bytes"), "{refused}");
+    }
+    assert_eq!(server.service.loads().len(), 1);
     until(|| budget.in_flight() == 0).await;
 }
 

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use downbeat_server::connections::ConnectionOptions;
+use downbeat_protocol::inference::infer_parameter::ParameterChoice;
+use downbeat_server::connections::{ConnectionOptions, Stage};
 use downbeat_server::grpc::GrpcOptions;
 use http_body::Frame;
 use http_body_util::StreamBody;
@@ -13,10 +14,11 @@ use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use super::server::{Client, Server, check_good, simple};
+use super::server::{Client, Server, check_good, parameter, simple};
 
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 /// A message of 100 bytes is announced, and three are here.
 const HALF: &[u8] = &[0, 0, 0, 0, 100, 1, 2, 3];
 
@@ -39,12 +41,17 @@ fn call(
         .unwrap();
     let status = async move {
         std::future::poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();
-        let response = channel.call(request).await.unwrap();
+        let response = match channel.call(request).await {
+            Ok(response) => response,
+            Err(error) => return Status::from_error(error.into()),
+        };
         if let Some(status) = Status::from_header_map(response.headers()) {
             return status;
         }
-        let body = http_body_util::BodyExt::collect(response.into_body()).await.unwrap();
-        Status::from_header_map(body.trailers().unwrap()).unwrap()
+        match http_body_util::BodyExt::collect(response.into_body()).await {
+            Ok(body) => Status::from_header_map(body.trailers().unwrap()).unwrap(),
+            Err(status) => status,
+        }
     };
     (sender, status)
 }
@@ -69,6 +76,50 @@ async fn half_a_message_is_not_waited_for() {
     let (_sender, status) = call(server.channel().await, INFER);
     assert_eq!(status.await.code(), Code::DeadlineExceeded);
     check_good(&mut server.client().await).await;
+}
+
+/// A drain that waits for no client takes far less.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+#[tokio::test]
+async fn clients_that_stopped_do_not_hold_the_drain() {
+    // No other limit ends them.
+    let options = ConnectionOptions { transfer_timeout: None, ..ConnectionOptions::default() };
+    let server = Server::with_connections(GrpcOptions::default(), options).await;
+    let mut held = Vec::new();
+    let paths = [INFER, STREAM, "/inference.GRPCInferenceService/RepositoryModelLoad", REFLECTION];
+    for (path, beginning) in paths.into_iter().flat_map(|path| [(path, Some(HALF)), (path, None)]) {
+        let (sender, status) = call(server.channel().await, path);
+        let status = tokio::spawn(status);
+        if let Some(beginning) = beginning {
+            sender.send(data(beginning)).await.unwrap();
+        }
+        held.push((sender, status));
+    }
+    // Each call is under way when a later one on its connection could be.
+    check_good(&mut server.client().await).await;
+    server.stage.send(Stage::Draining).unwrap();
+    tokio::time::timeout(PATIENCE, server.task).await.expect("the drain has an end").unwrap();
+}
+
+#[tokio::test]
+async fn a_call_beside_a_half_message_is_answered_in_a_drain() {
+    let server = Server::start().await;
+    let channel = server.channel().await;
+    let (sender, half) = call(channel.clone(), INFER);
+    let half = tokio::spawn(half);
+    sender.send(data(HALF)).await.unwrap();
+    let (mut request, _) = simple("held");
+    request.parameters.insert("hold".into(), parameter(ParameterChoice::BoolParam(true)));
+    let held = tokio::spawn(async move { Client::new(channel).model_infer(request).await });
+    server.service.wait_for_started(1).await;
+    server.stage.send(Stage::Draining).unwrap();
+    // Longer than a client may be silent.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    server.service.release();
+    assert_eq!(held.await.unwrap().unwrap().into_inner().id, "held");
+    tokio::time::timeout(PATIENCE, server.task).await.expect("the drain has an end").unwrap();
+    assert_ne!(half.await.unwrap().code(), Code::Ok);
 }
 
 #[tokio::test]

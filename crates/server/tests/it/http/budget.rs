@@ -1,5 +1,6 @@
 //! What bodies hold of the memory: bounded for all together, and nothing where the head says enough.
 
+use std::io::Read;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ async fn server(limit: usize) -> (Server, Arc<ByteBudget>) {
 
 /// Sends the head of a request with a body of `size` bytes, and `sent` of them.
 async fn begin(connection: &mut Connection, model: &str, size: usize, sent: usize) {
-    let head = format!("POST /v2/models/{model}/infer HTTP/1.1\r\nhost: t\r\ncontent-length: {size}\r\n\r\n");
+    let head = format!("POST /v2/models/{model}/infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n");
     connection.send(head).await;
     connection.send(vec![b' '; sent]).await;
 }
@@ -46,14 +47,15 @@ async fn half_a_body_for_a_model_that_does_not_exist_is_answered_and_costs_nothi
     connection.send(vec![b' '; 4 * MIB]).await;
     assert_eq!(connection.post("/v2/models/simple/infer", &[], json_request().to_string()).await.status, 200);
     for (path, status) in [("/v2/nowhere", 404), ("/v2/models/simple", 405)] {
-        let head = format!("POST {path} HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n", 8 * MIB);
+        let head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", 8 * MIB);
         let mut connection = server.connect().await;
         connection.send(head).await;
         connection.send(vec![b' '; 4 * MIB]).await;
         connection.reply().await.error(status);
     }
     let mut asking = server.connect().await;
-    let head = "POST /v2/models/nope/infer HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
+    let head =
+        "POST /v2/models/nope/infer HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n";
     asking.send(head).await;
     let reply = asking.reply().await;
     reply.error(404);
@@ -88,6 +90,27 @@ async fn bodies_beyond_the_budget_are_refused_and_let_go() {
     let padded = format!("{}{}", json_request(), " ".repeat(MIB));
     assert_eq!(third.post("/v2/models/simple/infer", &[], padded).await.status, 200);
     until(|| budget.in_flight() == 0).await;
+}
+
+#[tokio::test]
+async fn compressed_bodies_count_by_their_unpacked_size() {
+    let (server, budget) = server(8 * MIB).await;
+    let gzipped = |size: usize| {
+        let body = format!("{{\"parameters\":{{\"config\":\"{}\"}}}}", " ".repeat(size));
+        let mut coded = Vec::new();
+        flate2::bufread::GzEncoder::new(body.as_bytes(), flate2::Compression::fast()).read_to_end(&mut coded).unwrap();
+        coded
+    };
+    for path in ["/v2/repository/models/simple/load", "/v2/models/simple/infer"] {
+        let mut connection = server.connect().await;
+        let reply = connection.post(path, &[("content-encoding", "gzip")], gzipped(16 * MIB)).await;
+        assert!(reply.error(413).contains("--max-in-flight-bytes"), "{path}");
+        until(|| budget.in_flight() == 0).await;
+    }
+    let mut connection = server.connect().await;
+    let load =
+        connection.post("/v2/repository/models/simple/load", &[("content-encoding", "gzip")], gzipped(MIB)).await;
+    assert_eq!(load.status, 200, "{load:?}");
 }
 
 #[tokio::test]

@@ -97,7 +97,7 @@ impl Connection {
     }
 
     pub async fn get(&mut self, path: &str) -> Reply {
-        self.send(format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n")).await;
+        self.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
         self.reply().await
     }
 
@@ -160,7 +160,7 @@ impl Connection {
 }
 
 pub fn post_bytes(path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
-    let mut head = format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {}\r\n", body.len());
+    let mut head = format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n", body.len());
     for (name, value) in headers {
         head.push_str(&format!("{name}: {value}\r\n"));
     }

@@ -181,7 +181,7 @@ async fn a_body_in_chunks_is_a_body() {
     let (a, b) = body.split_at(body.len() / 2);
     connection
         .send(format!(
-            "POST /v2/models/simple/infer HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n\
+            "POST /v2/models/simple/infer HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n\
              {:x}\r\n{a}\r\n{:x}\r\n{b}\r\n0\r\n\r\n",
             a.len(),
             b.len()

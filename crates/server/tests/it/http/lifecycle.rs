@@ -163,7 +163,7 @@ async fn an_answer_that_is_not_read_ends_the_connection() {
     let server = Server::with_connections(HttpOptions::default(), short(100)).await;
     let mut connection = server.connect().await;
     // Far more answers than sockets hold. The server stops reading before they are all sent.
-    let requests = "GET /v2/openapi.yaml HTTP/1.1\r\nhost: test\r\n\r\n".repeat(1000);
+    let requests = "GET /v2/openapi.yaml HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(1000);
     while connection.try_send(&requests).await {}
 }
 
@@ -218,7 +218,7 @@ async fn an_answer_does_not_wait_for_the_next_request() {
     let server = Server::start().await;
     let mut connection = server.connect().await;
     for rest in ["\r\n", "GET"] {
-        connection.send(format!("GET /v2/health/live HTTP/1.1\r\nhost: test\r\n\r\n{rest}")).await;
+        connection.send(format!("GET /v2/health/live HTTP/1.1\r\nhost: localhost\r\n\r\n{rest}")).await;
         assert_eq!(connection.reply().await.status, 200);
     }
 }

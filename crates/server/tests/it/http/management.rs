@@ -50,7 +50,7 @@ async fn a_share_names_a_partition() {
         let mut connection = server.connect().await;
         let length = body.len();
         connection
-            .send(format!("{method} {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {length}\r\n\r\n{body}"))
+            .send(format!("{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n{body}"))
             .await;
         connection.reply().await
     };
@@ -273,6 +273,24 @@ fn every_path() -> Vec<String> {
 }
 
 #[tokio::test]
+async fn no_path_lets_a_page_of_another_site_change_anything() {
+    let server = Server::start().await;
+    for path in every_path() {
+        for method in ["POST", "PUT", "DELETE", "PATCH"] {
+            let mut connection = server.connect().await;
+            let head = "host: localhost\r\norigin: http://evil.example\r\ncontent-length: 0";
+            connection.send(format!("{method} {path} HTTP/1.1\r\n{head}\r\n\r\n")).await;
+            let reply = connection.reply().await;
+            if path.ends_with("/infer") && method == "POST" {
+                assert_ne!(reply.status, 403, "{path}: inferences change nothing");
+            } else {
+                assert!(reply.error(403).contains("evil.example"), "{method} {path}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_path_may_end_in_slashes() {
     let server = Server::start().await;
     let paths = every_path();
@@ -292,6 +310,6 @@ async fn a_path_may_end_in_slashes() {
     assert!(message.contains("the only parameter"), "{message}");
     assert!(server.get("/v2/nowhere/").await.error(404).contains("no such path"));
     let mut connection = server.connect().await;
-    connection.send("HEAD /v2/ HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").await;
+    connection.send("HEAD /v2/ HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await;
     assert!(connection.head().await.starts_with("HTTP/1.1 200"));
 }

@@ -92,9 +92,7 @@ impl ProfiledModel {
         // Indices, lengths and texts.
         if definition.format != ModelFormat::Emulated && model.signature().inputs.iter().any(may_refuse) {
             // What the model says to requests that it does not answer, it says again where it is timed.
-            if let Ok(Trial::Answers { fill, .. }) =
-                find_answer(&plan, &*model, &mut *model.lane()?, Clock::start())
-            {
+            if let Ok(Trial::Answers { fill, .. }) = find_answer(&plan, &*model, &mut *model.lane()?, Clock::start()) {
                 plan = plan.with_fill(fill);
             }
         }

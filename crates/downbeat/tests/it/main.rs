@@ -12,10 +12,10 @@ mod ending;
 mod engine_install;
 mod isolation;
 mod log_command;
+mod logs;
 #[allow(dead_code, reason = "the builders of the engine's tests, of which some are used here")]
 #[path = "../../../engine/tests/it/model.rs"]
 mod model;
-mod logs;
 mod plan;
 mod plan_slots;
 mod ports;

@@ -31,6 +31,8 @@ struct State {
     at_work: BTreeSet<u64>,
     /// The load that times.
     timing: Option<u64>,
+    /// Loads that time still, beside others that had no more patience.
+    disturbed: BTreeSet<u64>,
 }
 
 /// A load among others, for as long as this is there.
@@ -52,8 +54,9 @@ impl LoadTurns {
         let mut state = self.state.lock();
         let mut patience = self.patience;
         self.wait_while(&mut state, &mut patience, |state| state.timing.is_some());
-        // Whoever times still does not end, or is disturbed now.
-        state.timing = None;
+        // A load that times still does not end, or is disturbed now.
+        let disturbed = state.timing.take();
+        state.disturbed.extend(disturbed);
         let id = state.next;
         state.next += 1;
         state.at_work.insert(id);
@@ -98,13 +101,14 @@ impl LoadTurn<'_> {
         turns.changed.notify_all();
         let is_taken = |state: &State| state.timing.is_some() || !state.at_work.is_empty();
         turns.wait_while(&mut state, &mut self.patience.lock(), is_taken);
-        let others = is_taken(&state);
+        let others = is_taken(&state) || !state.disturbed.is_empty();
         // They are not waited for again.
         state.at_work.clear();
         state.timing = Some(id);
         drop(state);
         let done = what();
         let mut state = turns.state.lock();
+        state.disturbed.remove(&id);
         let was_alone = !others && state.timing == Some(id);
         if state.timing == Some(id) {
             state.timing = None;
@@ -121,6 +125,7 @@ impl Drop for LoadTurn<'_> {
     fn drop(&mut self) {
         let mut state = self.turns.state.lock();
         state.at_work.remove(&self.id);
+        state.disturbed.remove(&self.id);
         if state.timing == Some(self.id) {
             // It ended in a panic.
             state.timing = None;

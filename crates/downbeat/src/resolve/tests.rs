@@ -551,7 +551,11 @@ fn ways_to_name_a_model() -> Vec<(Vec<String>, String, String)> {
     let flags = KEYS.iter().filter(|key| !key.flag.is_empty() && key.unit.contains("MODEL"));
     let of_flag = |key: &Key<Draft>| {
         let value = key.unit.replace("[MODEL=]", "MODEL=").replace("MODEL", MISNAMED).replace("=MS", "=5");
-        (vec![format!("--{}", key.flag), value], String::new(), String::new())
+        let mut given = vec![format!("--{}", key.flag), value];
+        if key.flag == "load-model" {
+            given.extend(["--model-control-mode", "explicit"].map(str::to_owned));
+        }
+        (given, String::new(), String::new())
     };
     let of_table = |table: &&str| {
         let text = match *table {

@@ -16,7 +16,7 @@ use crate::serve::{REQUEST, Server, digits, http, try_http};
 /// Longer than anything takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// However slow the machine is.
-const SLO: [&str; 2] = ["--slo-ms", "digits=60000"];
+const SLO: [&str; 2] = ["--slo-ms", "digits=3600000"];
 /// How long a peer that is refused may wait for its connection to be closed.
 const CLOSES_WITHIN: Duration = Duration::from_secs(20);
 

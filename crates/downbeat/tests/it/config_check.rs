@@ -154,7 +154,7 @@ fn an_option_for_a_model_that_is_not_there_is_in_error() {
     };
     for (text, flags) in [
         ("", &["--slo-ms", "digitz=5"][..]),
-        ("", &["--load-model", "digitz"]),
+        ("", &["--load-model", "digitz", "--model-control-mode", "explicit"]),
         ("[models.digitz]\nthreads = 2", &[]),
         ("[placement]\ndigitz = [0]", &[]),
         ("[[device.groups]]\nmodels = ['digitz']\npolicy = 'windowed'", &[]),

@@ -238,7 +238,7 @@ fn misspelled_models_and_misnamed_versions_are_said_at_start() {
     let server = Server::start(folder.path(), &flags, "1 of 2 models are ready; not loaded: wrong");
     assert!(server.said.contains(hint) && server.said.contains("01 is not a version"), "{}", server.said);
     assert_eq!(server.http("GET", "/v2/health/ready", "").0, 503);
-    let flags = ["--slo-ms", "digitz=5", "--load-model", "digits"];
+    let flags = ["--slo-ms", "digitz=5", "--model-control-mode", "explicit", "--load-model", "digits"];
     let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
     assert!(server.said.contains(hint), "{}", server.said);
 }

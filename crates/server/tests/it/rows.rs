@@ -67,6 +67,8 @@ async fn served(model: &ModelProto, config: &str, change: impl FnOnce(&mut Serve
     }
     let mut options = options(folder.path(), EngineChoice::Rten);
     options.profiling.enabled = false;
+    // However long the check takes on a busy machine.
+    options.profiling.budget = downbeat_core::Duration::from_millis(3_600_000);
     change(&mut options);
     let registry = open(options);
     load(&registry, "m").await.unwrap();

@@ -37,10 +37,12 @@ def is_live(server):
     return requests.get(f"{server.url}/v2/health/live", timeout=PATIENCE_S).status_code == 200
 
 
-def explicit(start, repository, *flags, engine="onnxruntime"):
+def explicit(start, repository, *flags, engine="onnxruntime", isolation="none"):
+    """A server with the models `one` and `loop`. By default `loop` would run in a process of its own."""
     models.add(repository, "one", 1)
     models.loop(repository)
-    return start(repository, "--model-control-mode", "explicit", "--load-model", "*", "--devices", "1", *flags, engine=engine)
+    control = ["--model-control-mode", "explicit", "--load-model", "*"]
+    return start(repository, *control, "--isolation", isolation, "--devices", "1", *flags, engine=engine)
 
 
 @pytest.mark.parametrize("policy", ["exclusive", "windowed"])
@@ -79,6 +81,17 @@ def test_a_run_of_rten_that_does_not_end_is_left_behind(start, repository, polic
     assert control(server, "loop", "load").status_code == 200
     assert is_ready(server, "loop") and infer(server, "loop", 3).json()["outputs"][0]["data"] == [3, 0, 0, 0]
     server.stop()
+
+
+def test_a_run_of_rten_that_does_not_end_costs_its_own_process_only(start, repository):
+    server = explicit(start, repository, "--run-timeout", "1", engine="rten", isolation="auto")
+    reply = infer(server, "loop", ENDLESS)
+    assert reply.status_code in (503, 504), reply.text
+    assert infer(server, "one", 1).status_code == 200
+    until = time.monotonic() + PATIENCE_S
+    while infer(server, "loop", 3).status_code != 200:
+        assert time.monotonic() < until, server.log
+    assert is_ready(server, "loop") and is_live(server)
 
 
 def test_a_server_whose_cores_are_all_taken_by_runs_that_do_not_end_is_not_live(start, repository):

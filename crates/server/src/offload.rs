@@ -1,4 +1,4 @@
-//! Work on large bodies, done beside the event loop in the turns of a [`WorkPool`].
+//! Work on large bodies, done beside the event loop in turns that `work_pool.rs` shares out.
 
 use std::future::{Future, ready};
 use std::sync::LazyLock;
@@ -41,7 +41,7 @@ pub fn sender() -> Client {
 /// Runs work of `client` on about so many bytes beside the event loop. Dropping the future ends the work at its next step.
 ///
 /// # Errors
-/// Those of [`WorkPool::run`].
+/// `TooLarge` if the work used more time than work may; `Internal` if the work panicked, or the system has no thread left.
 pub async fn run<T: Send + 'static>(
     client: Client,
     bytes: usize,

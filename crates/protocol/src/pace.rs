@@ -1,15 +1,5 @@
 //! The steps of long work on one thread. Readers and writers of large bodies call [`step`] now and then; the thread that
 //! runs them may let others go first there, or end the work.
-//!
-//! ```
-//! # use downbeat_protocol::pace;
-//! # use std::{cell::Cell, rc::Rc};
-//! let read = Rc::new(Cell::new(0));
-//! let counted = read.clone();
-//! pace::with(move |bytes| counted.set(counted.get() + bytes), || pace::step(5));
-//! pace::step(7);
-//! assert_eq!(read.get(), 5);
-//! ```
 
 use std::cell::RefCell;
 
@@ -42,4 +32,21 @@ pub fn step(bytes: u64) {
             hook(bytes);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn the_hook_counts_the_steps_of_its_own_work_alone() {
+        let read = Rc::new(Cell::new(0));
+        let counted = read.clone();
+        with(move |bytes| counted.set(counted.get() + bytes), || step(5));
+        step(7);
+        assert_eq!(read.get(), 5);
+    }
 }

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use bytes::Bytes;
 use prost::Message;
 
 use super::proto::{GraphProto, ModelProto};
@@ -24,8 +23,7 @@ const DIVISIONS: [&str; 2] = ["Div", "Mod"];
 pub fn hazard(path: &Path) -> Result<Option<String>, LoadError> {
     let checked = super::check(path)?;
     let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
-    let bytes = std::fs::read(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
-    let model = ModelProto::decode(Bytes::from(bytes)).map_err(|e| error(e.to_string()))?;
+    let model = ModelProto::decode(super::read_whole(path)?).map_err(|e| super::not_a_model(path, e))?;
     if !model.functions.is_empty() {
         return Ok(Some("it has functions of its own, which the server does not look into".to_owned()));
     }

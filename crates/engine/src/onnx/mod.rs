@@ -14,10 +14,12 @@ pub(crate) mod sizes;
 mod wire;
 
 use std::collections::BTreeSet;
+use std::fmt::Display;
 use std::fs::File;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use downbeat_core::file_content::{self, FileContentError};
 use downbeat_core::tensor::{DataType, Signature, TensorSpec};
 
@@ -88,8 +90,7 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     }
     refuse_lfs_pointer(path, len).map_err(|e| error(format!("the file {e}")))?;
     let opened = File::open(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
-    let file = file::read(BufReader::new(opened), len)
-        .map_err(|e| error(format!("not an ONNX model that can be loaded: {e}. Export or copy it again")))?;
+    let file = file::read(BufReader::new(opened), len).map_err(|e| not_a_model(path, e))?;
     let missing = |what: &str| {
         error(format!(
             "not an ONNX model: it has no {what}; the file is truncated or of another format. Export or copy it again"
@@ -112,6 +113,17 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     }
     external::check(path, &file.external).map_err(error)?;
     Ok(Checked { path, file })
+}
+
+/// Reads all of a model file that was walked. Its external data stay where they are.
+fn read_whole(path: &Path) -> Result<Bytes, LoadError> {
+    let read = std::fs::read(path).map(Bytes::from);
+    read.map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("the model file cannot be read: {e}") })
+}
+
+fn not_a_model(path: &Path, error: impl Display) -> LoadError {
+    let reason = format!("not an ONNX model that can be loaded: {error}. Export or copy it again");
+    LoadError::File { path: path.to_owned(), reason }
 }
 
 /// Refuses a file of `len` bytes that is a git-lfs pointer.

@@ -69,10 +69,7 @@ pub struct RowReport {
 /// If the file cannot be read or is not an ONNX model.
 pub fn row_report(path: &Path) -> Result<RowReport, LoadError> {
     super::walk(path)?;
-    let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
-    let bytes = std::fs::read(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
-    report_of(bytes.into())
-        .map_err(|e| error(format!("not an ONNX model that can be loaded: {e}. Export or copy it again")))
+    report_of(super::read_whole(path)?).map_err(|e| super::not_a_model(path, e))
 }
 
 /// The report of a model's bytes.

@@ -10,9 +10,9 @@ use flate2::bufread::{GzEncoder, ZlibEncoder};
 use flate2::read::{DeflateDecoder, MultiGzDecoder, ZlibDecoder};
 
 use crate::budget::Reservation;
+use crate::client::Client;
 use crate::error::ServiceError;
 use crate::offload;
-use crate::shared_memory::Client;
 
 /// A content coding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

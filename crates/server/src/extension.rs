@@ -9,10 +9,11 @@ use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Par
 
 use crate::budget::Reservation;
 use crate::classification::classify;
+use crate::client::Client;
 use crate::error::ServiceError;
 use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::{Client, SharedMemory};
+use crate::shared_memory::SharedMemory;
 
 /// The extensions that every server has, as the server metadata names them.
 const EXTENSIONS: [&str; 8] = [

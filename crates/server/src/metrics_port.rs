@@ -10,11 +10,11 @@ use axum::routing::get;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
+use crate::client::Client;
 use crate::connections::{Connections, Stage};
 use crate::http::{HttpState, Routed, health_routes, serve_answers, with_slashes};
 use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 /// Gives what is answered at `/metrics`.
 pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;

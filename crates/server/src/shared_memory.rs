@@ -11,7 +11,7 @@ use downbeat_engine::cuda::CudaError;
 use downbeat_engine::cuda::ipc::{IpcGpu, IpcHandle, IpcMemory};
 use parking_lot::RwLock;
 
-pub use crate::client::Client;
+use crate::client::Client;
 use crate::error::ServiceError;
 pub use system_region::RegionStatus;
 use system_region::SystemRegion;

@@ -8,7 +8,7 @@
 //! **Work that cannot stop.** A tokenizer knows no steps. A turn that takes long is overdue: a further one is given out
 //! until it ends. So one text does not hold up others. Only few turns may be overdue, and fewer of a model or an address.
 //!
-//! **End.** Work ends at its next step once nobody waits for it, or once it has used more time than any work may.
+//! **End.** Work ends at its next step once its future is dropped, or after 30 s in turns.
 //!
 //! **Bound.** What waits holds its bytes of the budget of all requests. A thread is started when work needs one. As many
 //! threads as there are turns stay, and sleep while there is no work.
@@ -46,7 +46,7 @@ pub fn abandoned() -> u64 {
     ABANDONED.load(Relaxed)
 }
 
-/// What a piece of work is, for the line.
+/// The place of a piece of work in the line.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Whose it is.
@@ -120,7 +120,7 @@ impl std::fmt::Debug for Job {
     }
 }
 
-/// The future that waits for a piece of work: nobody waits once it is dropped.
+/// Lives as long as the future that waits for a piece of work.
 #[derive(Default)]
 struct Asker {
     /// The work has used all the time that it may.
@@ -160,7 +160,7 @@ impl WorkPool {
         let asker = Arc::new(Asker::default());
         let (sender, mut done) = oneshot::channel();
         let run = move || {
-            // An error: nobody waits any more.
+            // An error: the future was dropped.
             let _ = sender.send(work());
         };
         self.submit(place, Job { takes: place.takes, asker: Arc::downgrade(&asker), run: Box::new(run) });
@@ -179,7 +179,7 @@ impl WorkPool {
         }
     }
 
-    /// Has `work` done, whether somebody waits for it or not.
+    /// Has `work` done. No future waits for the end.
     pub fn spawn(&self, place: Place, work: impl FnOnce() + Send + 'static) {
         let asker = Arc::new(Asker::default());
         let weak = Arc::downgrade(&asker);
@@ -339,7 +339,7 @@ impl Shared {
     }
 }
 
-/// What a piece of work does at its steps.
+/// The state of a piece of work between its steps.
 struct Pace {
     shared: Arc<Shared>,
     path: Path,
@@ -420,7 +420,7 @@ mod tests {
         Client::at("10.0.0.1".parse().unwrap())
     }
 
-    /// Has the only turn of a pool taken until the sender is dropped. The future is to be kept.
+    /// Has the only turn of a pool taken until the sender is dropped. The caller keeps the future.
     fn hold(pool: &WorkPool, place: Place) -> (impl Future<Output = Result<(), ServiceError>>, mpsc::Sender<()>) {
         let (release, released) = mpsc::channel::<()>();
         let (begun, begins) = mpsc::channel();

@@ -16,9 +16,9 @@ use tonic::Status;
 
 use super::message::{self, PREFIX};
 use crate::budget::ByteBudget;
+use crate::client::Client;
 use crate::compression::Coding;
 use crate::offload;
-use crate::shared_memory::Client;
 
 /// Tensors below this size are copied, so that a small answer is one piece.
 const COPIED_BELOW: usize = 16 << 10;

@@ -14,10 +14,11 @@ use super::answer::{self, AnswerBody};
 use super::message::{self, Doorkeeper, MessageReader, Received, read_request};
 use super::{GrpcOptions, timeout};
 use crate::budget::ByteBudget;
+use crate::client::Client;
 use crate::compression::Coding;
 use crate::extension;
 use crate::service::Service;
-use crate::shared_memory::{Client, SharedMemory};
+use crate::shared_memory::SharedMemory;
 
 /// The codings of a call.
 #[derive(Clone, Copy)]

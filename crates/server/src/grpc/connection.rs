@@ -18,11 +18,11 @@ use tonic::Status;
 
 use super::GrpcOptions;
 use super::frontend::Frontend;
+use crate::client::Client;
 use crate::connections::{
     self, Answering, BodyError, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream,
 };
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 /// Bytes a client may send ahead in one call; large tensors would otherwise wait for a round trip every 64 KiB.
 const STREAM_WINDOW: u32 = 4 << 20;

@@ -21,9 +21,10 @@ use super::health::HealthService;
 use super::inference::InferenceService;
 use super::message::{self, MessageReader, WholeMessages};
 use crate::budget::ByteBudget;
+use crate::client::Client;
 use crate::connections::{self, BodyError, WatchedBody};
 use crate::service::Service;
-use crate::shared_memory::{Client, SharedMemory};
+use crate::shared_memory::SharedMemory;
 
 /// The calls that tonic does not see.
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";

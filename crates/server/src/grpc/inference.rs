@@ -11,10 +11,11 @@ use tokio::sync::watch;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::settings;
+use crate::client::Client;
 use crate::extension::extensions;
 use crate::offload;
 use crate::service::{LoadOverrides, Service};
-use crate::shared_memory::{Client, CudaRegionStatus, SharedMemory};
+use crate::shared_memory::{CudaRegionStatus, SharedMemory};
 
 type Answer<T> = Result<Response<T>, Status>;
 

@@ -19,10 +19,10 @@ use prost::Message as _;
 use tonic::Status;
 
 use crate::budget::{ByteBudget, Reservation};
+use crate::client::Client;
 use crate::compression::{Coding, InflateError};
 use crate::error::ServiceError;
 use crate::offload;
-use crate::shared_memory::Client;
 
 /// Bytes before each message: whether it is compressed, and its length.
 pub(super) const PREFIX: usize = 5;

@@ -17,10 +17,10 @@ use tonic::Status;
 use super::answer::{AnswerBody, Pieces, error_pieces, pieces, response};
 use super::call::{Answer, Codings, Inference};
 use super::message::{MessageReader, RawMessage, Received, read_request};
+use crate::client::Client;
 use crate::error::ServiceError;
 use crate::extension;
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 /// Says of an answer in a stream that no other follows for the same request.
 const FINAL: &str = "triton_final_response";

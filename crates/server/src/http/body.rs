@@ -12,11 +12,11 @@ use http_body_util::BodyExt;
 use super::answer::{HttpError, too_large};
 use super::{HttpState, encoding};
 use crate::budget::Reservation;
+use crate::client::Client;
 use crate::compression::Coding;
 use crate::connections::{BodyError, WatchedBody};
 use crate::error::ServiceError;
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 /// A refused body larger than this times the bound is not read to its end to answer on a connection that lives on.
 const DRAIN_FACTOR: u64 = 4;

@@ -6,9 +6,9 @@ use bytes::Bytes;
 
 use super::answer::{Answer, HttpError, too_large};
 use crate::budget::Reservation;
+use crate::client::Client;
 use crate::compression::{Coding, InflateError};
 use crate::offload;
-use crate::shared_memory::Client;
 
 /// Answers below this size are sent as they are: compressing costs more than the bytes it saves.
 const SMALLEST_COMPRESSED: usize = 1024;

@@ -15,13 +15,13 @@ use super::answer::{Answer, HandlerResult, HttpError, JSON};
 use super::body::WholeBody;
 use super::path::ModelPath;
 use super::{HttpState, body, encoding};
+use crate::client::Client;
 use crate::compression::Coding;
 use crate::error::ServiceError;
 use crate::extension;
 use crate::offload;
 use crate::preprocess;
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
 /// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four, is rewritten to eight,

@@ -11,10 +11,10 @@ use downbeat_protocol::http::{
 use super::HttpState;
 use super::answer::{HandlerResult, json_text, ok};
 use super::path::ModelPath;
+use crate::client::Client;
 use crate::extension::extensions;
 use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 pub(super) async fn server<S: Service>(State(state): State<HttpState<S>>) -> HandlerResult {
     ok(&ServerMetadataBody {

@@ -12,9 +12,9 @@ use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok, parse_json, read_json};
 use super::body::WholeBody;
 use super::path::ModelPath;
+use crate::client::Client;
 use crate::offload;
 use crate::service::{LoadOverrides, Service};
-use crate::shared_memory::Client;
 
 /// Beside the event loop: folders are listed, and there may be thousands of models.
 pub(super) async fn index<S: Service>(

@@ -5,9 +5,9 @@ use axum::http::StatusCode;
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok};
+use crate::client::Client;
 use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 pub(super) async fn status<S: Service>(State(state): State<HttpState<S>>, client: Client) -> HandlerResult {
     let work = move || match state.service().scheduler() {

@@ -22,9 +22,9 @@ use super::body::ReceivedBody;
 use super::host_names::HostNames;
 use super::path::ModelPath;
 use super::{HttpState, encoding, infer, router};
+use crate::client::Client;
 use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 /// Answers HTTP requests on `listener`, with connections among `connections`, as far as `stages` say: from
 /// [`Stage::Leaving`](connections::Stage::Leaving) on each answer is the last of its connection.

@@ -13,10 +13,10 @@ use super::HttpState;
 use super::answer::{HandlerResult, ok, parse_json};
 use super::body::WholeBody;
 use super::path::RegionPath;
+use crate::client::Client;
 use crate::error::ServiceError;
 use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 /// Where the connection says who is at its other end; nobody does where the router is in another server.
 impl<S: Send + Sync> FromRequestParts<S> for Client {

@@ -5,10 +5,10 @@ use axum::http::StatusCode;
 
 use super::HttpState;
 use super::answer::{HandlerResult, HttpError, ok};
+use crate::client::Client;
 use crate::host::REMEMBERED;
 use crate::offload;
 use crate::service::Service;
-use crate::shared_memory::Client;
 
 /// What is shown where a client does not say.
 const DEFAULT_SECONDS: f64 = 5.0;

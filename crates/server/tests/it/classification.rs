@@ -2,9 +2,10 @@
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
+use downbeat_server::client::Client;
 use downbeat_server::error::ServiceError;
 use downbeat_server::extension::apply_outputs;
-use downbeat_server::shared_memory::{Client, SharedMemory};
+use downbeat_server::shared_memory::SharedMemory;
 use half::{bf16, f16};
 
 use crate::support::strings;

@@ -2,9 +2,10 @@
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
+use downbeat_server::client::Client;
 use downbeat_server::error::ServiceError;
 use downbeat_server::extension::{apply_outputs, resolve_inputs};
-use downbeat_server::shared_memory::{Client, MAX_REGIONS, RegionStatus, SharedMemory};
+use downbeat_server::shared_memory::{MAX_REGIONS, RegionStatus, SharedMemory};
 
 use crate::support::shared_object::SharedObject;
 

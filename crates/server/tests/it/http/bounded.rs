@@ -47,6 +47,6 @@ async fn health_and_small_requests_are_answered_while_all_turns_are_taken() {
         assert_eq!(server.post("/v2/models/simple/infer", json_request().to_string()).await.status, 200);
     }
     drop(taken);
-    // It is answered, whether the model takes it or not.
+    // The model may refuse the body. The request has an answer either way.
     assert!(matches!(large.reply().await.status, 200 | 400));
 }

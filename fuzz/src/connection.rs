@@ -1,5 +1,10 @@
-//! Connections through the code that serves: to the HTTP frontend (head, path, headers, body and whatever follows), to the gRPC frontend (frames of HTTP/2
-//! and messages), and to an etcd server that answers anything.
+//! Connections of clients and peers that send any bytes.
+//!
+//! - To the HTTP frontend: a head, headers and a body.
+//! - To the gRPC frontend: frames of HTTP/2 with messages.
+//! - From an etcd server: its answers.
+//!
+//! The server's own code reads them.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};

@@ -248,12 +248,12 @@ pub fn role_frames(data: &[u8]) {
 /// Most bytes of the memory that an executor shares here.
 const REGION: usize = 1 << 16;
 
-/// What the server and an executor process say to each other.
+/// Messages between the server and an executor process.
 pub fn executor_message(data: &[u8]) {
     let _ = downbeat_engine::isolation::read_as_process(data, REGION);
 }
 
-/// A file with a predictor of what groups of operators take.
+/// A file with a predictor of the times of groups of operators.
 ///
 /// # Panics
 /// If it is refused without a word.

@@ -33,7 +33,7 @@ pub struct CheckArgs {
     flags: ServeFlags,
 }
 
-/// What a check of a model's rows may take.
+/// The time for the check of a model's rows.
 const CHECK_BUDGET: Duration = Duration::from_millis(3_600_000);
 
 /// Runs the command; `false` if something was found that it fails on.
@@ -102,7 +102,7 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
 fn without_service(mut options: ServerOptions) -> ServerOptions {
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     options.profiling.enabled = false;
-    // Nobody waits for the check of rows.
+    // No request waits for the check of rows.
     options.profiling.budget = CHECK_BUDGET;
     options.autoscale = None;
     options.decision_log = None;

@@ -12,14 +12,15 @@ const VARIABLES: [(&str, &str); 4] = [
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
     // UCX's, when it is loaded: it would take over the signals of a crash.
     ("UCX_HANDLE_ERRORS", "none"),
-    // The standard library's, when the first thread starts: bytes of each thread's stack. rten recurses once for each operator of a chain, on any thread that loads or
-    // runs a model. Its pools take no other size. Only pages that are touched take memory.
+    // Bytes of each thread's stack. The standard library reads the variable when the first thread starts. rten recurses once for
+    // each operator of a chain, on any thread that loads or runs a model. rten's pools offer no option for their stacks. Only
+    // pages that a thread touches take memory.
     (STACK, "16777216"),
 ];
 
 /// The variable of the standard library for the stack of each thread.
 const STACK: &str = "RUST_MIN_STACK";
-/// What the standard library takes without [`STACK`].
+/// The standard library's size without [`STACK`], bytes.
 const STACK_OF_STD: u64 = 2 << 20;
 
 /// The variable for the stacks of a trial process, and its value. The stacks are smaller there: a file that fits there fits here, too.
@@ -32,8 +33,8 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Sets the variables that the environment does not have: libraries collect and send nothing about the process, the NVIDIA driver has many queues, and threads have
-/// large stacks. To be called first in `main`: with a second thread it does nothing.
+/// Sets the variables that the environment does not have. So libraries send nothing about the process, the NVIDIA driver has
+/// many queues, and threads have large stacks. `main` calls this first: with a second thread it does nothing.
 pub fn begin() {
     if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
         return;

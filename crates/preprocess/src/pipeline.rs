@@ -9,7 +9,7 @@ use crate::recipe::Recipe;
 use crate::step::Step;
 use crate::text_steps::TextSteps;
 
-/// What an item counts for at the least, in bytes: others may go first before each.
+/// The bytes that an item counts for at least. Other work may go first before each item.
 const STEP: u64 = 128 << 10;
 
 /// All steps of a model: from an input that users can fill to those that the model has.

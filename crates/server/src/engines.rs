@@ -136,7 +136,7 @@ impl Engines {
         made.map_or(Ok(None), Made::trial)
     }
 
-    /// What the trial of a file may take.
+    /// The limits of a file's trial.
     pub fn trial_limits(&self) -> Option<TrialLimits> {
         self.onnx.limits()
     }

@@ -91,8 +91,8 @@ impl<S: Service> HttpState<S> {
     }
 }
 
-/// The protocol as an axum router. Every path may end in a slash. Another server that has the router must check
-/// the head of each request as [`serve`] does: its `Host`, and the origin of the page that sent it.
+/// The protocol as an axum router. Every path may end in a slash. [`serve`]
+/// checks the `Host` and the `Origin` of each request. A server that embeds the router must do the same.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
     let routes = Router::new()
         .route("/v2", get(metadata::server::<S>))

@@ -50,7 +50,7 @@ pub fn lanes_worth_having(
     Ok(Some((count / 2).max(1)))
 }
 
-/// What a step takes at most with batches that take so long.
+/// The longest time of a step with batches of these latencies.
 pub fn step(latencies: impl Iterator<Item = Duration>) -> Duration {
     let runs = (WARM_UP + FEWEST) as u64;
     latencies.fold(Duration::ZERO, |sum, latency| sum + latency.saturating_mul(runs).max(SLICE))

@@ -50,7 +50,7 @@ pub struct VersionFile<'a> {
     pub must_answer: bool,
     /// Who is told how it goes on.
     pub progress: &'a dyn LoadProgress,
-    /// What measuring may take.
+    /// The time for measuring.
     pub time: &'a MeasuringTime,
 }
 
@@ -137,14 +137,14 @@ impl LoadContext {
         !is_emulated(definition) && !self.engines.gpus.is_empty()
     }
 
-    /// What a version is kept apart from. The log has the reason if `auto` chose a process.
+    /// Whether a version runs in a process of its own. The log has the reason if `auto` chose a process.
     pub fn isolation(&self, definition: &ModelDefinition, file: &VersionFile<'_>) -> Isolation {
         let name = &definition.name;
         let chosen = self.options.isolation(name);
         if chosen != Isolation::Auto {
             return chosen;
         }
-        // What else this program does is not known.
+        // Another program that embeds the server has no executor to start.
         if is_emulated(definition) || self.is_on_gpus(definition) || self.options.executor.is_none() {
             return Isolation::None;
         }

@@ -44,7 +44,7 @@ pub struct LoadTurn<'a> {
 }
 
 impl LoadTurns {
-    /// No load yet. One waits for others at most `patience` in all.
+    /// No load yet. A load waits for others at most `patience` in all.
     pub fn new(patience: Duration) -> Self {
         LoadTurns { state: Mutex::default(), changed: Condvar::new(), patience }
     }
@@ -83,7 +83,7 @@ impl LoadTurns {
 }
 
 impl LoadTurn<'_> {
-    /// Whether another load waits, be it for this one.
+    /// Whether any other load waits for its turn.
     pub fn is_waited_for(&self) -> bool {
         self.turns.state.lock().waiting > 0
     }

@@ -61,13 +61,13 @@ pub struct Loading<'a> {
     /// What pictures or texts go through before they are requests of it.
     preprocess: Option<Arc<Preprocess>>,
     progress: &'a dyn LoadProgress,
-    /// What it is kept apart from.
+    /// Whether the version runs in a process of its own.
     isolation: Isolation,
     /// Whether its file is in a repository, and came with no load request.
     may_come_again: bool,
-    /// What measuring may take.
+    /// The time for measuring.
     time: &'a MeasuringTime,
-    /// What one item took when the model was tried.
+    /// The time of one item in the trial.
     first: Option<Duration>,
     /// It may come into service only if it answers its trial.
     must_answer: bool,

@@ -94,7 +94,8 @@ const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 /// The level of the log, or a filter such as `info,downbeat_server=debug`.
 ///
 /// # Errors
-/// If a part of it is no level, with the levels that there are: the filter would take the word for a module, and log nothing else.
+/// If a part of it is no level, with a list of the levels. The filter would take such a word for a module and log only that
+/// module.
 pub fn check_level(text: &str) -> Result<String, String> {
     let words = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let is_level =

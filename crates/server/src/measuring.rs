@@ -49,9 +49,9 @@ pub struct Measuring<'a> {
     /// Whether the number of batches that run at the same time is measured: the options and the configuration give none.
     pub chooses_lanes: bool,
     pub progress: &'a dyn LoadProgress,
-    /// What measuring may take.
+    /// The time for measuring.
     pub time: &'a MeasuringTime,
-    /// What one item took when the model was tried, on one thread.
+    /// The time of one item in the trial, on one thread.
     pub first: Option<Duration>,
 }
 
@@ -187,8 +187,8 @@ impl Measuring<'_> {
         self.source.store.keep(key, "the latency profile", &stored);
     }
 
-    /// Measures the batches of the sizes that there is time for, on one thread or, where that is faster, on as many as it may have. Then measures how many are worth
-    /// running at the same time, as of [`Measuring::at_once`].
+    /// Measures the batch sizes that there is time for: on one thread, or on all its threads if these are faster. Then measures how
+    /// many batches are worth running at the same time, as of [`Measuring::at_once`].
     fn measure(
         &self,
         model: &mut Arc<dyn Model>,
@@ -235,8 +235,8 @@ impl Measuring<'_> {
         Ok(measured.is_empty() || measured.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()))
     }
 
-    /// Measures as many sizes as there is time for, the smallest first. `one` is what a single item took before: if there is no
-    /// time at all, that is what is known.
+    /// Measures as many sizes as there is time for, the smallest first. `one` is the time of a single item before. Without
+    /// any time left, the profile rests on this time alone.
     fn sizes(&self, model: &dyn Model, lane: &mut dyn Lane, one: Duration) -> anyhow::Result<Vec<Measurement>> {
         if !self.time.allows(one) {
             return Ok(vec![Measurement::of(1, &[one])]);
@@ -255,7 +255,7 @@ impl Measuring<'_> {
         Ok(if measured.is_empty() { vec![Measurement::of(1, &[one])] } else { measured })
     }
 
-    /// The profile of what was measured. Sizes that there was no time for take as much longer as they are larger, by guess.
+    /// Fits a profile to the measurements. For larger sizes the profile guesses times in proportion to the size.
     fn fitted(&self, model: &dyn Model, measurements: &[Measurement]) -> anyhow::Result<LatencyProfile> {
         let profile = profiler::profile(measurements)?;
         let sizes = self.subject(model).timed(&profiler::default_sizes(self.codec.max_batch));

@@ -1,4 +1,4 @@
-//! What measuring may take before a model version serves, and what is left to measure behind its service.
+//! The time for measuring before a model version serves, and the rest that is measured behind its service.
 //!
 //! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites, segments, two lanes together, and rows. A
 //! step that the time left does not allow is left out. The version serves with what is known, and is measured again when the
@@ -23,7 +23,7 @@ pub struct MeasuringTime {
 }
 
 impl MeasuringTime {
-    /// So much, before the version serves.
+    /// The budget of a version that does not serve yet.
     pub fn before_service(budget: Duration) -> Self {
         MeasuringTime { budget, is_behind: false, spent_ns: AtomicU64::new(0), is_short: AtomicBool::new(false) }
     }
@@ -38,7 +38,7 @@ impl MeasuringTime {
         self.is_behind
     }
 
-    /// What is left of the budget. Behind the service each step has all of it.
+    /// The rest of the budget. Behind the service each step has the whole budget.
     pub fn left(&self) -> Duration {
         match self.is_behind {
             true => self.budget,
@@ -46,7 +46,7 @@ impl MeasuringTime {
         }
     }
 
-    /// A share of what is left.
+    /// A share of the rest.
     pub fn part(&self, share: f64) -> Duration {
         Duration::from_secs_f64(self.left().as_secs_f64() * share)
     }

@@ -1,7 +1,7 @@
 //! Which options name models: the list of them, and the models that no repository has.
 //!
-//! An option for a model that is not there has no effect, and nobody notices: with `--slo-ms digitz=5` the model `digits` has
-//! no SLO. So every option that names models is in [`ServerOptions::named_models`].
+//! Example: with `--slo-ms digitz=5` the model `digits` has no SLO, and the server would not say so.
+//! [`ServerOptions::named_models`] lists every option that names models.
 
 use crate::options::{ModelControl, ModelOptions, ServerOptions};
 use crate::registry::shown;

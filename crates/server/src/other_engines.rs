@@ -10,10 +10,10 @@ use downbeat_engine::{
 /// How models of a server have processes of their own.
 #[derive(Clone)]
 pub struct Processes {
-    /// Threads of the pools there.
+    /// Threads of the pools in each process.
     pub threads: usize,
     pub program: ExecutorProgram,
-    /// What the trial of a file may take; `None`: files are not tried in processes.
+    /// The limits of a file's trial; `None`: no process tries files.
     pub limits: Option<TrialLimits>,
 }
 
@@ -39,7 +39,7 @@ impl Made {
         self.isolated.get_or_init(|| self.in_processes(None)).as_ref().map_err(Clone::clone)
     }
 
-    /// What a trial may take, if there are trials.
+    /// The limits of a trial; `None`: there are no trials.
     pub fn limits(&self) -> Option<TrialLimits> {
         self.processes.limits
     }

@@ -19,8 +19,8 @@ pub trait Watch<M>: Sync {
         true
     }
 
-    /// Whether to run what is expected to take `expected`, where `left` is what is left of the time for all. A case that is
-    /// left out ends the measuring.
+    /// Whether to run a case of this `expected` time, with this time `left` for all cases. A case that is left out ends the
+    /// measuring.
     fn fits(&self, _expected: Duration, _left: Duration) -> bool {
         true
     }
@@ -91,7 +91,7 @@ impl Turn<'_> {
         Turn { until: now + Duration::from_secs_f64(self.until.since(now).as_secs_f64() * share), ..*self }
     }
 
-    /// Whether there is time for what is expected to take so long.
+    /// Whether there is time for a case of this expected time.
     pub fn fits(&self, expected: Duration) -> bool {
         (self.fits)(expected)
     }

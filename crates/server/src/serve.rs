@@ -36,7 +36,7 @@ const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
 /// How long the disk has to take what is left of the decision log.
 const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 
-/// Serves until SIGTERM, SIGHUP, SIGQUIT or SIGINT, or until it is not live if that is asked for, then drains.
+/// Serves until SIGTERM, SIGHUP, SIGQUIT or SIGINT, then drains. The option `exit_when_not_live` ends the service too.
 ///
 /// # Errors
 /// If the options cannot be followed (no such repository, a port in use, no such engine), before anything is served.

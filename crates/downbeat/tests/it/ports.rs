@@ -8,8 +8,8 @@ const LOWEST: usize = 10_000;
 
 /// Loopback addresses with a port that nothing listens on. They differ from call to call.
 ///
-/// The ports are below those that the kernel gives to whatever asks for any free port. So no process of another test can
-/// take such a port before the process that it is meant for.
+/// The ports are below the range from which the kernel gives out free ports. A process of another test never gets one of
+/// them by chance.
 pub fn free_addresses<const N: usize>() -> [SocketAddr; N] {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();

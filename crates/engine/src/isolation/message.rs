@@ -54,7 +54,7 @@ pub(super) struct LoadCall {
     pub cut: Cut,
     pub cache: Option<PathBuf>,
     pub operators: Option<OperatorProfile>,
-    /// Where the process tries the file, and serves nobody.
+    /// The limits of a process that only tries the file.
     pub limits: Option<TrialLimits>,
 }
 
@@ -224,8 +224,8 @@ impl Wire {
     }
 }
 
-/// Reads bytes as what the other process sends over a socket of its own choice: messages, and tensors in a region of `region` bytes. The first byte says
-/// which socket. Gives how many messages could be read. For tests with any bytes.
+/// Reads bytes as messages of the other process, with tensors in a region of `region` bytes. The first byte chooses the kind of
+/// message. Gives how many messages could be read. For tests with any bytes.
 ///
 /// # Errors
 /// If the operating system has no socket or memory left.
@@ -233,7 +233,7 @@ pub fn read_as_process(bytes: &[u8], region: usize) -> io::Result<usize> {
     let Some((kind, bytes)) = bytes.split_first() else { return Ok(0) };
     let (mut other, own) = UnixStream::pair()?;
     other.set_nonblocking(true)?;
-    // What finds no room in the socket is lost, as where the process ends.
+    // Bytes without room in the socket are lost, as at the end of a process.
     let _ = other.write_all(bytes);
     drop(other);
     let mut own_region = Region::create()?;

@@ -42,7 +42,7 @@ fn only_folders_that_look_like_models_are_models() {
     fs::write(root.join("README.md"), b"").unwrap();
     fs::write(root.join("loose.onnx"), b"").unwrap();
     let scan = ModelRepository::open(root).unwrap().scan().unwrap();
-    // What is wrong with `flat` is said when it is loaded.
+    // The load of `flat` names its fault.
     assert_eq!(scan.names, ["a", "b", "flat"]);
     let warnings: Vec<String> =
         scan.warnings.iter().map(|w| w.to_string().replace(&root.display().to_string(), "REPO")).collect();

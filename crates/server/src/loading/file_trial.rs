@@ -17,7 +17,7 @@ use crate::warm_up;
 struct Survived {
     /// The model's file.
     model: std::path::PathBuf,
-    /// What ran it.
+    /// The engine that ran the file.
     engine: String,
 }
 

@@ -25,9 +25,8 @@ struct Allowance {
     every: Duration,
 }
 
-/// The allowance of each kind of line, from the widest kind to the narrowest: all lines of one
-/// place in the code, of these the lines of one model or peer, and of these the lines with one
-/// text.
+/// The allowances: of one place in the code, of one model or peer at that place, and of one text
+/// of theirs.
 const ALLOWANCES: [Allowance; 3] = [
     Allowance { burst: 10_000, every: Duration::from_millis(100) },
     Allowance { burst: 100, every: Duration::from_millis(1_000) },

@@ -2,16 +2,32 @@
 
 use std::cell::{Cell, RefCell};
 
+use downbeat_core::Duration;
+
+/// How long a thread of connections holds a request back, at most. A batch that the thread runs itself takes at most half
+/// as long.
+pub const LONGEST: Duration = Duration::from_micros(200);
+
 thread_local! {
     /// How many turns the thread's event loop has had; `None`: nothing says when a turn ends.
     static TURN: Cell<Option<u64>> = const { Cell::new(None) };
+    /// How long a request may be held back.
+    static MOST_HELD: Cell<Duration> = const { Cell::new(LONGEST) };
     /// Work for the end of this turn.
     static DUE: RefCell<Vec<fn()>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The calling thread has an event loop, which says by [`end`] when a turn ends.
-pub fn follow() {
+/// The calling thread has an event loop, which says by [`end`] when a turn ends. A request is held back for `longest` at most:
+/// [`LONGEST`], but for tests that must not depend on the machine's speed.
+pub fn follow(longest: Duration) {
     TURN.set(Some(0));
+    MOST_HELD.set(longest);
+}
+
+/// How long a request may be held back for the end of a turn. A thread that has held a request back for longer hands over at
+/// its next request, and does not wait for the end of its turn.
+pub fn most_held() -> Duration {
+    MOST_HELD.get()
 }
 
 /// Which turn of the thread's event loop this is; `None`: the thread has none that says when a turn ends.
@@ -65,7 +81,7 @@ mod tests {
     fn work_waits_for_the_end_of_a_turn_and_is_done_once() {
         at_end(work);
         assert_eq!((DONE.get(), turn()), (1, None), "this thread has no event loop");
-        follow();
+        follow(LONGEST);
         at_end(work);
         assert_eq!((DONE.get(), turn()), (1, Some(0)));
         end();
@@ -75,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_panic_ends_neither_the_thread_nor_what_is_left_beside_it() {
-        follow();
+        follow(LONGEST);
         at_end(|| panic!("on purpose"));
         at_end(work);
         end();
@@ -84,7 +100,7 @@ mod tests {
 
     #[test]
     fn work_may_leave_work_for_the_next_turn() {
-        follow();
+        follow(LONGEST);
         at_end(|| at_end(work));
         end();
         assert_eq!(DONE.get(), 0);

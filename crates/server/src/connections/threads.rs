@@ -48,7 +48,7 @@ impl FrontendThreads {
             let (handle, others) = (runtime.handle().clone(), Handle::current());
             let life = move || {
                 OTHERS.set(Some(others));
-                turn_end::follow();
+                turn_end::follow(turn_end::LONGEST);
                 runtime.block_on(deliver(ended));
             };
             std::thread::Builder::new().name("frontend".to_owned()).spawn(life)?;

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use downbeat_core::{Duration, RequestId, Time};
+use downbeat_core::{RequestId, Time};
 
 use crate::driver::{Driver, QueuedCall};
 use crate::host::run_own;
@@ -15,9 +15,6 @@ use crate::turn_end;
 
 /// Requests that a thread holds back, at most.
 const MOST: usize = 64;
-/// A thread that has held a request back for longer hands over at its next request, and does not wait for the end of its turn. A batch that the thread
-/// runs itself takes at most half as long.
-const LONGEST: Duration = Duration::from_micros(200);
 
 thread_local! {
     static HELD_BACK: RefCell<HeldBack> = RefCell::default();
@@ -65,7 +62,7 @@ pub(super) fn hand_over(driver: &Arc<Driver>, id: RequestId, queued: QueuedCall,
             turn_end::at_end(flush);
         }
         held.calls.push((id, queued));
-        (None, held.calls.len() >= MOST || arrival.since(held.since) > LONGEST)
+        (None, held.calls.len() >= MOST || arrival.since(held.since) > turn_end::most_held())
     });
     if let Some(queued) = now {
         run_own(is_alone, || driver.submit(id, queued));

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::task::Poll;
 
+use downbeat_core::Duration;
 use downbeat_server::registry::Registry;
 use downbeat_server::service::Service;
 use downbeat_server::turn_end;
@@ -10,9 +11,9 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::serving::{Models, metric, request, until};
 
-/// An event loop of the calling thread, as threads of connections have one.
+/// An event loop of the calling thread, as threads of connections have one. A turn may take any time.
 fn event_loop() -> Runtime {
-    turn_end::follow();
+    turn_end::follow(Duration::MAX);
     Builder::new_current_thread().on_thread_park(turn_end::end).enable_all().build().unwrap()
 }
 

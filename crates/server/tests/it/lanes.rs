@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
@@ -296,10 +296,9 @@ async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Regi
     let files: Vec<PathBuf> = std::fs::read_dir(cache.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     let file = files.iter().find(|file| file.to_string_lossy().ends_with("-l24.json")).expect("times of the segments");
     let mut stored: serde_json::Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    // Each batch size is named: how many of them were measured depends on the machine.
     for points in stored["segments"].as_array_mut().unwrap().iter_mut().flat_map(|s| s.as_array_mut().unwrap()) {
-        for point in points.as_array_mut().unwrap() {
-            point["ns"] = ns(point["rows"].as_u64().unwrap()).into();
-        }
+        *points = [1, 2, 4, 8, 16, 32].map(|rows| json!({ "rows": rows, "ns": ns(rows), "runs": 1 })).to_vec().into();
     }
     // As if the machine had done nothing else: else they are measured again.
     stored["settled"] = true.into();
@@ -307,25 +306,37 @@ async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Regi
     load(options).await.unwrap()
 }
 
-/// Sends requests many at once, again and again until a batch has seen `event`, and compares the answers with the exclusive path's. How many
-/// wait for each other depends on the machine; that some do in the end does not.
+/// Compares answers with the exclusive path's until a batch has seen `event`. In each round one long sequence goes ahead, and
+/// many short ones follow while its batch runs: more rows than it has, so that a stretch is worth it (DVABatch §7.2).
 async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
     let model = "encoder";
     let alone = serve(&[model], "exclusive", json!({})).await;
     let mut rng = Pcg64Mcg::seed_from_u64(11);
     let mut expected = Vec::new();
-    for _ in 0..24 {
-        let request = request(&mut rng, model);
+    for length in std::iter::once(23).chain((0..15).map(|n| n + 1)) {
+        let request = encoder_request(&(1..=length).collect::<Vec<_>>());
         expected.push((request.clone(), alone.infer(request).await.unwrap()));
     }
     let label = format!("event=\"{event}\"");
-    for _ in 0..200 {
+    let mut longest_took = Duration::ZERO;
+    for _ in 0..1_000 {
         let send = |(request, expected): &(InferRequest, InferResponse)| {
             let (registry, request, expected) = (registry.clone(), request.clone(), expected.clone());
             tokio::spawn(async move { (registry.infer(request).await.unwrap(), expected) })
         };
-        for answer in expected.iter().map(send).collect::<Vec<_>>() {
+        let start = Instant::now();
+        let ahead = send(&expected[0]);
+        // At any moment of the time that the machine needs for it: some are while a stage after the first runs.
+        let pause = longest_took.mul_f64(rng.random());
+        while start.elapsed() < pause {
+            tokio::task::yield_now().await;
+        }
+        let behind = expected[1..].iter().map(send).collect::<Vec<_>>();
+        for (n, answer) in std::iter::once(ahead).chain(behind).enumerate() {
             let (answer, expected) = answer.await.unwrap();
+            if n == 0 {
+                longest_took = start.elapsed();
+            }
             assert_same(model, &expected, &answer);
         }
         if metric(registry, "downbeat_batch_events_total", &label) > 0.0 {

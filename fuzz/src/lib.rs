@@ -9,6 +9,7 @@ mod connection;
 #[allow(dead_code, missing_docs, reason = "its knobs are for tests")]
 mod memory_service;
 mod model_folder;
+mod model_trial;
 mod recipes;
 
 use std::path::Path;
@@ -28,6 +29,7 @@ use prost::Message;
 
 pub use connection::{compressed_body, etcd_answer, grpc_connection, http_connection};
 pub use model_folder::{config_pbtxt, labels, onnx};
+pub use model_trial::{PROGRAM, model_trial};
 pub use recipes::{recipe, tokenizer};
 
 /// A way to read bytes.
@@ -40,7 +42,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 23] = {
+pub const TARGETS: [Target; 24] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
     }
@@ -67,7 +69,8 @@ pub const TARGETS: [Target; 23] = {
         recipe,
         tokenizer,
         predictor,
-        placement_plan
+        placement_plan,
+        model_trial
     ]
 };
 

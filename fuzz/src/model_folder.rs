@@ -8,10 +8,11 @@ use downbeat_repository::ModelRepository;
 use tempfile::TempDir;
 
 /// A repository with the model `m`, a label file and the data of a warm-up.
-struct Folder {
+pub struct Folder {
     _keep: TempDir,
     repository: ModelRepository,
-    model: PathBuf,
+    /// Its model's file.
+    pub model: PathBuf,
 }
 
 impl Folder {
@@ -29,7 +30,7 @@ impl Folder {
 }
 
 /// Calls `read` with the folder of this thread, where there is room for one.
-fn in_folder(read: impl FnOnce(&Folder)) {
+pub fn in_folder(read: impl FnOnce(&Folder)) {
     thread_local! {
         static FOLDER: OnceCell<Option<Folder>> = const { OnceCell::new() };
     }

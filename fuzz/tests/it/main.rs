@@ -10,11 +10,14 @@ use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
+use downbeat_engine::ExecutorProgram;
 use downbeat_fuzz::{TARGETS, Target};
 use mutation::Mutator;
 
 /// Changed files a target: a second or two, in all not half a minute on two slow cores.
 const ROUNDS: u64 = 500;
+/// Changed files of the target that starts a process for each.
+const PROCESSES: u64 = 100;
 /// What the first file is made with, unless told otherwise.
 const SEED: u64 = 11;
 
@@ -60,13 +63,17 @@ fn try_one(target: &Target, data: &[u8], what: &str) {
 
 fn try_many(name: &str) {
     count_panics();
+    downbeat_fuzz::PROGRAM.get_or_init(|| ExecutorProgram {
+        program: std::env::current_exe().unwrap(),
+        arguments: ["--exact", "model_process", "--ignored", "--nocapture"].map(Into::into).to_vec(),
+    });
     let target = TARGETS.iter().find(|target| target.name == name).unwrap();
     let seeds = seeds(target);
     try_one(target, b"", "nothing");
     for (index, data) in seeds.iter().enumerate() {
         try_one(target, data, &format!("file {index} of its seeds"));
     }
-    let rounds = number("DOWNBEAT_FUZZ_ROUNDS").unwrap_or(ROUNDS);
+    let rounds = number("DOWNBEAT_FUZZ_ROUNDS").unwrap_or(if name == "model_trial" { PROCESSES } else { ROUNDS });
     let first = number("DOWNBEAT_FUZZ_SEED").unwrap_or(SEED);
     println!("{name}: {rounds} rounds from seed {first}");
     for seed in first..first.saturating_add(rounds) {
@@ -110,7 +117,15 @@ tests!(
     tokenizer,
     predictor,
     placement_plan,
+    model_trial,
 );
+
+/// The process of [`model_trial`]: this test, of this program.
+#[test]
+#[ignore = "it is for processes that model_trial starts"]
+fn model_process() {
+    downbeat_engine::isolation::serve().unwrap();
+}
 
 /// A protocol of which nothing is read is not tried: `tools/record_roles.py` records what is said today.
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
@@ -324,7 +324,7 @@ async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
             let (registry, request, expected) = (registry.clone(), request.clone(), expected.clone());
             tokio::spawn(async move { (registry.infer(request).await.unwrap(), expected) })
         };
-        let start = Instant::now();
+        let start = tokio::time::Instant::now();
         let ahead = send(&expected[0]);
         // At any moment of the time that the machine needs for it: some are while a stage after the first runs.
         let pause = longest_took.mul_f64(rng.random());

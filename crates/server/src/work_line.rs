@@ -3,8 +3,8 @@
 //! Example: sixteen connections have 48 MB of JSON each, and one has 300 kB. The two sizes are two groups, so the small
 //! body gets every second turn. The other turns go to the first large bodies, until they are read.
 //!
-//! **Rule.** At each level of the tree, the branch that was served least goes first. A branch that comes begins where the
-//! least served of its siblings is. A branch without work is forgotten.
+//! **Rule.** At each level of the tree, the branch whose turns took the least time goes first. A branch that comes begins where the
+//! least served of its siblings is, behind the siblings that are there. A branch without work is forgotten.
 //!
 //! **Order in a connection.** Work that has begun goes before work that has not. Then the earliest deadline goes first,
 //! and equal ones go in the order in which they came.
@@ -14,6 +14,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use downbeat_core::Time;
 
@@ -83,8 +84,10 @@ pub struct WorkLine<T> {
 
 #[derive(Debug)]
 struct Node<T> {
-    /// Bytes that were worked on.
-    served: u64,
+    /// Time of its turns.
+    served: Duration,
+    /// The number of the work that it came with.
+    came: u64,
     /// Work that has had a turn and has not ended.
     begun: u32,
     /// Turns that are overdue.
@@ -99,7 +102,7 @@ type Rank = (bool, Time, u64);
 
 impl<T> Default for Node<T> {
     fn default() -> Self {
-        Node { served: 0, begun: 0, overdue: 0, children: BTreeMap::new(), waiting: BTreeMap::new() }
+        Node::new(Duration::ZERO, 0)
     }
 }
 
@@ -113,8 +116,8 @@ impl<T> WorkLine<T> {
     pub fn push(&mut self, waiting: Waiting<T>) {
         let mut node = &mut self.root;
         for branch in waiting.path {
-            let least = node.children.values().map(|child| child.served).min().unwrap_or(0);
-            node = node.children.entry(branch).or_insert_with(|| Node { served: least, ..Node::default() });
+            let least = node.children.values().map(|child| child.served).min().unwrap_or_default();
+            node = node.children.entry(branch).or_insert_with(|| Node::new(least, waiting.number));
         }
         node.waiting.insert((!waiting.has_begun, waiting.deadline, waiting.number), waiting);
     }
@@ -124,9 +127,10 @@ impl<T> WorkLine<T> {
         self.root.pop(self.quota, true)
     }
 
-    /// Counts bytes that were worked on for a connection.
-    pub fn serve(&mut self, path: &Path, bytes: u64) {
-        self.each(path, |node| node.served = node.served.saturating_add(bytes));
+    /// Counts the time of a turn. A turn that took no time counts too, so that work without steps does not stay first.
+    pub fn serve(&mut self, path: &Path, took: Duration) {
+        let took = took.max(Duration::from_nanos(1));
+        self.each(path, |node| node.served = node.served.saturating_add(took));
     }
 
     /// Counts a turn of a connection as overdue, or no longer.
@@ -162,6 +166,10 @@ impl<T> WorkLine<T> {
 }
 
 impl<T> Node<T> {
+    fn new(served: Duration, came: u64) -> Self {
+        Node { served, came, begun: 0, overdue: 0, children: BTreeMap::new(), waiting: BTreeMap::new() }
+    }
+
     /// Whether the node, at this branch, may begin work.
     fn may_begin(&self, branch: Branch, quota: u32) -> bool {
         match branch {
@@ -191,7 +199,7 @@ impl<T> Node<T> {
                     let begins = begins && child.may_begin(*branch, quota);
                     child.can_go(quota, begins).then_some((child, begins))
                 });
-                let (child, begins) = candidates.min_by_key(|(child, _)| child.served)?;
+                let (child, begins) = candidates.min_by_key(|(child, _)| (child.served, child.came))?;
                 child.pop(quota, begins)?
             }
         };
@@ -225,11 +233,11 @@ mod tests {
         Waiting { path, has_begun: false, deadline: Time::MAX, number, work: 0 }
     }
 
-    /// The numbers of the next `turns` turns. Each one takes a slice of one byte, and goes on with its work after that.
+    /// The numbers of the next `turns` turns. Each one takes a nanosecond, and goes on with its work after that.
     fn turns(line: &mut WorkLine<u64>, turns: usize) -> Vec<u64> {
         let turn = |_| {
             let next = line.pop()?;
-            line.serve(&next.path, 1);
+            line.serve(&next.path, Duration::from_nanos(1));
             let number = next.number;
             line.push(Waiting { has_begun: true, ..next });
             Some(number)
@@ -296,6 +304,23 @@ mod tests {
         assert_eq!(line.pop().unwrap().number, 9);
         line.set_overdue(&slow, false);
         assert_eq!(line.pop().unwrap().number, 2);
+    }
+
+    /// Thousands of short pieces of work are as much as one long one.
+    #[test]
+    fn work_without_steps_is_no_more_urgent_than_other_work() {
+        let mut line = WorkLine::new(2);
+        let (listing, reading) = (path_by_size(client(1), 0), path_by_size(client(2), 300 << 10));
+        let mut order = Vec::new();
+        for number in 0..20 {
+            line.push(waiting(listing, 2 * number));
+            line.push(waiting(reading, 2 * number + 1));
+            let next = line.pop().unwrap();
+            line.serve(&next.path, Duration::from_millis(1));
+            line.end(&next.path);
+            order.push(next.number % 2);
+        }
+        assert_eq!(order.iter().sum::<u64>(), 10, "{order:?}");
     }
 
     #[test]

@@ -312,11 +312,11 @@ impl Shared {
         }
     }
 
-    /// Takes the turn of work back.
+    /// Takes the turn of work back, and counts its time.
     fn give_up(&self, state: &mut State, number: u64) {
-        if let Some(held) = state.held.remove(&number)
-            && held.is_overdue
-        {
+        let Some(held) = state.held.remove(&number) else { return };
+        state.line.serve(&held.path, held.since.elapsed());
+        if held.is_overdue {
             state.overdue -= 1;
             state.line.set_overdue(&held.path, false);
         }
@@ -378,7 +378,7 @@ impl Pace {
     /// Lets others go first that were served less.
     fn pass(&mut self, now: Instant) {
         let mut state = self.shared.state.lock();
-        state.line.serve(&self.path, std::mem::take(&mut self.bytes));
+        self.bytes = 0;
         self.shared.give_up(&mut state, self.number);
         let (turn, next_turn) = sync_channel(1);
         let (path, deadline, number) = (self.path, self.deadline, self.number);

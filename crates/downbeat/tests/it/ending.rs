@@ -77,7 +77,10 @@ fn closed_connections_give_their_memory_back_while_others_are_at_work() {
 #[test]
 fn hangup_and_quit_drain_as_terminate_does() {
     for signal in ["-HUP", "-QUIT", "-TERM"] {
-        let mut server = Server::start(digits().path(), &LONG, READY);
+        // The tests may run under nohup themselves.
+        let mut command = std::process::Command::new("env");
+        command.args(["--default-signal=HUP", "--"]).arg(downbeat(&[]).get_program()).arg("serve");
+        let mut server = Server::within(command, digits().path(), &LONG, READY);
         server.signal(signal);
         server.wait_for("\"message\":\"stopping:");
         server.wait_for("\"message\":\"stopped\"");

@@ -16,18 +16,24 @@ use super::watched::Watched;
 /// client may lose the answer.
 const MAX_DISCARDED: usize = 1 << 20;
 
+/// Bytes that a connection reads before it lets others have the thread: less than a millisecond of work even where they
+/// are the smallest frames of HTTP/2.
+const TURN: usize = 64 << 10;
+
 /// A socket that counts.
 pub(crate) struct WatchedStream {
     stream: TcpStream,
     watched: Arc<Watched>,
     discarded: usize,
+    /// Bytes that were read since the connection last waited.
+    in_turn: usize,
     /// Bytes that were read before, and are read first.
     again: Bytes,
 }
 
 impl WatchedStream {
     pub(super) fn new(stream: TcpStream, watched: Arc<Watched>) -> Self {
-        WatchedStream { stream, watched, discarded: 0, again: Bytes::new() }
+        WatchedStream { stream, watched, discarded: 0, in_turn: 0, again: Bytes::new() }
     }
 
     /// Has `bytes`, which were read and not used, read again.
@@ -62,12 +68,20 @@ impl AsyncRead for WatchedStream {
             this.again.advance(count);
             return Poll::Ready(Ok(()));
         }
+        if this.in_turn >= TURN {
+            this.in_turn = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buf.filled().len();
         let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
-        let count = (buf.filled().len() - before) as u64;
+        let count = buf.filled().len() - before;
         if count > 0 {
-            this.watched.received.store(this.watched.received.load(Relaxed) + count, Relaxed);
+            this.in_turn += count;
+            this.watched.received.store(this.watched.received.load(Relaxed) + count as u64, Relaxed);
             this.watched.port.stir();
+        } else {
+            this.in_turn = 0;
         }
         polled
     }
@@ -118,5 +132,58 @@ impl AsyncWrite for WatchedStream {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::task::Waker;
+
+    use super::*;
+    use crate::connections::Protocol;
+    use crate::connections::port_state::PortState;
+
+    #[tokio::test]
+    async fn a_connection_with_much_to_read_lets_others_have_the_thread() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        // As much as the kernel keeps: more than a turn, even where buffers are small.
+        peer.set_nonblocking(true).unwrap();
+        let mut total = 0;
+        while let Ok(count) = peer.write(&[7; TURN])
+            && total < 8 * TURN
+        {
+            total += count;
+        }
+        assert!(total > 2 * TURN, "{total}");
+        let stream = TcpStream::from_std(stream).unwrap();
+        let watched = Arc::new(Watched::new(Protocol::Grpc, Arc::new(PortState::default())));
+        let mut stream = WatchedStream::new(stream, watched);
+        let (mut read, mut scratch) = (0, vec![0; 8 << 10]);
+        while read < total {
+            stream.poll_turn(&mut read, &mut scratch);
+            tokio::task::yield_now().await;
+        }
+    }
+
+    impl WatchedStream {
+        /// Reads until the stream has no more for this turn.
+        fn poll_turn(&mut self, read: &mut usize, scratch: &mut [u8]) {
+            let (begin, mut cx) = (*read, Context::from_waker(Waker::noop()));
+            loop {
+                let mut buf = ReadBuf::new(scratch);
+                match Pin::new(&mut *self).poll_read(&mut cx, &mut buf) {
+                    Poll::Ready(ended) => ended.unwrap(),
+                    Poll::Pending => return assert!(*read - begin < TURN + scratch.len()),
+                }
+                if buf.filled().is_empty() {
+                    return;
+                }
+                *read += buf.filled().len();
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use downbeat_core::{Duration, Time};
 use downbeat_protocol::inference as pb;
-use downbeat_protocol::{InferRequest, InferResponse};
+use downbeat_protocol::{InferRequest, InferResponse, pace};
 
 use super::Registry;
 use super::model_entry::VersionState;
@@ -19,6 +19,9 @@ use crate::policy_report::PolicyReport;
 use crate::roles::{ClusterStatus, StatusBoard};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{ServedModel, statistics, unknown_model};
+
+/// What an entry of the index counts as, so that others have a turn after some hundred entries.
+const BYTES_OF_ENTRY: u64 = 1 << 10;
 
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
@@ -174,6 +177,7 @@ impl Service for Registry {
         names.sort();
         names.dedup();
         for name in names {
+            pace::step(BYTES_OF_ENTRY);
             let states = entries.get(&name).map(|entry| entry.states.lock().clone()).unwrap_or_default();
             if states.is_empty() && !ready_only {
                 index.push(ModelIndexEntry { name: name.clone(), ..ModelIndexEntry::default() });

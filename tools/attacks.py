@@ -1,6 +1,6 @@
 """What sixteen clients that attack a server do to two others and to health.
 
-    cd tests/clients && ../../target/clients-venv/bin/python ../../tools/attacks.py BEFORE AFTER [--seconds 8] [--only json,gzip]
+    target/clients-venv/bin/python tools/attacks.py BEFORE AFTER [--seconds 8] [--only json,gzip]
 
 For each binary and each attack: the answers per second of a client with 300 kB of JSON, the latencies of a client with a
 request of 500 bytes, and those of health at each port that has it. Each is measured in a process of its own.

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 pub struct Folder {
     _keep: TempDir,
     repository: ModelRepository,
-    /// Its model's file.
+    /// The file of the model.
     pub model: PathBuf,
 }
 

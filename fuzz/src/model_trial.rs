@@ -15,7 +15,7 @@ use crate::model_folder::in_folder;
 /// The program that loads and runs the files. By default this program with the argument `executor`.
 pub static PROGRAM: OnceLock<ExecutorProgram> = OnceLock::new();
 
-/// What a process may take, and what its runs may take in all: bytes.
+/// Most memory of a process, and of all its runs together: bytes.
 const MEMORY: u64 = 1 << 30;
 /// Longest life of a process.
 const TIME: Duration = Duration::from_secs(20);
@@ -28,8 +28,8 @@ const SIZES: [(usize, usize); 3] = [(1, 1), (3, 5), (2, 33)];
 /// end while it loads or tries the file. The server then serves no such file.
 ///
 /// # Panics
-/// If a file is refused without a word, or if the process ends later though [`hazard`] sees no danger: the server would
-/// have run this model in its own process.
+/// If a file is refused without a word. Also if the process ends later and [`hazard`] sees no danger: such a model runs in the
+/// server's own process.
 pub fn model_trial(data: &[u8]) {
     in_folder(|folder| {
         if std::fs::write(&folder.model, data).is_err() {
@@ -68,7 +68,7 @@ fn engine() -> &'static Isolated {
     static ENGINE: OnceLock<Isolated> = OnceLock::new();
     ENGINE.get_or_init(|| {
         let program = PROGRAM.get_or_init(ExecutorProgram::default).clone();
-        // What libFuzzer links reserves terabytes of addresses, which such a limit forbids.
+        // The sanitizer of libFuzzer reserves terabytes of addresses, and such a limit forbids that.
         let memory = (!cfg!(feature = "libfuzzer")).then_some(MEMORY);
         let isolated = Isolated::new(Arc::new(Rten::new()), 1, program).expect("there is a thread");
         isolated.for_trials(TrialLimits { time: TIME, memory })
@@ -97,7 +97,7 @@ fn has_ended(run: Option<&Result<(), RunError>>) -> bool {
     matches!(run, Some(Err(error)) if error.of_executor)
 }
 
-/// Numbers with a fraction at the edges of their types. Their places are those of the integers below.
+/// Numbers with a fraction at the edges of their types, in the order of the integers in [`edge`].
 const EDGES: [f64; 6] = [0.0, -1.0, f64::INFINITY, f64::NAN, f64::MIN, 1.0];
 
 /// Writes the element number `at` of a row of numbers at the edges of this datatype.

@@ -5,8 +5,8 @@
 //! valgrind --tool=callgrind target/ci/examples/count_scheduler --policy adaptive --drop adaptive --load 0.3 --requests 100000
 //! ```
 //!
-//! Run it with N and with 2 N requests: the difference by N is what a request costs. `--posted 1` goes by the driver's mailboxes, `--drawn` only draws
-//! the requests, which the other two do as well.
+//! Run it with N and with 2 N requests. The difference divided by N is the cost of a request, with its drawing. `--drawn` counts
+//! the drawing alone. The gate counts requests that go through the driver.
 
 use std::alloc::System;
 use std::hint::black_box;
@@ -14,7 +14,7 @@ use std::hint::black_box;
 use anyhow::Result;
 use clap::Parser;
 use downbeat_bench::allocations::{Counter, CountingAllocator};
-use downbeat_bench::scheduler::{CountedCluster, CountedScheduler, SchedulerArgs, workload};
+use downbeat_bench::scheduler::{CountedScheduler, SchedulerArgs, workload};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<System> = CountingAllocator::new(System);
@@ -26,9 +26,6 @@ struct Args {
     /// Requests after the warm-up.
     #[arg(long, value_name = "N")]
     requests: u64,
-    /// Post the requests to the driver's cluster, with the models' queues in so many shards.
-    #[arg(long, value_name = "SHARDS")]
-    posted: Option<usize>,
     /// Only draw the requests.
     #[arg(long)]
     drawn: bool,
@@ -44,10 +41,6 @@ fn main() -> Result<()> {
         for _ in 0..args.requests {
             black_box(requests.draw());
         }
-    } else if let Some(shards) = args.posted {
-        let mut cluster = CountedCluster::new(&workload, shards)?;
-        counter = Counter::start();
-        cluster.serve(args.requests)?;
     } else {
         let mut scheduler = CountedScheduler::new(&workload);
         counter = Counter::start();

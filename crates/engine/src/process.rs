@@ -12,8 +12,8 @@ const VARIABLES: [(&str, &str); 4] = [
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
     // UCX's, when it is loaded: it would take over the signals of a crash.
     ("UCX_HANDLE_ERRORS", "none"),
-    // Bytes of each thread's stack. The standard library reads the variable when the first thread starts. rten recurses once for
-    // each operator of a chain, on any thread that loads or runs a model. rten's pools offer no option for their stacks. Only
+    // Bytes of each thread's stack. The standard library reads the variable when the first thread starts. A thread that loads or
+    // runs a model in rten recurses once for each operator of a chain. The pools of rten have no option for their stacks. Only
     // pages that a thread touches take memory.
     (STACK, "16777216"),
 ];
@@ -33,8 +33,8 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Sets the variables that the environment does not have. So libraries send nothing about the process, the NVIDIA driver has
-/// many queues, and threads have large stacks. `main` calls this first: with a second thread it does nothing.
+/// Sets the variables that the environment does not have. They keep libraries from sending data, give the NVIDIA driver
+/// many queues, and give threads large stacks. `main` calls this first: with a second thread it does nothing.
 pub fn begin() {
     if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
         return;

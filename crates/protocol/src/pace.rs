@@ -25,6 +25,9 @@ impl Drop for Reset {
     }
 }
 
+/// Bytes that an entry of a long list counts for, such as a folder or a model. Other work has a turn after some hundred entries.
+pub const ENTRY: u64 = 1 << 10;
+
 /// Says that the thread has read or written about this many bytes more. Work without a hook goes on at once.
 pub fn step(bytes: u64) {
     HOOK.with_borrow_mut(|hook| {

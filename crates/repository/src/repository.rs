@@ -21,8 +21,6 @@ pub const CONFIG_FILE: &str = "config.pbtxt";
 
 /// The folder of a model's other configurations, of which a server may be told one by name.
 const CONFIGS_FOLDER: &str = "configs";
-/// What a folder counts as in a scan, so that other work has a turn after some hundred folders.
-const BYTES_OF_FOLDER: u64 = 1 << 10;
 
 /// A model repository on a local disk. Holds no state of the models: each call looks at the disk.
 #[derive(Clone, Debug)]
@@ -193,7 +191,7 @@ impl ModelRepository {
         let (mut scan, mut misplaced) = (Scan::default(), Vec::new());
         for entry in fs::read_dir(self.root()).map_err(unreadable)? {
             let entry = entry.map_err(unreadable)?;
-            pace::step(BYTES_OF_FOLDER);
+            pace::step(pace::ENTRY);
             let file_name = entry.file_name();
             let shown = file_name.to_string_lossy().into_owned();
             // `.git`, and the `..data` of a Kubernetes volume.

@@ -1,6 +1,6 @@
 //! Which options name models: the list of them, and the models that no repository has.
 //!
-//! Example: with `--slo-ms digitz=5` the model `digits` has no SLO, and the server would not say so.
+//! Example: `--slo-ms digitz=5` gives the model `digits` no SLO, and the server would serve without a word.
 //! [`ServerOptions::named_models`] lists every option that names models.
 
 use crate::options::{ModelControl, ModelOptions, ServerOptions};

@@ -24,8 +24,8 @@ pub fn follow(longest: Duration) {
     MOST_HELD.set(longest);
 }
 
-/// How long a request may be held back for the end of a turn. A thread that has held a request back for longer hands over at
-/// its next request, and does not wait for the end of its turn.
+/// How long a request may be held back for the end of a turn. After that time the thread hands over at its next
+/// request, in the middle of the turn.
 pub fn most_held() -> Duration {
     MOST_HELD.get()
 }

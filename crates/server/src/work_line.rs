@@ -3,8 +3,8 @@
 //! Example: sixteen connections have 48 MB of JSON each, and one has 300 kB. The two sizes are two groups, so the small
 //! body gets every second turn. The other turns go to the first large bodies, until they are read.
 //!
-//! **Rule.** At each level of the tree, the branch whose turns took the least time goes first. A branch that comes begins where the
-//! least served of its siblings is, behind the siblings that are there. A branch without work is forgotten.
+//! **Rule.** At each level of the tree, the branch whose turns took the least time goes first. Among equal branches the
+//! oldest goes first. A new branch starts with the least time of its siblings. A branch without work is forgotten.
 //!
 //! **Order in a connection.** Work that has begun goes before work that has not. Then the earliest deadline goes first,
 //! and equal ones go in the order in which they came.
@@ -84,9 +84,9 @@ pub struct WorkLine<T> {
 
 #[derive(Debug)]
 struct Node<T> {
-    /// Time of its turns.
+    /// Time that the turns of the branch took.
     served: Duration,
-    /// The number of the work that it came with.
+    /// The number of the first work in the branch.
     came: u64,
     /// Work that has had a turn and has not ended.
     begun: u32,
@@ -100,16 +100,10 @@ struct Node<T> {
 /// The place of work in its connection: whether it is new, its deadline, its number.
 type Rank = (bool, Time, u64);
 
-impl<T> Default for Node<T> {
-    fn default() -> Self {
-        Node::new(Duration::ZERO, 0)
-    }
-}
-
 impl<T> WorkLine<T> {
     /// An empty line, in which a connection may have begun `quota` pieces of work at the same time.
     pub fn new(quota: u32) -> Self {
-        WorkLine { root: Node::default(), quota }
+        WorkLine { root: Node::new(Duration::ZERO, 0), quota }
     }
 
     /// Puts work in the line.
@@ -306,7 +300,6 @@ mod tests {
         assert_eq!(line.pop().unwrap().number, 2);
     }
 
-    /// Thousands of short pieces of work are as much as one long one.
     #[test]
     fn work_without_steps_is_no_more_urgent_than_other_work() {
         let mut line = WorkLine::new(2);

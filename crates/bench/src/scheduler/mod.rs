@@ -14,7 +14,7 @@ use downbeat_driver::MAX_SHARDS;
 use downbeat_report::note;
 
 pub use args::{Drop, Policy, SchedulerArgs};
-pub use counted::{CountedCluster, CountedScheduler};
+pub use counted::CountedScheduler;
 pub use report::{Latency, Measurement};
 pub use workload::{Requests, Workload};
 

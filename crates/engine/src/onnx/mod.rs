@@ -115,7 +115,7 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     Ok(Checked { path, file })
 }
 
-/// Reads all of a model file that was walked. Its external data stay where they are.
+/// Reads all of a model file that was walked, without its external data.
 fn read_whole(path: &Path) -> Result<Bytes, LoadError> {
     let read = std::fs::read(path).map(Bytes::from);
     read.map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("the model file cannot be read: {e}") })

@@ -16,8 +16,8 @@ use super::watched::Watched;
 /// client may lose the answer.
 const MAX_DISCARDED: usize = 1 << 20;
 
-/// Bytes that a connection reads before it lets others have the thread: less than a millisecond of work even where they
-/// are the smallest frames of HTTP/2.
+/// Bytes that a connection reads before it lets other connections have the thread. The smallest frames of HTTP/2 take less
+/// than a millisecond for so many bytes.
 const TURN: usize = 64 << 10;
 
 /// A socket that counts.

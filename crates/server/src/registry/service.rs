@@ -20,9 +20,6 @@ use crate::roles::{ClusterStatus, StatusBoard};
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 use crate::serving::{ServedModel, statistics, unknown_model};
 
-/// What an entry of the index counts as, so that others have a turn after some hundred entries.
-const BYTES_OF_ENTRY: u64 = 1 << 10;
-
 /// Runs a change of state to its end even if the client that asked for it goes away meanwhile.
 async fn finish(change: impl Future<Output = Result<(), ServiceError>> + Send + 'static) -> Result<(), ServiceError> {
     tokio::spawn(change)
@@ -177,7 +174,7 @@ impl Service for Registry {
         names.sort();
         names.dedup();
         for name in names {
-            pace::step(BYTES_OF_ENTRY);
+            pace::step(pace::ENTRY);
             let states = entries.get(&name).map(|entry| entry.states.lock().clone()).unwrap_or_default();
             if states.is_empty() && !ready_only {
                 index.push(ModelIndexEntry { name: name.clone(), ..ModelIndexEntry::default() });

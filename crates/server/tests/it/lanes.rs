@@ -307,7 +307,7 @@ async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Regi
 }
 
 /// Compares answers with the exclusive path's until a batch has seen `event`. In each round one long sequence goes ahead, and
-/// many short ones follow while its batch runs: more rows than it has, so that a stretch is worth it (DVABatch §7.2).
+/// fifteen shorter ones follow while its batch runs. A stretch needs more rows than the batch has (DVABatch §7.2).
 async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
     let model = "encoder";
     let alone = serve(&[model], "exclusive", json!({})).await;

@@ -16,7 +16,7 @@ use crate::gate::part::Plan;
 
 const DEVICES: u32 = 64;
 const MAX_BATCH: u32 = 32;
-/// The rate at which requests come, as a part of what the devices serve.
+/// Requests per second, divided by the capacity of the devices.
 const LOAD: f64 = 0.7;
 const SEED: u64 = 1;
 

@@ -321,6 +321,7 @@ impl ModelQueue {
     /// How late a wake-up may come: a candidate may start this much before the moment at which a member would be lost.
     pub fn set_wake_margin(&mut self, margin: Duration) {
         self.elision = UpdateElision::default();
+        self.wake = Time::ZERO;
         self.batcher.wake_margin = margin;
     }
 

@@ -146,7 +146,7 @@ impl ModelQueue {
         let is_plain = size == 1 && level == 0 && deadline != Time::MAX && queue_expiry == Time::MAX;
         let deadline = deadline - kinds.network.reply;
         let allowed = deadline.since(now);
-        let is_known = is_plain && self.demand.meter.is_filling(now) && allowed >= kinds.needed_alone;
+        let is_known = is_plain && self.demand.meter.may_count(now) && allowed >= kinds.needed_alone;
         if !(is_known && queue.takes_last(deadline)) {
             return None;
         }
@@ -450,8 +450,11 @@ impl ModelQueue {
         if let Some(candidate) = self.batcher.kinds.fastest().candidate
             && now + candidate.delay > candidate.latest
         {
-            // The candidate was schedulable and found no device: its head can only leave in a smaller batch.
-            if let Some(from) = self.slide(now, Time::ZERO, fastest, Time::ZERO) {
+            // The candidate was schedulable and found no device: its head can only leave in a smaller batch. A head that
+            // the fastest kind passes over is left to the other kinds.
+            if self.passed(now, Time::ZERO, fastest) == Some(Time::ZERO)
+                && let Some(from) = self.slide(now, Time::ZERO, fastest, Time::ZERO)
+            {
                 self.sacrifice(from);
             }
         }
@@ -495,11 +498,7 @@ impl ModelQueue {
         let plan = kinds.of(kind).filter(|plan| kinds.plans[*plan].in_use)?;
         let waited = kinds.plans[plan].candidate.is_some_and(|c| c.exec - c.delay < now);
         self.expire(now);
-        let Batcher { kinds, .. } = &self.batcher;
-        let passed = match kinds.plans.len() {
-            1 => Time::ZERO,
-            _ => self.batcher.get_batch(now, free_at, plan, Time::ZERO)?.from,
-        };
+        let passed = self.passed(now, free_at, plan)?;
         let starting = match self.whole(now, free_at) {
             Some(whole) => self.batcher.starting_with(now, free_at, plan, whole),
             None => self.starting(now, free_at, plan, passed),
@@ -520,6 +519,14 @@ impl ModelQueue {
         let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
         let reason = DispatchReason { bound, exec: formed.opens, latest, deadline, left: self.queued() };
         Some(Departure { size, arrives, start, expected, reason })
+    }
+
+    /// Requests that are due before are passed over by a plan, as its devices are too slow for them. `None`: for all of them.
+    fn passed(&self, now: Time, free_at: Time, plan: usize) -> Option<Time> {
+        match self.batcher.kinds.plans.len() {
+            1 => Some(Time::ZERO),
+            _ => self.batcher.get_batch(now, free_at, plan, Time::ZERO).map(|prefix| prefix.from),
+        }
     }
 
     /// The batch that starts now, with what it costs to give up: what a slower kind cannot make good use of is left to the faster ones.

@@ -16,6 +16,8 @@ pub struct RateMeter {
     filling: Bucket,
     /// When the bucket that is being filled is complete.
     end: Time,
+    /// Until when [`RateMeter::count`] may count: `end`, or [`Time::ZERO`] while no budget is known.
+    counts_until: Time,
     /// The bucket that is being filled: `now / BUCKET`.
     current: u64,
     /// Buckets that have been lived through, the current one included; at most `BUCKETS + 1`.
@@ -64,6 +66,7 @@ impl RateMeter {
         RateMeter {
             current,
             end: end_of(current),
+            counts_until: Time::ZERO,
             lived: 0,
             filling: Bucket::default(),
             complete: [Bucket::default(); BUCKETS],
@@ -73,24 +76,27 @@ impl RateMeter {
     }
 
     /// Counts an arrival of `items` with `budget` until its deadline (`Duration::MAX`: it has none).
-    /// Whether a bucket has been completed, so that [`RateMeter::rate`] may have changed.
+    /// Whether [`RateMeter::rate`] may have changed because a bucket is complete, or the first budget is known.
     pub fn arrival(&mut self, now: Time, items: u32, budget: Duration) -> bool {
         let rolled = self.roll(now);
         self.filling.items += u64::from(items);
-        if budget != Duration::MAX {
-            self.filling.bounded += 1;
-            self.filling.budget += u128::from(budget.as_nanos());
+        if budget == Duration::MAX {
+            return rolled;
         }
-        rolled
+        let is_first = self.sum.bounded + self.filling.bounded == 0;
+        self.filling.bounded += 1;
+        self.filling.budget += u128::from(budget.as_nanos());
+        self.counts_until = self.end;
+        rolled || is_first
     }
 
-    /// Whether `now` is within the bucket that is being filled, so that an arrival completes none.
+    /// Whether [`RateMeter::arrival`] of a request with a deadline would answer false.
     #[inline(always)]
-    pub(super) fn is_filling(&self, now: Time) -> bool {
-        now < self.end
+    pub(super) fn may_count(&self, now: Time) -> bool {
+        now < self.counts_until
     }
 
-    /// [`RateMeter::arrival`] of one item that has a deadline, where [`RateMeter::is_filling`].
+    /// [`RateMeter::arrival`] of one item that has a deadline, where [`RateMeter::may_count`].
     #[inline(always)]
     pub(super) fn count(&mut self, budget: Duration) {
         self.filling.items += 1;
@@ -126,6 +132,7 @@ impl RateMeter {
         }
         self.current = bucket;
         self.end = end_of(bucket);
+        self.counts_until = if self.sum.bounded == 0 { Time::ZERO } else { self.end };
         self.lived = self.lived.saturating_add(steps);
         true
     }
@@ -177,12 +184,26 @@ mod tests {
     fn a_steady_rate_is_known_after_the_first_bucket() {
         let mut meter = RateMeter::new(ms(0));
         for t in 0..100 {
-            assert!(!meter.arrival(ms(t), 2, Duration::from_millis(25)));
+            assert_eq!(meter.arrival(ms(t), 2, Duration::from_millis(25)), t == 0);
             assert_eq!(meter.rate(), None);
         }
         assert!(meter.roll(ms(100)));
         assert_eq!(meter.rate(), Some(2000.0));
         assert_eq!(meter.budget(), Some(Duration::from_millis(25)));
+    }
+
+    #[test]
+    fn the_first_budget_is_said_and_again_after_a_silence() {
+        let mut meter = RateMeter::new(ms(0));
+        assert!(!meter.arrival(ms(1), 1, Duration::MAX));
+        for at in [2, 2000] {
+            meter.roll(ms(at));
+            assert!(!meter.may_count(ms(at)));
+            assert!(meter.arrival(ms(at), 1, Duration::from_millis(25)), "the first with a deadline");
+            assert!(meter.may_count(ms(at)));
+            assert!(!meter.arrival(ms(at), 1, Duration::from_millis(25)));
+        }
+        assert!(!meter.may_count(ms(2100)), "a bucket is complete");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 mod accept;
 mod body;
 mod file_limit;
+mod frames;
 mod keep;
 mod look;
 mod looks;

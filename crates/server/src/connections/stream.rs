@@ -10,14 +10,15 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+use super::Protocol;
+use super::frames::{FEW_BYTES, Frames};
 use super::watched::Watched;
 
 /// Most bytes that are read of a request after its answer. A socket that is closed with unread bytes resets the connection, and the
 /// client may lose the answer.
 const MAX_DISCARDED: usize = 1 << 20;
 
-/// Bytes that a connection reads before it lets other connections have the thread. The smallest frames of HTTP/2 take less
-/// than a millisecond for so many bytes.
+/// Bytes that a connection reads before it lets other connections have the thread.
 const TURN: usize = 64 << 10;
 
 /// A socket that counts.
@@ -27,13 +28,16 @@ pub(crate) struct WatchedStream {
     discarded: usize,
     /// Bytes that were read since the connection last waited.
     in_turn: usize,
+    /// Of a connection over HTTP/2.
+    frames: Option<Frames>,
     /// Bytes that were read before, and are read first.
     again: Bytes,
 }
 
 impl WatchedStream {
     pub(super) fn new(stream: TcpStream, watched: Arc<Watched>) -> Self {
-        WatchedStream { stream, watched, discarded: 0, in_turn: 0, again: Bytes::new() }
+        let frames = (watched.protocol == Protocol::Grpc).then(Frames::new);
+        WatchedStream { stream, watched, discarded: 0, in_turn: 0, frames, again: Bytes::new() }
     }
 
     /// Has `bytes`, which were read and not used, read again.
@@ -44,6 +48,23 @@ impl WatchedStream {
     /// Ready once there is something to read, be it the end.
     pub(super) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.again.is_empty() { self.stream.poll_read_ready(cx) } else { Poll::Ready(Ok(())) }
+    }
+
+    /// Reads from the socket, a little at a time from a peer that sends many frames for nothing.
+    fn poll_socket(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let Some(frames) = &mut self.frames else { return Pin::new(&mut self.stream).poll_read(cx, buf) };
+        ready!(frames.poll_may_read(cx));
+        let before = buf.filled().len();
+        if frames.is_low() {
+            let mut scratch = [0; FEW_BYTES];
+            let mut few = ReadBuf::new(scratch.get_mut(..buf.remaining().min(FEW_BYTES)).unwrap_or_default());
+            ready!(Pin::new(&mut self.stream).poll_read(cx, &mut few))?;
+            buf.put_slice(few.filled());
+        } else {
+            ready!(Pin::new(&mut self.stream).poll_read(cx, buf))?;
+        }
+        frames.count(buf.filled().get(before..).unwrap_or_default(), self.watched.sent.load(Relaxed));
+        Poll::Ready(Ok(()))
     }
 
     fn wrote(&self, polled: &Poll<io::Result<usize>>) {
@@ -74,7 +95,7 @@ impl AsyncRead for WatchedStream {
             return Poll::Pending;
         }
         let before = buf.filled().len();
-        let polled = Pin::new(&mut this.stream).poll_read(cx, buf);
+        let polled = this.poll_socket(cx, buf);
         let count = buf.filled().len() - before;
         if count > 0 {
             this.in_turn += count;
@@ -160,13 +181,40 @@ mod tests {
         }
         assert!(total > 2 * TURN, "{total}");
         let stream = TcpStream::from_std(stream).unwrap();
-        let watched = Arc::new(Watched::new(Protocol::Grpc, Arc::new(PortState::default())));
-        let mut stream = WatchedStream::new(stream, watched);
+        let mut stream = watched(stream, Protocol::Http);
         let (mut read, mut scratch) = (0, vec![0; 8 << 10]);
         while read < total {
             stream.poll_turn(&mut read, &mut scratch);
             tokio::task::yield_now().await;
         }
+    }
+
+    /// The clock stands still, so that no second passes in which more frames are free.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_sends_pings_for_nothing_is_read_slowly() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let ping = [0, 0, 8, 6, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        peer.write_all(&[&preface[..], &ping.repeat(1_000)].concat()).unwrap();
+        let mut stream = watched(TcpStream::from_std(stream).unwrap(), Protocol::Grpc);
+        stream.stream.readable().await.unwrap();
+        let (mut read, mut scratch) = (0, vec![0; 8 << 10]);
+        for _ in 0..100 {
+            stream.poll_turn(&mut read, &mut scratch);
+        }
+        // Those that are free at first, once more as no second has begun, and what was read at once.
+        assert!((FEW_BYTES..=3 * FEW_BYTES).contains(&read), "{read}");
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        let before = read;
+        stream.poll_turn(&mut read, &mut scratch);
+        assert!(read > before, "it is read again");
+    }
+
+    fn watched(stream: TcpStream, protocol: Protocol) -> WatchedStream {
+        WatchedStream::new(stream, Arc::new(Watched::new(protocol, Arc::new(PortState::default()))))
     }
 
     impl WatchedStream {

@@ -3,6 +3,7 @@
     python tools/row_figures.py BINARY ready MODELS            # first and second start of each model, seconds
     python tools/row_figures.py BINARY batches MODELS NAME...  # requests/s of a model as decided, and with batching = "always"
     python tools/row_figures.py OLD,NEW turns MODELS mlp       # requests/s and latency of builds in turns
+    python tools/row_figures.py BINARY isolated MODELS mlp     # processes, threads and memory of ten models
 
 Every figure is a median of `--turns` turns. The profile cache of each model is its own, and empty at its first start.
 """
@@ -141,10 +142,43 @@ def turns_of(binaries, models, name, turns):
         print(f" | {medians[-1] / medians[0]:.3f} |", flush=True)
 
 
+def processes(root):
+    """The process `root` and all below it."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = [root]
+    for process in found:
+        found += parents.get(process, [])
+    return found
+
+
+def isolated(binary, models, name, count=10):
+    for isolation in ["none", "process"]:
+        with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as cache:
+            for number in range(count):
+                shutil.copytree(Path(models) / name, Path(folder) / f"{name}{number}")
+            server = Server(binary, folder, cache, "--isolation", isolation, "--no-profiling")
+            after = server.ready()
+            for number in range(count):
+                bench(binary, server.ports["HTTP"], f"{name}{number}", "http", 1, 1)
+            every = processes(server.process.pid)
+            threads = sum(len(os.listdir(f"/proc/{process}/task")) for process in every)
+            rolled = [Path(f"/proc/{process}/smaps_rollup").read_text().split() for process in every]
+            # Proportional: a page that processes share counts once.
+            memory = sum(int(words[words.index("Pss:") + 1]) for words in rolled) / 1024
+            print(f"| {isolation} | {len(every)} | {threads} | {memory:.0f} MiB | ready after {after:.2f} s |", flush=True)
+            server.stop()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary")
-    parser.add_argument("figure", choices=["ready", "batches", "turns"])
+    parser.add_argument("figure", choices=["ready", "batches", "turns", "isolated"])
     parser.add_argument("models")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--turns", type=int, default=3)
@@ -154,6 +188,8 @@ def main():
         ready(binaries[0], given.models, given.turns)
     elif given.figure == "batches":
         batches(binaries[0], given.models, given.names, given.turns)
+    elif given.figure == "isolated":
+        isolated(binaries[0], given.models, given.names[0])
     else:
         turns_of(binaries, given.models, given.names[0], given.turns)
 

@@ -73,7 +73,7 @@ impl Measuring<'_> {
         }
         let key = self.source.batch_key(self.threads, self.codec.max_batch);
         let has_lanes = |stored: &StoredProfile| stored.at_once > 0 || self.most_lanes(stored.threads) < 2;
-        if let Some((profile, stored)) = self.stored(&key).filter(|(_, stored)| has_lanes(stored)) {
+        if let Some((profile, stored)) = self.stored(&key, &**model, has_lanes) {
             self.reload(stored.threads, model, lane)?;
             return Ok(Profiled { profile, threads: stored.threads, at_once: stored.at_once });
         }
@@ -102,7 +102,7 @@ impl Measuring<'_> {
         } else if !settled {
             tracing::info!(
                 %path, threads,
-                "measured on a machine with other things to do; it is measured again when there are none, or at the next start"
+                "measured on a machine with other things to do; it is measured again when there are none"
             );
         }
         self.keep(key, (threads, at_once), settled && is_whole, measurements);
@@ -167,11 +167,22 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// A stored profile that need not be measured again, with the file that holds the profile.
-    fn stored(&self, key: &Result<String, String>) -> Option<(LatencyProfile, StoredProfile)> {
-        let is_good = |stored: &StoredProfile| stored.settled && profiler::are_trusted(&stored.measurements);
-        let stored = self.source.store.get::<StoredProfile>(key.as_ref().ok()?).filter(is_good)?;
-        Some((profiler::profile(&stored.measurements).ok()?, stored))
+    /// The stored profile, with the file that holds it. Before the service, a profile serves too that was measured in part, on
+    /// a busy machine, or is not `whole`. Then the version is measured again behind the service.
+    fn stored(
+        &self,
+        key: &Result<String, String>,
+        model: &dyn Model,
+        whole: impl FnOnce(&StoredProfile) -> bool,
+    ) -> Option<(LatencyProfile, StoredProfile)> {
+        let stored = self.source.store.get::<StoredProfile>(key.as_ref().ok()?)?;
+        if !(stored.settled && profiler::are_trusted(&stored.measurements) && whole(&stored)) {
+            if self.time.is_behind() {
+                return None;
+            }
+            self.time.fall_short();
+        }
+        Some((self.fitted(model, &stored.measurements).ok()?, stored))
     }
 
     /// Keeps what was measured, on so many threads, and how many batches are worth running at the same time.
@@ -309,7 +320,7 @@ impl Measuring<'_> {
             let on_part = part.map(|part| format!("-part-{}", part.size.replace(' ', "_")));
             let key = self.source.batch_key(self.threads, self.codec.max_batch);
             let key = key.map(|key| key + &on_gpu.unwrap_or_default() + &on_part.unwrap_or_default());
-            if let Some((profile, _)) = self.stored(&key) {
+            if let Some((profile, _)) = self.stored(&key, model, |_| true) {
                 return Some(profile);
             }
             let mut lane = model.lane_at(Place { device: other, share }).ok()?;

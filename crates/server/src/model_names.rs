@@ -53,13 +53,14 @@ impl UnknownModel {
 }
 
 impl ServerOptions {
-    /// Every model that an option names, in the order of the options. `*` names none, and neither does an empty `[models.NAME]`.
+    /// Every model that an option names, in the order of the options. `--load-model *` names none, and neither does an empty
+    /// `[models.NAME]`.
     pub fn named_models(&self) -> Vec<NamedModel<'_>> {
         let load = match &self.model_control {
             ModelControl::Explicit { load } => &load[..],
             ModelControl::None | ModelControl::Poll { .. } => &[],
         };
-        let load = load.iter().map(|name| (NamedBy::Load, "--load-model".to_owned(), name.as_str()));
+        let load = load.iter().filter(|name| *name != "*").map(|name| (NamedBy::Load, "--load-model".to_owned(), name.as_str()));
         let placement = self.placement.keys();
         let placement = placement.map(|name| (NamedBy::Placement, "[placement]".to_owned(), name.as_str()));
         let plan = self.plan.iter().flat_map(|plan| &plan.sub_clusters).flat_map(|sub_cluster| &sub_cluster.models);
@@ -67,7 +68,7 @@ impl ServerOptions {
         let groups = self.device.named().map(|name| (NamedBy::Group, "[[device.groups]]".to_owned(), name));
         let models = self.models.iter().filter(|(_, options)| **options != ModelOptions::default());
         let models = models.map(|(name, options)| (NamedBy::Models, written(name, options), name.as_str()));
-        let all = load.chain(placement).chain(plan).chain(groups).chain(models).filter(|(.., name)| *name != "*");
+        let all = load.chain(placement).chain(plan).chain(groups).chain(models);
         all.map(|(by, option, model)| NamedModel { by, option, model }).collect()
     }
 
@@ -75,7 +76,10 @@ impl ServerOptions {
     pub fn unknown_models(&self, names: &[String]) -> Vec<UnknownModel> {
         let named = self.named_models().into_iter().filter(|named| !names.iter().any(|name| name == named.model));
         let unknown = |NamedModel { by, option, model }: NamedModel<'_>| {
-            let hint = downbeat_repository::did_you_mean(model, names.iter().map(String::as_str));
+            let hint = match model {
+                "*" => "; options for all models stand outside of [models], as flags do".to_owned(),
+                _ => downbeat_repository::did_you_mean(model, names.iter().map(String::as_str)),
+            };
             let repository = shown(&self.repositories);
             UnknownModel { by, message: format!("{option}: the repository {repository} has no model '{model}'{hint}") }
         };
@@ -139,5 +143,15 @@ mod tests {
             "--slo-ms digitz=MS, or slo_ms in [models.digitz]: the repository models has no model 'digitz'; did you mean 'digits'?"
         );
         assert!(!unknown[0].is_error(&ModelControl::None));
+    }
+
+    #[test]
+    fn a_section_for_all_models_says_where_their_options_stand() {
+        let mut options = ServerOptions::new("models".into());
+        options.models.insert("*".to_owned(), ModelOptions { threads: Some(2), ..ModelOptions::default() });
+        options.model_control = ModelControl::Explicit { load: vec!["*".to_owned()] };
+        let [unknown] = &options.unknown_models(&["digits".to_owned()])[..] else { panic!("one option is wrong") };
+        let expected = "[models.*]: the repository models has no model '*'; options for all models stand outside of [models], as flags do";
+        assert_eq!(unknown.message, expected);
     }
 }

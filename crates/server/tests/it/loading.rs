@@ -416,12 +416,18 @@ async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
     for engine in engines() {
         let folder = folder();
         add(folder.path(), "small", &identity(FLOAT, &[-1, 4]));
-        let options = options(folder.path(), engine);
+        let mut options = options(folder.path(), engine);
         let store = ProfileStore::new(options.profiling.cache_dir.clone());
-        let registry = open(options);
+        let registry = open(options.clone());
         load(&registry, "small").await.unwrap();
         assert_eq!(kept_sizes(&store), [(1, 1)], "a budget of nothing leaves the run of the trial");
         assert_eq!(registry.to_measure_again(), ["small"]);
+        // The next start serves with what is stored, and has the rest measured later as well.
+        drop(registry);
+        options.profiling.budget = downbeat_core::Duration::from_millis(1_000);
+        let registry = open(options);
+        load(&registry, "small").await.unwrap();
+        assert_eq!((kept_sizes(&store), registry.to_measure_again()), (vec![(1, 1)], vec!["small".to_owned()]));
         // Larger batches are guessed, and run.
         for rows in [1, 5, 32] {
             let data = vec![0; 16 * rows];

@@ -60,7 +60,10 @@ impl ServerOptions {
             ModelControl::Explicit { load } => &load[..],
             ModelControl::None | ModelControl::Poll { .. } => &[],
         };
-        let load = load.iter().filter(|name| *name != "*").map(|name| (NamedBy::Load, "--load-model".to_owned(), name.as_str()));
+        let load = load
+            .iter()
+            .filter(|name| *name != "*")
+            .map(|name| (NamedBy::Load, "--load-model".to_owned(), name.as_str()));
         let placement = self.placement.keys();
         let placement = placement.map(|name| (NamedBy::Placement, "[placement]".to_owned(), name.as_str()));
         let plan = self.plan.iter().flat_map(|plan| &plan.sub_clusters).flat_map(|sub_cluster| &sub_cluster.models);

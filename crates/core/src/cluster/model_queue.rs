@@ -521,7 +521,7 @@ impl ModelQueue {
         Some(Departure { size, arrives, start, expected, reason })
     }
 
-    /// Requests that are due before are passed over by a plan, as its devices are too slow for them. `None`: for all of them.
+    /// A plan passes over the requests with a deadline before this time: its devices are too slow. `None`: it passes over all requests.
     fn passed(&self, now: Time, free_at: Time, plan: usize) -> Option<Time> {
         match self.batcher.kinds.plans.len() {
             1 => Some(Time::ZERO),

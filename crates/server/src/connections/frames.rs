@@ -1,9 +1,9 @@
 //! How many HTTP/2 frames a peer sends beside its requests.
 //!
-//! For example, a peer sends acknowledgements of PINGs that the server never sent. Each takes 17 bytes and a microsecond of
-//! the thread that other connections share, and `h2` has no limit for them. So each connection has an account of frames.
-//! Requests, bodies and answers fill the account, and each frame takes one from it. A connection whose account is empty is
-//! not read for the rest of a second. SETTINGS, PRIORITY, WINDOW_UPDATE, RST_STREAM and empty DATA frames count alike.
+//! For example, a peer sends acknowledgements of PINGs that the server never sent. Each acknowledgement takes 17 bytes and a
+//! microsecond of a thread that connections share, and `h2` sets no limit. Therefore each connection has an account of frames.
+//! Requests, bodies and answers fill the account, and each frame costs one unit. The server does not read from a connection
+//! with an empty account for the rest of a second. SETTINGS, PRIORITY, WINDOW_UPDATE, RST_STREAM and empty DATA frames count alike.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -52,7 +52,7 @@ impl Frames {
         Frames { left: FREE, head: [0; HEAD], begun: 0, skip: PREFACE, sent: 0, refill: None, pause: None }
     }
 
-    /// Whether no more than [`FEW_BYTES`] are to be read at once.
+    /// Whether the connection reads at most [`FEW_BYTES`] at once.
     pub fn is_low(&self) -> bool {
         self.left <= FREE
     }
@@ -86,7 +86,7 @@ impl Frames {
             }
         }
         earned += (sent - self.sent) / BYTES;
-        // What is less than a frame counts next time.
+        // A remainder of fewer bytes counts next time.
         self.sent = sent - (sent - self.sent) % BYTES;
         let most = u64::from(MOST);
         self.left = (u64::from(self.left) + earned.min(most)).min(most) as u32;

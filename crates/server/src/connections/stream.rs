@@ -205,7 +205,7 @@ mod tests {
         for _ in 0..100 {
             stream.poll_turn(&mut read, &mut scratch);
         }
-        // Those that are free at first, once more as no second has begun, and what was read at once.
+        // The first free frames, the free frames of the first second, and the rest of the last read.
         assert!((FEW_BYTES..=3 * FEW_BYTES).contains(&read), "{read}");
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let before = read;

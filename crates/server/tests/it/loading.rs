@@ -422,7 +422,7 @@ async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
         load(&registry, "small").await.unwrap();
         assert_eq!(kept_sizes(&store), [(1, 1)], "a budget of nothing leaves the run of the trial");
         assert_eq!(registry.to_measure_again(), ["small"]);
-        // The next start serves with what is stored, and has the rest measured later as well.
+        // The next start serves with the stored part, and leaves the rest for later too.
         drop(registry);
         options.profiling.budget = downbeat_core::Duration::from_millis(1_000);
         let registry = open(options);

@@ -149,7 +149,7 @@ pub struct Generator<'a, T> {
     transport: T,
     poller: Poller,
     source: Source,
-    slots: Vec<(u32, Option<Pending>)>,
+    entries: Vec<(u32, Option<Pending>)>,
     free: Vec<u32>,
     /// Requests by deadline: all have the same timeout, and are scheduled in order.
     deadlines: VecDeque<(Time, Ticket)>,
@@ -201,7 +201,7 @@ impl<'a, T: Transport> Generator<'a, T> {
             transport,
             poller,
             source,
-            slots: Vec::new(),
+            entries: Vec::new(),
             free: Vec::new(),
             deadlines: VecDeque::new(),
             backlog: VecDeque::new(),
@@ -309,13 +309,13 @@ impl<'a, T: Transport> Generator<'a, T> {
 
     fn begin(&mut self, scheduled: Time, choice: Choice, done: &mut Vec<Done>) {
         self.record.scheduled(&self.load.window, choice.model, scheduled);
-        let slot = self.free.pop().unwrap_or_else(|| {
-            self.slots.push((0, None));
-            (self.slots.len() - 1) as u32
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push((0, None));
+            (self.entries.len() - 1) as u32
         });
-        let (generation, pending) = &mut self.slots[slot as usize];
+        let (generation, pending) = &mut self.entries[index as usize];
         *pending = Some(Pending { scheduled, choice, taken: false });
-        let ticket = Ticket { slot, generation: *generation };
+        let ticket = Ticket { index, generation: *generation };
         self.in_flight += 1;
         self.deadlines.push_back((scheduled + self.load.request_timeout, ticket));
         if !self.backlog.is_empty() || self.start(ticket, choice, done) == Start::Busy {
@@ -339,12 +339,12 @@ impl<'a, T: Transport> Generator<'a, T> {
     }
 
     fn pending(&self, ticket: Ticket) -> Option<&Pending> {
-        let (generation, pending) = self.slots.get(ticket.slot as usize)?;
+        let (generation, pending) = self.entries.get(ticket.index as usize)?;
         pending.as_ref().filter(|_| *generation == ticket.generation)
     }
 
     fn pending_mut(&mut self, ticket: Ticket) -> Option<&mut Pending> {
-        let (generation, pending) = self.slots.get_mut(ticket.slot as usize)?;
+        let (generation, pending) = self.entries.get_mut(ticket.index as usize)?;
         pending.as_mut().filter(|_| *generation == ticket.generation)
     }
 
@@ -372,10 +372,10 @@ impl<'a, T: Transport> Generator<'a, T> {
     /// Accounts for the end of a request; of one that has ended before, nothing.
     fn finish(&mut self, end: Done) {
         let Some(pending) = self.pending(end.ticket).copied() else { return };
-        let (generation, slot) = &mut self.slots[end.ticket.slot as usize];
+        let (generation, entry) = &mut self.entries[end.ticket.index as usize];
         *generation = generation.wrapping_add(1);
-        *slot = None;
-        self.free.push(end.ticket.slot);
+        *entry = None;
+        self.free.push(end.ticket.index);
         self.in_flight -= 1;
         let (window, model, scheduled) = (&self.load.window, pending.choice.model, pending.scheduled);
         let counts = window.contains(scheduled);

@@ -13,12 +13,12 @@ use crate::mix::Choice;
 use crate::outcome::{Failed, Failure};
 use crate::poller::{Poller, Ready};
 
-/// Names a request in flight. A slot is used again with the next generation, so that what comes late finds nobody.
+/// Names a request in flight. An entry is used again with the next generation, so that a late answer finds no request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
     /// Index among the requests in flight.
-    pub slot: u32,
-    /// How often the slot was used before.
+    pub index: u32,
+    /// How often the entry was used before.
     pub generation: u32,
 }
 

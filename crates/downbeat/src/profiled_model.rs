@@ -44,7 +44,7 @@ pub struct ProfiledModel {
     /// Loaded.
     pub model: Arc<dyn Model>,
     /// How its batches are made.
-    pub plan: BatchCodec,
+    pub codec: BatchCodec,
     /// The largest batch; 0: it has no batch dimension.
     pub max_batch: u32,
     /// Threads inside one run.
@@ -84,7 +84,7 @@ impl ProfiledModel {
         }
         definition.complete(model.signature())?;
         let max_batch = definition.batching.max_batch_size;
-        let mut plan =
+        let mut codec =
             BatchCodec::new(definition.inputs.clone(), definition.outputs.clone(), max_batch).for_model(model.clone());
         let may_refuse = |input: &TensorSpec| {
             !matches!(input.datatype, DataType::Fp16 | DataType::Fp32 | DataType::Fp64 | DataType::Bf16)
@@ -92,8 +92,8 @@ impl ProfiledModel {
         // Indices, lengths and texts.
         if definition.format != ModelFormat::Emulated && model.signature().inputs.iter().any(may_refuse) {
             // What the model says to requests that it does not answer, it says again where it is timed.
-            if let Ok(Trial::Answers { fill, .. }) = find_answer(&plan, &*model, &mut *model.lane()?, Clock::start()) {
-                plan = plan.with_fill(fill);
+            if let Ok(Trial::Answers { fill, .. }) = find_answer(&codec, &*model, &mut *model.lane()?, Clock::start()) {
+                codec = codec.with_fill(fill);
             }
         }
         Ok(ProfiledModel {
@@ -103,7 +103,7 @@ impl ProfiledModel {
             format: definition.format,
             engine,
             model,
-            plan,
+            codec,
             max_batch,
             threads,
         })
@@ -127,12 +127,12 @@ impl ProfiledModel {
 
     /// To be timed, with dimensions that vary of this length.
     pub fn subject(&self, varying: i64, clock: Clock) -> Subject<'_> {
-        Subject { model: &*self.model, plan: &self.plan, varying, clock }
+        Subject { model: &*self.model, codec: &self.codec, varying, clock }
     }
 
     /// The length of dimensions that vary, if it has any.
     pub fn length(&self, asked: i64) -> Option<i64> {
-        self.plan.has_varying_shapes().then_some(asked)
+        self.codec.has_varying_shapes().then_some(asked)
     }
 
     /// Engine, device, threads and length in words.

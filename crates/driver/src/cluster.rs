@@ -9,8 +9,8 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, ModelId, Time
 use parking_lot::{Mutex, RwLock};
 
 use crate::alarm::Alarm;
-use crate::candidate_slot::CandidateSlot;
 use crate::handler::{Handler, LogSink};
+use crate::latest_candidates::LatestCandidates;
 use crate::mailbox::Mailbox;
 use crate::matchmaker_state::{MatchmakerState, ToMatchmaker};
 use crate::published_demand::PublishedDemand;
@@ -98,7 +98,7 @@ impl<H: Handler> Cluster<H> {
             Mailbox::new(ShardState {
                 shard,
                 requests,
-                slots: Vec::new(),
+                latest: Vec::new(),
                 demand: Demand::default(),
                 demand_changes: 0,
             })
@@ -109,7 +109,7 @@ impl<H: Handler> Cluster<H> {
             matchmaker: Mailbox::new(MatchmakerState {
                 matchmaker,
                 models: Vec::new(),
-                gone: Arc::new(CandidateSlot::new(kinds as usize)),
+                gone: Arc::new(LatestCandidates::new(kinds as usize)),
                 load_changes: 0,
                 along: Vec::new(),
             }),
@@ -142,7 +142,7 @@ impl<H: Handler> Cluster<H> {
 
     /// Adds a model to the shard that has the fewest.
     pub fn add_model(&self, options: ModelOptions) -> QueueHandle {
-        let slot = Arc::new(CandidateSlot::new(self.kinds as usize));
+        let latest = Arc::new(LatestCandidates::new(self.kinds as usize));
         let limit = match options.shares_limit {
             Some(other) => Input::AddSharedLimit(other),
             None => Input::AddLimit(options.max_in_flight),
@@ -157,10 +157,14 @@ impl<H: Handler> Cluster<H> {
             members.next_model += 1;
             // Under the lock, so that the matchmaker hears of models in the order of their ids, and before the shard, so that it knows
             // a model before its first candidate.
-            self.matchmaker.put(ToMatchmaker::AddModel { limit: limit.into(), shard: queue.shard, slot: slot.clone() });
+            self.matchmaker.put(ToMatchmaker::AddModel {
+                limit: limit.into(),
+                shard: queue.shard,
+                latest: latest.clone(),
+            });
         }
         let QueueHandle { model, .. } = queue;
-        self.shards[queue.shard()].put(ToShard::AddModel { model, options: Box::new(options), slot });
+        self.shards[queue.shard()].put(ToShard::AddModel { model, options: Box::new(options), latest });
         self.work(Round::default().matchmaker().shard(queue.shard()));
         queue
     }

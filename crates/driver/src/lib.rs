@@ -40,9 +40,9 @@
 #![forbid(unsafe_code)]
 
 mod alarm;
-mod candidate_slot;
 mod cluster;
 mod handler;
+mod latest_candidates;
 mod mailbox;
 mod matchmaker_state;
 mod owned;

@@ -6,16 +6,16 @@ use downbeat_core::cluster::journal::{Input, Journal, Reply};
 use downbeat_core::cluster::{Answer, Grant, Matchmaker};
 use downbeat_core::{BatchId, DeviceId, ModelId, Time};
 
-use crate::candidate_slot::CandidateSlot;
+use crate::latest_candidates::LatestCandidates;
 
 /// Aligned as [`crate::sync::Line`], so that it shares no cache line with its mutex.
 #[repr(align(128))]
 pub struct MatchmakerState {
     pub matchmaker: Journal<Matchmaker>,
     /// By model: its shard, and where its newest candidate is.
-    pub models: Vec<(u32, Arc<CandidateSlot>)>,
+    pub models: Vec<(u32, Arc<LatestCandidates>)>,
     /// Where models that were removed have theirs: none.
-    pub gone: Arc<CandidateSlot>,
+    pub gone: Arc<LatestCandidates>,
     /// The changes of loads that it has heard of.
     pub load_changes: u64,
     /// Grants that a thread takes along. Empty between two turns.
@@ -31,7 +31,7 @@ pub enum ToMatchmaker {
         /// [`Input::AddLimit`] or [`Input::AddSharedLimit`].
         limit: Box<Input>,
         shard: u32,
-        slot: Arc<CandidateSlot>,
+        latest: Arc<LatestCandidates>,
     },
     RemoveModel(ModelId),
     /// What is for the matchmaker alone.
@@ -59,11 +59,11 @@ impl MatchmakerState {
                 matchmaker.handle_answer(answer);
             }
             ToMatchmaker::Completed(device, batch) => matchmaker.completed(now(), device, batch),
-            ToMatchmaker::AddModel { limit, shard, slot } => {
+            ToMatchmaker::AddModel { limit, shard, latest } => {
                 let model = matchmaker.apply(matchmaker.machine().time(), *limit);
                 let expected = Reply::Model(ModelId(self.models.len() as u32));
                 assert!(model == expected, "models are announced in the order of their ids");
-                self.models.push((shard, slot));
+                self.models.push((shard, latest));
             }
             ToMatchmaker::RemoveModel(model) => {
                 matchmaker.apply(matchmaker.machine().time(), Input::RemoveModel(model));

@@ -6,8 +6,8 @@ use downbeat_core::ModelId;
 use downbeat_core::cluster::journal::{Input, Journal};
 use downbeat_core::cluster::{Demand, Grant, ModelOptions, Shard};
 
-use crate::candidate_slot::CandidateSlot;
 use crate::handler::Handler;
+use crate::latest_candidates::LatestCandidates;
 
 /// Aligned as [`crate::sync::Line`]: the state shares no cache line with its mutex. Every thread that posts reads the mutex.
 #[repr(align(128))]
@@ -15,7 +15,7 @@ pub struct ShardState<H: Handler> {
     pub shard: Journal<Shard>,
     pub requests: H::RequestTable,
     /// By model, of whichever shard.
-    pub slots: Vec<Option<Arc<CandidateSlot>>>,
+    pub latest: Vec<Option<Arc<LatestCandidates>>>,
     /// The demand that the other shards know.
     pub demand: Demand,
     /// The changes of demands that this shard has heard of.
@@ -28,7 +28,7 @@ pub enum ToShard<E> {
     AddModel {
         model: ModelId,
         options: Box<ModelOptions>,
-        slot: Arc<CandidateSlot>,
+        latest: Arc<LatestCandidates>,
     },
     RemoveModel(ModelId),
     /// What is for the shard alone.

@@ -100,20 +100,20 @@ impl<H: Handler> Cluster<H> {
         match message {
             ToShard::Event(event) => self.handler.handle(moment, shard, &mut state.requests, event),
             ToShard::Grant(grant) => shard.handle_grant(now, grant),
-            ToShard::AddModel { model, options, slot } => {
+            ToShard::AddModel { model, options, latest } => {
                 let index = model.0 as usize;
-                if state.slots.len() <= index {
-                    state.slots.resize_with(index + 1, || None);
+                if state.latest.len() <= index {
+                    state.latest.resize_with(index + 1, || None);
                 }
-                state.slots[index] = Some(slot);
+                state.latest[index] = Some(latest);
                 shard.apply(now, Input::AddModel(model, options));
             }
             ToShard::RemoveModel(model) => {
                 if shard.machine().queue(model).is_some() {
                     shard.apply(now, Input::RemoveModel(model));
                     // Its grants are declined from now on. With its candidate still there the matchmaker would grant again, and again.
-                    if let Some(slot) = state.slots[model.0 as usize].take() {
-                        slot.clear();
+                    if let Some(latest) = state.latest[model.0 as usize].take() {
+                        latest.clear();
                     }
                     self.forget_model(index);
                     self.matchmaker.put(ToMatchmaker::RemoveModel(model));
@@ -236,10 +236,10 @@ impl<H: Handler> Cluster<H> {
 
 /// What a shard has for the matchmaker, in the order in which it has to hear of it.
 fn tell<H: Handler>(state: &mut ShardState<H>, mut tell: impl FnMut(ToMatchmaker)) {
-    let ShardState { shard, slots, .. } = state;
+    let ShardState { shard, latest, .. } = state;
     while let Some((model, kind, candidate)) = shard.poll_candidate() {
-        if let Some(slot) = &slots[model.0 as usize]
-            && slot.put(kind, candidate)
+        if let Some(latest) = &latest[model.0 as usize]
+            && latest.put(kind, candidate)
         {
             tell(ToMatchmaker::Changed(model));
         }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::Bytes;
-use downbeat_core::device::SlotRun;
+use downbeat_core::device::RingRun;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use crate::buffer::Buffer;
@@ -175,14 +175,14 @@ impl RingMemory {
     }
 
     /// The slots of a run; `None` if it is no run of this ring.
-    fn users(&self, run: SlotRun) -> Option<impl Iterator<Item = &AtomicU32> + Clone> {
+    fn users(&self, run: RingRun) -> Option<impl Iterator<Item = &AtomicU32> + Clone> {
         let fits = run.first < self.slots() && (1..=self.slots()).contains(&run.count);
         let slots = self.users.iter().cycle().skip(run.first as usize).take(run.count as usize);
         fits.then_some(slots)
     }
 
     /// Changes the users of all slots of a run, or of none.
-    fn claim(&self, run: SlotRun, claim: impl Fn(u32) -> Option<u32>, undo: impl Fn(&AtomicU32)) -> bool {
+    fn claim(&self, run: RingRun, claim: impl Fn(u32) -> Option<u32>, undo: impl Fn(&AtomicU32)) -> bool {
         let Some(users) = self.users(run) else { return false };
         for (done, slot) in users.clone().enumerate() {
             // Acquire: what the users before did to the slot happened before what this one does.
@@ -195,20 +195,20 @@ impl RingMemory {
     }
 
     /// The slots of a run, to be written; `None` if they are no run of this ring, or one is in use.
-    pub fn write(self: &Arc<Self>, run: SlotRun) -> Option<SlotWriter> {
+    pub fn write(self: &Arc<Self>, run: RingRun) -> Option<RingWriter> {
         let free = |users| (users == FREE).then_some(WRITTEN);
         self.claim(run, free, |slot| slot.store(FREE, Ordering::Release))
-            .then(|| SlotWriter { ring: self.clone(), run })
+            .then(|| RingWriter { ring: self.clone(), run })
     }
 
     /// The slots of a run as one piece of memory, without a copy; `None` if they are no run of this ring, or one is being written, or they are more than
     /// a device's copy of the ring gives at once. They can be written again once the buffer, and all that was made of it, are gone.
-    pub fn read(self: &Arc<Self>, run: SlotRun) -> Option<Buffer> {
+    pub fn read(self: &Arc<Self>, run: RingRun) -> Option<Buffer> {
         let more = |users: u32| (users < WRITTEN - 1).then(|| users + 1);
         let read = self.claim(run, more, |slot| {
             slot.fetch_sub(1, Ordering::Release);
         });
-        let reader = read.then(|| SlotReader { ring: self.clone(), run })?;
+        let reader = read.then(|| RingReader { ring: self.clone(), run })?;
         match &self.copies {
             Some(copies) => copies.read(run, Arc::new(reader)).map(Buffer::from_device),
             None => Some(Buffer::from_bytes(Bytes::from_owner(reader))),
@@ -232,20 +232,20 @@ impl std::fmt::Debug for RingMemory {
 }
 
 /// Where the bytes of a run are: less than two rings from the start, as it begins in the first and is at most one long.
-fn place(ring: &RingMemory, run: SlotRun) -> (*mut u8, usize) {
+fn place(ring: &RingMemory, run: RingRun) -> (*mut u8, usize) {
     // SAFETY: `first` is below the number of slots: checked when the run was claimed.
     let start = unsafe { ring.start.as_ptr().add(run.first as usize * ring.slot_bytes) };
     (start, run.count as usize * ring.slot_bytes)
 }
 
-/// Slots that only their owner has, to be written. Dropped before [`SlotWriter::finish`], they hold nothing to be read.
+/// Slots that only their owner has, to be written. Dropped before [`RingWriter::finish`], they hold nothing to be read.
 #[derive(Debug)]
-pub struct SlotWriter {
+pub struct RingWriter {
     ring: Arc<RingMemory>,
-    run: SlotRun,
+    run: RingRun,
 }
 
-impl SlotWriter {
+impl RingWriter {
     /// The slots are written, and may be read: on a device as soon as they are copied there, which is begun here and not waited for.
     ///
     /// # Errors
@@ -267,7 +267,7 @@ impl SlotWriter {
     }
 }
 
-impl Deref for SlotWriter {
+impl Deref for RingWriter {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -278,7 +278,7 @@ impl Deref for SlotWriter {
     }
 }
 
-impl DerefMut for SlotWriter {
+impl DerefMut for RingWriter {
     fn deref_mut(&mut self) -> &mut [u8] {
         let (start, len) = place(&self.ring, self.run);
         // SAFETY: as for `deref`, and `self` is borrowed mutably.
@@ -286,7 +286,7 @@ impl DerefMut for SlotWriter {
     }
 }
 
-impl Drop for SlotWriter {
+impl Drop for RingWriter {
     fn drop(&mut self) {
         // Release: what was written is seen by whoever claims the slots next.
         self.ring.users(self.run).into_iter().flatten().for_each(|slot| slot.store(FREE, Ordering::Release));
@@ -295,20 +295,21 @@ impl Drop for SlotWriter {
 
 /// Slots that nobody writes, to be read.
 #[derive(Debug)]
-struct SlotReader {
+struct RingReader {
     ring: Arc<RingMemory>,
-    run: SlotRun,
+    run: RingRun,
 }
 
-impl AsRef<[u8]> for SlotReader {
+impl AsRef<[u8]> for RingReader {
     fn as_ref(&self) -> &[u8] {
         let (start, len) = place(&self.ring, self.run);
-        // SAFETY: as for `SlotWriter::deref`, but that others may read, too: while a slot has readers nobody can claim it to write.
+        // SAFETY: as for `RingWriter::deref`. Other readers may read at the same time. No writer can claim a ring slot that has
+        // readers.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 }
 
-impl Drop for SlotReader {
+impl Drop for RingReader {
     fn drop(&mut self) {
         self.ring.users(self.run).into_iter().flatten().for_each(|slot| {
             slot.fetch_sub(1, Ordering::Release);
@@ -320,8 +321,8 @@ impl Drop for SlotReader {
 mod tests {
     use super::*;
 
-    fn run(first: u32, count: u32) -> SlotRun {
-        SlotRun { first, count }
+    fn run(first: u32, count: u32) -> RingRun {
+        RingRun { first, count }
     }
 
     fn ring(least: u32, slot_bytes: usize) -> Arc<RingMemory> {

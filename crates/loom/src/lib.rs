@@ -3,8 +3,8 @@
 // The tests call a part of each file only.
 #![allow(dead_code, unused_imports)]
 
-#[path = "../../driver/src/candidate_slot.rs"]
-mod candidate_slot;
+#[path = "../../driver/src/latest_candidates.rs"]
+mod latest_candidates;
 #[path = "../../driver/src/mailbox.rs"]
 mod mailbox;
 #[path = "../../driver/src/sync.rs"]

@@ -299,12 +299,12 @@ pub fn bars(
     let x_range = Range { low: 0.0, high: 1.0, ticks: Vec::new(), scale: Scale::Linear };
     let mut out = begin(title, description);
     axes(&mut out, &x_range, &y_range, x_label, y_label);
-    let slot = (WIDTH - MARGIN.0 - MARGIN.1) / groups.len().max(1) as f64;
-    let width = (slot * 0.84 / names.len().max(1) as f64).min(48.0);
+    let column = (WIDTH - MARGIN.0 - MARGIN.1) / groups.len().max(1) as f64;
+    let width = (column * 0.84 / names.len().max(1) as f64).min(48.0);
     // Labels that would touch are left out.
-    let every = (28.0 / slot).ceil().max(1.0) as usize;
+    let every = (28.0 / column).ceil().max(1.0) as usize;
     for (g, (label, values)) in groups.iter().enumerate() {
-        let middle = MARGIN.0 + slot * (g as f64 + 0.5);
+        let middle = MARGIN.0 + column * (g as f64 + 0.5);
         let left = middle - width * names.len() as f64 / 2.0;
         for (i, (value, name)) in values.iter().zip(names).enumerate() {
             let at = left + width * i as f64;

@@ -8,8 +8,8 @@ use crate::classification::numbers;
 const TOLERANCE: f64 = 1e-3;
 
 /// The first output, and the numbers, in which two answers differ.
-pub fn difference(plan: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
-    for ((a, b), binding) in a.iter().zip(b).zip(&plan.outputs) {
+pub fn difference(codec: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
+    for ((a, b), binding) in a.iter().zip(b).zip(&codec.outputs) {
         if a.data == b.data {
             continue;
         }

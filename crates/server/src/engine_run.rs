@@ -14,7 +14,7 @@ use crate::watchdog::Post;
 /// Why a run gave nothing.
 #[derive(Clone, Debug)]
 pub enum RunFailure {
-    /// What the engine or the plan says.
+    /// The error of the engine, or of the codec.
     Engine(String),
     /// It took too long and was ended, or was left behind: why.
     Ended(String),
@@ -125,15 +125,15 @@ fn end<T>(watch: &Watch<'_>, ran: Result<T, RunFailure>) -> Result<T, RunFailure
 /// Runs the whole model, of `segments` segments, on one request of `rows` items; gives its outputs.
 ///
 /// # Errors
-/// As [`begin`], and what the plan says.
+/// The errors of [`begin`], and of the codec.
 pub fn run_alone(
     watch: &Watch<'_>,
     engine: &mut dyn Lane,
     segments: usize,
-    plan: &BatchCodec,
+    codec: &BatchCodec,
     state: State,
     rows: u32,
 ) -> Result<Outputs, RunFailure> {
     let state = begin(watch.clone(), engine, 0..segments, state)?.end()?;
-    Ok(plan.separate(state, &[rows])?.pop().ok_or_else(|| "there is no output".to_owned())?)
+    Ok(codec.separate(state, &[rows])?.pop().ok_or_else(|| "there is no output".to_owned())?)
 }

@@ -92,14 +92,14 @@ impl Side<'_> {
 
     /// What its operators begin with.
     fn prepare(&mut self, part: GroupPart) -> Result<State, RunError> {
-        let refused = |reason| RunError::new("batch plan", reason);
-        let plan = self.subject.plan;
+        let refused = |reason| RunError::new("batch codec", reason);
+        let codec = self.subject.codec;
         if !self.items.contains_key(&part.length) {
             let length = if part.length == 0 { self.subject.varying } else { part.length.into() };
-            self.items.insert(part.length, plan.trial(length).map_err(refused)?);
+            self.items.insert(part.length, codec.trial(length).map_err(refused)?);
         }
         let item = &self.items[&part.length];
-        let mut state = plan.assemble(std::iter::repeat_n(item, part.rows as usize)).map_err(refused)?;
+        let mut state = codec.assemble(std::iter::repeat_n(item, part.rows as usize)).map_err(refused)?;
         if part.operators.first > 0 {
             self.lane.run(0..usize::from(part.operators.first), &mut state)?;
         }

@@ -104,8 +104,8 @@ impl LoadedVersion {
         LoadedVersion {
             name: first.name.clone(),
             version: first.version.clone(),
-            codec: first.tensors.plan.clone(),
-            fits: KnownToFit::new(first.tensors.plan.has_varying_shapes()),
+            codec: first.tensors.codec.clone(),
+            fits: KnownToFit::new(first.tensors.codec.has_varying_shapes()),
             model: first.model.clone(),
             health: first.health.clone(),
             metrics,

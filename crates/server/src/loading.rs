@@ -380,9 +380,9 @@ impl<'a> Loading<'a> {
         devices.iter().copied().find(works).or(devices.first().copied()).unwrap_or(0)
     }
 
-    fn warm_up<'b>(&'b self, model: &'b dyn Model, plan: &'b BatchCodec) -> WarmUp<'b> {
+    fn warm_up<'b>(&'b self, model: &'b dyn Model, codec: &'b BatchCodec) -> WarmUp<'b> {
         let (wanted, run) = self.warmed.clone();
-        WarmUp { name: &self.definition.name, model, plan, budget: &self.budget, wanted, run }
+        WarmUp { name: &self.definition.name, model, codec, budget: &self.budget, wanted, run }
     }
 
     /// What the model takes, and whether that is as much as its SLO.
@@ -433,7 +433,7 @@ impl<'a> Loading<'a> {
         let auto = AutoSubject {
             options: &self.context.options,
             definition: &self.definition,
-            plan: codec,
+            codec,
             profile,
             is_measured: self.is_measured,
             cores: self.part.map_or_else(all_cores, |part| part.threads),

@@ -344,7 +344,7 @@ impl Measuring<'_> {
     }
 
     pub fn subject<'a>(&'a self, model: &'a dyn Model) -> Subject<'a> {
-        Subject { model, plan: self.codec, varying: PROFILED_LENGTH, clock: self.context.clock }
+        Subject { model, codec: self.codec, varying: PROFILED_LENGTH, clock: self.context.clock }
     }
 
     /// What a device policy decides by: the times of the model's segments by items and length. `profile` is that of the whole.

@@ -17,7 +17,7 @@ use crate::policy_report::{AutoMeasured, PolicyReport};
 pub struct AutoSubject<'a> {
     pub options: &'a ServerOptions,
     pub definition: &'a ModelDefinition,
-    pub plan: &'a BatchCodec,
+    pub codec: &'a BatchCodec,
     pub profile: &'a LatencyProfile,
     /// Whether it answers requests of our own making, so that the profile is measured.
     pub is_measured: bool,
@@ -129,9 +129,9 @@ impl AutoSubject<'_> {
         AutoInputs {
             profile: SegmentProfile::whole(self.profile),
             cut: None,
-            is_batched: self.plan.batched,
-            varies: self.plan.has_varying_shapes(),
-            max_batch: self.plan.max_batch,
+            is_batched: self.codec.batched,
+            varies: self.codec.has_varying_shapes(),
+            max_batch: self.codec.max_batch,
             launch,
             cores: u32::try_from(self.cores).unwrap_or(u32::MAX),
             threads: if self.runs_elsewhere { 0 } else { u32::try_from(self.threads).unwrap_or(u32::MAX) },
@@ -145,7 +145,7 @@ impl AutoSubject<'_> {
     /// The batch sizes of the lanes of `elastic`, if it can have the model.
     fn lanes(&self) -> Option<Vec<u32>> {
         let settings = self.options.settings_of(&self.definition.name, PolicyName::ELASTIC).ok()?.settings;
-        let max_batch = self.plan.max_batch;
+        let max_batch = self.codec.max_batch;
         let ring = settings.ring(max_batch, false).ok()?;
         let model = PolicyModel {
             partition: PartitionId::default(),

@@ -226,9 +226,9 @@ mod tests {
         let client = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: dims.clone() };
         let (labels, batched, optional) = ([].into(), true, false);
         let binding = TensorBinding { client, model_index: 0, model_dims: dims, labels, batched, optional };
-        let plan = BatchCodec::new(vec![binding], vec![], 2);
+        let codec = BatchCodec::new(vec![binding], vec![], 2);
         let clock = Clock::start();
-        let subject = Subject { model: &model, plan: &plan, varying: 1, clock };
+        let subject = Subject { model: &model, codec: &codec, varying: 1, clock };
         let budget = Duration::from_millis(1);
         let mut lane = model.lane().unwrap();
         let engine = downbeat_engine::Emulated::new();
@@ -264,8 +264,8 @@ mod tests {
                 segments.measured(&mut *model.lane().unwrap(), &store, None, &mut (), timed).unwrap();
             }),
             ("warm-up", &mut || {
-                let (name, model, plan, budget) = ("spy", &model as &dyn Model, &plan, &device_budget);
-                let mut warm_up = WarmUp { name, model, plan, budget, wanted: Vec::new(), run: None };
+                let (name, model, codec, budget) = ("spy", &model as &dyn Model, &codec, &device_budget);
+                let mut warm_up = WarmUp { name, model, codec, budget, wanted: Vec::new(), run: None };
                 warm_up.whole(&[], 0, &mut *lane).unwrap();
             }),
         ];
@@ -282,7 +282,7 @@ mod tests {
             }
         }
         // Where a model takes nothing else.
-        let zeros = plan.with_fill(Fill::Zeros).trial(1).unwrap();
+        let zeros = codec.with_fill(Fill::Zeros).trial(1).unwrap();
         assert_eq!(zeros.input(0), [0; 256]);
     }
 
@@ -317,7 +317,7 @@ mod tests {
         }
     }
 
-    fn slow_plan() -> BatchCodec {
+    fn slow_codec() -> BatchCodec {
         let client = TensorSpec { name: "x".into(), datatype: DataType::Fp32, dims: vec![-1, 1] };
         let (labels, batched, optional) = ([].into(), true, false);
         let binding = TensorBinding { client, model_index: 0, model_dims: vec![-1, 1], labels, batched, optional };
@@ -327,8 +327,8 @@ mod tests {
     /// All sizes once would take 63 items. Runs never take less than their time, however busy the machine is.
     #[test]
     fn measuring_takes_no_longer_than_its_budget_and_one_run() {
-        let (model, plan, clock) = (Slow::default(), slow_plan(), Clock::start());
-        let subject = Subject { model: &model, plan: &plan, varying: 1, clock };
+        let (model, codec, clock) = (Slow::default(), slow_codec(), Clock::start());
+        let subject = Subject { model: &model, codec: &codec, varying: 1, clock };
         let turns = crate::load_turns::LoadTurns::new(Default::default());
         let turn = turns.begin();
         for budget_us in [0, ITEM_US, 6 * ITEM_US] {
@@ -352,8 +352,8 @@ mod tests {
 
     #[test]
     fn lanes_that_there_is_no_time_for_are_not_tried() {
-        let (model, plan, clock) = (Slow::default(), slow_plan(), Clock::start());
-        let subject = Subject { model: &model, plan: &plan, varying: 1, clock };
+        let (model, codec, clock) = (Slow::default(), slow_codec(), Clock::start());
+        let subject = Subject { model: &model, codec: &codec, varying: 1, clock };
         let time = MeasuringTime::before_service(Duration::from_micros(ITEM_US));
         let first = lane_profiler::step([Duration::from_micros(ITEM_US)].into_iter());
         let lanes = lane_profiler::lanes_worth_having(&subject, &[1], 4, first, |expected| time.allows(expected));

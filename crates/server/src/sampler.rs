@@ -202,7 +202,7 @@ pub struct Subject<'a> {
     /// The model.
     pub model: &'a dyn Model,
     /// How its batches are made.
-    pub plan: &'a BatchCodec,
+    pub codec: &'a BatchCodec,
     /// The length of dimensions that vary.
     pub varying: i64,
     /// What times it.
@@ -253,12 +253,12 @@ impl Subject<'_> {
         item: &Admitted,
         batch: usize,
     ) -> Result<TimedRun, RunError> {
-        let refused = |reason| RunError::new("batch plan", reason);
+        let refused = |reason| RunError::new("batch codec", reason);
         let count = self.model.segments();
         let (rows, mut segments, mut segments_on_host) = (vec![1; batch], Vec::with_capacity(count), Vec::new());
         let mut by_device = true;
         let begin = self.clock.now();
-        let mut state = self.plan.assemble(std::iter::repeat_n(item, batch)).map_err(refused)?;
+        let mut state = self.codec.assemble(std::iter::repeat_n(item, batch)).map_err(refused)?;
         let mut start = self.clock.now();
         let joining = start.since(begin);
         for first in (0..count).step_by(step.max(1)) {
@@ -270,13 +270,13 @@ impl Subject<'_> {
             segments_on_host.push(on_host);
             start = end;
         }
-        self.plan.separate(state, &rows).map_err(refused)?;
+        self.codec.separate(state, &rows).map_err(refused)?;
         Ok(TimedRun { host: self.clock.now().since(begin), joining, segments, segments_on_host, by_device })
     }
 
     /// The largest batch that is timed. Larger ones are taken to go on as the measured ones.
     pub(crate) fn largest(&self) -> usize {
-        LARGEST_TRIAL / self.plan.item_bytes(self.varying).unwrap_or(usize::MAX).max(1)
+        LARGEST_TRIAL / self.codec.item_bytes(self.varying).unwrap_or(usize::MAX).max(1)
     }
 
     /// Those of these batch sizes that are timed.
@@ -292,7 +292,7 @@ impl Subject<'_> {
 
     /// What batches are made of.
     pub(crate) fn item(&self) -> Result<Admitted, RunError> {
-        self.plan.trial(self.varying).map_err(|reason| RunError::new("batch plan", reason))
+        self.codec.trial(self.varying).map_err(|reason| RunError::new("batch codec", reason))
     }
 }
 

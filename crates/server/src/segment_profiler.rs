@@ -137,7 +137,7 @@ impl SegmentSubject<'_> {
         watch: &mut dyn Watch<Vec<Option<SegmentPoint>>>,
     ) -> Option<Vec<Vec<SegmentPoint>>> {
         let subject = Subject { varying: i64::from(length.max(1)), ..self.subject };
-        let sizes = subject.timed(&few_sizes(subject.plan.max_batch));
+        let sizes = subject.timed(&few_sizes(subject.codec.max_batch));
         let item = subject.item().ok()?;
         // The first segment has what it takes to join the requests, too.
         let taken = |run: &TimedRun, segment: usize| {

@@ -43,16 +43,16 @@ pub fn later(
     engine: Arc<dyn Engine>,
     name: String,
     model: &Arc<dyn Model>,
-    plan: &Arc<BatchCodec>,
+    codec: &Arc<BatchCodec>,
     samples: &Arc<[Sample]>,
     limit: Option<u64>,
 ) -> WarmUpLanes {
-    let (model, plan, samples) = (model.clone(), plan.clone(), samples.clone());
+    let (model, codec, samples) = (model.clone(), codec.clone(), samples.clone());
     Arc::new(move |device, specs, lanes| {
         let budget = DeviceBudget::before(&*engine, &[device], limit);
         // Which sizes the model runs was settled when it was loaded.
         let (wanted, run) = (Vec::new(), Some(Vec::new()));
-        let mut warm_up = WarmUp { name: &name, model: &*model, plan: &plan, budget: &budget, wanted, run };
+        let mut warm_up = WarmUp { name: &name, model: &*model, codec: &codec, budget: &budget, wanted, run };
         warm_up.lanes(&samples, device, specs, lanes)
     })
 }
@@ -61,7 +61,7 @@ pub fn later(
 pub struct WarmUp<'a> {
     pub name: &'a str,
     pub model: &'a dyn Model,
-    pub plan: &'a BatchCodec,
+    pub codec: &'a BatchCodec,
     pub budget: &'a DeviceBudget<'a>,
     /// The sizes that the engine asked for, the largest first.
     pub wanted: Vec<usize>,
@@ -76,7 +76,7 @@ impl WarmUp<'_> {
     /// If a sample that was named does not run, the device is lost or out of memory, or the model takes more than it may.
     pub fn whole(&mut self, samples: &[Sample], device: usize, lane: &mut dyn Lane) -> anyhow::Result<()> {
         let segments = self.model.segments();
-        self.sizes(device, self.plan.max_batch, 0.0, |state| lane.run(0..segments, state))?;
+        self.sizes(device, self.codec.max_batch, 0.0, |state| lane.run(0..segments, state))?;
         self.with_samples(samples, lane)
     }
 
@@ -132,13 +132,13 @@ impl WarmUp<'_> {
         mut run: impl FnMut(&mut State) -> Result<(), RunError>,
     ) -> anyhow::Result<()> {
         let all = self.model.sizes_to_warm(most as usize);
-        let Some(bytes) = self.plan.item_bytes(PROFILED_LENGTH).filter(|_| !all.is_empty()) else {
+        let Some(bytes) = self.codec.item_bytes(PROFILED_LENGTH).filter(|_| !all.is_empty()) else {
             return self.budget.check(self.model, device);
         };
-        let Ok(item) = self.plan.trial(PROFILED_LENGTH) else { return Ok(()) };
+        let Ok(item) = self.codec.trial(PROFILED_LENGTH) else { return Ok(()) };
         let mut twice = |size: usize| {
             for _ in 0..2 {
-                let mut state = self.plan.assemble(std::iter::repeat_n(&item, size)).map_err(anyhow::Error::msg)?;
+                let mut state = self.codec.assemble(std::iter::repeat_n(&item, size)).map_err(anyhow::Error::msg)?;
                 let Err(error) = run(&mut state) else { continue };
                 anyhow::ensure!(
                     !error.of_device,
@@ -187,7 +187,7 @@ impl WarmUp<'_> {
             for _ in 0..*count {
                 // Not every engine ends a run that is to end.
                 anyhow::ensure!(!Stop::of_this_thread().is_stopped(), STOPPED);
-                let mut state = self.plan.assemble(std::iter::once(request)).map_err(anyhow::Error::msg)?;
+                let mut state = self.codec.assemble(std::iter::once(request)).map_err(anyhow::Error::msg)?;
                 match (run(&mut state), name) {
                     (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
                     (Err(error), None) if error.of_device => anyhow::bail!("{error}"),
@@ -253,13 +253,13 @@ pub fn comes_back(model: &dyn Model) -> bool {
 /// # Errors
 /// If the device is lost or out of memory, the model's process does not come back, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
 /// batch cannot be parted.
-pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane, clock: Clock) -> anyhow::Result<Trial> {
+pub fn find_answer(codec: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane, clock: Clock) -> anyhow::Result<Trial> {
     let (mut refused, mut not_made, mut not_parted) = (None, None, None);
-    let lengths = if plan.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
+    let lengths = if codec.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };
     for length in lengths {
         for fill in Fill::ALL {
-            let made = plan.sample(fill, *length);
-            let made = made.and_then(|item| Ok((plan.assemble(std::iter::once(&item))?, item)));
+            let made = codec.sample(fill, *length);
+            let made = made.and_then(|item| Ok((codec.assemble(std::iter::once(&item))?, item)));
             let (mut state, item) = match made {
                 Ok(made) => made,
                 Err(reason) => {
@@ -276,7 +276,7 @@ pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane, cl
                 refused.get_or_insert(error.to_string());
                 continue;
             }
-            match plan.separate(state, &[1]) {
+            match codec.separate(state, &[1]) {
                 Ok(_) => {
                     let (sample, took) = ((*length != PROFILED_LENGTH).then_some(item), clock.now().since(begin));
                     return Ok(Trial::Answers { fill, sample, took });
@@ -286,7 +286,7 @@ pub fn find_answer(plan: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane, cl
         }
     }
     match (not_parted, refused, not_made) {
-        (Some(reason), ..) if plan.batched => anyhow::bail!(reason),
+        (Some(reason), ..) if codec.batched => anyhow::bail!(reason),
         (None, None, Some(reason)) => anyhow::bail!(reason),
         (not_parted, refused, _) => Ok(Trial::Refuses(refused.or(not_parted).unwrap_or_default())),
     }

@@ -233,7 +233,7 @@ pub struct Grpc {
     links: Vec<Link>,
     /// The link that is tried first for the next request.
     next: usize,
-    /// By the ticket's slot.
+    /// By the ticket's entry.
     on_way: Vec<Option<OnWay>>,
 }
 
@@ -298,7 +298,7 @@ impl Grpc {
     }
 
     fn done(&mut self, ticket: Ticket, result: Result<(), Failed>, done: &mut Vec<Done>) {
-        if let Some(place) = self.on_way.get_mut(ticket.slot as usize)
+        if let Some(place) = self.on_way.get_mut(ticket.index as usize)
             && place.as_ref().is_some_and(|o| o.ticket == ticket)
         {
             *place = None;
@@ -401,7 +401,7 @@ impl Transport for Grpc {
             match sent {
                 Ok((response, stream)) => {
                     calls.push(Box::pin(async move { (ticket, ended(response).await) }));
-                    let place = ticket.slot as usize;
+                    let place = ticket.index as usize;
                     if self.on_way.len() <= place {
                         self.on_way.resize_with(place + 1, || None);
                     }
@@ -444,7 +444,7 @@ impl Transport for Grpc {
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        if let Some(place) = self.on_way.get_mut(ticket.slot as usize)
+        if let Some(place) = self.on_way.get_mut(ticket.index as usize)
             && place.as_ref().is_some_and(|o| o.ticket == ticket)
             && let Some(mut on_way) = place.take()
         {

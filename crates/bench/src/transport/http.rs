@@ -31,7 +31,7 @@ struct Connection {
 
 /// A place in the pool. Its generation is part of the token, so that events of a closed connection find nobody.
 #[derive(Default)]
-struct Slot {
+struct Entry {
     connection: Option<Connection>,
     generation: u32,
 }
@@ -43,13 +43,13 @@ pub struct Http {
     /// Whole requests, by model and variant.
     requests: Vec<Vec<Bytes>>,
     most: usize,
-    slots: Vec<Slot>,
-    /// Slots without a connection.
+    entries: Vec<Entry>,
+    /// Entries without a connection.
     empty: Vec<u32>,
     /// Idle connections; the last used is used first, so that a pool grown in a burst does not stay busy for nothing.
     idle: Vec<u32>,
     open: usize,
-    /// Which slot carries a ticket, by the ticket's slot.
+    /// Which entry carries a ticket, by the ticket's entry.
     carriers: Vec<u32>,
     buffer: Vec<u8>,
 }
@@ -62,7 +62,7 @@ impl Http {
             clock,
             requests,
             most: most.max(1),
-            slots: Vec::new(),
+            entries: Vec::new(),
             empty: Vec::new(),
             idle: Vec::new(),
             open: 0,
@@ -71,27 +71,27 @@ impl Http {
         }
     }
 
-    fn token(&self, slot: u32) -> u64 {
-        let generation = self.slots.get(slot as usize).map_or(0, |s| s.generation);
-        u64::from(generation) << 32 | u64::from(slot)
+    fn token(&self, index: u32) -> u64 {
+        let generation = self.entries.get(index as usize).map_or(0, |s| s.generation);
+        u64::from(generation) << 32 | u64::from(index)
     }
 
-    fn connection(&mut self, slot: u32) -> Option<&mut Connection> {
-        self.slots.get_mut(slot as usize)?.connection.as_mut()
+    fn connection(&mut self, index: u32) -> Option<&mut Connection> {
+        self.entries.get_mut(index as usize)?.connection.as_mut()
     }
 
-    /// Opens a connection in a free slot.
+    /// Opens a connection in a free entry.
     fn open(&mut self, poller: &Poller) -> Result<u32, Failed> {
-        let slot = match self.empty.pop() {
-            Some(slot) => slot,
+        let index = match self.empty.pop() {
+            Some(index) => index,
             None => {
-                self.slots.push(Slot::default());
-                (self.slots.len() - 1) as u32
+                self.entries.push(Entry::default());
+                (self.entries.len() - 1) as u32
             }
         };
-        match connect(self.address, poller, self.token(slot)) {
+        match connect(self.address, poller, self.token(index)) {
             Ok(socket) => {
-                if let Some(s) = self.slots.get_mut(slot as usize) {
+                if let Some(s) = self.entries.get_mut(index as usize) {
                     s.connection = Some(Connection {
                         socket,
                         connecting: true,
@@ -102,36 +102,36 @@ impl Http {
                     });
                 }
                 self.open += 1;
-                Ok(slot)
+                Ok(index)
             }
             Err(failed) => {
-                self.empty.push(slot);
+                self.empty.push(index);
                 Err(failed)
             }
         }
     }
 
     /// Closes a connection and forgets its request.
-    fn close(&mut self, slot: u32) -> Option<Ticket> {
-        let s = self.slots.get_mut(slot as usize)?;
+    fn close(&mut self, index: u32) -> Option<Ticket> {
+        let s = self.entries.get_mut(index as usize)?;
         let connection = s.connection.take()?;
         s.generation = s.generation.wrapping_add(1);
         self.open -= 1;
-        self.empty.push(slot);
+        self.empty.push(index);
         if connection.ticket.is_none() {
-            self.idle.retain(|i| *i != slot);
+            self.idle.retain(|i| *i != index);
         }
         connection.ticket
     }
 
-    fn fail(&mut self, slot: u32, failed: Failed, done: &mut Vec<Done>) {
-        if let Some(ticket) = self.close(slot) {
+    fn fail(&mut self, index: u32, failed: Failed, done: &mut Vec<Done>) {
+        if let Some(ticket) = self.close(index) {
             done.push(Done { ticket, at: self.clock.now(), result: Err(failed) });
         }
     }
 
-    fn write(&mut self, slot: u32, done: &mut Vec<Done>) {
-        let Some(connection) = self.connection(slot) else { return };
+    fn write(&mut self, index: u32, done: &mut Vec<Done>) {
+        let Some(connection) = self.connection(index) else { return };
         while !connection.unsent.is_empty() {
             match rustix::net::send(&connection.socket, &connection.unsent, SendFlags::NOSIGNAL) {
                 Ok(n) => drop(connection.unsent.split_to(n.min(connection.unsent.len()))),
@@ -141,42 +141,42 @@ impl Http {
                 // A server that answers before it has read everything and closes: the answer may still be readable.
                 Err(e @ (Errno::PIPE | Errno::CONNRESET)) => {
                     connection.unsent = Bytes::new();
-                    self.read(slot, done);
-                    let still = self.connection(slot).is_some_and(|c| c.ticket.is_some());
+                    self.read(index, done);
+                    let still = self.connection(index).is_some_and(|c| c.ticket.is_some());
                     if still {
-                        self.fail(slot, Failed::of(Failure::Closed, e), done);
+                        self.fail(index, Failed::of(Failure::Closed, e), done);
                     }
                     return;
                 }
-                Err(e) => return self.fail(slot, Failed::of(Failure::Closed, e), done),
+                Err(e) => return self.fail(index, Failed::of(Failure::Closed, e), done),
             }
         }
     }
 
-    fn read(&mut self, slot: u32, done: &mut Vec<Done>) {
+    fn read(&mut self, index: u32, done: &mut Vec<Done>) {
         let mut buffer = std::mem::take(&mut self.buffer);
-        self.read_into(slot, &mut buffer, done);
+        self.read_into(index, &mut buffer, done);
         self.buffer = buffer;
     }
 
-    fn read_into(&mut self, slot: u32, buffer: &mut [u8], done: &mut Vec<Done>) {
+    fn read_into(&mut self, index: u32, buffer: &mut [u8], done: &mut Vec<Done>) {
         loop {
-            let Some(connection) = self.connection(slot) else { return };
+            let Some(connection) = self.connection(index) else { return };
             let read = match rustix::io::read(&connection.socket, &mut *buffer) {
                 Ok(n) => n,
                 Err(Errno::INTR) => continue,
                 Err(Errno::AGAIN) => return,
-                Err(e) => return self.fail(slot, Failed::of(Failure::Closed, e), done),
+                Err(e) => return self.fail(index, Failed::of(Failure::Closed, e), done),
             };
             if connection.ticket.is_none() {
                 // Idle: the server closed the connection, or sent what nobody asked for.
-                self.close(slot);
+                self.close(index);
                 return;
             }
             if read == 0 {
                 match connection.reader.closed() {
-                    Some(finished) => self.finish(slot, finished, done),
-                    None => self.fail(slot, Failed::new(Failure::Closed, "before the end of the answer"), done),
+                    Some(finished) => self.finish(index, finished, done),
+                    None => self.fail(index, Failed::new(Failure::Closed, "before the end of the answer"), done),
                 }
                 return;
             }
@@ -188,15 +188,15 @@ impl Http {
                         return;
                     }
                 }
-                Ok(Some(finished)) => return self.finish(slot, finished, done),
-                Err(invalid) => return self.fail(slot, Failed::new(Failure::Garbage, invalid.0), done),
+                Ok(Some(finished)) => return self.finish(index, finished, done),
+                Err(invalid) => return self.fail(index, Failed::new(Failure::Garbage, invalid.0), done),
             }
         }
     }
 
-    fn finish(&mut self, slot: u32, finished: Finished, done: &mut Vec<Done>) {
+    fn finish(&mut self, index: u32, finished: Finished, done: &mut Vec<Done>) {
         let at = self.clock.now();
-        let Some(connection) = self.connection(slot) else { return };
+        let Some(connection) = self.connection(index) else { return };
         let result = if finished.status == 200 {
             Ok(())
         } else {
@@ -206,10 +206,10 @@ impl Http {
         let ticket = if finished.reusable && connection.unsent.is_empty() {
             connection.reader.reset();
             let ticket = connection.ticket.take();
-            self.idle.push(slot);
+            self.idle.push(index);
             ticket
         } else {
-            self.close(slot)
+            self.close(index)
         };
         if let Some(ticket) = ticket {
             done.push(Done { ticket, at, result });
@@ -219,11 +219,11 @@ impl Http {
 
 impl Transport for Http {
     fn start(&mut self, poller: &Poller, ticket: Ticket, choice: Choice, done: &mut Vec<Done>) -> Start {
-        let (slot, fresh) = match self.idle.pop() {
-            Some(slot) => (slot, false),
+        let (index, fresh) = match self.idle.pop() {
+            Some(index) => (index, false),
             None if self.open >= self.most => return Start::Busy,
             None => match self.open(poller) {
-                Ok(slot) => (slot, true),
+                Ok(index) => (index, true),
                 Err(failed) => {
                     done.push(Done { ticket, at: self.clock.now(), result: Err(failed) });
                     return Start::Taken;
@@ -231,45 +231,45 @@ impl Transport for Http {
             },
         };
         let request = self.requests.get(choice.model).and_then(|m| m.get(choice.variant)).cloned().unwrap_or_default();
-        let place = ticket.slot as usize;
+        let place = ticket.index as usize;
         if self.carriers.len() <= place {
             self.carriers.resize(place + 1, u32::MAX);
         }
-        self.carriers[place] = slot;
-        if let Some(connection) = self.connection(slot) {
+        self.carriers[place] = index;
+        if let Some(connection) = self.connection(index) {
             connection.ticket = Some(ticket);
             connection.unsent = request;
         }
         if !fresh {
-            self.write(slot, done);
+            self.write(index, done);
         }
         Start::Taken
     }
 
     fn handle_ready(&mut self, _poller: &Poller, ready: Ready, done: &mut Vec<Done>) {
-        let slot = (ready.token & u64::from(u32::MAX)) as u32;
-        if self.token(slot) != ready.token {
+        let index = (ready.token & u64::from(u32::MAX)) as u32;
+        if self.token(index) != ready.token {
             return;
         }
-        let Some(connection) = self.connection(slot) else { return };
+        let Some(connection) = self.connection(index) else { return };
         connection.hung_up |= ready.hung_up;
         if connection.connecting {
             if let Err(failed) = check_connected(&connection.socket) {
-                return self.fail(slot, failed, done);
+                return self.fail(index, failed, done);
             }
             connection.connecting = false;
         }
         if !connection.unsent.is_empty() {
-            self.write(slot, done);
+            self.write(index, done);
         }
         // Also when idle: the server may have closed, or sent what must not be taken for the next answer.
-        self.read(slot, done);
+        self.read(index, done);
     }
 
     fn cancel(&mut self, ticket: Ticket) {
-        let Some(slot) = self.carriers.get(ticket.slot as usize).copied() else { return };
-        if self.connection(slot).is_some_and(|c| c.ticket == Some(ticket)) {
-            self.close(slot);
+        let Some(index) = self.carriers.get(ticket.index as usize).copied() else { return };
+        if self.connection(index).is_some_and(|c| c.ticket == Some(ticket)) {
+            self.close(index);
         }
     }
 

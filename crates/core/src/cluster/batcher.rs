@@ -296,7 +296,7 @@ impl Batcher {
         self.pass_over(lead, from);
         let KindPlan { target, .. } = self.kinds.plans[plan];
         let max_batch = self.kinds.max_batch;
-        let aside: u64 = self.aside.iter().map(|slot| u64::from(self.queue.size(*slot))).sum();
+        let aside: u64 = self.aside.iter().map(|index| u64::from(self.queue.size(*index))).sum();
         let mut weight = self.queue.tier_weight(lead) - aside;
         let aim = target.min(u32::try_from(weight).unwrap_or(u32::MAX));
         if let Some(head) = self.queue.head(lead)

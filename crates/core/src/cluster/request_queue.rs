@@ -14,8 +14,8 @@ use crate::time::Time;
 /// has left names nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Ticket {
-    slot: u32,
-    /// Of the request, which no other of the queue has had: the generation of the slot.
+    index: u32,
+    /// Of the request, which no other of the queue has had: the generation of the entry.
     sequence: u64,
 }
 
@@ -26,29 +26,29 @@ pub struct Ticket {
 /// **Tiers.** A level is two tiers: the regular one, `2 * level`, and behind it those that were delayed, `2 * level + 1`.
 ///
 /// **Line and strays.** Requests come nearly in the order of their deadlines. One that belongs at or near the end of its tier joins
-/// the tier's line, a list through the slots. Any other is a stray, in a heap. The head of a tier is the first of the line or the first of the
+/// the tier's line, a list through the entries. Any other is a stray, in a heap. The head of a tier is the first of the line or the first of the
 /// strays.
 ///
 /// **Cost.** `O(1)` an operation on a request in line and without a timer, `O(log n)` on any other; no allocation once the tables have
 /// grown.
 ///
 /// **Layout.** The fields come in the order in which a request needs them. With thousands of models each request finds its queue's memory cold.
-/// [`RequestQueue::push_last`] reads only the first two cache lines, and writes the new slot and the one before it.
+/// [`RequestQueue::push_last`] reads only the first two cache lines, and writes the new entry and the one before it.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct RequestQueue {
     tiers: Tiers,
-    slots: Vec<QueuedRequest>,
+    entries: Vec<QueuedRequest>,
     next_sequence: u64,
     /// Items, of all tiers.
     weight: u64,
-    /// The slot that was vacated last, the first of a list through the vacant slots; or `NONE`.
+    /// The entry that was vacated last, the first of a list through the vacant entries; or `NONE`.
     vacant: u32,
     /// Requests whose size is not 1.
     sized: u32,
     /// The order of arrival, if it is kept.
     arrivals: Option<Arrivals>,
-    /// By slot: when the request needs attention on its own.
+    /// By entry: when the request needs attention on its own.
     timers: IndexedHeap<Time>,
 }
 
@@ -63,7 +63,7 @@ struct Tiers {
 #[derive(Debug)]
 #[repr(C)]
 struct Tier {
-    /// The first and the last slot of the line; `NONE` if it is empty.
+    /// The first and the last entry of the line; `NONE` if it is empty.
     first: u32,
     last: u32,
     /// Items.
@@ -72,11 +72,11 @@ struct Tier {
     last_deadline: Time,
     /// Of which level it is.
     level: PriorityLevel,
-    /// By slot: `(deadline, sequence)` of those that are not in line.
+    /// By entry: `(deadline, sequence)` of the requests that are not in line.
     strays: IndexedHeap<(Time, u64)>,
 }
 
-/// Requests in order of arrival, each with its slot and its sequence number. The first one waits; of the others some may have left.
+/// Requests in order of arrival, each with its entry and its sequence number. The first one waits; of the others some may have left.
 #[derive(Debug, Default)]
 struct Arrivals(VecDeque<(u32, u64)>);
 
@@ -94,17 +94,17 @@ pub(super) struct QueuedRequest {
     sequence: u64,
     pub size: u32,
     tier: u32,
-    /// The slot before it in line, or `NONE`; `STRAY` if it is not in line.
+    /// The entry before it in line, or `NONE`; `STRAY` if it is not in line.
     before: u32,
-    /// The slot after it in line, or `NONE`. Of a vacant slot, the one that was vacated before it.
+    /// The entry after it in line, or `NONE`. Of a vacant entry, the one that was vacated before it.
     after: u32,
 }
 
-/// The sequence number of a slot without a request.
+/// The sequence number of an entry without a request.
 const VACANT: u64 = u64::MAX;
-/// No slot.
+/// No entry.
 const NONE: u32 = u32::MAX;
-/// In place of the slot before a request that is not in line.
+/// In place of the entry before a request that is not in line.
 const STRAY: u32 = u32::MAX - 1;
 /// How many places before the end of its line a request may enter: enough for deadlines that jitter by a few gaps between arrivals.
 const NEAR_END: usize = 4;
@@ -136,7 +136,7 @@ impl RequestQueue {
         let others = levels.iter().flat_map(|level| [*level; 2]).skip(1);
         RequestQueue {
             tiers: Tiers { first: tier(levels[0]), others: others.map(tier).collect() },
-            slots: Vec::new(),
+            entries: Vec::new(),
             next_sequence: 0,
             weight: 0,
             vacant: NONE,
@@ -190,14 +190,14 @@ impl RequestQueue {
             before: NONE,
             after: NONE,
         };
-        let slot = self.occupy(waiting);
-        self.enter(slot);
+        let index = self.occupy(waiting);
+        self.enter(index);
         self.sized += u32::from(size != 1);
         self.weight += u64::from(size);
         if waiting.timer() != Time::MAX {
-            self.timers.set(slot, waiting.timer());
+            self.timers.set(index, waiting.timer());
         }
-        Ticket { slot, sequence }
+        Ticket { index, sequence }
     }
 
     /// Whether [`RequestQueue::push_last`] may add a request with this deadline.
@@ -216,7 +216,7 @@ impl RequestQueue {
         let tier = &mut self.tiers.first;
         (tier.weight, tier.last_deadline) = (tier.weight + 1, deadline);
         let (before, never) = (tier.last, Time::MAX);
-        let slot = self.occupy(QueuedRequest {
+        let index = self.occupy(QueuedRequest {
             id,
             deadline,
             arrival: now,
@@ -228,52 +228,52 @@ impl RequestQueue {
             before,
             after: NONE,
         });
-        self.tiers.first.last = slot;
+        self.tiers.first.last = index;
         match before {
-            NONE => self.tiers.first.first = slot,
-            before => self.slots[before as usize].after = slot,
+            NONE => self.tiers.first.first = index,
+            before => self.entries[before as usize].after = index,
         }
-        Ticket { slot, sequence }
+        Ticket { index, sequence }
     }
 
-    /// Puts a request into the slot that was vacated last, or into a new one.
+    /// Puts a request into the entry that was vacated last, or into a new entry.
     #[inline(always)]
     fn occupy(&mut self, waiting: QueuedRequest) -> u32 {
-        let mut slot = self.vacant;
-        match self.slots.get_mut(slot as usize) {
+        let mut index = self.vacant;
+        match self.entries.get_mut(index as usize) {
             Some(vacant) => {
                 self.vacant = vacant.after;
                 *vacant = waiting;
             }
-            None => slot = self.add_slot(waiting),
+            None => index = self.add_entry(waiting),
         }
         if let Some(arrivals) = &mut self.arrivals {
-            arrivals.add(slot, waiting.sequence, &self.slots);
+            arrivals.add(index, waiting.sequence, &self.entries);
         }
-        slot
+        index
     }
 
     #[cold]
-    fn add_slot(&mut self, waiting: QueuedRequest) -> u32 {
-        let slot = self.slots.len() as u32;
-        assert!(slot < STRAY, "slots are counted in 32 bits");
-        self.slots.push(waiting);
-        slot
+    fn add_entry(&mut self, waiting: QueuedRequest) -> u32 {
+        let index = self.entries.len() as u32;
+        assert!(index < STRAY, "entries are counted in 32 bits");
+        self.entries.push(waiting);
+        index
     }
 
     /// Whether a request is there.
     pub fn holds(&self, ticket: Ticket) -> bool {
-        let Ticket { slot, sequence } = ticket;
-        sequence != VACANT && self.slots.get(slot as usize).is_some_and(|waiting| waiting.sequence == sequence)
+        let Ticket { index, sequence } = ticket;
+        sequence != VACANT && self.entries.get(index as usize).is_some_and(|waiting| waiting.sequence == sequence)
     }
 
     /// Takes a request out, if it is there.
     pub fn remove(&mut self, ticket: Ticket) -> Option<QueuedRequest> {
-        let Ticket { slot, sequence } = ticket;
+        let Ticket { index, sequence } = ticket;
         let waiting =
-            *self.slots.get(slot as usize).filter(|waiting| waiting.sequence == sequence && sequence != VACANT)?;
-        self.leave(slot);
-        self.vacate(slot);
+            *self.entries.get(index as usize).filter(|waiting| waiting.sequence == sequence && sequence != VACANT)?;
+        self.leave(index);
+        self.vacate(index);
         Some(waiting)
     }
 
@@ -283,15 +283,15 @@ impl RequestQueue {
         if self.sized == 0 && self.timers.is_empty() && self.tiers[tier].strays.is_empty() {
             return self.pop_line(tier, room, members);
         }
-        while let Some(slot) = self.head_slot(tier) {
-            let QueuedRequest { id, size, .. } = self.slots[slot as usize];
+        while let Some(index) = self.head_index(tier) {
+            let QueuedRequest { id, size, .. } = self.entries[index as usize];
             if size > room {
                 break;
             }
             room -= size;
             members.push(id);
-            self.leave(slot);
-            self.vacate(slot);
+            self.leave(index);
+            self.vacate(index);
         }
         room
     }
@@ -303,7 +303,7 @@ impl RequestQueue {
         members.reserve(room.min(u32::try_from(tier.weight).unwrap_or(u32::MAX)) as usize);
         let mut first = tier.first;
         while left > 0
-            && let Some(waiting) = self.slots.get_mut(first as usize)
+            && let Some(waiting) = self.entries.get_mut(first as usize)
         {
             members.push(waiting.id);
             waiting.sequence = VACANT;
@@ -312,14 +312,14 @@ impl RequestQueue {
             left -= 1;
         }
         tier.first = first;
-        match self.slots.get_mut(first as usize) {
+        match self.entries.get_mut(first as usize) {
             Some(waiting) => waiting.before = NONE,
             None => tier.last = NONE,
         }
         tier.weight -= u64::from(room - left);
         self.weight -= u64::from(room - left);
         if let Some(arrivals) = &mut self.arrivals {
-            arrivals.forget_left(&self.slots);
+            arrivals.forget_left(&self.entries);
         }
         left
     }
@@ -349,31 +349,31 @@ impl RequestQueue {
     /// that it would have to be searched for. `O(n)`.
     pub fn deadline_from_end(&self, tier: usize, n: u32) -> Option<Time> {
         let Tier { last, strays, .. } = &self.tiers[tier];
-        let mut waiting = self.slots.get(*last as usize).filter(|_| strays.is_empty())?;
+        let mut waiting = self.entries.get(*last as usize).filter(|_| strays.is_empty())?;
         for _ in 1..n {
-            waiting = self.slots.get(waiting.before as usize)?;
+            waiting = self.entries.get(waiting.before as usize)?;
         }
         Some(waiting.deadline)
     }
 
     /// The head of a tier: the earliest deadline.
     pub fn head(&self, tier: usize) -> Option<&QueuedRequest> {
-        self.head_slot(tier).map(|slot| &self.slots[slot as usize])
+        self.head_index(tier).map(|index| &self.entries[index as usize])
     }
 
     /// The first of a tier among those that are due at `from` or later, with the items of those before it. `O(those before it)`.
     pub fn head_from(&self, tier: usize, from: Time) -> Option<(&QueuedRequest, u64)> {
         let Tier { first, strays, .. } = &self.tiers[tier];
         let mut weight = 0;
-        let stray = strays.visit_below((from, 0), |slot| weight += u64::from(self.slots[slot as usize].size));
-        let mut in_line = self.slots.get(*first as usize);
+        let stray = strays.visit_below((from, 0), |index| weight += u64::from(self.entries[index as usize].size));
+        let mut in_line = self.entries.get(*first as usize);
         while let Some(waiting) = in_line
             && waiting.deadline < from
         {
             weight += u64::from(waiting.size);
-            in_line = self.slots.get(waiting.after as usize);
+            in_line = self.entries.get(waiting.after as usize);
         }
-        let stray = stray.map(|(_, slot)| &self.slots[slot as usize]);
+        let stray = stray.map(|(_, index)| &self.entries[index as usize]);
         let first = match (in_line, stray) {
             (Some(a), Some(b)) => Some(if (a.deadline, a.sequence) < (b.deadline, b.sequence) { a } else { b }),
             (a, b) => a.or(b),
@@ -383,19 +383,19 @@ impl RequestQueue {
 
     /// The name of the head of a tier.
     pub fn head_ticket(&self, tier: usize) -> Option<Ticket> {
-        self.head_slot(tier).map(|slot| self.ticket(slot))
+        self.head_index(tier).map(|index| self.ticket(index))
     }
 
-    /// Items of the request in a slot.
-    pub fn size(&self, slot: u32) -> u32 {
-        self.slots[slot as usize].size
+    /// Items of the request in an entry.
+    pub fn size(&self, index: u32) -> u32 {
+        self.entries[index as usize].size
     }
 
     /// Hides the head of a tier from the order, to look at the next: its number for [`RequestQueue::put_back`].
     pub fn set_aside(&mut self, tier: usize) -> Option<u32> {
-        let slot = self.head_slot(tier)?;
-        self.unlink(slot);
-        Some(slot)
+        let index = self.head_index(tier)?;
+        self.unlink(index);
+        Some(index)
     }
 
     /// Hides the requests of a tier that are due before `from`.
@@ -408,19 +408,19 @@ impl RequestQueue {
     /// Puts requests that were set aside, in the order in which they were, back into their places.
     pub fn put_back(&mut self, aside: &[u32]) {
         // Backwards, so that each that was in line was its first.
-        for &slot in aside.iter().rev() {
-            let QueuedRequest { deadline, sequence, tier, before, .. } = self.slots[slot as usize];
+        for &index in aside.iter().rev() {
+            let QueuedRequest { deadline, sequence, tier, before, .. } = self.entries[index as usize];
             let tier = &mut self.tiers[tier as usize];
             if before == STRAY {
-                tier.strays.set(slot, (deadline, sequence));
+                tier.strays.set(index, (deadline, sequence));
                 continue;
             }
-            let after = std::mem::replace(&mut tier.first, slot);
+            let after = std::mem::replace(&mut tier.first, index);
             match after {
-                NONE => tier.last = slot,
-                after => self.slots[after as usize].before = slot,
+                NONE => tier.last = index,
+                after => self.entries[after as usize].before = index,
             }
-            self.slots[slot as usize].after = after;
+            self.entries[index as usize].after = after;
         }
     }
 
@@ -431,23 +431,23 @@ impl RequestQueue {
 
     /// When the next request is lost for having waited too long (or for being hopeless, if that comes first).
     pub fn next_rejection(&self) -> Option<Time> {
-        let (at, slot) = self.timers.peek()?;
-        let tier = self.slots[slot as usize].tier as usize;
+        let (at, index) = self.timers.peek()?;
+        let tier = self.entries[index as usize].tier as usize;
         (self.tiers[tier].level.timeout_action == TimeoutAction::Reject).then_some(at)
     }
 
     /// The next request whose own timer is due, with what to do about it.
     pub fn pop_due(&mut self, now: Time) -> Option<Due> {
-        let (_, slot) = self.timers.peek().filter(|(at, _)| *at <= now)?;
-        let QueuedRequest { queue_expiry, hopeless_at, tier, .. } = self.slots[slot as usize];
+        let (_, index) = self.timers.peek().filter(|(at, _)| *at <= now)?;
+        let QueuedRequest { queue_expiry, hopeless_at, tier, .. } = self.entries[index as usize];
         if hopeless_at <= now {
-            return Some(Due::Hopeless(self.ticket(slot)));
+            return Some(Due::Hopeless(self.ticket(index)));
         }
         assert!(queue_expiry <= now, "a request's timer is set for one of two reasons");
         match self.tiers[tier as usize].level.timeout_action {
-            TimeoutAction::Reject => Some(Due::Expired(self.ticket(slot))),
+            TimeoutAction::Reject => Some(Due::Expired(self.ticket(index))),
             TimeoutAction::Delay => {
-                self.delay(slot);
+                self.delay(index);
                 Some(Due::Delayed)
             }
         }
@@ -455,10 +455,10 @@ impl RequestQueue {
 
     /// Sets every request's `hopeless_at` anew.
     pub fn set_hopeless(&mut self, hopeless_at: impl Fn(&QueuedRequest) -> Time) {
-        for slot in self.occupied() {
-            let waiting = &mut self.slots[slot as usize];
+        for index in self.occupied() {
+            let waiting = &mut self.entries[index as usize];
             waiting.hopeless_at = hopeless_at(waiting);
-            self.set_timer(slot);
+            self.set_timer(index);
         }
     }
 
@@ -466,7 +466,7 @@ impl RequestQueue {
     pub fn keep_arrivals(&mut self, keep: bool) {
         self.arrivals = keep.then(|| {
             let mut arrivals: Vec<_> =
-                self.occupied().into_iter().map(|slot| (slot, self.slots[slot as usize].sequence)).collect();
+                self.occupied().into_iter().map(|index| (index, self.entries[index as usize].sequence)).collect();
             arrivals.sort_unstable_by_key(|(_, sequence)| *sequence);
             Arrivals(arrivals.into())
         });
@@ -474,39 +474,40 @@ impl RequestQueue {
 
     /// The first arrival, if the order is kept.
     pub fn first_arrival(&self) -> Option<Time> {
-        let (slot, _) = self.arrivals.as_ref()?.0.front()?;
-        Some(self.slots[*slot as usize].arrival)
+        let (index, _) = self.arrivals.as_ref()?.0.front()?;
+        Some(self.entries[*index as usize].arrival)
     }
 
-    /// The slots in use, in no order that means anything.
+    /// The entries in use, in no order that means anything.
     fn occupied(&self) -> Vec<u32> {
-        (0..self.slots.len() as u32).filter(|slot| self.slots[*slot as usize].sequence != VACANT).collect()
+        (0..self.entries.len() as u32).filter(|index| self.entries[*index as usize].sequence != VACANT).collect()
     }
 
-    fn ticket(&self, slot: u32) -> Ticket {
-        Ticket { slot, sequence: self.slots[slot as usize].sequence }
+    fn ticket(&self, index: u32) -> Ticket {
+        Ticket { index, sequence: self.entries[index as usize].sequence }
     }
 
-    fn head_slot(&self, tier: usize) -> Option<u32> {
+    fn head_index(&self, tier: usize) -> Option<u32> {
         let tier = &self.tiers[tier];
-        let Some((stray, slot)) = tier.strays.peek() else {
+        let Some((stray, index)) = tier.strays.peek() else {
             return (tier.first != NONE).then_some(tier.first);
         };
-        match self.slots.get(tier.first as usize) {
+        match self.entries.get(tier.first as usize) {
             Some(first) if (first.deadline, first.sequence) < stray => Some(tier.first),
-            _ => Some(slot),
+            _ => Some(index),
         }
     }
 
     /// Puts a request into its tier.
-    fn enter(&mut self, slot: u32) {
-        let QueuedRequest { deadline, sequence, size, tier, .. } = self.slots[slot as usize];
+    fn enter(&mut self, index: u32) {
+        let QueuedRequest { deadline, sequence, size, tier, .. } = self.entries[index as usize];
         let tier = &mut self.tiers[tier as usize];
         tier.last_deadline = if tier.weight == 0 { deadline } else { tier.last_deadline.max(deadline) };
         tier.weight += u64::from(size);
         let (mut before, mut after) = (tier.last, NONE);
         for _ in 0..NEAR_END {
-            let Some(QueuedRequest { deadline: d, sequence: s, before: further, .. }) = self.slots.get(before as usize)
+            let Some(QueuedRequest { deadline: d, sequence: s, before: further, .. }) =
+                self.entries.get(before as usize)
             else {
                 break;
             };
@@ -515,82 +516,82 @@ impl RequestQueue {
             }
             (before, after) = (*further, before);
         }
-        if let Some(QueuedRequest { deadline: d, sequence: s, .. }) = self.slots.get(before as usize)
+        if let Some(QueuedRequest { deadline: d, sequence: s, .. }) = self.entries.get(before as usize)
             && (*d, *s) > (deadline, sequence)
         {
-            tier.strays.set(slot, (deadline, sequence));
-            self.slots[slot as usize].before = STRAY;
+            tier.strays.set(index, (deadline, sequence));
+            self.entries[index as usize].before = STRAY;
             return;
         }
         match before {
-            NONE => tier.first = slot,
-            before => self.slots[before as usize].after = slot,
+            NONE => tier.first = index,
+            before => self.entries[before as usize].after = index,
         }
         match after {
-            NONE => tier.last = slot,
-            after => self.slots[after as usize].before = slot,
+            NONE => tier.last = index,
+            after => self.entries[after as usize].before = index,
         }
-        let waiting = &mut self.slots[slot as usize];
+        let waiting = &mut self.entries[index as usize];
         (waiting.before, waiting.after) = (before, after);
     }
 
     /// Takes a request out of its tier.
-    fn leave(&mut self, slot: u32) {
-        let QueuedRequest { tier, size, .. } = self.slots[slot as usize];
+    fn leave(&mut self, index: u32) {
+        let QueuedRequest { tier, size, .. } = self.entries[index as usize];
         self.tiers[tier as usize].weight -= u64::from(size);
-        self.unlink(slot);
+        self.unlink(index);
     }
 
     /// Takes a request out of its tier's order.
-    fn unlink(&mut self, slot: u32) {
-        let QueuedRequest { tier, before, after, .. } = self.slots[slot as usize];
+    fn unlink(&mut self, index: u32) {
+        let QueuedRequest { tier, before, after, .. } = self.entries[index as usize];
         let tier = &mut self.tiers[tier as usize];
         match before {
             STRAY => {
-                tier.strays.remove(slot);
+                tier.strays.remove(index);
                 return;
             }
             NONE => tier.first = after,
-            before => self.slots[before as usize].after = after,
+            before => self.entries[before as usize].after = after,
         }
         match after {
             NONE => tier.last = before,
-            after => self.slots[after as usize].before = before,
+            after => self.entries[after as usize].before = before,
         }
     }
 
-    /// Gives up the slot of a request that has left its tier.
-    fn vacate(&mut self, slot: u32) {
-        let waiting = &mut self.slots[slot as usize];
+    /// Gives up the entry of a request that has left its tier.
+    fn vacate(&mut self, index: u32) {
+        let waiting = &mut self.entries[index as usize];
         waiting.sequence = VACANT;
         self.weight -= u64::from(waiting.size);
         self.sized -= u32::from(waiting.size != 1);
-        waiting.after = std::mem::replace(&mut self.vacant, slot);
+        waiting.after = std::mem::replace(&mut self.vacant, index);
         if waiting.timer() != Time::MAX {
-            self.timers.remove(slot);
+            self.timers.remove(index);
         }
         if let Some(arrivals) = &mut self.arrivals {
-            arrivals.forget_left(&self.slots);
+            arrivals.forget_left(&self.entries);
         }
     }
 
     /// Moves a request behind all others of its level.
-    fn delay(&mut self, slot: u32) {
-        self.leave(slot);
-        let waiting = &mut self.slots[slot as usize];
+    fn delay(&mut self, index: u32) {
+        self.leave(index);
+        let waiting = &mut self.entries[index as usize];
         assert!(waiting.tier.is_multiple_of(2), "a request is delayed once");
         waiting.tier += 1;
         waiting.queue_expiry = Time::MAX;
-        self.enter(slot);
-        self.set_timer(slot);
+        self.enter(index);
+        self.set_timer(index);
     }
 
-    fn set_timer(&mut self, slot: u32) {
-        match self.slots[slot as usize].timer() {
+    fn set_timer(&mut self, index: u32) {
+        match self.entries[index as usize].timer() {
             Time::MAX => {
-                self.timers.remove(slot);
+                self.timers.remove(index);
             }
-            at => self.timers.set(slot, at),
+            at => self.timers.set(index, at),
         }
     }
 }
@@ -619,18 +620,18 @@ impl IndexMut<usize> for Tiers {
 
 impl Arrivals {
     /// Adds the request that came last.
-    fn add(&mut self, slot: u32, sequence: u64, slots: &[QueuedRequest]) {
-        // As many as there are slots remain, so that this is paid for by as many requests that came.
-        if self.0.len() > 2 * slots.len() {
-            self.0.retain(|(slot, sequence)| slots[*slot as usize].sequence == *sequence);
+    fn add(&mut self, index: u32, sequence: u64, entries: &[QueuedRequest]) {
+        // As many as there are entries remain, so that this is paid for by as many requests that came.
+        if self.0.len() > 2 * entries.len() {
+            self.0.retain(|(index, sequence)| entries[*index as usize].sequence == *sequence);
         }
-        self.0.push_back((slot, sequence));
+        self.0.push_back((index, sequence));
     }
 
     /// Removes requests from the front until the first one waits.
-    fn forget_left(&mut self, slots: &[QueuedRequest]) {
-        while let Some((slot, sequence)) = self.0.front()
-            && slots[*slot as usize].sequence != *sequence
+    fn forget_left(&mut self, entries: &[QueuedRequest]) {
+        while let Some((index, sequence)) = self.0.front()
+            && entries[*index as usize].sequence != *sequence
         {
             self.0.pop_front();
         }

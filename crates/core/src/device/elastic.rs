@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::input_ring::SlotRun;
+use super::input_ring::RingRun;
 use super::launch::{InputSource, LaneSpec, Launch, SegmentRange, Span};
 use super::mix::{BadMix, LaneMix, MixTable};
 use super::note::Note;
@@ -70,7 +70,7 @@ struct Running {
     size: u32,
     /// [`Cores::brief`]: it takes no longer.
     brief: bool,
-    slots: Option<SlotRun>,
+    slots: Option<RingRun>,
     members: Vec<RequestId>,
 }
 
@@ -109,7 +109,7 @@ impl Elastic {
     }
 
     /// The largest idle lane of the mix that what is ready fills, by its size, and what it takes (algorithm 1, lines 3 to 13).
-    fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<SlotRun>)> {
+    fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<RingRun>)> {
         let room = self.options.max_running - self.pool.running_rows();
         let DeviceRequest { size: head, length, .. } = self.pool.ready().next()?.request;
         // With each request that comes: before anything is looked at that takes longer.
@@ -148,7 +148,7 @@ impl Elastic {
         self.options.cores.is_some_and(|cores| self.options.profile.total(rows, length) <= cores.brief)
     }
 
-    fn launch(&mut self, turn: &mut Turn<'_>, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<SlotRun>) {
+    fn launch(&mut self, turn: &mut Turn<'_>, size: u32, members: Vec<RequestId>, rows: u32, slots: Option<RingRun>) {
         let Some(lane) = self.idle.get_mut(&size).and_then(BTreeSet::pop_first) else { return };
         let (batch, length) = self.pool.begin_batch(turn, &members, rows);
         let (id, brief) = (turn.new_launch(), self.is_brief(rows, length));

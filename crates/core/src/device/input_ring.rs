@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Neighbouring slots of a ring: `first`, `first + 1`, ..., which may go on at slot 0 after the last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct SlotRun {
+pub struct RingRun {
     /// The first slot.
     pub first: u32,
     /// How many, at least 1.
@@ -48,11 +48,11 @@ impl InputRing {
     }
 
     /// Takes the next `count` slots; `None` if fewer are free.
-    pub fn allocate(&mut self, count: u32) -> Option<SlotRun> {
+    pub fn allocate(&mut self, count: u32) -> Option<RingRun> {
         if count > self.slots - self.occupied() {
             return None;
         }
-        let run = SlotRun { first: self.head, count };
+        let run = RingRun { first: self.head, count };
         self.used.extend(std::iter::repeat_n(true, count as usize));
         self.head = (self.head + count) % self.slots;
         self.most_used = self.most_used.max(self.occupied());
@@ -60,7 +60,7 @@ impl InputRing {
     }
 
     /// Gives slots back. Asserts that they are in use.
-    pub fn release(&mut self, run: SlotRun) {
+    pub fn release(&mut self, run: RingRun) {
         let oldest = (self.head + self.slots - self.occupied() % self.slots) % self.slots;
         let offset = (run.first + self.slots - oldest) % self.slots;
         for slot in offset..offset + run.count {
@@ -79,7 +79,7 @@ impl InputRing {
     }
 
     /// Whether `next` begins where `run` ends.
-    pub fn are_neighbours(&self, run: SlotRun, next: SlotRun) -> bool {
+    pub fn are_neighbours(&self, run: RingRun, next: RingRun) -> bool {
         (run.first + run.count) % self.slots == next.first && run.count + next.count <= self.slots
     }
 }

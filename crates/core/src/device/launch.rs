@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::input_ring::SlotRun;
+use super::input_ring::RingRun;
 use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId, RequestId};
 use crate::time::Time;
 
@@ -40,7 +40,7 @@ pub enum InputSource {
     /// With the host: they go to the device in the launch, before it computes; if it runs the last segment too, the outputs come back in it, after.
     Host,
     /// In neighbouring slots of the input ring, in the order of the members: no copy.
-    Ring(SlotRun),
+    Ring(RingRun),
     /// On the device, not in one piece: in slots that are no neighbours, or what an earlier launch left of the members.
     Device,
 }

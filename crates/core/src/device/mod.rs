@@ -64,7 +64,7 @@ pub use device_use::DeviceUse;
 pub use elastic::{Elastic, ElasticOptions};
 pub use granted::{Granted, GrantedOptions};
 pub use groups::{GroupDecision, GroupSettings, GroupStats};
-pub use input_ring::{InputRing, SlotRun};
+pub use input_ring::{InputRing, RingRun};
 pub use launch::{GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};
 pub use mix::{BadMix, LaneMix, MixTable};
 pub use note::Note;

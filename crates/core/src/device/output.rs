@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::input_ring::SlotRun;
+use super::input_ring::RingRun;
 use super::launch::Launch;
 use super::note::Note;
 use super::request::DeviceDrop;
@@ -19,7 +19,7 @@ pub enum DeviceOutput {
         /// The request.
         request: RequestId,
         /// Its slots, one an item.
-        slots: SlotRun,
+        slots: RingRun,
     },
     /// Run this.
     Launch(Launch),

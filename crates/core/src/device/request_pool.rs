@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::input_ring::{InputRing, SlotRun};
+use super::input_ring::{InputRing, RingRun};
 use super::note::Note;
 use super::output::DeviceOutput;
 use super::request::{DeviceDrop, DeviceReject, DeviceRequest};
@@ -32,7 +32,7 @@ pub struct RequestPool {
     /// How many have none.
     overflow: u32,
     /// Slots of requests that have gone while their inputs were on the way.
-    abandoned: BTreeMap<RequestId, SlotRun>,
+    abandoned: BTreeMap<RequestId, RingRun>,
     next: u64,
     rows: u32,
     ready_rows: u32,
@@ -52,7 +52,7 @@ pub struct PooledRequest {
     /// When it came.
     pub arrival: Time,
     /// Its slots; `None` without a ring, or as long as there is no room.
-    pub slots: Option<SlotRun>,
+    pub slots: Option<RingRun>,
     /// Whether its input is there.
     pub ready: bool,
 }
@@ -221,8 +221,8 @@ impl RequestPool {
     }
 
     /// The first ready requests that are neighbours in the ring and have at most `most` items; their slots, if there is a ring.
-    pub fn neighbours(&self, most: u32) -> (Vec<RequestId>, u32, Option<SlotRun>) {
-        let (mut members, mut rows, mut run) = (Vec::new(), 0, None::<SlotRun>);
+    pub fn neighbours(&self, most: u32) -> (Vec<RequestId>, u32, Option<RingRun>) {
+        let (mut members, mut rows, mut run) = (Vec::new(), 0, None::<RingRun>);
         for waiting in self.ready() {
             let size = waiting.request.size;
             if rows + size > most {
@@ -242,7 +242,7 @@ impl RequestPool {
     }
 
     /// Whether `next` begins where `run` ends, in the ring.
-    pub fn are_neighbours(&self, run: SlotRun, next: SlotRun) -> bool {
+    pub fn are_neighbours(&self, run: RingRun, next: RingRun) -> bool {
         self.ring.as_ref().is_some_and(|ring| ring.are_neighbours(run, next))
     }
 
@@ -329,7 +329,7 @@ impl RequestPool {
     }
 
     /// Slots have been read: whoever waits for room gets it.
-    pub fn release(&mut self, slots: SlotRun, turn: &mut Turn<'_>) {
+    pub fn release(&mut self, slots: RingRun, turn: &mut Turn<'_>) {
         if let Some(ring) = &mut self.ring {
             ring.release(slots);
             self.admit(turn);

@@ -132,11 +132,11 @@ proptest! {
     #[test]
     fn ring(slots in 1..20u32, steps in prop::collection::vec((any::<bool>(), 1..6u32, any::<prop::sample::Index>()), 1..80)) {
         let mut ring = InputRing::new(slots);
-        let mut out: Vec<SlotRun> = Vec::new();
+        let mut out: Vec<RingRun> = Vec::new();
         for (allocate, count, which) in steps {
             if allocate {
                 if let Some(run) = ring.allocate(count) {
-                    let mine = |run: &SlotRun| (0..run.count).map(|i| (run.first + i) % slots).collect::<Vec<_>>();
+                    let mine = |run: &RingRun| (0..run.count).map(|i| (run.first + i) % slots).collect::<Vec<_>>();
                     let new = mine(&run);
                     prop_assert!(out.iter().flat_map(mine).all(|slot| !new.contains(&slot)), "a slot is given out twice");
                     out.push(run);

@@ -31,7 +31,7 @@ pub struct World {
     exits: BTreeMap<RequestId, u16>,
     requests: BTreeMap<RequestId, Known>,
     /// Also of those whose clients have gone.
-    slots: BTreeMap<RequestId, SlotRun>,
+    slots: BTreeMap<RequestId, RingRun>,
     busy: BTreeMap<LaneId, LaunchId>,
     launches: BTreeMap<(Time, LaunchId), (Time, Launch)>,
     inputs: BTreeSet<(Time, RequestId)>,
@@ -219,7 +219,7 @@ impl World {
         let other = self.busy.insert(launch.lane, launch.id);
         assert!(other.is_none(), "lane {} runs {other:?} and is given {}\n{}", launch.lane, launch.id, self.log);
         self.most_running = self.most_running.max(self.busy.len());
-        let (mut next, mut contiguous) = (None::<SlotRun>, true);
+        let (mut next, mut contiguous) = (None::<RingRun>, true);
         for member in &launch.members {
             let Some(known) = self.requests.get_mut(member) else { continue };
             assert!(!known.running, "{member} is in one launch at a time");

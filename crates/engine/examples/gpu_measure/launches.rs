@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUevent_flags, CUresult};
 use cudarc::driver::{DriverError, result};
-use downbeat_core::device::SlotRun;
+use downbeat_core::device::RingRun;
 use downbeat_engine::cuda::{Device, Stream};
 use downbeat_engine::{Cut, Engine, Share, ring_memory};
 
@@ -159,7 +159,7 @@ fn ring(subject: &Subject, name: &str) -> Outcome<()> {
     let ring = subject.model.ring_memory(0, slots, bytes, SLOTS)?;
     let mut enqueued = Vec::new();
     for slot in (0..SLOTS).cycle().take(10 * SLOTS as usize) {
-        let mut writer = ring.write(SlotRun { first: slot, count: 1 }).ok_or("a slot is in use")?;
+        let mut writer = ring.write(RingRun { first: slot, count: 1 }).ok_or("a slot is in use")?;
         writer.fill(1);
         let begin = Instant::now();
         writer.finish()?;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use downbeat_core::device::SlotRun;
+use downbeat_core::device::RingRun;
 use downbeat_core::tensor::{DataType, TensorSpec};
 use downbeat_engine::ring_memory::{self, RingMemory};
 use downbeat_engine::{Buffer, Cut, Engine, Lane, LoadOptions, Model, Place, Share, State, Tensor};
@@ -45,7 +45,7 @@ impl Subject {
             let slots = ring_memory::slots(largest as u32, &[item_bytes])?;
             let ring = model.ring_memory(0, slots, item_bytes, largest as u32)?;
             for slot in 0..largest {
-                let mut writer = ring.write(SlotRun { first: slot as u32, count: 1 }).ok_or("a slot is in use")?;
+                let mut writer = ring.write(RingRun { first: slot as u32, count: 1 }).ok_or("a slot is in use")?;
                 writer.copy_from_slice(&on_host[slot * item_bytes..(slot + 1) * item_bytes]);
                 writer.finish()?;
             }
@@ -70,7 +70,7 @@ impl Subject {
             let data = match from {
                 From::Host => Buffer::from_bytes(input.on_host.slice(..rows * input.item_bytes)),
                 From::Ring => {
-                    let run = SlotRun { first: 0, count: rows as u32 };
+                    let run = RingRun { first: 0, count: rows as u32 };
                     input.ring.read(run).ok_or("a slot of the ring is in use")?
                 }
             };

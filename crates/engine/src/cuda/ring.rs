@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use downbeat_core::device::SlotRun;
+use downbeat_core::device::RingRun;
 
 use super::memory::{DeviceAllocation, DeviceSlice};
 use super::pinned::Registration;
@@ -91,7 +91,7 @@ impl DeviceRing {
     /// # Safety
     /// The slots have to be those of the host's ring, and must not be written before a launch that reads them on the device is over, or other copies of them
     /// are enqueued.
-    pub(crate) unsafe fn upload(&self, run: SlotRun, host: [&[u8]; 2]) -> Result<(), CudaError> {
+    pub(crate) unsafe fn upload(&self, run: RingRun, host: [&[u8]; 2]) -> Result<(), CudaError> {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         *begun += 1;
         let mut slot = run.first;
@@ -123,7 +123,7 @@ impl DeviceRing {
     /// A run of slots as one piece; `None` if it is longer than what the ring was made for. `owner` keeps them from being written.
     pub(crate) fn read(
         self: &Arc<Self>,
-        run: SlotRun,
+        run: RingRun,
         owner: Arc<dyn std::any::Any + Send + Sync>,
     ) -> Option<DeviceSlice> {
         if run.first + run.count > self.slots + self.overhang {
@@ -138,7 +138,7 @@ impl DeviceRing {
         Some(unsafe { DeviceSlice::new(self.stream.device().clone(), address, len, Some(ready), owner) })
     }
 
-    fn numbers(&self, run: SlotRun) -> impl Iterator<Item = usize> + use<> {
+    fn numbers(&self, run: RingRun) -> impl Iterator<Item = usize> + use<> {
         let slots = self.slots as usize;
         (run.first as usize..).take(run.count as usize).map(move |slot| slot % slots)
     }

@@ -61,20 +61,20 @@ impl Made {
         let shapes: Vec<Vec<usize>> = declared.iter().map(|dims| dims.iter().map(size).collect()).collect();
         let inputs = shapes.iter().map(|dims| Some(Input { dims, data: &[] }));
         let mut made = BTreeMap::new();
-        sizes.walk(inputs, |slot, extent| drop(made.insert(slot, extent.clone())));
+        sizes.walk(inputs, |id, extent| drop(made.insert(id, extent.clone())));
         Made(made)
     }
 
-    fn dims(&self, slot: usize) -> Option<&Dims> {
-        self.0.get(&slot)?.dims.as_ref()
+    fn dims(&self, id: usize) -> Option<&Dims> {
+        self.0.get(&id)?.dims.as_ref()
     }
 
     /// The first value whose size does not follow from the shapes.
     fn without_size(&self, graph: &GraphProto, sizes: &Sizes) -> Option<String> {
         let mut steps = graph.node.iter().zip(&sizes.steps);
         steps.find_map(|(node, step)| {
-            let slot = step.outputs.iter().flatten().find(|slot| self.dims(**slot).is_none())?;
-            let value = sizes.names.get(*slot).map_or("", String::as_str);
+            let id = step.outputs.iter().flatten().find(|id| self.dims(**id).is_none())?;
+            let value = sizes.names.get(*id).map_or("", String::as_str);
             Some(format!(
                 "the size of '{value}', which {} makes, does not follow from the shapes of its inputs",
                 node.op_type
@@ -87,8 +87,8 @@ impl Made {
         let is_safe =
             |extent: &Extent| extent.data.as_deref().is_some_and(|data| data.iter().all(|n| *n != 0.0 && *n != -1.0));
         let mut safe = BTreeSet::new();
-        for (slot, weight) in sizes.weights.iter().enumerate() {
-            safe.extend(weight.as_ref().filter(|weight| is_safe(weight)).map(|_| slot));
+        for (id, weight) in sizes.weights.iter().enumerate() {
+            safe.extend(weight.as_ref().filter(|weight| is_safe(weight)).map(|_| id));
         }
         for (node, step) in graph.node.iter().zip(&sizes.steps) {
             let Some(Some(output)) = step.outputs.first().copied() else { continue };
@@ -97,7 +97,7 @@ impl Made {
             }
             let is_float = || self.0.get(&output).is_some_and(Extent::is_float);
             let divisor = step.inputs.get(1).copied().flatten();
-            if DIVISIONS.contains(&&*node.op_type) && !divisor.is_some_and(|slot| safe.contains(&slot)) && !is_float() {
+            if DIVISIONS.contains(&&*node.op_type) && !divisor.is_some_and(|id| safe.contains(&id)) && !is_float() {
                 return Some(format!(
                     "its operator {} divides integers, and may end the process by what a request asks for",
                     node.op_type

@@ -55,13 +55,13 @@ pub(crate) struct Need {
 /// The rules of a graph's operators.
 #[derive(Debug)]
 pub(crate) struct Sizes {
-    /// By slot: weights.
+    /// By the id of the value: weights.
     pub(super) weights: Vec<Option<Extent>>,
-    /// Slots and datatypes, in the file's order.
+    /// Values by their ids, with datatypes, in the file's order.
     pub(super) inputs: Vec<(usize, i32)>,
     /// One for each node, in the file's order.
     pub(super) steps: Vec<Step>,
-    /// By slot.
+    /// By the id of the value.
     pub(super) names: Vec<String>,
 }
 
@@ -95,39 +95,39 @@ impl Sizes {
     /// In words, if it cannot be decoded.
     pub fn new(graph: &GraphProto) -> Result<Sizes, String> {
         let bad = |e: prost::DecodeError| format!("the graph cannot be read: {e}");
-        let mut slots = Slots::default();
+        let mut ids = ValueIds::default();
         let mut weights = Vec::new();
         for bytes in &graph.initializer {
             let tensor = TensorProto::decode(bytes.clone()).map_err(bad)?;
-            let slot = slots.of(&tensor.name);
-            weights.resize(weights.len().max(slot + 1), None);
-            put(&mut weights, slot, Extent::of(&tensor));
+            let id = ids.of(&tensor.name);
+            weights.resize(weights.len().max(id + 1), None);
+            put(&mut weights, id, Extent::of(&tensor));
         }
         let mut inputs = Vec::new();
         for input in &graph.input {
-            let slot = slots.of(&input.name);
+            let id = ids.of(&input.name);
             let element = input.r#type.clone().map(TypeProto::decode).transpose().map_err(bad)?;
             let element = element.and_then(|t| t.tensor_type).map_or(FLOAT, |t| t.elem_type);
-            if weights.get(slot).is_none_or(Option::is_none) {
-                inputs.push((slot, element));
+            if weights.get(id).is_none_or(Option::is_none) {
+                inputs.push((id, element));
             }
         }
         let mut steps = Vec::new();
         for node in &graph.node {
             let attributes = node.attribute.iter().map(|bytes| AttributeProto::decode(bytes.clone()));
             let attributes = attributes.collect::<Result<Vec<_>, _>>().map_err(bad)?;
-            let mut slot = |name: &String| (!name.is_empty()).then(|| slots.of(name));
-            let inputs = node.input.iter().map(&mut slot).collect();
-            let outputs = node.output.iter().map(&mut slot).collect();
+            let mut id = |name: &String| (!name.is_empty()).then(|| ids.of(name));
+            let inputs = node.input.iter().map(&mut id).collect();
+            let outputs = node.output.iter().map(&mut id).collect();
             steps.push(Step { rule: rule(&node.op_type), attributes, inputs, outputs, ends: Vec::new() });
         }
-        let mut alive: BTreeSet<usize> = graph.output.iter().map(|output| slots.of(&output.name)).collect();
+        let mut alive: BTreeSet<usize> = graph.output.iter().map(|output| ids.of(&output.name)).collect();
         for step in steps.iter_mut().rev() {
             let used = step.inputs.iter().chain(&step.outputs).flatten();
-            step.ends = used.copied().filter(|slot| alive.insert(*slot)).collect();
+            step.ends = used.copied().filter(|id| alive.insert(*id)).collect();
         }
-        weights.resize(slots.names.len(), None);
-        Ok(Sizes { weights, inputs, steps, names: slots.names })
+        weights.resize(ids.names.len(), None);
+        Ok(Sizes { weights, inputs, steps, names: ids.names })
     }
 
     /// What a run with these inputs takes, `None` for one of which nothing is known.
@@ -137,7 +137,7 @@ impl Sizes {
 
     /// The names of the inputs, in the file's order.
     pub fn input_names(&self) -> impl Iterator<Item = &str> {
-        self.inputs.iter().filter_map(|(slot, _)| self.names.get(*slot).map(String::as_str))
+        self.inputs.iter().filter_map(|(id, _)| self.names.get(*id).map(String::as_str))
     }
 
     /// Tells `each` what is known of every weight, input and computed value of a run with these inputs: its name, its extent, and whether it is a weight.
@@ -147,8 +147,8 @@ impl Sizes {
                 each(name, weight, true);
             }
         }
-        self.walk(inputs, |slot, extent| {
-            if let Some(name) = self.names.get(slot) {
+        self.walk(inputs, |id, extent| {
+            if let Some(name) = self.names.get(id) {
                 each(name, extent, false);
             }
         });
@@ -163,34 +163,34 @@ impl Sizes {
         let mut values: Vec<Option<Extent>> = vec![None; self.names.len()];
         let mut need = Need::default();
         let mut alive = 0u64;
-        for ((slot, element), input) in self.inputs.iter().zip(inputs) {
+        for ((id, element), input) in self.inputs.iter().zip(inputs) {
             let Some(input) = input else { continue };
             let dims: Dims = input.dims.iter().map(|d| *d as u64).collect();
             let data = numbers(*element, &dims, input.data);
             let extent = Extent { element: *element, dims: Some(dims), data };
             alive = alive.saturating_add(extent.bytes());
-            made(*slot, &extent);
-            put(&mut values, *slot, extent);
+            made(*id, &extent);
+            put(&mut values, *id, extent);
         }
         need.bytes = alive;
         let by_data = Cell::new(false);
         for step in &self.steps {
             let known = Known { step, values: &values, weights: &self.weights, by_data: &by_data };
             let given = (step.rule)(&known).unwrap_or_default();
-            for (slot, extent) in step.outputs.iter().zip(given) {
-                let Some(slot) = *slot else { continue };
+            for (id, extent) in step.outputs.iter().zip(given) {
+                let Some(id) = *id else { continue };
                 let bytes = extent.bytes();
                 alive = alive.saturating_add(bytes);
                 if bytes > need.largest.2 {
-                    let name = self.names.get(slot).cloned().unwrap_or_default();
+                    let name = self.names.get(id).cloned().unwrap_or_default();
                     need.largest = (name, extent.dims.clone().unwrap_or_default().to_vec(), bytes);
                 }
-                made(slot, &extent);
-                put(&mut values, slot, extent);
+                made(id, &extent);
+                put(&mut values, id, extent);
             }
             need.bytes = need.bytes.max(alive);
-            for slot in &step.ends {
-                let gone = values.get_mut(*slot).and_then(Option::take);
+            for id in &step.ends {
+                let gone = values.get_mut(*id).and_then(Option::take);
                 alive = alive.saturating_sub(gone.map_or(0, |extent| extent.bytes()));
             }
         }
@@ -199,27 +199,27 @@ impl Sizes {
     }
 }
 
-fn put(values: &mut [Option<Extent>], slot: usize, extent: Extent) {
-    if let Some(place) = values.get_mut(slot) {
+fn put(values: &mut [Option<Extent>], id: usize, extent: Extent) {
+    if let Some(place) = values.get_mut(id) {
         *place = Some(extent);
     }
 }
 
 #[derive(Default)]
-struct Slots {
+struct ValueIds {
     by_name: BTreeMap<String, usize>,
     names: Vec<String>,
 }
 
-impl Slots {
+impl ValueIds {
     fn of(&mut self, name: &str) -> usize {
-        if let Some(slot) = self.by_name.get(name) {
-            return *slot;
+        if let Some(id) = self.by_name.get(name) {
+            return *id;
         }
-        let slot = self.names.len();
-        self.by_name.insert(name.to_owned(), slot);
+        let id = self.names.len();
+        self.by_name.insert(name.to_owned(), id);
         self.names.push(name.to_owned());
-        slot
+        id
     }
 }
 
@@ -308,8 +308,8 @@ fn numbers(element: i32, dims: &[u64], bytes: &[u8]) -> Option<Vec<f64>> {
 
 impl Known<'_> {
     pub fn get(&self, index: usize) -> Option<&Extent> {
-        let slot = (*self.step.inputs.get(index)?)?;
-        self.values.get(slot)?.as_ref().or(self.weights.get(slot)?.as_ref())
+        let id = (*self.step.inputs.get(index)?)?;
+        self.values.get(id)?.as_ref().or(self.weights.get(id)?.as_ref())
     }
 
     pub fn dims(&self, index: usize) -> Option<&[u64]> {
@@ -443,8 +443,8 @@ mod tests {
         let need = |node: Vec<NodeProto>| {
             let sizes = Sizes::new(&graph(node)).unwrap();
             let (need, values) = sizes.walk([Some(Input { dims: &[10, 64], data: &[] })].into_iter(), |_, _| ());
-            let slot = sizes.names.iter().position(|name| name == "y").unwrap();
-            (need.bytes, values[slot].as_ref().map(Extent::bytes))
+            let id = sizes.names.iter().position(|name| name == "y").unwrap();
+            (need.bytes, values[id].as_ref().map(Extent::bytes))
         };
         let product = vec![
             node("DynamicQuantizeLinear", &["x"], &["q", "s", "z"]),
@@ -482,8 +482,8 @@ mod tests {
                 let mut state = State { tensors };
                 model.lane().unwrap().run(0..1, &mut state).unwrap();
                 for (output, tensor) in graph.output.iter().zip(&state.tensors) {
-                    let slot = sizes.names.iter().position(|name| *name == output.name).unwrap();
-                    let dims = values[slot].as_ref().and_then(|extent| extent.dims.clone()).unwrap();
+                    let id = sizes.names.iter().position(|name| *name == output.name).unwrap();
+                    let dims = values[id].as_ref().and_then(|extent| extent.dims.clone()).unwrap();
                     assert_eq!(
                         dims.iter().map(|d| *d as usize).collect::<Vec<_>>(),
                         tensor.shape,

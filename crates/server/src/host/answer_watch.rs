@@ -54,7 +54,7 @@ pub struct Watched {
     pub suspicion: Suspicion,
     pub model: String,
     pub version: String,
-    pub plan: Arc<BatchCodec>,
+    pub codec: Arc<BatchCodec>,
     pub padding: Option<Arc<Padding>>,
     /// The loaded model.
     pub engine: Arc<dyn Model>,
@@ -146,13 +146,13 @@ impl Watched {
         let copy = state.copy().map_err(|error| error.to_string())?;
         let first = self.alone(copy, rows, length)?;
         let [same, different] = &self.results;
-        let Some((output, alone, beside)) = difference(&self.plan, &first, &outputs) else {
+        let Some((output, alone, beside)) = difference(&self.codec, &first, &outputs) else {
             same.inc();
             return Ok(());
         };
         // A model that draws at random answers one request in two ways. Batches are not to blame then.
         let second = self.alone(state, rows, length)?;
-        if difference(&self.plan, &first, &second).is_some() {
+        if difference(&self.codec, &first, &second).is_some() {
             return Err(format!("output '{output}' differs from run to run"));
         }
         different.inc();
@@ -174,9 +174,9 @@ impl Watched {
             none => none.insert(self.engine.lane_at(self.place).map_err(|error| error.to_string())?),
         };
         lane.run(0..self.engine.segments(), &mut state).map_err(|error| error.to_string())?;
-        let alone = self.plan.separate(state, &[rows])?.pop().unwrap_or_default();
+        let alone = self.codec.separate(state, &[rows])?.pop().unwrap_or_default();
         match &self.padding {
-            Some(padding) => padding.cut(&self.plan, alone, length, length),
+            Some(padding) => padding.cut(&self.codec, alone, length, length),
             None => Ok(alone),
         }
     }

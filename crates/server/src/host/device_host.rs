@@ -534,7 +534,7 @@ impl DeviceHost {
         let partition = inner.partition(model);
         let mut lanes: Vec<u32> = specs.into_iter().map(|spec| spec.max_rows).collect();
         if lanes.is_empty() {
-            lanes = vec![model.tensors.plan.max_batch; scheduler.shared_lanes(partition).len()];
+            lanes = vec![model.tensors.codec.max_batch; scheduler.shared_lanes(partition).len()];
         }
         drop(inner);
         let (launches, complete) = self.history.lock().since(model.id, from);

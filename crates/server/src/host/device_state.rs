@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
 use downbeat_core::device::{
-    DeviceDrop, DeviceOutput, DeviceReject, DeviceScheduler, LaneId, Launch, Note, PartitionId, SlotRun, Span,
+    DeviceDrop, DeviceOutput, DeviceReject, DeviceScheduler, LaneId, Launch, Note, PartitionId, RingRun, Span,
 };
 use downbeat_core::{DeviceId, ModelId, RequestId, Time};
 use smallvec::SmallVec;
@@ -74,7 +74,7 @@ pub struct Actions {
 pub struct Write {
     pub model: Arc<HostedModel>,
     pub request: RequestId,
-    pub slots: SlotRun,
+    pub slots: RingRun,
     /// `None`: the client has gone.
     pub input: Option<Admitted>,
 }

@@ -58,9 +58,9 @@ impl HostedVersion {
     ///
     /// # Errors
     /// `InvalidArgument` if it cannot be padded.
-    pub fn length(&self, plan: &BatchCodec, request: &Admitted) -> Result<u32, ServiceError> {
+    pub fn length(&self, codec: &BatchCodec, request: &Admitted) -> Result<u32, ServiceError> {
         let Some(padding) = &self.padding else { return Ok(0) };
-        padding.length(plan, request).map_err(ServiceError::InvalidArgument)
+        padding.length(codec, request).map_err(ServiceError::InvalidArgument)
     }
 
     /// The device that will probably be done first with all that it has, of whatever models, of those that work, the first of those.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::device::SlotRun;
+use downbeat_core::device::RingRun;
 use downbeat_core::tensor::DataType;
 use downbeat_engine::ring_memory::{self, RingMemory};
 use downbeat_engine::{Model, State, Tensor};
@@ -35,13 +35,13 @@ impl InputRings {
     pub fn new(
         model: &dyn Model,
         device: usize,
-        plan: &BatchCodec,
+        codec: &BatchCodec,
         padding: Option<&Padding>,
         least: u32,
     ) -> Result<Self, String> {
         let length = padding.and_then(|padding| padding.max_length).unwrap_or(0);
         let mut items = Vec::new();
-        for (index, binding) in plan.inputs.iter().enumerate() {
+        for (index, binding) in codec.inputs.iter().enumerate() {
             let spec = &binding.client;
             let Some(size) = spec.datatype.size() else {
                 return Err(format!(
@@ -57,7 +57,7 @@ impl InputRings {
                 ));
             }
             let item = match padding {
-                Some(padding) => padding.item(plan, index, length),
+                Some(padding) => padding.item(codec, index, length),
                 None => spec.dims.iter().skip(1).map(|dim| (*dim).max(0) as usize).collect(),
             };
             let bytes = item.iter().try_fold(size, |bytes, dim| bytes.checked_mul(*dim));
@@ -72,7 +72,7 @@ impl InputRings {
         let sizes: Vec<usize> = items.iter().map(|(_, _, bytes)| *bytes).collect();
         let slots = ring_memory::slots(least, &sizes).map_err(|error| error.to_string())?;
         let rings = items.into_iter().map(|(datatype, item, bytes)| {
-            let memory = model.ring_memory(device, slots, bytes, plan.max_batch).map_err(|error| error.to_string())?;
+            let memory = model.ring_memory(device, slots, bytes, codec.max_batch).map_err(|error| error.to_string())?;
             Ok(Tensors { datatype, item, memory })
         });
         Ok(InputRings { rings: rings.collect::<Result<_, String>>()?, slots, length })
@@ -83,7 +83,7 @@ impl InputRings {
     }
 
     /// Bytes of a run of slots, where they are in the host's memory alone.
-    pub fn host_bytes(&self, run: SlotRun) -> Option<usize> {
+    pub fn host_bytes(&self, run: RingRun) -> Option<usize> {
         let bytes =
             |ring: &Tensors| (!ring.memory.is_on_device()).then(|| ring.memory.slot_bytes() * run.count as usize);
         self.rings.iter().map(bytes).sum()
@@ -91,11 +91,11 @@ impl InputRings {
 
     /// Writes a request's inputs into its slots: the one copy on their way. `false` if somebody still uses a slot: then the request stays
     /// with the host.
-    pub fn write(&self, plan: &BatchCodec, padding: Option<&Padding>, request: &Admitted, run: SlotRun) -> bool {
+    pub fn write(&self, codec: &BatchCodec, padding: Option<&Padding>, request: &Admitted, run: RingRun) -> bool {
         self.rings.iter().enumerate().all(|(index, ring)| {
             let Some(mut slots) = ring.memory.write(run) else { return false };
             match padding {
-                Some(padding) => padding.write(plan, index, request, self.length, &mut slots),
+                Some(padding) => padding.write(codec, index, request, self.length, &mut slots),
                 None => {
                     let bytes = request.input(index);
                     if slots.len() != bytes.len() {
@@ -113,10 +113,10 @@ impl InputRings {
     }
 
     /// The requests in a run of slots as a batch, without a copy; `None` if a slot is being written.
-    pub fn read(&self, plan: &BatchCodec, run: SlotRun) -> Option<State> {
+    pub fn read(&self, codec: &BatchCodec, run: RingRun) -> Option<State> {
         let tensors = self.rings.iter().enumerate().map(|(index, ring)| {
             let data = ring.memory.read(run)?;
-            let shape = plan.engine_shape(index, run.count as usize, &ring.item);
+            let shape = codec.engine_shape(index, run.count as usize, &ring.item);
             Some(Tensor { datatype: ring.datatype, shape, data })
         });
         Some(State { tensors: tensors.collect::<Option<_>>()? })

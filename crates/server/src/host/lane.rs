@@ -403,7 +403,7 @@ fn exits(run: &Run<'_>, body: &Body, segment: usize, state: &mut State) -> Resul
         if !leaves.contains(&true) {
             continue;
         }
-        let outputs = tensors.plan.separate(exit.outputs(state), &rows)?;
+        let outputs = tensors.codec.separate(exit.outputs(state), &rows)?;
         for ((member, outputs), leaves) in body.members.iter().zip(outputs).zip(leaves) {
             if leaves && left.iter().all(|(request, _)| *request != member.request) {
                 left.push((member.request, tensors.cut(outputs, member.length, run.length)?));
@@ -417,7 +417,7 @@ fn exits(run: &Run<'_>, body: &Body, segment: usize, state: &mut State) -> Resul
 fn answers(run: &Run<'_>, body: &Body, state: State) -> Result<Vec<(RequestId, Outputs)>, String> {
     let (tensors, fill) = (&run.model.tensors, run.fill());
     let rows: Vec<u32> = body.members.iter().map(|member| member.rows).chain((fill > 0).then_some(fill)).collect();
-    let outputs = tensors.plan.separate(state, &rows)?;
+    let outputs = tensors.codec.separate(state, &rows)?;
     let (each, others) = (body.members.iter().zip(outputs), rows.len() > 1);
     each.map(|(member, outputs)| {
         let outputs = tensors.cut(outputs, member.length, run.length)?;
@@ -453,7 +453,7 @@ fn each_alone(run: &Run<'_>, body: &Body) -> Outcome {
         let length = tensors.length_alone(member);
         let result = run.on_lane(|engine| {
             let state = tensors.join_inputs(engine, std::slice::from_ref(member), length, 0)?;
-            let outputs = engine_run::run_alone(&run.watch, engine, segments, &tensors.plan, state, member.rows)?;
+            let outputs = engine_run::run_alone(&run.watch, engine, segments, &tensors.codec, state, member.rows)?;
             Ok(tensors.cut(outputs, member.length, length)?)
         });
         match result {

@@ -61,7 +61,7 @@ pub struct LaneSetup<'a> {
     pub name: &'a str,
     pub version: &'a str,
     pub model: &'a Arc<dyn Model>,
-    pub plan: Arc<BatchCodec>,
+    pub codec: Arc<BatchCodec>,
     /// What its batches take, of the length that it was measured with where requests vary.
     pub profile: LatencyProfile,
     pub segments: SegmentProfile,
@@ -102,21 +102,21 @@ pub struct LaneSetup<'a> {
 ///
 /// # Errors
 /// Why a model cannot have a device policy, in words with what to do.
-pub fn padding(plan: &BatchCodec, policy: &ChosenPolicy) -> anyhow::Result<Option<Arc<Padding>>> {
+pub fn padding(codec: &BatchCodec, policy: &ChosenPolicy) -> anyhow::Result<Option<Arc<Padding>>> {
     let ChosenPolicy { name: policy, padding: PaddingSettings { pad, max_length, .. }, .. } = policy;
     ensure!(
-        plan.batched,
+        codec.batched,
         "the device policy '{policy}' makes batches, and the model has no batch dimension (max_batch_size is 0); use the policy exclusive"
     );
     if !pad {
         ensure!(
-            !plan.has_varying_shapes(),
+            !codec.has_varying_shapes(),
             "requests vary in shape, and the device policy '{policy}' puts all requests into the same batches; give `pad = true` where the model's answers \
              do not change when its inputs are padded with zeros, or use the policy exclusive, which keeps shapes apart"
         );
         return Ok(None);
     }
-    let padding = Padding::new(plan, *max_length).map_err(|reason| anyhow::anyhow!("`pad`: {reason}"))?;
+    let padding = Padding::new(codec, *max_length).map_err(|reason| anyhow::anyhow!("`pad`: {reason}"))?;
     Ok(Some(Arc::new(padding)))
 }
 
@@ -125,7 +125,7 @@ pub fn padding(plan: &BatchCodec, policy: &ChosenPolicy) -> anyhow::Result<Optio
 /// # Errors
 /// If they do, or the model cannot run what it is asked with.
 pub fn check_padding(
-    plan: &BatchCodec,
+    codec: &BatchCodec,
     padding: &Padding,
     model: &dyn Model,
     device: usize,
@@ -138,7 +138,7 @@ pub fn check_padding(
         lane.run(0..model.segments(), &mut state).map_err(|error| error.to_string())?;
         Ok(state)
     };
-    padding_check::check(plan, padding, &|| clock.now() < end, &mut run)
+    padding_check::check(codec, padding, &|| clock.now() < end, &mut run)
         .map_err(|reason| anyhow::anyhow!("`pad`: {reason}"))
 }
 
@@ -156,7 +156,7 @@ impl LaneSetup<'_> {
         every: u32,
         acts: bool,
     ) -> std::io::Result<Arc<AnswerWatch>> {
-        let LaneSetup { name, version, model, plan, metrics, .. } = self;
+        let LaneSetup { name, version, model, codec, metrics, .. } = self;
         let mut devices = self.hosts.iter().map(|host| host.device);
         let device = devices.find(|device| model.lost(*device).is_none()).unwrap_or(0);
         let results = match suspicion {
@@ -167,7 +167,7 @@ impl LaneSetup<'_> {
             suspicion,
             model: (*name).to_owned(),
             version: (*version).to_owned(),
-            plan: plan.clone(),
+            codec: codec.clone(),
             padding,
             engine: (*model).clone(),
             place: Place { device, share: Share::Whole },
@@ -196,9 +196,9 @@ pub enum LanesWanted {
 }
 
 /// The most rows of a launch that a frontend's thread may run; 0: none.
-pub(super) fn brief_rows(model: &dyn Model, plan: &BatchCodec, profile: &LatencyProfile) -> u32 {
+pub(super) fn brief_rows(model: &dyn Model, codec: &BatchCodec, profile: &LatencyProfile) -> u32 {
     // Where shapes vary, others than those that were measured may take longer.
-    let may_be_brief = model.is_bounded() && !plan.has_varying_shapes();
+    let may_be_brief = model.is_bounded() && !codec.has_varying_shapes();
     (1..=profile.max_batch()).take_while(|rows| may_be_brief && profile.latency(*rows) <= BRIEF).last().unwrap_or(0)
 }
 
@@ -246,7 +246,7 @@ impl<'a> Started<'a> {
             health: self.health.clone(),
             engines,
             warm_up: setup.warm_up.clone(),
-            brief_rows: brief_rows(&**setup.model, &setup.plan, &setup.profile),
+            brief_rows: brief_rows(&**setup.model, &setup.codec, &setup.profile),
         });
         host.add_model(model.clone(), policy.named(format!("{} {}", setup.name, setup.version)), own)?;
         self.devices.push((host.clone(), model));
@@ -276,12 +276,12 @@ pub fn start_granted(
     let mut started = Started::new(setup);
     let LaneSetup { model, hosts, partitions, .. } = started.setup;
     let home = started.setup.home();
-    let plan = started.setup.plan.clone();
+    let codec = started.setup.codec.clone();
     let (policy, _) = policy(&started.setup, 0, None).map_err(anyhow::Error::msg)?;
     let row_watch = started.setup.row_watch(None)?;
     let mut add = |host: &Arc<DeviceHost>, engines: Arc<EngineLanes>| {
         let (padding_watch, row_watch) = (None, row_watch.clone());
-        let tensors = BatchTensors { plan: plan.clone(), rings: None, padding: None, padding_watch, row_watch };
+        let tensors = BatchTensors { codec: codec.clone(), rings: None, padding: None, padding_watch, row_watch };
         started.add(host, tensors, [].into(), engines, policy.clone(), Vec::new())
     };
     let share = |host: &DeviceHost, partition| if partition == home { Share::Whole } else { host.share(partition) };
@@ -349,7 +349,7 @@ pub fn start(
         warm_up(device, &lanes, &mut engines)?;
         let (padding_watch, row_watch) = (padding_watch.clone(), row_watch.clone());
         let tensors =
-            BatchTensors { plan: setup.plan.clone(), rings, padding: padding.clone(), padding_watch, row_watch };
+            BatchTensors { codec: setup.codec.clone(), rings, padding: padding.clone(), padding_watch, row_watch };
         started.add(host, tensors, exits.clone(), Arc::default(), policy, engines)?;
     }
     let lost = started.setup.hosts.iter().find_map(|host| model.lost(host.device));
@@ -363,10 +363,10 @@ fn policy(
     device: usize,
     padding: Option<&Padding>,
 ) -> Result<(ModelSpec, Option<InputRings>), String> {
-    let (settings, max_batch) = (&setup.policy.settings, setup.plan.max_batch);
+    let (settings, max_batch) = (&setup.policy.settings, setup.codec.max_batch);
     let rings = match settings.ring(max_batch, padding.is_some())? {
         None => None,
-        Some(RingNeed { least, must }) => match InputRings::new(&**setup.model, device, &setup.plan, padding, least) {
+        Some(RingNeed { least, must }) => match InputRings::new(&**setup.model, device, &setup.codec, padding, least) {
             Err(reason) if must => return Err(reason),
             rings => rings.ok(),
         },

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::device::{Launch, PartitionId, SlotRun};
+use downbeat_core::device::{Launch, PartitionId, RingRun};
 use downbeat_core::{BatchId, DeviceId, RequestId, Time};
 use downbeat_engine::State;
 
@@ -56,7 +56,7 @@ pub enum Source {
     /// The members' inputs, which are joined.
     Inputs,
     /// A run of slots that is just the members.
-    Ring(SlotRun),
+    Ring(RingRun),
     /// What earlier segments left, one after another.
     States(Vec<State>),
     /// What earlier segments left cannot be parted, and why.

@@ -26,12 +26,12 @@ impl Padding {
     ///
     /// # Errors
     /// Why they cannot be, and what to do.
-    pub fn new(plan: &BatchCodec, max_length: Option<u32>) -> Result<Self, String> {
+    pub fn new(codec: &BatchCodec, max_length: Option<u32>) -> Result<Self, String> {
         let varying = |dims: &[i64]| -> Vec<usize> {
             dims.iter().skip(1).enumerate().filter(|(_, d)| **d < 0).map(|(axis, _)| axis).collect()
         };
         let mut inputs = Vec::new();
-        for binding in &plan.inputs {
+        for binding in &codec.inputs {
             let spec = &binding.client;
             let axes = varying(&spec.dims);
             if axes.len() > 1 {
@@ -56,7 +56,7 @@ impl Padding {
                 .to_owned());
         }
         let mut outputs = Vec::new();
-        for binding in &plan.outputs {
+        for binding in &codec.outputs {
             let axes = varying(&binding.client.dims);
             if !axes.is_empty() && binding.datatype() == DataType::Bytes {
                 return Err(format!(
@@ -73,10 +73,10 @@ impl Padding {
     ///
     /// # Errors
     /// If its inputs differ in length, or are empty or too long.
-    pub fn length(&self, plan: &BatchCodec, request: &Admitted) -> Result<u32, String> {
+    pub fn length(&self, codec: &BatchCodec, request: &Admitted) -> Result<u32, String> {
         let mut found: Option<(i64, &str)> = None;
-        let items = plan.item_shapes(request);
-        for ((axis, shape), binding) in self.inputs.iter().zip(items).zip(&plan.inputs) {
+        let items = codec.item_shapes(request);
+        for ((axis, shape), binding) in self.inputs.iter().zip(items).zip(&codec.inputs) {
             let Some(length) = axis.and_then(|axis| shape.get(axis)).copied() else { continue };
             let name = &binding.client.name;
             match found {
@@ -103,8 +103,8 @@ impl Padding {
 
     /// What a request of `length` is padded to if it meets none that is longer: some more, where the model is faster for it. Only where it is known up to what length the model
     /// takes requests.
-    pub fn filled_length(&self, plan: &BatchCodec, length: u32) -> u32 {
-        self.max_length.map_or(length, |most| plan.filled_length(length).min(most).max(length))
+    pub fn filled_length(&self, codec: &BatchCodec, length: u32) -> u32 {
+        self.max_length.map_or(length, |most| codec.filled_length(length).min(most).max(length))
     }
 
     /// Joins requests into the tensors of a batch, padded to `length`; `fill` rows of zeros behind them.
@@ -113,14 +113,14 @@ impl Padding {
     /// In words, if there is no memory for it.
     pub fn assemble<'a>(
         &self,
-        plan: &BatchCodec,
+        codec: &BatchCodec,
         members: impl Iterator<Item = &'a Admitted> + Clone,
         length: u32,
         fill: u32,
     ) -> Result<State, String> {
         let rows: usize = members.clone().map(|member| member.rows as usize).sum::<usize>() + fill as usize;
         let mut tensors = Vec::with_capacity(self.inputs.len());
-        for (index, (binding, axis)) in plan.inputs.iter().zip(&self.inputs).enumerate() {
+        for (index, (binding, axis)) in codec.inputs.iter().zip(&self.inputs).enumerate() {
             let item = padded_item(&binding.client.dims, *axis, length);
             let size = binding.datatype().size().unwrap_or(1);
             let bytes = item.iter().try_fold(size, |n, d| n.checked_mul(*d));
@@ -129,7 +129,7 @@ impl Padding {
                 format!("input '{}': {rows} items of {item:?} are more than memory", binding.client.name)
             })?;
             let (all_bytes, buffer) = match binding.datatype().size() {
-                Some(_) => (all_bytes, plan.input_buffer(all_bytes)),
+                Some(_) => (all_bytes, codec.input_buffer(all_bytes)),
                 // Strings do not vary in number: as they are, and empty ones.
                 None => {
                     let len: usize = members.clone().map(|member| member.input(index).len()).sum();
@@ -151,14 +151,14 @@ impl Padding {
                 }
             }
             data.resize(all_bytes, 0);
-            tensors.push(Tensor { datatype: binding.datatype(), shape: plan.engine_shape(index, rows, &item), data });
+            tensors.push(Tensor { datatype: binding.datatype(), shape: codec.engine_shape(index, rows, &item), data });
         }
         Ok(State { tensors })
     }
 
     /// Writes input `index` of a request to `slots`, which have room for `length` in each row.
-    pub fn write(&self, plan: &BatchCodec, index: usize, request: &Admitted, length: u32, slots: &mut [u8]) {
-        let (Some(binding), Some(axis)) = (plan.inputs.get(index), self.inputs.get(index)) else { return };
+    pub fn write(&self, codec: &BatchCodec, index: usize, request: &Admitted, length: u32, slots: &mut [u8]) {
+        let (Some(binding), Some(axis)) = (codec.inputs.get(index), self.inputs.get(index)) else { return };
         let item = padded_item(&binding.client.dims, *axis, length);
         let bytes = request.input(index);
         let (chunk, padded) = chunks(&item, *axis, binding.datatype().size().unwrap_or(1), bytes.len(), request.rows);
@@ -170,18 +170,18 @@ impl Padding {
     }
 
     /// The shape of an item of input `index` of `length`, for its slot of a ring.
-    pub fn item(&self, plan: &BatchCodec, index: usize, length: u32) -> Vec<usize> {
+    pub fn item(&self, codec: &BatchCodec, index: usize, length: u32) -> Vec<usize> {
         let axis = self.inputs.get(index).copied().flatten();
-        plan.inputs.get(index).map(|binding| padded_item(&binding.client.dims, axis, length)).unwrap_or_default()
+        codec.inputs.get(index).map(|binding| padded_item(&binding.client.dims, axis, length)).unwrap_or_default()
     }
 
     /// A batch whose items are padded, without their zeros: all are `length` long. `None` if there is no memory for it.
-    pub fn bare(&self, plan: &BatchCodec, state: &State, length: u32) -> Option<State> {
+    pub fn bare(&self, codec: &BatchCodec, state: &State, length: u32) -> Option<State> {
         let mut tensors = Vec::with_capacity(state.tensors.len());
-        for (index, (tensor, binding)) in state.tensors.iter().zip(&plan.inputs).enumerate() {
+        for (index, (tensor, binding)) in state.tensors.iter().zip(&codec.inputs).enumerate() {
             let rows = *tensor.shape.first()?;
             let unit = binding.datatype().size()?;
-            let item = self.item(plan, index, length);
+            let item = self.item(codec, index, length);
             let padded = match self.inputs.get(index)? {
                 None => item.clone(),
                 Some(axis) => {
@@ -197,7 +197,7 @@ impl Padding {
             let mut data = Vec::new();
             data.try_reserve_exact(item.iter().product::<usize>().checked_mul(rows)?.checked_mul(unit)?).ok()?;
             crop(&mut data, tensor.data.as_slice(), &all(&padded), &all(&item), unit);
-            let shape = plan.engine_shape(index, rows, &item);
+            let shape = codec.engine_shape(index, rows, &item);
             tensors.push(Tensor { datatype: tensor.datatype, shape, data: Buffer::from_bytes(data.into()) });
         }
         Some(State { tensors })
@@ -207,7 +207,7 @@ impl Padding {
     ///
     /// # Errors
     /// In words, if an output that varies is not as long as the inputs.
-    pub fn cut(&self, plan: &BatchCodec, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
+    pub fn cut(&self, codec: &BatchCodec, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
         let cut = |((part, axes), binding): ((OutputPart, &Vec<usize>), &downbeat_repository::TensorBinding)| {
             let mut want = part.shape.clone();
             for axis in axes {
@@ -243,7 +243,7 @@ impl Padding {
             };
             Ok(OutputPart { shape: want, data })
         };
-        outputs.into_iter().zip(&self.outputs).zip(&plan.outputs).map(cut).collect()
+        outputs.into_iter().zip(&self.outputs).zip(&codec.outputs).map(cut).collect()
     }
 }
 

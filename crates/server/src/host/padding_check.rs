@@ -20,12 +20,12 @@ const RANDOM: [Fill; 2] = [Fill::Random { least: 1, most: 99, seed: 7 }, Fill::R
 /// # Errors
 /// If they differ, or the model cannot run the first.
 pub fn check(
-    plan: &BatchCodec,
+    codec: &BatchCodec,
     padding: &Padding,
     is_time: &dyn Fn() -> bool,
     run: &mut dyn FnMut(State) -> Result<State, String>,
 ) -> Result<(), String> {
-    let mut trial = Trial { plan, padding, run };
+    let mut trial = Trial { codec, padding, run };
     let longest = padding.max_length.unwrap_or(LARGEST_LENGTH);
     let (length, padded) = (FIRST.0.min(longest), FIRST.1.min(longest));
     let alone = trial.alone(Fill::Ones, length).map_err(|reason| {
@@ -34,7 +34,7 @@ pub fn check(
     let beside = trial.beside(Fill::Ones, length, padded).map_err(|reason| {
         format!("the model cannot run the request of ones that tells whether it may be padded: {reason}")
     })?;
-    compare(plan, (length, &alone), (padded, &beside))?;
+    compare(codec, (length, &alone), (padded, &beside))?;
     let random = RANDOM.into_iter().find(|fill| trial.alone(*fill, length).is_ok());
     let fills: Vec<Fill> = random.into_iter().chain([Fill::Ones]).collect();
     let lengths = lengths(longest);
@@ -53,7 +53,7 @@ pub fn check(
             // Longer than the model takes: such requests are told so, alone too.
             let Ok(alone) = trial.alone(*fill, length) else { return Ok(()) };
             let Ok(beside) = trial.beside(*fill, length, padded) else { continue };
-            compare(plan, (length, &alone), (padded, &beside))?;
+            compare(codec, (length, &alone), (padded, &beside))?;
         }
     }
     Ok(())
@@ -72,11 +72,11 @@ fn lengths(longest: u32) -> Vec<u32> {
 
 /// Says that answers differ.
 fn compare(
-    plan: &BatchCodec,
+    codec: &BatchCodec,
     (length, alone): (u32, &Outputs),
     (padded, beside): (u32, &Outputs),
 ) -> Result<(), String> {
-    match difference(plan, alone, beside) {
+    match difference(codec, alone, beside) {
         None => Ok(()),
         Some((output, alone, beside)) => Err(format!(
             "its answers change when its inputs are padded: output '{output}' has {alone} for a request of length {length} alone, and {beside} for the \
@@ -86,7 +86,7 @@ fn compare(
 }
 
 struct Trial<'a> {
-    plan: &'a BatchCodec,
+    codec: &'a BatchCodec,
     padding: &'a Padding,
     run: &'a mut dyn FnMut(State) -> Result<State, String>,
 }
@@ -94,22 +94,22 @@ struct Trial<'a> {
 impl Trial<'_> {
     /// What a request of this length is answered alone.
     fn alone(&mut self, fill: Fill, length: u32) -> Result<Outputs, String> {
-        let request = self.plan.sample(fill, length.into())?;
+        let request = self.codec.sample(fill, length.into())?;
         self.first(&[&request], length, length)
     }
 
     /// What it is answered padded to another length, beside a request of that.
     fn beside(&mut self, fill: Fill, length: u32, padded: u32) -> Result<Outputs, String> {
-        let (request, longer) = (self.plan.sample(fill, length.into())?, self.plan.sample(fill, padded.into())?);
+        let (request, longer) = (self.codec.sample(fill, length.into())?, self.codec.sample(fill, padded.into())?);
         // Where the model takes no batch of two, alone and padded.
-        let both: &[&Admitted] = if self.plan.max_batch > 1 { &[&request, &longer] } else { &[&request] };
+        let both: &[&Admitted] = if self.codec.max_batch > 1 { &[&request, &longer] } else { &[&request] };
         self.first(both, length, padded)
     }
 
     /// The first answer of a batch of requests padded to `padded`, cut back to `length`; that what varies is the length shows there.
     fn first(&mut self, requests: &[&Admitted], length: u32, padded: u32) -> Result<Outputs, String> {
-        let state = self.padding.assemble(self.plan, requests.iter().copied(), padded, 0)?;
-        let answers = self.plan.separate((self.run)(state)?, &vec![1; requests.len()])?;
-        self.padding.cut(self.plan, answers.into_iter().next().unwrap_or_default(), length, padded)
+        let state = self.padding.assemble(self.codec, requests.iter().copied(), padded, 0)?;
+        let answers = self.codec.separate((self.run)(state)?, &vec![1; requests.len()])?;
+        self.padding.cut(self.codec, answers.into_iter().next().unwrap_or_default(), length, padded)
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
 
-use downbeat_core::device::{InputSource, Launch, SlotRun};
+use downbeat_core::device::{InputSource, Launch, RingRun};
 use downbeat_core::{RequestId, Time};
 use downbeat_engine::State;
 
@@ -25,7 +25,7 @@ pub struct Entry {
     /// Its inputs, as long as they are not in the ring or with a launch.
     pub input: Option<Admitted>,
     /// Its slots of the ring, once its inputs are there.
-    pub slots: Option<SlotRun>,
+    pub slots: Option<RingRun>,
     pub begin: Option<Time>,
     pub phases: Phases,
     pub outputs: Option<Outputs>,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use downbeat_core::RequestId;
-use downbeat_core::device::SlotRun;
+use downbeat_core::device::RingRun;
 use downbeat_engine::{Fill, Lane, State};
 
 use super::answer_watch::AnswerWatch;
@@ -23,12 +23,12 @@ pub struct Member {
     /// Its inputs, where they are not in slots of the ring.
     pub input: Option<Admitted>,
     /// Its slots of the ring, where its inputs are there.
-    pub slots: Option<SlotRun>,
+    pub slots: Option<RingRun>,
 }
 
 /// How the tensors of a model's batches on a device are made of requests' inputs, and parted into their answers.
 pub struct BatchTensors {
-    pub plan: Arc<BatchCodec>,
+    pub codec: Arc<BatchCodec>,
     /// The ring that requests enter on arrival.
     pub rings: Option<InputRings>,
     /// How requests of different lengths share a batch.
@@ -41,16 +41,16 @@ pub struct BatchTensors {
 
 impl BatchTensors {
     /// Copies a request's inputs into its slots of the ring; `false`: they stay where they are.
-    pub fn write(&self, input: &Admitted, slots: SlotRun) -> bool {
+    pub fn write(&self, input: &Admitted, slots: RingRun) -> bool {
         if self.is_padding_off() {
             return false;
         }
-        let written = |rings: &InputRings| rings.write(&self.plan, self.padding.as_deref(), input, slots);
+        let written = |rings: &InputRings| rings.write(&self.codec, self.padding.as_deref(), input, slots);
         self.rings.as_ref().is_some_and(written)
     }
 
     /// Whether that takes no longer than to take a lock for it.
-    pub fn writes_quickly(&self, slots: SlotRun) -> bool {
+    pub fn writes_quickly(&self, slots: RingRun) -> bool {
         self.rings.as_ref().is_some_and(|rings| rings.host_bytes(slots).is_some_and(|bytes| bytes <= QUICK_BYTES))
     }
 
@@ -58,7 +58,7 @@ impl BatchTensors {
     pub fn padded_length(&self, length: u32) -> u32 {
         match (&self.rings, &self.padding) {
             (Some(rings), _) if rings.length > 0 && !self.is_padding_off() => rings.length,
-            (_, Some(padding)) if !self.is_padding_off() => padding.filled_length(&self.plan, length),
+            (_, Some(padding)) if !self.is_padding_off() => padding.filled_length(&self.codec, length),
             _ => length,
         }
     }
@@ -99,15 +99,15 @@ impl BatchTensors {
     fn input_alone(&self, member: &Member) -> Option<State> {
         match (&member.input, member.slots, &self.padding) {
             (Some(input), ..) => self.assemble(std::iter::once(input), member.length, 0).ok(),
-            (None, Some(slots), Some(padding)) => padding.bare(&self.plan, &self.read(slots)?, member.length),
+            (None, Some(slots), Some(padding)) => padding.bare(&self.codec, &self.read(slots)?, member.length),
             (None, Some(slots), None) => self.read(slots)?.copy().ok(),
             (None, None, _) => None,
         }
     }
 
     /// The batch in a run of slots, without a copy.
-    pub fn read(&self, run: SlotRun) -> Option<State> {
-        self.rings.as_ref()?.read(&self.plan, run)
+    pub fn read(&self, run: RingRun) -> Option<State> {
+        self.rings.as_ref()?.read(&self.codec, run)
     }
 
     /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros behind them, for `engine` to run.
@@ -144,13 +144,13 @@ impl BatchTensors {
         fill: u32,
     ) -> Result<State, String> {
         match &self.padding {
-            Some(padding) => padding.assemble(&self.plan, inputs, length, fill),
-            None if fill == 0 => self.plan.assemble(inputs),
+            Some(padding) => padding.assemble(&self.codec, inputs, length, fill),
+            None if fill == 0 => self.codec.assemble(inputs),
             None => {
-                let dummy = self.plan.sample(Fill::Zeros, 1)?;
+                let dummy = self.codec.sample(Fill::Zeros, 1)?;
                 let dummies = std::iter::repeat_n(&dummy, fill as usize);
                 let all: Vec<&Admitted> = inputs.map(|input| input as &Admitted).chain(dummies).collect();
-                self.plan.assemble(all.into_iter())
+                self.codec.assemble(all.into_iter())
             }
         }
     }
@@ -158,7 +158,7 @@ impl BatchTensors {
     /// Cuts outputs back to what a request of `length` would have got alone.
     pub fn cut(&self, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
         match &self.padding {
-            Some(padding) if length < padded => padding.cut(&self.plan, outputs, length, padded),
+            Some(padding) if length < padded => padding.cut(&self.codec, outputs, length, padded),
             _ => Ok(outputs),
         }
     }

@@ -63,8 +63,8 @@ impl Served {
             batched: true,
             optional: false,
         };
-        let plan = BatchCodec::new(vec![binding(&signature.inputs[0])], vec![binding(&signature.outputs[0])], 4);
-        let (name, version, plan) = ("m".to_owned(), "1".to_owned(), Arc::new(plan));
+        let codec = BatchCodec::new(vec![binding(&signature.inputs[0])], vec![binding(&signature.outputs[0])], 4);
+        let (name, version, codec) = ("m".to_owned(), "1".to_owned(), Arc::new(codec));
         let its = metrics.model(&name, &version);
         let watchdog = Watchdog::start(limits, clock, Arc::new(downbeat_engine::Emulated::new())).unwrap();
         let host = DeviceHost::start(0, parts, clock, metrics.device(0), watchdog, None).unwrap();
@@ -82,13 +82,13 @@ impl Served {
             partition,
             policy_name: policy.policy().name(),
             tensors: BatchTensors {
-                plan: plan.clone(),
+                codec: codec.clone(),
                 rings: None,
                 padding: None,
                 padding_watch: None,
                 row_watch: None,
             },
-            brief_rows: brief_rows(&*model, &plan, &profile),
+            brief_rows: brief_rows(&*model, &codec, &profile),
             profile,
             exits: [].into(),
             knee: None,

@@ -48,7 +48,7 @@ impl Loading<'_> {
             name: &definition.name,
             version: &self.version,
             model: &model,
-            plan: codec.clone(),
+            codec: codec.clone(),
             segments,
             profile: profile.clone(),
             policy: self.policy,

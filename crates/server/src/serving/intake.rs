@@ -217,15 +217,15 @@ pub fn response(
     wanted: Option<&[usize]>,
     outputs: Outputs,
 ) -> InferResponse {
-    let plans = &codec.outputs;
-    let output = |(part, plan): (OutputPart, &TensorBinding)| InferTensor {
-        name: plan.client.name.clone(),
-        datatype: plan.datatype(),
+    let bindings = &codec.outputs;
+    let output = |(part, binding): (OutputPart, &TensorBinding)| InferTensor {
+        name: binding.client.name.clone(),
+        datatype: binding.datatype(),
         shape: part.shape,
         parameters: Default::default(),
         data: part.data,
     };
-    let made = outputs.into_iter().zip(plans).map(output);
+    let made = outputs.into_iter().zip(bindings).map(output);
     let outputs = match wanted {
         None => made.collect(),
         Some(wanted) => {

@@ -60,7 +60,7 @@ impl State {
 impl DeviceShares {
     /// What says how large batches of a model may be, each of which may take so long, and the limit to begin with; `None`: its device policy. Hears of its batches from now on.
     pub(super) fn batch_control(&self, model: &Arc<HostedModel>, slo: Duration) -> Option<(BatchControl, BatchLimit)> {
-        let most = model.tensors.plan.max_batch;
+        let most = model.tensors.codec.max_batch;
         let control = match self.batches {
             BatchesBy::Policy => return None,
             BatchesBy::Slab => BatchControl::Slab(Slab::new(slo, most)),

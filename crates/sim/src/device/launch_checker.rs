@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use downbeat_core::device::{DeviceRequest, InputSource, LaneId, LaneSpec, Launch, LaunchId, PartitionId, SlotRun};
+use downbeat_core::device::{DeviceRequest, InputSource, LaneId, LaneSpec, Launch, LaunchId, PartitionId, RingRun};
 use downbeat_core::{ModelId, RequestId, Time};
 
 /// Judges every decision of a device's policies from outside; each failure panics and prints the seed.
@@ -38,7 +38,7 @@ struct CheckedRequest {
     passed: u16,
     exited: bool,
     launch: Option<LaunchId>,
-    slots: Option<SlotRun>,
+    slots: Option<RingRun>,
     /// Its input is in its slots.
     input: bool,
     state: RequestState,
@@ -119,7 +119,7 @@ impl LaunchChecker {
     }
 
     /// The policy gives a request slots of the ring.
-    pub fn admit(&mut self, now: Time, request: RequestId, slots: SlotRun) {
+    pub fn admit(&mut self, now: Time, request: RequestId, slots: RingRun) {
         let seed = self.seed;
         let known = self.known(now, request);
         assert!(

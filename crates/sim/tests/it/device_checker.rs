@@ -1,7 +1,7 @@
 //! The checker of device policies notices each broken rule: a judge that never objects is none.
 
 use downbeat_core::device::{
-    DeviceRequest, InputSource, LaneId, LaneSpec, Launch, LaunchId, PartitionId, SegmentRange, SlotRun,
+    DeviceRequest, InputSource, LaneId, LaneSpec, Launch, LaunchId, PartitionId, RingRun, SegmentRange,
 };
 use downbeat_core::{BatchId, ModelId, RequestId, Time};
 use downbeat_sim::device::LaunchChecker;
@@ -24,7 +24,7 @@ fn checker() -> LaunchChecker {
 fn admit(checker: &mut LaunchChecker, id: u64, slot: u32) {
     let request = DeviceRequest { id: RequestId(id), model: ModelId(0), deadline: Time::MAX, size: 1, length: 5 };
     checker.request(NOW, &request, true);
-    checker.admit(NOW, RequestId(id), SlotRun { first: slot, count: 1 });
+    checker.admit(NOW, RequestId(id), RingRun { first: slot, count: 1 });
 }
 
 /// Both segments for some requests on lane 2, which takes two items, out of the ring.
@@ -40,7 +40,7 @@ fn launch(id: u64, members: &[u64]) -> Launch {
         rows: members.len() as u32,
         computed_rows: members.len() as u32,
         length: 5,
-        inputs: InputSource::Ring(SlotRun { first: members[0] as u32, count: members.len() as u32 }),
+        inputs: InputSource::Ring(RingRun { first: members[0] as u32, count: members.len() as u32 }),
     }
 }
 

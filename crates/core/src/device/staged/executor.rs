@@ -2,7 +2,7 @@
 
 use crate::ids::{BatchId, LaunchId, RequestId};
 
-use super::super::input_ring::SlotRun;
+use super::super::input_ring::RingRun;
 use super::buffers::FamilyId;
 
 /// What a stage's executor is doing.
@@ -56,7 +56,7 @@ pub struct Item {
     /// The members join the batch: they are not yet with the rest of it.
     pub joins: bool,
     /// Slots of the input ring that the first stage reads, in the order of the members.
-    pub slots: Vec<SlotRun>,
+    pub slots: Vec<RingRun>,
     /// The split batches that it is a part of, the outermost first.
     pub families: Vec<FamilyId>,
 }

@@ -2,7 +2,7 @@
 
 use super::Staged;
 use super::executor::{ExecutorEvent, ExecutorState, Item};
-use crate::device::{InputSource, Launch, RequestPool, SegmentRange, SlotRun, Turn};
+use crate::device::{InputSource, Launch, RequestPool, RingRun, SegmentRange, Turn};
 
 impl Staged {
     /// An executor without a legitimate pair gets one; one that has one hands back what it is done with.
@@ -124,9 +124,9 @@ impl Staged {
 }
 
 /// The slots as one run, if they are one in the ring.
-fn one_run(pool: &RequestPool, slots: &[SlotRun]) -> Option<SlotRun> {
+fn one_run(pool: &RequestPool, slots: &[RingRun]) -> Option<RingRun> {
     let (first, rest) = slots.split_first()?;
     rest.iter().try_fold(*first, |run, next| {
-        pool.are_neighbours(run, *next).then_some(SlotRun { count: run.count + next.count, ..run })
+        pool.are_neighbours(run, *next).then_some(RingRun { count: run.count + next.count, ..run })
     })
 }

@@ -24,8 +24,8 @@ fn verdict(text: &str, opset: i64) -> String {
 pub(in crate::onnx) fn sizes_of(text: &str, dims: &[usize]) -> Option<Vec<u64>> {
     let sizes = Sizes::new(&model::graph(text)).unwrap();
     let (_, values) = sizes.walk([Some(Input { dims, data: &[] })].into_iter(), |_, _| ());
-    let slot = sizes.names.iter().position(|name| name == "y")?;
-    Some(values.get(slot)?.as_ref()?.dims.as_ref()?.to_vec())
+    let id = sizes.names.iter().position(|name| name == "y")?;
+    Some(values.get(id)?.as_ref()?.dims.as_ref()?.to_vec())
 }
 
 fn check(cases: &[(&str, &str)]) {

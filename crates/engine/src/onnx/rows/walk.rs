@@ -104,16 +104,16 @@ impl Prepared {
             Some(((*step.outputs.first()?)?, made)).filter(|(_, made)| is_zero(made))
         });
         let weights = self.sizes.weights.iter().enumerate();
-        let weights = weights.filter(|(_, weight)| weight.as_ref().is_some_and(is_zero)).map(|(slot, _)| slot);
-        let slots = constants.map(|(slot, _)| slot).chain(weights);
-        slots.filter_map(|slot| self.sizes.names.get(slot).map(String::as_str)).collect()
+        let weights = weights.filter(|(_, weight)| weight.as_ref().is_some_and(is_zero)).map(|(id, _)| id);
+        let ids = constants.map(|(id, _)| id).chain(weights);
+        ids.filter_map(|id| self.sizes.names.get(id).map(String::as_str)).collect()
     }
 
     /// The graph's inputs, weights excluded.
     pub fn inputs(&self) -> impl Iterator<Item = &ValueInfoProto> {
         let declared: BTreeMap<&str, &ValueInfoProto> =
             self.graph.input.iter().map(|input| (input.name.as_str(), input)).collect();
-        let names = self.sizes.inputs.iter().filter_map(|(slot, _)| self.sizes.names.get(*slot));
+        let names = self.sizes.inputs.iter().filter_map(|(id, _)| self.sizes.names.get(*id));
         names.filter_map(move |name| declared.get(name.as_str()).copied())
     }
 
@@ -133,38 +133,38 @@ pub(super) struct Walker<'a> {
     pub misfit: Cell<bool>,
 }
 
-/// The values of a graph while it is walked, by slot.
+/// The values of a graph while it is walked, by id.
 pub(super) struct Scope<'a> {
     pub prepared: &'a Prepared,
     outer: Option<&'a Scope<'a>>,
-    slots: BTreeMap<&'a str, usize>,
+    ids: BTreeMap<&'a str, usize>,
     flows: Vec<Option<Flow>>,
-    /// By run and slot.
+    /// By run and id.
     runs: Vec<Vec<Option<Extent>>>,
 }
 
 impl Scope<'_> {
     /// The value of a name, here or in a graph around this one.
     pub fn value(&self, name: &str) -> Option<Value> {
-        let here = self.slots.get(name).and_then(|slot| {
-            if self.prepared.sizes.weights.get(*slot)?.is_some() {
-                let extent = self.prepared.sizes.weights.get(*slot)?;
+        let here = self.ids.get(name).and_then(|id| {
+            if self.prepared.sizes.weights.get(*id)?.is_some() {
+                let extent = self.prepared.sizes.weights.get(*id)?;
                 return Some(Value { flow: Flow::Free, runs: vec![extent.clone(); RUNS] });
             }
-            let flow = self.flows.get(*slot)?.clone()?;
-            Some(Value { flow, runs: self.runs.iter().map(|run| run.get(*slot).cloned().flatten()).collect() })
+            let flow = self.flows.get(*id)?.clone()?;
+            Some(Value { flow, runs: self.runs.iter().map(|run| run.get(*id).cloned().flatten()).collect() })
         });
         here.or_else(|| self.outer?.value(name))
     }
 
-    fn put(&mut self, slot: usize, value: Value) {
+    fn put(&mut self, id: usize, value: Value) {
         for (run, extent) in self.runs.iter_mut().zip(value.runs) {
-            if let Some(place) = run.get_mut(slot) {
+            if let Some(place) = run.get_mut(id) {
                 let keep = |data: Vec<f64>| (data.len() <= KEPT).then_some(data);
                 *place = extent.map(|extent| Extent { data: extent.data.and_then(keep), ..extent });
             }
         }
-        if let Some(place) = self.flows.get_mut(slot) {
+        if let Some(place) = self.flows.get_mut(id) {
             *place = Some(value.flow);
         }
     }
@@ -188,12 +188,12 @@ impl<'a> Walker<'a> {
             let unknown = || Value::without_sizes(Flow::Unknown(cause.clone()));
             return prepared.graph.output.iter().map(|_| unknown()).collect();
         }
-        let slots = sizes.names.iter().enumerate().map(|(slot, name)| (name.as_str(), slot)).collect();
+        let ids = sizes.names.iter().enumerate().map(|(id, name)| (name.as_str(), id)).collect();
         let flows = sizes.weights.iter().map(|weight| weight.as_ref().map(|_| Flow::Free)).collect();
         let runs = vec![vec![None; sizes.names.len()]; RUNS];
-        let mut scope = Scope { prepared, outer, slots, flows, runs };
-        for ((slot, _), value) in sizes.inputs.iter().zip(inputs) {
-            scope.put(*slot, value);
+        let mut scope = Scope { prepared, outer, ids, flows, runs };
+        for ((id, _), value) in sizes.inputs.iter().zip(inputs) {
+            scope.put(*id, value);
         }
         for (index, node) in prepared.graph.node.iter().enumerate() {
             self.node(&mut scope, index, node, depth);
@@ -210,27 +210,26 @@ impl<'a> Walker<'a> {
         let prepared = scope.prepared;
         let Some(step) = prepared.sizes.steps.get(index) else { return };
         // Values of graphs around this one, at their first use.
-        for slot in step.inputs.iter().flatten() {
-            let is_here = scope.flows.get(*slot).is_some_and(Option::is_some);
-            let name = prepared.sizes.names.get(*slot);
+        for id in step.inputs.iter().flatten() {
+            let is_here = scope.flows.get(*id).is_some_and(Option::is_some);
+            let name = prepared.sizes.names.get(*id);
             if let (false, Some(name)) = (is_here, name)
                 && let Some(value) = scope.outer.and_then(|outer| outer.value(name))
             {
-                scope.put(*slot, value);
+                scope.put(*id, value);
             }
         }
         let by_data = Cell::new(false);
         let known: Vec<Known<'_>> = (scope.runs.iter())
             .map(|values| Known { step, values, weights: &prepared.sizes.weights, by_data: &by_data })
             .collect();
-        let unread = |slot: usize| {
-            let name = prepared.sizes.names.get(slot).cloned().unwrap_or_default();
+        let unread = |id: usize| {
+            let name = prepared.sizes.names.get(id).cloned().unwrap_or_default();
             let reason = format!("it reads '{name}', which no operator before it gives");
             Flow::Unknown(Rc::new(Cause { operator: node.op_type.clone(), node: node.name.clone(), reason }))
         };
-        let flow_of = |slot: &Option<usize>| {
-            slot.map(|slot| scope.flows.get(slot).cloned().flatten().unwrap_or_else(|| unread(slot)))
-        };
+        let flow_of =
+            |id: &Option<usize>| id.map(|id| scope.flows.get(id).cloned().flatten().unwrap_or_else(|| unread(id)));
         let flows: Vec<Option<Flow>> = step.inputs.iter().map(flow_of).collect();
         let domain = if node.domain == "ai.onnx" { "" } else { node.domain.as_str() };
         let opset = self.opsets.get(domain).copied().unwrap_or(0);
@@ -248,9 +247,9 @@ impl<'a> Walker<'a> {
             let extents = |output: usize| made.iter().map(|made| made.get(output).cloned()).collect();
             flows.into_iter().enumerate().map(|(o, flow)| Value { flow, runs: extents(o) }).collect::<Vec<_>>()
         };
-        for (slot, value) in step.outputs.iter().zip(values) {
-            if let Some(slot) = *slot {
-                scope.put(slot, value);
+        for (id, value) in step.outputs.iter().zip(values) {
+            if let Some(id) = *id {
+                scope.put(id, value);
             }
         }
     }

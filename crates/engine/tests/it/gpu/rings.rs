@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cuda_stand_in::{Kind, Order, StandIn};
-use downbeat_core::device::SlotRun;
+use downbeat_core::device::RingRun;
 use downbeat_core::tensor::DataType;
 use downbeat_engine::ring_memory::{self, RingMemory};
 use downbeat_engine::{Cut, Place, Tensor};
@@ -11,8 +11,8 @@ use downbeat_engine::{Cut, Place, Tensor};
 use super::{gpus, load, run};
 use crate::support::{Random, as_floats, assert_close, copy, example, floats, lane, load as load_on, onnxruntime};
 
-fn slots(first: u32, count: u32) -> SlotRun {
-    SlotRun { first, count }
+fn slots(first: u32, count: u32) -> RingRun {
+    RingRun { first, count }
 }
 
 fn write(ring: &Arc<RingMemory>, slot: u32, bytes: &[u8]) {

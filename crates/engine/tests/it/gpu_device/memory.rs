@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use downbeat_core::device::SlotRun;
+use downbeat_core::device::RingRun;
 use downbeat_core::tensor::DataType;
 use downbeat_engine::cuda::Device;
 use downbeat_engine::ring_memory::{self, RingMemory};
@@ -13,13 +13,13 @@ use crate::model;
 use crate::support::{Random, as_floats, assert_close, copy, example, floats, lane};
 
 fn write(ring: &Arc<RingMemory>, slot: u32, bytes: &[u8]) {
-    let mut writer = ring.write(SlotRun { first: slot, count: 1 }).expect("it is free");
+    let mut writer = ring.write(RingRun { first: slot, count: 1 }).expect("it is free");
     writer.copy_from_slice(bytes);
     writer.finish().expect("the device is there");
 }
 
 fn batch(ring: &Arc<RingMemory>, first: u32, count: u32) -> Tensor {
-    let data = ring.read(SlotRun { first, count }).expect("nobody writes");
+    let data = ring.read(RingRun { first, count }).expect("nobody writes");
     let elements = ring.slot_bytes() / 4;
     Tensor { datatype: DataType::Fp32, shape: vec![count as usize, elements], data }
 }

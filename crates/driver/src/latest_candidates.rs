@@ -10,9 +10,9 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 ///
 /// One thread at a time writes, one at a time reads, and neither ever waits. `told` keeps a model from being announced twice, so that
 /// there are at most as many announcements under way as there are models, however many requests come.
-pub struct CandidateSlot {
+pub struct LatestCandidates {
     /// By kind.
-    slots: Box<[Versioned]>,
+    by_kind: Box<[Versioned]>,
     /// The matchmaker has been told, and has not looked yet.
     told: AtomicBool,
 }
@@ -21,7 +21,7 @@ pub struct CandidateSlot {
 const WORDS: usize = if cfg!(loom) { 4 } else { 7 };
 
 /// One candidate, guarded by a version that is odd while it is written. A reader that meets a write leaves it, because
-/// the writer will say afterwards that there is something new. The slot is one cache line, so one line moves between the two threads.
+/// the writer will say afterwards that there is something new. A candidate is one cache line, so one line moves between the two threads.
 #[derive(Default)]
 #[repr(align(64))]
 struct Versioned {
@@ -30,15 +30,15 @@ struct Versioned {
     words: [AtomicU64; WORDS],
 }
 
-impl CandidateSlot {
+impl LatestCandidates {
     /// Without candidates, for so many kinds of devices.
     pub fn new(kinds: usize) -> Self {
-        CandidateSlot { slots: (0..kinds).map(|_| Versioned::default()).collect(), told: AtomicBool::new(false) }
+        LatestCandidates { by_kind: (0..kinds).map(|_| Versioned::default()).collect(), told: AtomicBool::new(false) }
     }
 
     /// Leaves a candidate in place of the former. `true`: the matchmaker has to be told to look.
     pub fn put(&self, kind: DeviceKind, candidate: Option<Candidate>) -> bool {
-        self.slots[kind.0 as usize].write(candidate);
+        self.by_kind[kind.0 as usize].write(candidate);
         // One of the two swaps is later. If it is this one, the reader has to be told again; if it is the reader's, it sees
         // what was written above.
         !self.told.swap(true, Ordering::AcqRel)
@@ -46,14 +46,14 @@ impl CandidateSlot {
 
     /// Leaves no candidates, and says nothing of it: whoever writes no more tells in another way that the model is gone.
     pub fn clear(&self) {
-        self.slots.iter().for_each(|slot| slot.write(None));
+        self.by_kind.iter().for_each(|candidate| candidate.write(None));
     }
 
     /// Shows the newest candidates. `Err`: a newer one is being written, and whoever writes it is going to tell.
     pub fn take(&self, mut show: impl FnMut(DeviceKind, Result<Option<Candidate>, BeingWritten>)) {
         self.told.swap(false, Ordering::AcqRel);
-        for (kind, slot) in (0..).map(DeviceKind).zip(&self.slots) {
-            show(kind, slot.read());
+        for (kind, candidate) in (0..).map(DeviceKind).zip(&self.by_kind) {
+            show(kind, candidate.read());
         }
     }
 }
@@ -118,22 +118,22 @@ mod tests {
 
     const KIND: DeviceKind = DeviceKind(0);
 
-    fn take(slot: &CandidateSlot) -> Vec<Result<Option<Candidate>, BeingWritten>> {
+    fn take(latest: &LatestCandidates) -> Vec<Result<Option<Candidate>, BeingWritten>> {
         let mut seen = Vec::new();
-        slot.take(|_, candidate| seen.push(candidate));
+        latest.take(|_, candidate| seen.push(candidate));
         seen
     }
 
     #[test]
     fn the_newest_is_told_once_until_it_is_taken() {
-        let slot = CandidateSlot::new(2);
-        assert_eq!(take(&slot), [Ok(None), Ok(None)]);
-        assert!(slot.put(KIND, candidate(1)));
-        assert!(!slot.put(KIND, candidate(2)), "the matchmaker has not looked yet");
-        assert!(!slot.put(DeviceKind(1), candidate(3)));
-        assert_eq!(take(&slot), [Ok(candidate(2)), Ok(candidate(3))]);
-        assert!(slot.put(KIND, None));
-        assert_eq!(take(&slot), [Ok(None), Ok(candidate(3))]);
+        let latest = LatestCandidates::new(2);
+        assert_eq!(take(&latest), [Ok(None), Ok(None)]);
+        assert!(latest.put(KIND, candidate(1)));
+        assert!(!latest.put(KIND, candidate(2)), "the matchmaker has not looked yet");
+        assert!(!latest.put(DeviceKind(1), candidate(3)));
+        assert_eq!(take(&latest), [Ok(candidate(2)), Ok(candidate(3))]);
+        assert!(latest.put(KIND, None));
+        assert_eq!(take(&latest), [Ok(None), Ok(candidate(3))]);
     }
 }
 
@@ -158,13 +158,13 @@ mod modelled {
     #[test]
     fn a_candidate_is_never_torn_and_the_last_is_never_lost() {
         loom::model(|| {
-            let slot = Arc::new(CandidateSlot::new(1));
+            let latest = Arc::new(LatestCandidates::new(1));
             let announcements = Arc::new(SegQueue::new());
             let writer = {
-                let (slot, announcements) = (slot.clone(), announcements.clone());
+                let (latest, announcements) = (latest.clone(), announcements.clone());
                 loom::thread::spawn(move || {
                     for size in [1, 2] {
-                        if slot.put(KIND, candidate(size)) {
+                        if latest.put(KIND, candidate(size)) {
                             announcements.push(());
                         }
                     }
@@ -173,7 +173,7 @@ mod modelled {
             let mut last = 0;
             let mut follow = || {
                 while announcements.pop().is_some() {
-                    slot.take(|_, seen| {
+                    latest.take(|_, seen| {
                         let Ok(seen) = seen else { return };
                         let size = seen.map_or(0, |candidate| candidate.size);
                         assert!(size == 0 || seen == candidate(size), "torn: {seen:?}");

@@ -4,8 +4,11 @@ use crate::time::{Duration, Time};
 
 /// The first pause between two tries against a guess.
 const AFTER_GUESS: Duration = Duration::from_millis(1_000);
-/// The first pause between two tries against a measurement.
-const AFTER_MEASURED: Duration = Duration::from_millis(10_000);
+/// The first pause between two tries against a measurement, at least and at most. Between, the pause is [`NEEDED`] times as long as
+/// the request needs: then tries take a thousandth of the device's time at most.
+const AFTER_MEASURED: [Duration; 2] = [Duration::from_millis(1_000), Duration::from_millis(10_000)];
+/// See [`AFTER_MEASURED`].
+const NEEDED: u64 = 1_000;
 /// The longest pause is so many times the first pause.
 const LONGEST: u64 = 64;
 
@@ -23,30 +26,38 @@ pub enum Doubt {
 struct Pause {
     /// `None`: it begins with the first refusal.
     until: Option<Time>,
-    /// How long the next one is.
-    next: Duration,
+    /// The first pause.
+    first: Duration,
+    /// How many times as long as the first the next pause is.
+    times: u64,
 }
 
 impl Pause {
-    fn new(until: Option<Time>, first: Duration) -> Self {
-        Pause { until, next: first }
+    fn new(until: Option<Time>) -> Self {
+        Pause { until, first: Duration::ZERO, times: 1 }
+    }
+
+    /// How long the next pause is.
+    fn next(&self) -> Duration {
+        self.first.saturating_mul(self.times)
     }
 
     /// Whether it is over; then the next one begins, twice as long as the one before.
-    fn is_over(&mut self, now: Time, longest: Duration) -> bool {
-        let until = *self.until.get_or_insert(now + self.next);
+    fn is_over(&mut self, now: Time, first: Duration) -> bool {
+        self.first = first;
+        let until = *self.until.get_or_insert(now + self.first.saturating_mul(self.times));
         if now < until {
             return false;
         }
-        self.until = Some(now + self.next);
-        self.next = self.next.saturating_mul(2).min(longest);
+        self.until = Some(now + self.next());
+        self.times = (2 * self.times).min(LONGEST);
         true
     }
 
     /// Something was learned now: the pause begins anew.
     fn restart(&mut self, now: Time) {
         if self.until.is_some() {
-            self.until = self.until.max(Some(now + self.next));
+            self.until = self.until.max(Some(now + self.next()));
         }
     }
 }
@@ -55,8 +66,8 @@ impl Pause {
 /// stay for ever, as nobody times a refused request.
 ///
 /// - Against a guess the first request is tried at once. The next tries are 1, 2, 4, ... seconds apart, 64 at most.
-/// - Against a measurement the first try is 10 seconds after the first refusal, or after the model was last measured. The next tries are 10, 20,
-///   40, ... seconds apart, 640 at most.
+/// - Against a measurement of 10 ms or more, the first try is 10 seconds after the first refusal, or after the model was last measured. The
+///   next tries are 10, 20, 40, ... seconds apart, 640 at most. Against a quicker measurement, all pauses are shorter, the first down to 1 s.
 /// - Where a try shows that the profile was wrong, the next request is tried at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Probes {
@@ -66,22 +77,23 @@ pub struct Probes {
 
 impl Default for Probes {
     fn default() -> Self {
-        Probes { guess: Pause::new(Some(Time::ZERO), AFTER_GUESS), measured: Pause::new(None, AFTER_MEASURED) }
+        Probes { guess: Pause::new(Some(Time::ZERO)), measured: Pause::new(None) }
     }
 }
 
 impl Probes {
-    /// Whether a request is tried that would be refused at `now`, for this doubt.
-    pub fn tries(&mut self, now: Time, doubt: Doubt) -> bool {
+    /// Whether a request is tried that would be refused at `now` for this doubt, as it seems to need so much time.
+    pub fn tries(&mut self, now: Time, doubt: Doubt, needed: Duration) -> bool {
+        let [least, most] = AFTER_MEASURED;
         match doubt {
-            Doubt::Guess => self.guess.is_over(now, AFTER_GUESS.saturating_mul(LONGEST)),
-            Doubt::Measured => self.measured.is_over(now, AFTER_MEASURED.saturating_mul(LONGEST)),
+            Doubt::Guess => self.guess.is_over(now, AFTER_GUESS),
+            Doubt::Measured => self.measured.is_over(now, needed.saturating_mul(NEEDED).clamp(least, most)),
         }
     }
 
     /// A request that was tried has shown that the profile is wrong: the next one is tried at once.
     pub fn was_wrong(&mut self) {
-        *self = Probes { measured: Pause::new(Some(Time::ZERO), AFTER_MEASURED), ..Probes::default() };
+        *self = Probes { measured: Pause::new(Some(Time::ZERO)), ..Probes::default() };
     }
 
     /// Takes note that the profile was learned anew at `now`: it is fresh.
@@ -94,10 +106,14 @@ impl Probes {
 mod tests {
     use super::*;
 
-    /// The seconds at which one is tried, of requests that come every half second for so long.
+    /// The seconds at which one is tried, of requests that come every half second for so long and need 20 ms.
     fn tried(probes: &mut Probes, doubt: Doubt, from: u64, seconds: u64) -> Vec<u64> {
+        tried_of(probes, doubt, Duration::from_millis(20), from, seconds)
+    }
+
+    fn tried_of(probes: &mut Probes, doubt: Doubt, needed: Duration, from: u64, seconds: u64) -> Vec<u64> {
         let halves = (from * 2..(from + seconds) * 2).map(|half| Time::from_nanos(half * 500_000_000));
-        halves.filter(|now| probes.tries(*now, doubt)).map(|now| now.as_nanos() / 1_000_000_000).collect()
+        halves.filter(|now| probes.tries(*now, doubt, needed)).map(|now| now.as_nanos() / 1_000_000_000).collect()
     }
 
     #[test]
@@ -117,6 +133,13 @@ mod tests {
         assert_eq!(tried(&mut probes, Doubt::Measured, 70, 100), [150], "it was fresh");
         // A refusal by a guess is a matter of its own.
         assert_eq!(tried(&mut probes, Doubt::Guess, 170, 1), [170]);
+    }
+
+    /// A try of a brief request costs nothing: 1 s, not 10, without answers.
+    #[test]
+    fn a_measurement_of_a_brief_request_is_tried_sooner() {
+        let tried = |us| tried_of(&mut Probes::default(), Doubt::Measured, Duration::from_micros(us), 5, 60);
+        assert_eq!((tried(30), tried(2_000)), (vec![6, 7, 9, 13, 21, 37], vec![7, 9, 13, 21, 37]));
     }
 
     #[test]

@@ -31,7 +31,8 @@ impl Call {
     /// Whether a request goes on without a deadline though by the model's `profile` it cannot meet its own.
     pub(crate) fn may_probe(&mut self, profile: &LatencyProfile, now: Time) -> bool {
         let doubt = profile.doubt(self.admitted.rows, self.deadline.since(now));
-        self.is_probe = doubt.is_some_and(|doubt| self.loaded.probes.lock().tries(now, doubt));
+        let needed = profile.latency(self.admitted.rows);
+        self.is_probe = doubt.is_some_and(|doubt| self.loaded.probes.lock().tries(now, doubt, needed));
         self.is_probe
     }
 

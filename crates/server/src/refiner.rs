@@ -1,7 +1,7 @@
 //! Keeps a latency profile true to what batches take in service.
 
 use downbeat_core::isotonic::isotonic_fit;
-use downbeat_core::{Duration, LatencyProfile};
+use downbeat_core::{Duration, LatencyProfile, Time};
 
 /// An average looks back on about so many observations: the weight of a size beside others is at most this.
 const WINDOW: u32 = 16;
@@ -18,6 +18,9 @@ const MARGIN: f64 = 2.0;
 const OUTLIER: f64 = 4.0;
 /// Mean absolute deviations below the mean at which a fast run is no chance.
 const CLEAR: f64 = 4.0;
+/// After a pause of so long, a run that is [`OUTLIER`] times as fast as the estimate shows that a busy time is over. The deviation of
+/// the busy time says nothing about such a run.
+const REST: Duration = Duration::from_millis(1_000);
 
 /// The latency of batches of one size.
 #[derive(Clone, Copy, Default, Debug)]
@@ -39,11 +42,12 @@ impl Average {
         self.mean_ns + MARGIN * self.deviation_ns
     }
 
-    fn observe(&mut self, ns: f64) {
+    fn observe(&mut self, ns: f64, is_rested: bool) {
         // No run is faster than the model is: the slow ones before were stalled, or of a busy time. A model may have an
         // early exit for some requests, so two fast runs in a row have to show that, unless little is known.
         let is_far_faster = ns * OUTLIER < self.mean_ns && ns < self.mean_ns - CLEAR * self.deviation_ns;
-        let shows_stall = is_far_faster && (self.was_far_faster || self.count < ENOUGH);
+        let is_busy_over = is_rested && ns * OUTLIER < self.estimate_ns();
+        let shows_stall = is_far_faster && (self.was_far_faster || self.count < ENOUGH) || is_busy_over;
         self.was_far_faster = is_far_faster;
         if is_far_faster && !shows_stall {
             return;
@@ -85,21 +89,25 @@ pub struct ProfileRefiner {
     averages: Vec<Average>,
     since_period: u32,
     observations: u64,
+    /// When the last run ended.
+    last: Time,
 }
 
 impl ProfileRefiner {
     /// Starts from a measured (or guessed) profile.
     pub fn new(base: LatencyProfile) -> Self {
         let averages = vec![Average::default(); base.max_batch() as usize];
-        ProfileRefiner { current: base.clone(), base, averages, since_period: 0, observations: 0 }
+        ProfileRefiner { current: base.clone(), base, averages, since_period: 0, observations: 0, last: Time::ZERO }
     }
 
     pub fn profile(&self) -> &LatencyProfile {
         &self.current
     }
 
-    /// Takes in what a batch of `size` items took; gives the new profile when it is time for one.
-    pub fn observe(&mut self, size: u32, latency: Duration) -> Option<LatencyProfile> {
+    /// Takes in the latency of a batch of `size` items that ended at `end`. Gives a new profile when one is due.
+    pub fn observe(&mut self, size: u32, latency: Duration, end: Time) -> Option<LatencyProfile> {
+        let is_rested = end.since(self.last) >= REST;
+        self.last = end;
         let index = (size as usize).checked_sub(1)?;
         let predicted = self.current.latency(size).as_nanos() as f64;
         let average = self.averages.get_mut(index)?;
@@ -107,7 +115,7 @@ impl ProfileRefiner {
         // A guess bounds nothing.
         let is_guess = average.count == 0 && self.base.known().is_some_and(|known| size > known);
         let most = if is_first || is_guess { f64::INFINITY } else { predicted * OUTLIER };
-        average.observe((latency.as_nanos() as f64).min(most));
+        average.observe((latency.as_nanos() as f64).min(most), is_rested);
         let average = *average;
         self.observations += 1;
         self.since_period += 1;
@@ -191,13 +199,18 @@ mod tests {
         Duration::from_micros(us)
     }
 
+    /// Observes a run that follows the last one without a pause.
+    fn observe(refiner: &mut ProfileRefiner, size: u32, latency: Duration) -> Option<LatencyProfile> {
+        refiner.observe(size, latency, refiner.last)
+    }
+
     #[test]
     fn a_wrong_profile_becomes_true() {
         let base = LatencyProfile::linear(micros(10), micros(100), 8).unwrap();
         let mut refiner = ProfileRefiner::new(base);
         for _ in 0..200 {
-            refiner.observe(4, micros(400));
-            refiner.observe(8, micros(800));
+            observe(&mut refiner, 4, micros(400));
+            observe(&mut refiner, 8, micros(800));
         }
         let l = |b| refiner.profile().latency(b).as_nanos() as f64 / 1e3;
         assert!((l(4) - 400.0).abs() < 4.0, "{}", l(4));
@@ -211,11 +224,11 @@ mod tests {
         let base = LatencyProfile::linear(micros(10), micros(100), 8).unwrap();
         let mut refiner = ProfileRefiner::new(base);
         for _ in 0..100 {
-            refiner.observe(1, micros(110));
+            observe(&mut refiner, 1, micros(110));
         }
-        refiner.observe(1, Duration::from_millis(500));
+        observe(&mut refiner, 1, Duration::from_millis(500));
         for _ in 0..40 {
-            refiner.observe(1, micros(110));
+            observe(&mut refiner, 1, micros(110));
         }
         assert!(refiner.profile().latency(1) < micros(170), "{}", refiner.profile().latency(1));
     }
@@ -223,8 +236,8 @@ mod tests {
     #[test]
     fn sizes_outside_the_profile_are_ignored() {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(1), micros(1), 2).unwrap());
-        assert_eq!(refiner.observe(0, micros(5)), None);
-        assert_eq!(refiner.observe(3, micros(5)), None);
+        assert_eq!(observe(&mut refiner, 0, micros(5)), None);
+        assert_eq!(observe(&mut refiner, 3, micros(5)), None);
         assert_eq!(refiner.observations, 0);
     }
 
@@ -233,9 +246,9 @@ mod tests {
     fn a_run_that_is_far_faster_shows_that_those_before_were_stalled() {
         for base in [LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(0), guess()] {
             let mut refiner = ProfileRefiner::new(base);
-            refiner.observe(4, Duration::from_millis(8_400));
+            observe(&mut refiner, 4, Duration::from_millis(8_400));
             assert_eq!(refiner.profile().latency(4), Duration::from_millis(8_400), "nothing else is known");
-            assert!(refiner.observe(4, micros(10_000)).is_some(), "told at once");
+            assert!(observe(&mut refiner, 4, micros(10_000)).is_some(), "told at once");
             assert_eq!(refiner.profile().latency(4), micros(10_000));
             assert!([1, 8].iter().all(|b| refiner.profile().latency(*b) < micros(40_000)), "{:?}", refiner.profile());
         }
@@ -246,33 +259,53 @@ mod tests {
     fn two_fast_runs_end_the_belief_of_a_busy_time() {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
         for run in 0..100 {
-            refiner.observe(8, Duration::from_millis(7_900 + run % 3 * 100));
+            observe(&mut refiner, 8, Duration::from_millis(7_900 + run % 3 * 100));
         }
         assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
         // One may be an early exit.
-        refiner.observe(8, micros(200));
+        observe(&mut refiner, 8, micros(200));
         assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
-        assert!(refiner.observe(8, micros(200)).is_some());
+        assert!(observe(&mut refiner, 8, micros(200)).is_some());
         assert!(refiner.profile().latency(8) < micros(300), "{:?}", refiner.profile());
         // A model whose runs differ much is not taken for one that was stalled.
         let mut varies = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
         for run in 0..400 {
-            varies.observe(1, micros(if run % 2 == 0 { 1_000 } else { 10_000 }));
+            observe(&mut varies, 1, micros(if run % 2 == 0 { 1_000 } else { 10_000 }));
         }
         assert!(varies.profile().latency(1) > micros(8_000), "{:?}", varies.profile());
+    }
+
+    /// Sixty clients kept both cores busy: some runs of 17 us took 4 ms. Then each request was refused for its SLO of 1 ms, and
+    /// one fast run after a pause has to end that.
+    #[test]
+    fn a_fast_run_after_a_pause_ends_the_belief_of_a_busy_time() {
+        let base = LatencyProfile::linear(micros(1), micros(16), 8).unwrap().learned(8);
+        let busy = || {
+            let mut refiner = ProfileRefiner::new(base.clone());
+            (0..200).for_each(|run| drop(observe(&mut refiner, 1, micros(if run % 3 == 0 { 4_000 } else { 50 }))));
+            refiner
+        };
+        let mut refiner = busy();
+        assert!(refiner.profile().latency(1) > micros(1_000), "{:?}", refiner.profile());
+        let soon = refiner.last + Duration::from_millis(900);
+        refiner.observe(1, micros(30), soon);
+        assert!(refiner.profile().latency(1) > micros(1_000), "that was no pause: {:?}", refiner.profile());
+        let mut refiner = busy();
+        let profile = refiner.observe(1, micros(30), refiner.last + REST).expect("it is news");
+        assert_eq!(profile.latency(1), micros(30));
     }
 
     #[test]
     fn a_size_that_is_not_run_any_more_is_a_guess_again() {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
         for _ in 0..40 {
-            refiner.observe(8, micros(500));
-            refiner.observe(1, micros(110));
+            observe(&mut refiner, 8, micros(500));
+            observe(&mut refiner, 1, micros(110));
         }
         let believed = refiner.profile().latency(8);
         assert!(believed > micros(400), "{believed}");
         for _ in 0..PERIOD * (WINDOW + 1) {
-            refiner.observe(1, micros(110));
+            observe(&mut refiner, 1, micros(110));
         }
         let forgotten = refiner.profile().latency(8);
         assert!(forgotten < micros(200), "{forgotten}: as it was measured at load");
@@ -282,8 +315,8 @@ mod tests {
     fn what_was_observed_of_a_guess_is_known() {
         let mut refiner = ProfileRefiner::new(guess());
         assert_eq!(refiner.profile().known(), Some(0));
-        assert_eq!(refiner.observe(1, micros(300)).unwrap().known(), Some(1));
-        assert_eq!(refiner.observe(4, micros(400)).unwrap().known(), Some(4));
+        assert_eq!(observe(&mut refiner, 1, micros(300)).unwrap().known(), Some(1));
+        assert_eq!(observe(&mut refiner, 4, micros(400)).unwrap().known(), Some(4));
     }
 
     fn guess() -> LatencyProfile {
@@ -305,7 +338,7 @@ mod tests {
             let truth: Vec<(u32, u64)> = seen.iter().map(|(size, more)| { level += more; (*size, level) }).collect();
             // First the slowest, which nothing clips.
             for _ in 0..rounds {
-                truth.iter().rev().for_each(|(size, us)| drop(refiner.observe(*size, micros(*us))));
+                truth.iter().rev().for_each(|(size, us)| drop(observe(&mut refiner, *size, micros(*us))));
             }
             refiner.current = refiner.rebuilt().unwrap();
             let profile = refiner.profile();

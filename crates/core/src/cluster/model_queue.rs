@@ -212,7 +212,7 @@ impl ModelQueue {
     #[cold]
     fn is_probe(&mut self, now: Time, size: u32, needed: Duration, allowed: Duration) -> bool {
         let Some(doubt) = self.batcher.kinds.doubt(size, allowed) else { return false };
-        let is_probe = self.probes.tries(now, doubt);
+        let is_probe = self.probes.tries(now, doubt, needed);
         // One run replaces a guess. A measurement it corrects in part, so that the next may have to follow.
         match doubt {
             Doubt::Measured if is_probe => self.probed = Some((size, needed)),

@@ -343,7 +343,7 @@ impl DeviceHost {
         if rehearser.listens() {
             rehearser.ran(queue.place, took.as_secs_f64() / refiner.profile().latency(rows).as_secs_f64());
         }
-        let is_new = refiner.observe(rows, took).is_some();
+        let is_new = refiner.observe(rows, took, end).is_some();
         drop(refiner);
         if is_new {
             let profiles = queue.placed.profiles(|site| queue.refiners[site].lock().profile().clone());

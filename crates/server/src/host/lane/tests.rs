@@ -264,7 +264,7 @@ fn the_next_launch_is_enqueued_while_one_is_under_way_and_they_are_answered_in_o
 fn who_was_let_through_and_met_the_deadline_lets_the_next_through() {
     let served = OneLane::new(RunLimits::default());
     let now = served.served.host.clock.now();
-    let tries = || served.served.loaded.probes.lock().tries(now, Doubt::Guess);
+    let tries = || served.served.loaded.probes.lock().tries(now, Doubt::Guess, Duration::ZERO);
     assert!(tries() && !tries(), "one at a time");
     for (deadline, is_probe, may) in [(Time::ZERO, true, false), (Time::MAX, false, false), (Time::MAX, true, true)] {
         // Before it is there: the lane would wait for another behind it first.

@@ -8,6 +8,7 @@ use downbeat_core::Duration;
 use downbeat_engine::{Declared, Emulated, Engine, LoadOptions};
 use downbeat_report::say;
 use downbeat_repository::{ModelDefinition, ModelFormat, ModelRepositories};
+use downbeat_server::escaped;
 use downbeat_server::options::{ModelControl, ServerOptions};
 use downbeat_server::registry::Registry;
 use downbeat_server::row_judgement::RowJudgement;
@@ -52,20 +53,20 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     let (mut errors, mut warnings) = (0, 0);
     let mut warn = |warning: &dyn std::fmt::Display| {
         warnings += 1;
-        say(format_args!("warning: {warning}"))
+        tell(format_args!("warning: {warning}"))
     };
     notices.iter().try_for_each(|notice| warn(notice))?;
     scan.warnings.iter().try_for_each(|w| warn(w))?;
     for unknown in &unknown {
         errors += 1;
-        say(format_args!("error: {}", unknown.message))?;
+        tell(format_args!("error: {}", unknown.message))?;
     }
     for name in &scan.names {
         let mut definition = match registry.definition(name) {
             Ok(definition) => definition,
             Err(error) => {
                 errors += 1;
-                say(format_args!("error: {error}"))?;
+                tell(format_args!("error: {error}"))?;
                 continue;
             }
         };
@@ -73,29 +74,34 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
         definition.warnings.iter().try_for_each(|w| warn(w))?;
         if let Some(devices) = registry.chosen_devices(name) {
             let devices: Vec<String> = devices.iter().map(usize::to_string).collect();
-            say(format_args!("{name}: on device {}", devices.join(", ")))?;
+            tell(format_args!("{name}: on device {}", devices.join(", ")))?;
         }
         match checked.and_then(|()| runtime.block_on(load(&registry, name))) {
             Ok(judgements) => {
                 for (version, RowJudgement { verdict, .. }) in &judgements {
-                    say(format_args!("{name} {version}: rows of a batch are {verdict}"))?;
+                    tell(format_args!("{name} {version}: rows of a batch are {verdict}"))?;
                 }
                 let complaints = judgements.iter().filter_map(|(_, judgement)| judgement.complaint());
                 complaints.into_iter().try_for_each(|complaint| warn(&format_args!("{name}: {complaint}")))?;
             }
             Err(error) => {
                 errors += 1;
-                say(format_args!("error: {error}"))?;
+                tell(format_args!("error: {error}"))?;
             }
         }
     }
     let models = scan.names.len();
-    say(format_args!(
+    tell(format_args!(
         "{models} {}, {errors} in error, {warnings} {}",
         plural(models, "model"),
         plural(warnings, "warning")
     ))?;
     Ok(errors == 0 && (warnings == 0 || !args.strict))
+}
+
+/// Prints a line. The names of models come from folders, and errors from files.
+fn tell(line: std::fmt::Arguments<'_>) -> std::io::Result<()> {
+    say(escaped(line))
 }
 
 /// The options of a server that loads models on request and measures none. It writes nothing but verdicts on rows.

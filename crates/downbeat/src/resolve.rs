@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 use downbeat_core::cluster::Autoscale;
-use downbeat_repository::ModelRepository;
+use downbeat_repository::{ModelRepository, nearest};
 use downbeat_server::options::{
     DeviceOptions, DispatchPolicy, EngineChoice, ExecutorProgram, ModelControl, PolicyName, ServerOptions, SharesBy,
 };
 
 use crate::draft::Draft;
+use crate::keys::KEYS;
 use crate::options_file;
 use crate::plan_report;
 use crate::serve_flags::ServeFlags;
@@ -74,6 +75,8 @@ pub fn resolve(flags: &ServeFlags, process: Process, folder: &Path) -> anyhow::R
         options.notices.push("--schedulers has no effect: downbeat serve has all roles in one process; use downbeat frontend and downbeat backend".to_owned());
     }
     options.notices.extend(without_effect(&options));
+    let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    options.notices.extend(variables.filter_map(|name| misspelled(&name)));
     let is_polled = matches!(options.model_control, ModelControl::Poll { .. });
     if !is_polled && !flags.keys.values("repository-poll-secs").is_empty() {
         options.notices.push("--repository-poll-secs has no effect without --model-control-mode poll".to_owned());
@@ -119,6 +122,26 @@ fn finish(draft: Draft, process: Process) -> anyhow::Result<ServerOptions> {
     let options = draft.finish()?;
     check(&options, process)?;
     Ok(options)
+}
+
+/// A notice for a variable of the environment that seems to be meant for an option and sets none. Kubernetes sets variables
+/// `DOWNBEAT_SERVICE_*` and `DOWNBEAT_PORT*` for a service called downbeat.
+fn misspelled(variable: &str) -> Option<String> {
+    let name = variable.strip_prefix("DOWNBEAT_")?;
+    if name.starts_with("SERVICE_") || name.starts_with("PORT") {
+        return None;
+    }
+    let flag = name.to_lowercase().replace('_', "-");
+    if KEYS.iter().any(|key| key.flag == flag && key.variable().is_empty() && !key.is_hidden) {
+        return Some(format!("{variable} in the environment has no effect: use the flag --{flag}"));
+    }
+    let known = || KEYS.iter().map(|key| key.flag).chain(["config", "plan"]);
+    if known().any(|known| known == flag) {
+        return None;
+    }
+    let meant = nearest(&flag, known().filter(|known| known.len() > 2))?;
+    let meant = meant.to_uppercase().replace('-', "_");
+    Some(format!("{variable} in the environment sets no option; did you mean 'DOWNBEAT_{meant}'?"))
 }
 
 /// A notice for each option that has no effect without another option.

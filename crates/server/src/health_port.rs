@@ -1,6 +1,8 @@
 //! The health port: liveness and readiness alone, on a thread and an event loop of their own. Nothing that clients ask of
 //! the other ports takes that thread's time.
 
+use std::time::Duration;
+
 use axum::Router;
 use axum::routing::get;
 use tokio::net::TcpListener;
@@ -11,8 +13,10 @@ use crate::connections::{ConnectionOptions, Connections, Stage};
 use crate::http::{HttpState, Routed, live, ready, serve_answers, with_slashes};
 use crate::service::Service;
 
-/// Most connections of the port: probes and load balancers have a few.
-const MOST_CONNECTIONS: usize = 64;
+/// Most connections of the port. Probes and load balancers have a few. Clients that send half a head take others, for a second each.
+const MOST_CONNECTIONS: usize = 256;
+/// How long the head of a probe may take, and its answer.
+const TRANSFER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Answers probes until the process ends, so that the last moments of a drain are seen too.
 ///
@@ -30,7 +34,8 @@ pub fn serve<S: Service>(
         .route("/v2/health/live", get(live::<S>))
         .route("/v2/health/ready", get(ready::<S>))
         .with_state(state);
-    let connections = Connections::new(ConnectionOptions { max: MOST_CONNECTIONS, ..options });
+    let transfer_timeout = Some(options.transfer_timeout.map_or(TRANSFER_TIMEOUT, |limit| limit.min(TRANSFER_TIMEOUT)));
+    let connections = Connections::new(ConnectionOptions { max: MOST_CONNECTIONS, transfer_timeout, ..options });
     let answer = async move {
         let (_serving, stages) = watch::channel(Stage::Serving);
         match TcpListener::from_std(listener) {

@@ -93,7 +93,7 @@ mod watchdog;
 mod work_line;
 mod work_pool;
 
-pub use logging::{check_level, last_words};
+pub use logging::{check_level, escaped, last_words};
 pub use memory::set_release;
 pub use roles::{etcd_server, serve_frontend, serve_scheduler};
 pub use serve::{serve, serve_backend};

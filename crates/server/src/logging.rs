@@ -32,6 +32,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::options::{LogFormat, LogOptions};
 use limits::LineLimits;
+pub use line::escaped;
 use line::{Line, text_field};
 use queue::LogQueue;
 
@@ -91,6 +92,22 @@ impl Drop for FlushAtEnd {
 /// The levels of the log.
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
+/// The crates of the program, as the log names them.
+const CRATES: [&str; 12] = [
+    "downbeat",
+    "downbeat_bench",
+    "downbeat_core",
+    "downbeat_driver",
+    "downbeat_engine",
+    "downbeat_plan",
+    "downbeat_preprocess",
+    "downbeat_protocol",
+    "downbeat_report",
+    "downbeat_repository",
+    "downbeat_server",
+    "downbeat_sim",
+];
+
 /// The level of the log, or a filter such as `info,downbeat_server=debug`.
 ///
 /// # Errors
@@ -108,7 +125,18 @@ pub fn check_level(text: &str) -> Result<String, String> {
             LEVELS.join(", ")
         ));
     }
+    if let Some((module, hint)) = text.split(',').find_map(misspelled_crate) {
+        return Err(format!("'{module}' is no module of this program{hint}"));
+    }
     filter(text).map(|_| text.to_owned())
+}
+
+/// A module that seems to be meant for one of this program and is none, with the hint.
+fn misspelled_crate(directive: &str) -> Option<(&str, String)> {
+    let (target, _) = directive.trim().split_once('=')?;
+    let module = target.split(['[', ':']).next().filter(|module| !CRATES.contains(module))?;
+    let hint = downbeat_repository::did_you_mean(module, CRATES);
+    (!hint.is_empty() && module.starts_with("downbeat")).then_some((module, hint))
 }
 
 /// The filter of a level. Errors of all modules pass it, unless it says otherwise of all.
@@ -236,6 +264,8 @@ mod tests {
         for level in known {
             assert_eq!(check_level(level), Ok(level.to_owned()));
         }
+        let error = check_level("info,downbeat_sever::http=debug").unwrap_err();
+        assert_eq!(error, "'downbeat_sever' is no module of this program; did you mean 'downbeat_server'?");
         let error = check_level("wran").unwrap_err();
         assert!(
             error.contains("'wran' is no log level; levels are error, warn, info")

@@ -211,13 +211,15 @@ fn is_ignored(status: &str, kind: SignalKind) -> bool {
     mask >> (kind.as_raw_value() - 1) & 1 == 1
 }
 
-/// Has frontends go on accepting for `grace`, then finish what they have, `limit` in all; says whether they have.
+/// Has frontends go on accepting for `grace`, then finish what they have, `limit` in all; says whether they have. A second signal ends
+/// the wait. Then they have finished if no request is under way (`is_idle`).
 pub async fn leave(
     stage: &watch::Sender<Stage>,
     mut frontends: Vec<JoinHandle<()>>,
     Signals { terminate, interrupt }: &mut Signals,
     grace: Duration,
     limit: Duration,
+    is_idle: impl Fn() -> bool,
 ) -> bool {
     let limit = tokio::time::Instant::now() + limit;
     stage.send_replace(Stage::Leaving);
@@ -241,6 +243,7 @@ pub async fn leave(
             () = tokio::time::sleep_until(limit) => false,
             _ = interrupt.recv() => false,
         };
+    let finished = finished || is_idle();
     // Breaks off the connections that are left.
     stage.send_replace(Stage::Stopped);
     finished

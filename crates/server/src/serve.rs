@@ -178,7 +178,8 @@ async fn stop(
     tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
     registry.serving().start_draining();
     registry.watchdog().end_loads();
-    let finished = leave(stage, frontends, signals, grace, options.drain_timeout.into()).await;
+    let finished =
+        leave(stage, frontends, signals, grace, options.drain_timeout.into(), || registry.serving().is_idle()).await;
     // A disk that does not answer is no reason to go on either.
     let log = registry.clone();
     let closed = tokio::task::spawn_blocking(move || log.close_decision_log());
@@ -245,6 +246,8 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     if !failed.is_empty() {
         let otherwise = if options.exit_on_error {
             "the server ends, as --exit-on-error asks"
+        } else if ready == 0 {
+            "none is served; with --exit-on-error true the server would end"
         } else {
             "the others are served; with --exit-on-error true the server would end"
         };

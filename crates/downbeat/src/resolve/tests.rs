@@ -629,3 +629,28 @@ fn a_word_that_is_no_log_level_is_refused() {
     assert!(said.contains("'downbeat_server' is no log level"), "{said}");
     assert_eq!(merged("", &["m", "--log-level", "info,downbeat_server=debug"]).log.level, "info,downbeat_server=debug");
 }
+
+#[test]
+fn a_misspelled_variable_names_the_one_that_was_meant() {
+    let said = |name| misspelled(name).unwrap_or_default();
+    assert_eq!(
+        said("DOWNBEAT_HTTP_PROT"),
+        "DOWNBEAT_HTTP_PROT in the environment sets no option; did you mean 'DOWNBEAT_HTTP_PORT'?"
+    );
+    assert_eq!(said("DOWNBEAT_ALLOW_METRICS"), "", "Triton's flag is hidden");
+    let silent = ["PATH", "DOWNBEAT_HTTP_PORT", "DOWNBEAT_CONFIG", "DOWNBEAT_BIN", "DOWNBEAT_TEST_SEED"];
+    let of_kubernetes = [
+        "DOWNBEAT_SERVICE_HOST",
+        "DOWNBEAT_SERVICE_PORT",
+        "DOWNBEAT_SERVICE_PORT_HTTP",
+        "DOWNBEAT_SERVICE_PORT_GRPC",
+        "DOWNBEAT_PORT",
+        "DOWNBEAT_PORT_8000_TCP",
+        "DOWNBEAT_PORT_8000_TCP_PROTO",
+        "DOWNBEAT_PORT_8000_TCP_PORT",
+        "DOWNBEAT_PORT_8000_TCP_ADDR",
+    ];
+    for name in [&silent[..], &of_kubernetes].concat() {
+        assert_eq!(said(name), "");
+    }
+}

@@ -89,6 +89,16 @@ fn where_models_are_is_said_and_checked() {
     assert!(error.contains("is not a plan that `downbeat plan --json` printed"), "{error}");
 }
 
+/// The name of a folder neither forges a line nor commands the terminal.
+#[test]
+fn names_of_models_stay_on_their_line() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir_all(folder.path().join("a\nerror: forged\x1b[31m\r/1")).unwrap();
+    let said = stdout(&run(&["config", "check", folder.path().to_str().unwrap(), "--engine", "emulated"]));
+    assert!(said.contains("a\\nerror: forged\\u{1b}[31m\\r"), "{said}");
+    assert!(!said.lines().any(|line| line.starts_with("error: forged")) && !said.contains('\x1b'), "{said}");
+}
+
 #[test]
 fn a_missing_repository_is_named() {
     let output = run(&["config", "check", "/nonexistent"]);

@@ -49,7 +49,8 @@ fn a_page_of_another_site_changes_nothing() {
         "PATCH /v2/none/yet",
     ];
     for change in changes {
-        for header in [EVIL, "origin: null", "origin: http://localhost:3000", "Sec-Fetch-Site: cross-site"] {
+        let sites = ["Sec-Fetch-Site: cross-site", "Sec-Fetch-Site: same-site"];
+        for header in [&[EVIL, "origin: null", "origin: http://localhost:3000"][..], &sites].concat() {
             for address in [server.address(), server.metrics_address()] {
                 let (status, said) =
                     ask(address, change, &["host: localhost:8000", "content-type: text/plain", header], "{}");

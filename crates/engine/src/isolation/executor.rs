@@ -107,8 +107,9 @@ impl Process {
             let (variable, value) = crate::process::stack_of_trials();
             command.env(variable, value);
         }
-        // Where a log is written, the process must not wait for the log's reader.
-        let stderr = if tracing::dispatcher::has_been_set() { Stdio::piped() } else { Stdio::inherit() };
+        // Where a log is written, the process must not wait for the log's reader. Without a log, words that name no model would
+        // stand between those of a command. The error of the load or the run says why a process ended.
+        let stderr = if tracing::dispatcher::has_been_set() { Stdio::piped() } else { Stdio::null() };
         let mut child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(stderr).spawn()?;
         let pid = child.id();
         let made = || {

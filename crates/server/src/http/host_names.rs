@@ -13,7 +13,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use axum::http::header::{HOST, HeaderName, ORIGIN};
-use axum::http::{HeaderMap, Method, Request, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
 use tokio::net::TcpListener;
 
 use super::answer::HttpError;
@@ -118,9 +118,12 @@ fn changes_state(method: &Method, path: &str) -> bool {
 
 /// Refuses a request that a browser sent for a page of another site.
 fn check_site(host: &[u8], headers: &HeaderMap) -> Result<(), HttpError> {
-    let crosses = |site: &[u8]| site.eq_ignore_ascii_case(b"cross-site");
-    if headers.get_all(SEC_FETCH_SITE).iter().any(|site| crosses(site.as_bytes())) {
-        return Err(foreign("Sec-Fetch-Site", b"cross-site"));
+    // Pages of the same site have another port or another first part of the name: `localhost:3000` is no page of this server.
+    let is_foreign = |site: &&HeaderValue| {
+        [&b"cross-site"[..], b"same-site"].iter().any(|foreign| site.as_bytes().eq_ignore_ascii_case(foreign))
+    };
+    if let Some(site) = headers.get_all(SEC_FETCH_SITE).iter().find(is_foreign) {
+        return Err(foreign("Sec-Fetch-Site", site.as_bytes()));
     }
     match headers.get_all(ORIGIN).iter().find(|origin| !is_own(origin.as_bytes(), host)) {
         Some(origin) => Err(foreign("Origin", origin.as_bytes())),

@@ -57,6 +57,14 @@ pub fn text_field() -> FieldFn<impl Fn(&mut Writer<'_>, &Field, &dyn Debug) -> f
     })
 }
 
+/// A text on one line that commands no terminal: a model's name may have any character.
+pub fn escaped(text: impl fmt::Display) -> String {
+    let mut line = String::new();
+    // A `String` takes every text.
+    let _ = write!(Escaped(&mut line), "{text}");
+    line
+}
+
 /// Escapes what a line of text must not have.
 struct Escaped<'a, W>(&'a mut W);
 

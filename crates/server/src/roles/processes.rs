@@ -175,7 +175,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     };
     tracing::info!(limit = %options.drain_timeout, ?grace, "stopping: not ready any more, what comes is still answered");
     serving.start_draining();
-    let finished = leave(&stage, frontends, &mut signals, grace, options.drain_timeout.into()).await;
+    let finished =
+        leave(&stage, frontends, &mut signals, grace, options.drain_timeout.into(), || serving.is_idle()).await;
     match finished && serving.is_idle() {
         true => tracing::info!("stopped"),
         false => tracing::warn!("stopped with requests unfinished"),

@@ -45,11 +45,12 @@ impl Pause {
     /// Whether it is over; then the next one begins, twice as long as the one before.
     fn is_over(&mut self, now: Time, first: Duration) -> bool {
         self.first = first;
-        let until = *self.until.get_or_insert(now + self.first.saturating_mul(self.times));
+        let next = self.next();
+        let until = *self.until.get_or_insert(now + next);
         if now < until {
             return false;
         }
-        self.until = Some(now + self.next());
+        self.until = Some(now + next);
         self.times = (2 * self.times).min(LONGEST);
         true
     }

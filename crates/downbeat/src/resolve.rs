@@ -132,10 +132,11 @@ fn misspelled(variable: &str) -> Option<String> {
         return None;
     }
     let flag = name.to_lowercase().replace('_', "-");
-    if KEYS.iter().any(|key| key.flag == flag && key.variable().is_empty() && !key.is_hidden) {
+    let flags = || KEYS.iter().filter(|key| !key.flag.is_empty());
+    if flags().any(|key| key.flag == flag && key.variable().is_empty() && !key.is_hidden) {
         return Some(format!("{variable} in the environment has no effect: use the flag --{flag}"));
     }
-    let known = || KEYS.iter().map(|key| key.flag).chain(["config", "plan"]);
+    let known = || flags().map(|key| key.flag).chain(["config", "plan"]);
     if known().any(|known| known == flag) {
         return None;
     }

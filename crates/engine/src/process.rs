@@ -33,8 +33,8 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Sets the variables that the environment does not have. They keep libraries from sending data, give the NVIDIA driver
-/// many queues, and give threads large stacks. `main` calls this first: with a second thread it does nothing.
+/// Sets the variables that the environment does not have. The variables keep libraries from sending data.
+/// They give the NVIDIA driver many queues, and threads large stacks. `main` calls this first: with a second thread it does nothing.
 pub fn begin() {
     if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
         return;

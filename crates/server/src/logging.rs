@@ -93,7 +93,7 @@ impl Drop for FlushAtEnd {
 const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 
 /// The crates of the program, as the log names them.
-const CRATES: [&str; 12] = [
+const CRATES: [&str; 13] = [
     "downbeat",
     "downbeat_bench",
     "downbeat_core",
@@ -106,6 +106,7 @@ const CRATES: [&str; 12] = [
     "downbeat_repository",
     "downbeat_server",
     "downbeat_sim",
+    "downbeat_training",
 ];
 
 /// The level of the log, or a filter such as `info,downbeat_server=debug`.
@@ -255,6 +256,24 @@ mod tests {
         assert_eq!(directives("off"), "off,downbeat=off,onnxruntime=off");
         assert_eq!(directives("warn,h2=debug"), "error,downbeat=warn,onnxruntime=warn,h2=debug");
         assert_eq!(directives("downbeat_server=debug"), "downbeat_server=debug");
+    }
+
+    /// The check would refuse a crate that the list lacks.
+    #[test]
+    fn every_crate_of_the_program_may_have_a_level() {
+        for manifest in ["Cargo.toml", "../downbeat/Cargo.toml"] {
+            let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(manifest);
+            let text = std::fs::read_to_string(path).unwrap();
+            let crates = text.lines().filter_map(|line| line.strip_suffix(".workspace = true"));
+            let own: Vec<String> =
+                crates.filter(|name| name.starts_with("downbeat")).map(|name| name.replace('-', "_")).collect();
+            assert!(own.len() > 5, "{own:?}");
+            for name in own {
+                let level = format!("info,{name}=debug");
+                assert_eq!(check_level(&level), Ok(level.clone()));
+                assert!(CRATES.contains(&&*name), "{name}");
+            }
+        }
     }
 
     #[test]

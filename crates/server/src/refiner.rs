@@ -13,10 +13,10 @@ const PERIOD: u32 = 32;
 const FAR: f64 = 0.25;
 /// Mean absolute deviations above the mean that a prediction has: deadlines are to be met, not met half of the time.
 const MARGIN: f64 = 2.0;
-/// A single observation counts at most this many times the present mean, so that one preempted run
-/// (a laptop's lid, a neighbour's burst) does not make a model look unservable. Against the estimate, which has the margin, one
-/// preempted run of ten would raise the estimate to the length of a preemption. An observation so many times faster shows that the
-/// runs before stalled.
+/// A single observation counts at most this many times the present mean. Example: a laptop's lid preempts a run for a second. The
+/// model must not look unservable for that. The limit does not go by the estimate, which has the margin. Then
+/// one preempted run of ten would raise the estimate to the length of a preemption. An observation so many times faster shows that the runs
+/// before stalled.
 const OUTLIER: f64 = 4.0;
 /// Mean absolute deviations below the mean at which a fast run is no chance.
 const CLEAR: f64 = 4.0;
@@ -278,7 +278,7 @@ mod tests {
         assert!(varies.profile().latency(1) > micros(8_000), "{:?}", varies.profile());
     }
 
-    /// One run in eight is preempted for 4 ms, as on a busy machine.
+    /// A busy machine preempts one run in eight for 4 ms.
     #[test]
     fn preempted_runs_are_not_what_the_others_take() {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(1), micros(16), 8).unwrap().learned(8));

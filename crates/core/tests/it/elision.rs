@@ -72,7 +72,7 @@ proptest! {
     /// `lazy` is updated only when and as far as it has to be. Whenever a batch may start, both know the same.
     ///
     /// A target is worked out at the first update after a change of the devices, or after 100 ms. An update at
-    /// another time would find another mean budget. Therefore `exact` has every update of `lazy`. It foresees no
+    /// another time would find another mean budget. Therefore `exact` has every update of `lazy`. `exact` foresees no
     /// growth, since foreseen growth would wake `exact` while `lazy` sleeps.
     #[test]
     fn updates_that_may_be_left_out_are_missed_by_nobody(

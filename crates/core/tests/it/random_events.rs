@@ -802,7 +802,7 @@ fn the_first_deadline_sets_what_drops_aim_at() {
 }
 
 /// A head that the fastest kind is too slow for is left to the other kinds. The fastest kind for batches of 3 needs
-/// 292 us here. The other kind needs 189 us for two requests. Found by a test above, once in ten thousand runs.
+/// 292 us in this test. The other kind needs 189 us for two requests. Found by a test above, once in ten thousand runs.
 #[test]
 fn a_head_that_the_fastest_kind_passes_over_is_not_given_up() {
     let us = Duration::from_micros;

@@ -638,6 +638,8 @@ fn a_misspelled_variable_names_the_one_that_was_meant() {
         "DOWNBEAT_HTTP_PROT in the environment sets no option; did you mean 'DOWNBEAT_HTTP_PORT'?"
     );
     assert_eq!(said("DOWNBEAT_ALLOW_METRICS"), "", "Triton's flag is hidden");
+    assert_eq!(said("DOWNBEAT_NO_TF32"), "DOWNBEAT_NO_TF32 in the environment has no effect: use the flag --no-tf32");
+    assert_eq!(said("DOWNBEAT_"), "");
     let silent = ["PATH", "DOWNBEAT_HTTP_PORT", "DOWNBEAT_CONFIG", "DOWNBEAT_BIN", "DOWNBEAT_TEST_SEED"];
     let of_kubernetes = [
         "DOWNBEAT_SERVICE_HOST",

@@ -7,7 +7,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -95,24 +95,15 @@ impl Frames {
 
     /// Ready if the connection may be read.
     pub fn poll_may_read(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.left == 0 {
-            let now = Instant::now();
-            let pause = match (&mut self.pause, self.refill) {
-                (Some(pause), _) => pause,
-                (none, Some(refill)) if refill > now => none.insert(Box::pin(sleep_until(refill))),
-                (..) => return self.refill(now),
-            };
-            if pause.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
-            }
-            return self.refill(now);
+        if self.left > 0 {
+            return Poll::Ready(());
         }
-        Poll::Ready(())
-    }
-
-    fn refill(&mut self, now: Instant) -> Poll<()> {
-        (self.left, self.pause) = (FREE, None);
-        self.refill = Some(now + Duration::from_secs(1));
+        let now = Instant::now();
+        if let Some(refill) = self.refill.filter(|refill| *refill > now) {
+            let pause = self.pause.get_or_insert_with(|| Box::pin(sleep_until(refill)));
+            ready!(pause.as_mut().poll(cx));
+        }
+        (self.left, self.pause, self.refill) = (FREE, None, Some(now + Duration::from_secs(1)));
         Poll::Ready(())
     }
 }

@@ -22,9 +22,13 @@ lint:
 test *arguments:
     cargo test --workspace {{arguments}}
 
+# The lab: figures of the papers, published schedulers, emulated GPUs. `just lab --help` lists its commands.
+lab *arguments:
+    cargo run --release -p downbeat-lab -- {{arguments}}
+
 # The engine's tests for GPUs with onnxruntime's own provider for them, without a GPU: on stand-ins of NVIDIA's libraries. Fetches 255 MB once.
 gpu-stand-ins *arguments:
-    tools/cuda_stand_ins/run.sh cargo test -p downbeat-engine --test it gpu:: {{arguments}}
+    lab/nvidia-stand-ins/run.sh cargo test -p downbeat-engine --test it gpu:: {{arguments}}
 
 # The driver's shared places under loom, which tries every order of their steps.
 loom:
@@ -70,13 +74,13 @@ zoo *models: (_venv "tools/requirements.txt")
 bench *arguments:
     cargo run --release -- bench {{arguments}}
 
-# Flat-top behaviour with autoscale advice: docs/results/flat_top.svg.
+# Flat-top behaviour with autoscale advice: lab/docs/flat_top.svg.
 flat-top:
-    cargo run --release -p downbeat-sim --example flat_top -- docs/results/flat_top.svg
+    cargo run --release -p downbeat-lab --example flat_top -- lab/docs/flat_top.svg
 
 # Figure 16: how even partitions are. Needs cmake and libclang, for the solver.
 figure-16 *arguments:
-    cargo run --release -p downbeat-plan --features highs --example figure_16 -- {{arguments}}
+    cargo run --release -p downbeat-lab --features highs --example figure_16 -- {{arguments}}
 
 # Licences, advisories and sources of the dependencies (needs cargo-deny).
 deny:

@@ -345,7 +345,7 @@ def feed(args):
 
 def end_to_end(args):
     """Symphony's figure 9, "e" to "s": 64 devices on two backends, two frontends, open-loop load; times as the paper's, longer by `--scale`."""
-    with open(os.path.join(ROOT, "experiments/profiles/profiles_1080ti.csv")) as file:
+    with open(os.path.join(ROOT, "lab/experiments/profiles/profiles_1080ti.csv")) as file:
         profiles = list(csv.DictReader(file))
     for profile in profiles:
         for column in ("alpha_ms", "beta_ms", "slo_ms"):

@@ -88,5 +88,5 @@ Copy this repository's files with one part at a time ($pack is ignored by git), 
     python3 tools/gpu_run.py measure /tmp/gpu "\$OUT" abacus                           # the third: samples for a predictor
     python3 tools/gpu_run.py measure /tmp/gpu "\$OUT" STEP ...                         # single steps again
 
-"\$OUT" is the folder whose files come back: gpu.md, gpu.jsonl, logs.txt, gpu.toml, abacus.jsonl.
+"\$OUT" is the folder whose files come back: gpu.md, gpu.jsonl, logs.txt, calibration-*.json, abacus.jsonl.
 TEXT

@@ -337,17 +337,19 @@ class Run:
         self.run(step, [*command, *rates], line)
 
     def calibration(self):
-        """What the simulator needs to speak of this GPU: `gpu.toml`, for `downbeat simulate device --calibration`."""
+        """Reports of this GPU for `downbeat-lab calibrate`: `calibration-*.json`."""
         step, (one, other) = "calibration", self.names("resnet50", "bert")
         if not self.wait_for(step, one, other):
             return
-        profile = [self.work / "downbeat", "profile", "--engine", "cuda", "--repository", self.zoo, "--save", self.out / "gpu.toml"]
+        profile = [self.work / "downbeat", "profile", "--engine", "cuda", "--repository", self.zoo]
         told = lambda text: self.row(step=step, what="", note=text.strip()) if text.strip() else None
+        report = lambda name: ["--json", self.out / f"calibration-{name}.json"]
         limit = self.left() / 3
         for model, length, batches in ((one, "32", "1,4,16"), (other, "128", "1,4,8")):
             self.run(step, [*profile, model, "--length", length, "--batch", self.batches(batches), "--shares", "4", "--segments", self.segments(4),
-                            "--budget", limit * 0.5], told, limit)
-        self.run(step, [*profile, one, "--beside", other, "--length", "128", "--batch", self.batches("1,8"), "--budget", limit * 0.5], told, limit)
+                            "--budget", limit * 0.5, *report(model)], told, limit)
+        self.run(step, [*profile, one, "--beside", other, "--length", "128", "--batch", self.batches("1,8"), "--budget", limit * 0.5,
+                        *report("pair")], told, limit)
 
     def abacus(self):
         samples, names = self.out / "abacus.jsonl", self.names(*MODELS[:4])

@@ -17,14 +17,14 @@ use std::path::Path;
 use bytes::Bytes;
 use downbeat_core::roles::SubClusterPlan;
 use downbeat_core::{Duration, LatencyProfile, Time};
+use downbeat_lab::device::Calibration;
+use downbeat_lab::world::WorldFile;
 use downbeat_preprocess::PictureHeader;
 use downbeat_protocol::{grpc, http, inference};
 use downbeat_server::options::PlacementPlan;
 use downbeat_server::profile_store::{ProfileStore, StoredProfile};
 use downbeat_server::profiler::profile;
 use downbeat_server::stored_predictor::StoredPredictor;
-use downbeat_sim::device::Calibration;
-use downbeat_sim::world::WorldFile;
 use prost::Message;
 
 pub use connection::{compressed_body, etcd_answer, grpc_connection, http_connection};

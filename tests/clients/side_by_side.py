@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Pairs of models on one device, by who says what runs: Abacus' groups with a trained predictor, and what they are compared with (docs/results/abacus.md).
+"""Pairs of models on one device, by who says what runs: Abacus' groups with a trained predictor, and what they are compared with (lab/docs/abacus.md).
 
     pip install -r tests/clients/requirements.txt && python tests/clients/side_by_side.py target/release/downbeat [PAIR ...]
 

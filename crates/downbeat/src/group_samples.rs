@@ -38,6 +38,7 @@ pub struct MeasuredGroup {
 }
 
 impl SampledOn {
+    /// As this version writes it.
     pub fn new(device: String, threads: usize, models: Vec<PredictedModel>) -> Self {
         SampledOn { format: FORMAT.to_owned(), format_version: FORMAT_VERSION, device, threads, models }
     }

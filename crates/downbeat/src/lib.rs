@@ -2,14 +2,13 @@
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-mod calibration_file;
 mod config_check;
 mod device_groups;
 mod draft;
 mod engine_command;
 mod forms;
 mod group_report;
-mod group_samples;
+pub mod group_samples;
 mod infer;
 mod key;
 mod keys;
@@ -17,11 +16,10 @@ mod log_command;
 mod manual;
 mod mix_report;
 mod options_file;
-mod pair_report;
+pub mod pair_report;
 mod picture;
 mod plan_command;
 mod plan_report;
-mod plan_slots;
 mod profile_command;
 mod profile_groups;
 mod profile_pairs;
@@ -29,18 +27,12 @@ mod profile_report;
 mod profile_shares;
 mod profiled_model;
 mod resolve;
-mod run_output;
+pub mod run_output;
 mod serve_flags;
-mod share_profile;
-mod share_report;
-mod simulate;
-mod simulate_auto;
-mod simulate_device;
-mod simulate_network;
-mod simulate_random;
+pub mod share_report;
+pub mod simulate;
 mod slice_command;
 mod slice_report;
-mod slot_report;
 mod timeline_command;
 mod triton_flags;
 mod units;
@@ -88,7 +80,8 @@ enum Command {
     Slice(slice_command::SliceArgs),
     Plan(plan_command::PlanArgs),
     Bench(Box<BenchArgs>),
-    Simulate(Box<simulate::SimulateArgs>),
+    #[command(subcommand)]
+    Simulate(simulate::SimulateCommand),
     #[command(subcommand)]
     Engine(engine_command::EngineCommand),
     #[command(subcommand)]
@@ -192,7 +185,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
             }
             None => Ok(downbeat_bench::run(args.load)?),
         },
-        Command::Simulate(args) => Ok(simulate::run(*args).map(|()| ExitCode::SUCCESS)?),
+        Command::Simulate(command) => Ok(simulate::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Timeline(args) => Ok(timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Man(args) => Ok(manual::write_pages(&args, Cli::command()).map(|()| ExitCode::SUCCESS)?),

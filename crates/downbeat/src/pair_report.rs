@@ -1,18 +1,21 @@
-//! Two models at the same time, as table and plots.
+//! `downbeat profile --beside`: two models at the same time, as table and plots.
 
 use std::fmt;
 
 use downbeat_report::{Page, Table, bars};
 use downbeat_server::pair_profiler::{Latencies, PairMeasurement};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::share_report::DeviceUnits;
+use crate::share_report::{DeviceUnits, MeasuredOn};
 use crate::units::in_millis;
 
 /// What was measured, and on what.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PairReport {
+    /// The two models.
     pub models: [String; 2],
+    /// The engine and its device.
+    pub on: MeasuredOn,
     /// Engine, device, threads.
     pub conditions: String,
     /// The device's units, if it says.
@@ -117,6 +120,7 @@ mod tests {
             |ms: u64| Latencies { runs: 3, p5_ns: ms * 1_000_000, median_ns: ms * 1_000_000, p95_ns: ms * 1_000_000 };
         let report = PairReport {
             models: ["a<".to_owned(), "b".to_owned()],
+            on: MeasuredOn { engine: "rten".to_owned(), device: "cpu".to_owned(), threads: 1 },
             conditions: "rten".to_owned(),
             device: None,
             split: None,

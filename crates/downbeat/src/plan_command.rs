@@ -1,10 +1,10 @@
-//! `downbeat plan`: which models share a sub-cluster, or (`plan slots`) a server's devices and how these are divided.
+//! `downbeat plan`: which models share a sub-cluster.
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, anyhow, bail};
-use clap::{Args, Subcommand};
+use clap::Args;
 use downbeat_core::{Duration, Time};
 use downbeat_plan::workload::MAX_BYTES;
 use downbeat_plan::{HAS_SOLVER, Method, Options, PlanError, Workload, generate, plan};
@@ -13,7 +13,6 @@ use downbeat_server::clock::Clock;
 
 use crate::options_file::text;
 use crate::plan_report::{PlanReport, read_plan, set_running};
-use crate::plan_slots::{self, SlotArgs};
 use crate::units;
 
 /// How to get the solver, in one sentence.
@@ -22,12 +21,9 @@ const NO_SOLVER: &str = "this build plans by local search alone; `cargo build --
 
 /// Divide models among sub-clusters of devices: even request rates and memory, within limits.
 ///
-/// Reads a workload file: examples/workload.toml shows every key. `plan slots` divides devices among models.
+/// Reads a workload file: examples/workload.toml shows every key.
 #[derive(Args, Debug)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct PlanArgs {
-    #[command(subcommand)]
-    command: Option<PlanCommand>,
     /// The workload file
     #[arg(value_name = "WORKLOAD", required_unless_present = "generate")]
     workload: Option<PathBuf>,
@@ -53,11 +49,6 @@ pub struct PlanArgs {
     generate: Option<u32>,
 }
 
-#[derive(Subcommand, Debug)]
-enum PlanCommand {
-    Slots(Box<SlotArgs>),
-}
-
 /// `--method`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 enum Chosen {
@@ -71,9 +62,6 @@ enum Chosen {
 /// # Errors
 /// If a file is not as it should be, or there is no partition.
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
-    if let Some(PlanCommand::Slots(args)) = &args.command {
-        return plan_slots::run(args);
-    }
     if let Some(models) = args.generate {
         let workload = generate(models as usize, args.sub_clusters.unwrap_or(20) as usize, args.seed);
         return Ok(write!(out(), "{}", workload.to_toml())?);

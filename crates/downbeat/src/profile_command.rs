@@ -16,7 +16,6 @@ use downbeat_server::options::{EngineChoice, Isolation};
 use downbeat_server::profile_store::{ProfileStore, StoredOperators, StoredProfile, StoredShares};
 use downbeat_server::profiler::{self, Measurement};
 
-use crate::calibration_file;
 use crate::engine_command::{engine_choice, engine_for};
 use crate::mix_report::MixReport;
 use crate::profile_groups::{self, GroupFlags, SEGMENTS};
@@ -79,10 +78,6 @@ pub struct ProfileArgs {
     /// Write a model for the emulated engine that takes as long (call it model.emulated.toml)
     #[arg(long, value_name = "FILE")]
     emulated: Option<PathBuf>,
-    /// Write what was measured, with --shares, --segments or --beside or else of the whole model, into a calibration for `downbeat simulate device`; a file
-    /// that is there is added to
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["lane_mix", "emulated"])]
-    save: Option<PathBuf>,
     #[command(flatten)]
     shares: ShareFlags,
     #[command(flatten)]
@@ -159,14 +154,12 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     if let Some(other) = &args.pairs.beside {
         return measure_pairs(args, &profiled, other, batch);
     }
-    if args.shares.shares.is_some() || args.shares.segments.is_some() || args.save.is_some() {
+    if args.shares.shares.is_some() || args.shares.segments.is_some() {
         let mut out = args.json.text();
         let report = profile_shares::measure(&args.shares, &profiled, batch, args.length, args.budget, &mut out)?;
         keep_shares(&ProfileStore::new(args.profile_cache.clone()), &profiled, &report);
         args.json.write(&report)?;
-        args.html.write(|| report.page())?;
-        let save = |file: &PathBuf| calibration_file::save_shares(file, &profiled, args.length, &report);
-        return args.save.as_ref().map_or(Ok(()), save);
+        return args.html.write(|| report.page());
     }
     match &args.lane_mix {
         Some(BatchSizes(totals)) => measure_mixes(args, &profiled, totals),
@@ -246,15 +239,11 @@ fn measure_pairs(
     other: &str,
     batch: Option<&[u32]>,
 ) -> anyhow::Result<()> {
-    if let Some(file) = &args.save {
-        calibration_file::check_pairs(file, [&profiled.name, other], args.pairs.split)?;
-    }
     let sizes = args.pairs.beside_batch.as_ref().map(|sizes| &*sizes.0);
     let other = load(args, other, None, sizes, Cut::Whole, Some(profiled))?;
     let report = profile_pairs::measure(&args.pairs, [profiled, &other], batch, args.length, args.budget)?;
     args.json.print(&report)?;
-    args.html.write(|| report.page())?;
-    args.save.as_ref().map_or(Ok(()), |file| calibration_file::save_pairs(file, profiled, &report))
+    args.html.write(|| report.page())
 }
 
 /// What groups of operators of the model and others take, and a predictor of that.

@@ -14,8 +14,7 @@ use downbeat_server::options::Isolation;
 use downbeat_server::profile_store::ProfileStore;
 use downbeat_server::profiler::{Threads, few_sizes};
 use downbeat_server::stored_predictor::{PredictedModel, StoredPredictor, Training};
-use downbeat_sim::device::{ComparedPredictors, GroupSampler, SampledModel};
-use downbeat_training::{GroupSample, error_below, mean_error, says, sets_of, train_mlp};
+use downbeat_training::{GroupSample, GroupSampler, SampledModel, error_below, mean_error, says, sets_of, train_mlp};
 
 use crate::group_report::{GroupReport, SetReport};
 use crate::group_samples::{GroupSamples, MeasuredGroup, SampledOn};
@@ -27,7 +26,7 @@ use crate::watched::watched_quietly;
 pub struct GroupFlags {
     /// Run groups of operators of the model and of these side by side, and train a predictor of what they take (Abacus). The
     /// models are cut into --segments each (8 unless that is said); one thread in each run, unless --threads says otherwise
-    #[arg(long, value_name = "MODELS", value_delimiter = ',', conflicts_with_all = ["lane_mix", "emulated", "save", "shares", "beside"])]
+    #[arg(long, value_name = "MODELS", value_delimiter = ',', conflicts_with_all = ["lane_mix", "emulated", "shares", "beside"])]
     pub co_run: Vec<String>,
     /// Keep what groups took in this file; if it is there, go on with it
     #[arg(long, value_name = "FILE", requires = "co_run")]
@@ -62,6 +61,8 @@ const TESTED: usize = 5;
 const FEWEST: usize = 20;
 /// Chooses groups, and what training begins with.
 const SEED: u64 = 17;
+/// The stream of random numbers that a training has.
+const TRAINING: u64 = 77;
 
 impl GroupFlags {
     /// All models, and what was sampled of them before.
@@ -137,7 +138,7 @@ pub fn measure(
     let all: Vec<usize> = (0..models.len()).collect();
     let sets: Vec<_> = (1..=flags.at_once(models.len())).flat_map(|count| sets_of(&all, count)).collect();
     let least = (FEWEST * sets.len()) as u64;
-    let sampler = GroupSampler { models: sampled, sets, seed: SEED };
+    let sampler = GroupSampler { models: sampled, sets };
     let clock = Clock::start();
     let subjects: Vec<_> = models.iter().map(|model| model.subject(length, clock)).collect();
     let mut lanes = GroupLanes::open(&subjects)?;
@@ -147,7 +148,11 @@ pub fn measure(
         for index in first.. {
             let share = clock.now().since(begin).as_secs_f64() / budget.as_secs_f64().max(f64::MIN_POSITIVE);
             let share = if index < least { share.min(index as f64 / least as f64) } else { share };
-            let Some((_, group)) = sampler.group(index).filter(|_| share < 1.0 && watch.goes_on(share)) else { break };
+            let Some((_, group)) =
+                sampler.group(index, downbeat_sim::random(SEED, index)).filter(|_| share < 1.0 && watch.goes_on(share))
+            else {
+                break;
+            };
             let takes_ns = lanes.measure(&group, RUNS)?.as_nanos();
             let measured = MeasuredGroup { group, takes_ns };
             if let Some(writer) = &mut writer {
@@ -231,13 +236,12 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
         FEWEST * sets.len().max(1)
     );
     let Split { training, test } = Split::new(&samples, sets.len());
-    let all = ComparedPredictors::train(&training, epochs(training.len()), SEED)?;
-    let mlp = &all.mlp;
-    let (error, mean_error) = (error_below(mlp, &test), mean_error(test.iter().copied(), |x| says(mlp, x)));
+    let mlp = &train_mlp(&training, epochs(training.len()), downbeat_sim::random(SEED, TRAINING))?;
+    let off = |tested: &[&GroupSample]| mean_error(tested.iter().copied(), |features| says(mlp, features));
     let report = |models: Vec<String>, tested: &[&GroupSample], unseen| {
-        let [mlp, linear, svm] = all.off(tested);
+        let error = off(tested);
         let mean_ms = tested.iter().map(|sample| sample.takes_ms).sum::<f64>() / tested.len().max(1) as f64;
-        SetReport { models, tested: tested.len(), mean_ms, mlp, linear, svm, unseen }
+        SetReport { models, tested: tested.len(), mean_ms, error, unseen }
     };
     let of_set = |number: usize| test.iter().copied().filter(|sample| sample.set == number).collect::<Vec<_>>();
     let mut of_sets = Vec::new();
@@ -248,6 +252,7 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
         of_sets.push(report(set.iter().map(|model| on.models[*model].name.clone()).collect(), &tested, unseen));
     }
     of_sets.push(report(vec!["all".to_owned()], &test, None));
+    let (error, mean_error) = (error_below(mlp, &test), off(&test));
     let mut points = vec![Vec::new(); at_once];
     for sample in &test {
         points[sets[sample.set].len() - 1].push((sample.takes_ms, says(mlp, &sample.features)));
@@ -271,7 +276,7 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
     }
     let (samples, tested) = (training.len(), test.len());
     let training = Training { device, threads, models, error, mean_error, samples, tested };
-    let predictor = LearnedPredictor::new(layout, all.mlp.clone())?;
+    let predictor = LearnedPredictor::new(layout, mlp.clone())?;
     Ok((StoredPredictor::new(training, predictor).map_err(anyhow::Error::msg)?, report))
 }
 

@@ -69,6 +69,7 @@ pub fn measure(
         watched_quietly(|watch| pair_profiler::measure(subjects.each_ref(), 0, &pairs, first, budget, watch))?;
     Ok(PairReport {
         models: models.map(|model| model.name.clone()),
+        on: model.on(),
         conditions: model.conditions(length),
         device: device_units(&*model.engine).ok(),
         split,

@@ -20,7 +20,7 @@ use crate::watched::watched;
 #[derive(Args, Debug)]
 pub struct ShareFlags {
     /// Measure latency over the share of the device's compute units too, and find the knee: on N shares of even steps [default: on all that a GPU can be
-    /// parted into, every twentieth of an emulated device]. What is found is kept for servers and for `downbeat plan slots`. Batch sizes: every second power of two, unless --batch says otherwise
+    /// parted into, every twentieth of an emulated device]. What is found is kept for servers. Batch sizes: every second power of two, unless --batch says otherwise
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["lane_mix", "emulated"])]
     pub shares: Option<u32>,
     /// Cut the model into N segments of about equal time, and measure each
@@ -100,6 +100,8 @@ pub fn measure(
     let mut report = ShareReport {
         model: profiled.name.clone(),
         version: profiled.version,
+        on: profiled.on(),
+        item_bytes: profiled.item_bytes(length),
         conditions: profiled.conditions(length),
         device,
         segments: profiled.model.segment_info().iter().map(|segment| segment.last.clone()).collect(),

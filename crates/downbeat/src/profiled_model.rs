@@ -15,6 +15,7 @@ use downbeat_server::row_judgement::by_graph;
 use downbeat_server::sampler::Subject;
 use downbeat_server::{Trial, find_answer};
 
+use crate::share_report::MeasuredOn;
 use crate::units;
 
 /// Which model to load, and how.
@@ -141,5 +142,24 @@ impl ProfiledModel {
         let threads = units::threads(self.threads);
         let length = self.length(length).map_or_else(String::new, |n| format!(", varying dimensions {n}"));
         format!("{} {} on {}, {threads} a run{length}", info.name, info.version, info.device)
+    }
+
+    /// The engine, its device and its threads.
+    pub fn on(&self) -> MeasuredOn {
+        let info = self.engine.info();
+        MeasuredOn { engine: info.name.to_owned(), device: info.device, threads: self.threads }
+    }
+
+    /// Bytes of an item's inputs and of its outputs; dimensions that vary have `length`.
+    pub fn item_bytes(&self, length: i64) -> [u64; 2] {
+        let varying = length.unsigned_abs();
+        let elements = |dims: &[i64]| -> u64 {
+            dims.iter().skip(1).map(|dim| u64::try_from(*dim).unwrap_or(varying)).fold(1, u64::saturating_mul)
+        };
+        let bytes = |specs: &[TensorSpec]| -> u64 {
+            specs.iter().map(|spec| elements(&spec.dims) * spec.datatype.size().unwrap_or(4) as u64).sum()
+        };
+        let signature = self.model.signature();
+        [bytes(&signature.inputs), bytes(&signature.outputs)]
     }
 }

@@ -17,9 +17,11 @@ pub struct RunOutput {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
+    /// The report as JSON.
     #[command(flatten)]
     pub json: Json,
 
+    /// The report as a page.
     #[command(flatten)]
     pub html: Html,
 

@@ -1,4 +1,4 @@
-//! Latency over batch, share of the device and segment, as table and plots.
+//! `downbeat profile --shares`: latency over batch, share of the device and segment, as table and plots.
 
 use std::fmt::Write;
 
@@ -20,11 +20,28 @@ pub struct DeviceUnits {
     pub largest_part: u32,
 }
 
+/// Where a report was measured.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MeasuredOn {
+    /// The engine, such as `cuda`.
+    pub engine: String,
+    /// Its device, as the engine names it.
+    pub device: String,
+    /// Threads inside one run.
+    pub threads: usize,
+}
+
 /// What was measured, and on what.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShareReport {
+    /// The model.
     pub model: String,
+    /// Its version.
     pub version: u64,
+    /// The engine and its device.
+    pub on: MeasuredOn,
+    /// Bytes of an item's inputs and of its outputs.
+    pub item_bytes: [u64; 2],
     /// Engine, device, threads.
     pub conditions: String,
     /// The device's units, if it says.
@@ -238,6 +255,8 @@ mod tests {
         let mut report = ShareReport {
             model: "m<b>".to_owned(),
             version: 1,
+            on: MeasuredOn { engine: "rten".to_owned(), device: "cpu".to_owned(), threads: 1 },
+            item_bytes: [4, 4],
             conditions: "cuda".to_owned(),
             device: Some(DeviceUnits { units: 16, grain: 8, largest_part: 8 }),
             segments: vec!["conv".to_owned(), "pool".to_owned()],

@@ -1,4 +1,4 @@
-//! `downbeat simulate`: schedulers under virtual time.
+//! `downbeat simulate`: the production scheduler under virtual time.
 
 use std::path::PathBuf;
 
@@ -6,113 +6,22 @@ use anyhow::{Error, bail, ensure};
 use clap::{Args, Subcommand};
 use downbeat_core::Duration;
 use downbeat_core::cluster::NetworkBudget;
-use downbeat_report::Json;
-use downbeat_sim::experiment::{Experiment, Overrides, check_seeds};
-use downbeat_sim::policy::{self, Policy};
-use downbeat_sim::world::WorldFile;
-use downbeat_sim::{Arrivals, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, profiles};
+use downbeat_sim::policy::{self, Policies, Policy, SERVED};
+use downbeat_sim::{
+    Arrivals, CapacityQuestion, Delay, ModelProfile, Network, Popularity, Scenario, Search, Shape, check_seeds,
+    profiles,
+};
 
 use crate::run_output::RunOutput;
-use crate::simulate_auto::{self, AutoArgs};
-use crate::simulate_device::{self, DeviceArgs, FigureArgs};
-use crate::simulate_network::{self, NetworkArgs};
-use crate::simulate_random::{self, RandomArgs};
 
-/// Run schedulers under virtual time: an experiment from a file, or a search of the highest load that a cluster holds.
+/// Run the scheduler under virtual time.
 ///
-/// The production scheduler decides, on emulated devices that take their latency profile's time. Every decision is checked. A
-/// run follows from its seed; equal seeds mean equal arrivals for all policies.
-///
-/// Examples:
-///   downbeat simulate experiments/table_2.toml
-///   downbeat simulate experiments/figure_11.toml --html figure_11.html
-///   downbeat simulate device --model resnet152 --policy e-ebird --rate 150 --html timeline.html
-///   downbeat simulate figure dvabatch-14
-///   downbeat simulate world experiments/worlds/device_lost.toml
-///   downbeat simulate network --seeds 0..1000
-///   downbeat simulate random --seed 1 --workloads 20
-///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
-///   downbeat simulate capacity --profiles experiments/profiles/profiles_a100.csv --devices 64 --policy all --seed 1 --seed 2 --json
-#[derive(Args, Debug)]
-#[command(
-    verbatim_doc_comment,
-    args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true,
-    arg_required_else_help = true
-)]
-pub struct SimulateArgs {
-    #[command(subcommand)]
-    command: Option<SimulateCommand>,
-
-    /// Experiment: a TOML file such as those in experiments/.
-    #[arg(value_name = "EXPERIMENT.toml", required = true)]
-    file: Option<PathBuf>,
-
-    #[command(flatten)]
-    run: RunArgs,
-
-    /// Policies instead of the file's. Repeatable, or separated by commas.
-    #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
-    policies: Vec<String>,
-
-    /// Run all cases, though the file asks for a sample.
-    #[arg(long)]
-    all: bool,
-}
-
+/// The production scheduler decides, on devices that take their latency profile's time. Every
+/// decision is checked. A run follows from its seed; equal seeds mean equal arrivals for all policies.
 #[derive(Subcommand, Debug)]
-enum SimulateCommand {
+pub enum SimulateCommand {
+    /// The highest rate that a cluster holds, by policy
     Capacity(Box<CapacityArgs>),
-    Device(Box<DeviceArgs>),
-    Figure(FigureArgs),
-    World(WorldArgs),
-    Network(NetworkArgs),
-    Random(RandomArgs),
-    Auto(AutoArgs),
-}
-
-/// Run a world from a file: devices with partitions, models with any policy, clients, and what goes wrong.
-///
-/// The production scheduler and device policies decide, on emulated devices. Every decision is checked: a run that ends is a run by the rules. It
-/// follows from its seed.
-///
-/// Examples:
-///   downbeat simulate world experiments/worlds/three_models_two_devices.toml
-///   downbeat simulate world experiments/worlds/device_lost.toml --seed 1,2,3 --json
-#[derive(Args, Debug)]
-#[command(verbatim_doc_comment)]
-struct WorldArgs {
-    /// World: a TOML file such as those in experiments/worlds/.
-    #[arg(value_name = "WORLD.toml")]
-    file: PathBuf,
-
-    /// Seed of all random numbers instead of the file's. Repeatable, or separated by commas.
-    #[arg(long = "seed", value_name = "N", value_delimiter = ',')]
-    seeds: Vec<u64>,
-
-    #[command(flatten)]
-    json: Json,
-}
-
-/// How runs are made and shown.
-#[derive(Args, Debug)]
-struct RunArgs {
-    /// Seed of all random numbers. Repeatable, or separated by commas: the result is the median, with the smallest and
-    /// largest beside it.
-    #[arg(long = "seed", value_name = "N", value_delimiter = ',')]
-    seeds: Vec<u64>,
-
-    /// Simulated seconds in which arrivals count.
-    #[arg(long, value_name = "SECONDS", allow_negative_numbers = true)]
-    span: Option<f64>,
-
-    /// Lengthen each run of a search until the least popular model gets about this many requests. With many models and short
-    /// runs the unluckiest model decides: 10000 tell a bad share of 1% to within 0.1%.
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    requests_per_model: Option<f64>,
-
-    #[command(flatten)]
-    output: RunOutput,
 }
 
 /// Find the highest rate at which at most 1% of each model's requests are dropped or late.
@@ -120,8 +29,13 @@ struct RunArgs {
 /// Models come from a csv file with the columns name, alpha_ms, beta_ms and slo_ms (a batch of b takes alpha * b + beta), or from
 /// the command line. The result stands beside two bounds: of the staggered pattern with even arrivals (for equal models), and of every
 /// model running in the largest batches that its SLO allows.
+///
+/// Examples:
+///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
+///   downbeat simulate capacity --profiles models.csv --devices 64 --policy all --seed 1 --seed 2 --json
 #[derive(Args, Debug)]
-struct CapacityArgs {
+#[command(verbatim_doc_comment)]
+pub struct CapacityArgs {
     /// Models: a csv file with the columns name, alpha_ms, beta_ms, slo_ms.
     #[arg(long, value_name = "FILE.csv")]
     profiles: Option<PathBuf>,
@@ -143,9 +57,8 @@ struct CapacityArgs {
     #[arg(long, default_value = "equal", value_name = "KIND")]
     popularity: Popularity,
 
-    /// When a batch may start. Repeatable, or separated by commas; `all`: every one, those that drop by their window with head drop too. One of
-    /// deferred, eager, latest, adaptive, consolidating, timeout:MS, timeout:P%, and the systems clockwork, nexus,
-    /// nexus:FRONTENDS, shepherd.
+    /// When a batch may start: deferred, eager, latest, adaptive, consolidating, timeout:MS, timeout:P%, or all.
+    /// Repeatable, or separated by commas. `all` has those that drop by their window with head drop too.
     #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<String>,
 
@@ -191,54 +104,48 @@ struct CapacityArgs {
     #[arg(long, default_value = "budget", value_name = "KIND")]
     delay: Delay,
 
+    /// Seed of all random numbers. Repeatable, or separated by commas: the result is the median, with the smallest and
+    /// largest beside it.
+    #[arg(long = "seed", value_name = "N", value_delimiter = ',', default_value = "1")]
+    seeds: Vec<u64>,
+
+    /// Simulated seconds in which arrivals count. 20 seconds are 100,000 requests at 5,000 a second.
+    #[arg(long, default_value_t = 20.0, value_name = "SECONDS", allow_negative_numbers = true)]
+    span: f64,
+
+    /// Lengthen each run of a search until the least popular model gets about this many requests. With many models and short
+    /// runs the unluckiest model decides: 10000 tell a bad share of 1% to within 0.1%.
+    #[arg(long, default_value_t = 0.0, value_name = "N", allow_negative_numbers = true)]
+    requests_per_model: f64,
+
     #[command(flatten)]
-    run: RunArgs,
+    output: RunOutput,
 }
 
-/// Seconds that count in a capacity search if nothing else is said: 100,000 requests at 5,000 a second.
-const SPAN_S: f64 = 20.0;
-
-/// Runs the experiment or the search and prints what came of it.
+/// Runs the command.
 ///
 /// # Errors
-/// If the file or the command line is wrong, or a result cannot be written.
-pub fn run(args: SimulateArgs) -> anyhow::Result<()> {
-    let SimulateArgs { command, file, run, policies, all } = args;
-    match (command, file) {
-        (Some(SimulateCommand::Capacity(args)), _) => {
-            let experiment = capacity(&args)?;
-            show(&experiment, &args.run)
-        }
-        (Some(SimulateCommand::Device(args)), _) => simulate_device::run(&args),
-        (Some(SimulateCommand::Figure(args)), _) => simulate_device::figure(&args),
-        (Some(SimulateCommand::World(args)), _) => world(&args),
-        (Some(SimulateCommand::Network(args)), _) => simulate_network::run(&args),
-        (Some(SimulateCommand::Random(args)), _) => simulate_random::run(&args),
-        (Some(SimulateCommand::Auto(args)), _) => simulate_auto::run(&args),
-        (None, Some(file)) => {
-            let overrides = Overrides {
-                seeds: Some(run.seeds.clone()).filter(|seeds| !seeds.is_empty()),
-                span_s: run.span,
-                requests_per_model: run.requests_per_model,
-                all,
-                policies: Some(policies).filter(|policies| !policies.is_empty()),
-                tiny: false,
-            };
-            show(&Experiment::read(&file, &overrides)?, &run)
-        }
-        (None, None) => {
-            bail!("give an experiment file, or one of the subcommands capacity, device, figure, world, random and auto")
-        }
-    }
+/// If the command line is wrong, or a result cannot be written.
+pub fn run(command: &SimulateCommand) -> anyhow::Result<()> {
+    let SimulateCommand::Capacity(args) = command;
+    capacity(args, &SERVED)
 }
 
-fn world(args: &WorldArgs) -> anyhow::Result<()> {
-    check_seeds(&args.seeds).map_err(Error::msg)?;
-    let results = WorldFile::read(&args.file)?.run(&args.seeds)?;
-    args.json.print(&results)
+/// Searches the capacities under policies of these tables, and prints them.
+///
+/// # Errors
+/// If the command line is wrong, or a result cannot be written.
+pub fn capacity(args: &CapacityArgs, known: &Policies) -> anyhow::Result<()> {
+    let question = question(args, known)?;
+    let RunOutput { html, json, .. } = &args.output;
+    let progress = args.output.progress()?;
+    let capacities = question.answer(args.output.threads(), |done, total| progress.goes_on(done, total))?;
+    progress.end();
+    html.write(|| capacities.page())?;
+    json.print(&capacities)
 }
 
-fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {
+fn question(args: &CapacityArgs, known: &Policies) -> anyhow::Result<CapacityQuestion> {
     let mut models = match &args.profiles {
         Some(file) => profiles::read(file)?,
         None => Vec::new(),
@@ -248,7 +155,7 @@ fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {
         bail!("no models are given: --profiles FILE.csv, or --model NAME,ALPHA_MS,BETA_MS,SLO_MS");
     }
     profiles::check_names(&models).map_err(Error::msg)?;
-    check_seeds(&args.run.seeds).map_err(Error::msg)?;
+    check_seeds(&args.seeds).map_err(Error::msg)?;
     let within = |flag: &str, value: f64, [least, most]: [f64; 2], unit: &str| {
         ensure!((least..=most).contains(&value), "{flag} is {value}; it has to be from {least} to {most} {unit}");
         Ok(value)
@@ -281,29 +188,29 @@ fn capacity(args: &CapacityArgs) -> anyhow::Result<Experiment> {
             delay: args.delay,
         },
         warm_up: seconds("--warm-up", args.warm_up, 0.0)?,
-        span: seconds("--span", args.run.span.unwrap_or(SPAN_S), 1e-3)?,
+        span: seconds("--span", args.span, 1e-3)?,
     };
     scenario.rate = scenario.unreachable_rate();
     let search = Search {
         tolerated: share("--tolerated-percent", args.tolerated_percent)?,
         precision: share("--precision", args.precision)?,
-        requests_per_model: args.run.requests_per_model.unwrap_or(0.0),
+        requests_per_model: args.requests_per_model,
         ..Search::default()
     };
     search.check().map_err(Error::msg)?;
-    let seeds = if args.run.seeds.is_empty() { vec![1] } else { args.run.seeds.clone() };
-    Ok(Experiment::capacity(scenario, policies(&args.policies, &args.drops)?, seeds, search))
+    let policies = policies(&args.policies, &args.drops, known)?;
+    Ok(CapacityQuestion { scenario, policies, seeds: args.seeds.clone(), search })
 }
 
 /// Every policy with every drop policy, where it has none of its own.
-fn policies(names: &[String], drops: &[String]) -> anyhow::Result<Vec<Policy>> {
+fn policies(names: &[String], drops: &[String], known: &Policies) -> anyhow::Result<Vec<Policy>> {
     let drops = drops.iter().map(|drop| policy::parse_drop(drop)).collect::<Result<Vec<_>, _>>()?;
     let mut policies: Vec<Policy> = Vec::new();
     for name in names {
         let named = match name.as_str() {
-            "all" => Policy::all(&drops),
-            name if drops.is_empty() => vec![name.parse()?],
-            name => drops.iter().map(|drop| Policy::with_drop(name, *drop)).collect::<Result<_, _>>()?,
+            "all" => known.all(&drops),
+            name if drops.is_empty() => vec![known.parse(name)?],
+            name => drops.iter().map(|drop| known.with_drop(name, *drop)).collect::<Result<_, _>>()?,
         };
         for policy in named {
             if !policies.contains(&policy) {
@@ -312,13 +219,4 @@ fn policies(names: &[String], drops: &[String]) -> anyhow::Result<Vec<Policy>> {
         }
     }
     Ok(policies)
-}
-
-fn show(experiment: &Experiment, args: &RunArgs) -> anyhow::Result<()> {
-    let RunOutput { html, json, .. } = &args.output;
-    let progress = args.output.progress()?;
-    let results = experiment.run(args.output.threads(), |done, total| progress.goes_on(done, total))?;
-    progress.end();
-    html.write(|| experiment.page(&results))?;
-    json.print(&results)
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context, ensure};
 use clap::Args;
 use downbeat_core::Duration;
-use downbeat_sim::policy::Policy;
+use downbeat_sim::policy::{Policy, SERVED};
 use downbeat_sim::what_if::{Comparison, Recorded, Setting, Wanted, advise};
 
 use crate::run_output::RunOutput;
@@ -160,7 +160,7 @@ pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
     let (recorded, mut setting) = args.requests.read()?;
     setting.devices = args.max_devices.unwrap_or_else(|| recorded.devices.saturating_mul(4).min(1_000_000));
     let policies = if args.policies.is_empty() {
-        std::iter::once(None).chain(Policy::all(&[]).into_iter().map(Some)).collect()
+        std::iter::once(None).chain(SERVED.all(&[]).into_iter().map(Some)).collect()
     } else {
         args.policies.iter().cloned().map(Some).collect()
     };

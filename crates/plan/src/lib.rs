@@ -25,7 +25,7 @@
 //! HiGHS is C++: its crate builds it with cmake and reads its header with libclang (on Debian: `apt-get install cmake
 //! libclang-dev`). Measured on two cores: 6 minutes of CPU time and 4 minutes of wall time for `cargo build --release`, more
 //! than everything else here together. So it is off by default, everywhere: a build needs Rust alone. Without it the
-//! local search answers by itself where there are more. That costs little in balance (docs/results/symphony.md, figure 16), but nothing is
+//! local search answers by itself where there are more. That costs little in balance (lab/docs/symphony.md, figure 16), but nothing is
 //! proved: not that a partition is the best, and not, beyond sums, that there is none.
 //!
 //! `highs-installed` takes a HiGHS that pkg-config finds, and builds none. CI has it from a wheel, which saves those 4 minutes.

@@ -273,7 +273,7 @@ impl ServerOptions {
     /// The drop policy of a model that is dispatched by `dispatch`, by the same order as [`ServerOptions::slo`].
     ///
     /// Where nobody says: the adaptive one with the adaptive dispatch policies, which holds what the best of the others holds or
-    /// more on nearly every workload measured, on one device and on many, and serves as much under overload (docs/results/symphony.md). Else window drop, which gives up heads that stand in the way of a large batch. On one device it has
+    /// more on nearly every workload measured, on one device and on many, and serves as much under overload (lab/docs/symphony.md). Else window drop, which gives up heads that stand in the way of a large batch. On one device it has
     /// the highest capacity whatever the dispatch, and goodput does not collapse under overload, where head drop serves
     /// ever smaller batches of requests that are nearly late (docs/results/serving.md). On several devices eager
     /// dispatch sends small batches anyway, and heads given up for a large one are lost for nothing: there head drop.

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use downbeat_core::{Duration, quantiles};
 use downbeat_engine::{Lane, Place, RunError, Share};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::batch_codec::Admitted;
 use crate::sampler::{self, Subject, TimedRun, Turn, Watch, at_once};
@@ -13,7 +13,7 @@ use crate::sampler::{self, Subject, TimedRun, Turn, Watch, at_once};
 const RUNS: [usize; 2] = [3, 1000];
 
 /// How long runs took.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latencies {
     /// Timed runs.
     pub runs: u32,
@@ -38,7 +38,7 @@ impl Latencies {
 }
 
 /// Two models, each with a batch size, alone and at the same time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PairMeasurement {
     /// Items in the batch of each.
     pub batches: [u32; 2],

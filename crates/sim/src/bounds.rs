@@ -4,19 +4,12 @@
 //! |---|---|---|
 //! | [`staggered`] | one model | the goodput of the staggered pattern (Symphony §3.3), the paper's yardstick: no proof for other patterns |
 //! | [`fluid`] | any models | no schedule holds more of *evenly spaced* arrivals without a loss |
-//! | [`Trace::impossible`] | any models, one trace of arrivals | no schedule, not even one that knows the future, keeps every model's bad share within what is tolerated *on this trace* |
-//! | [`Trace::foreseen_bad`] | one model, one trace | the other side: what a schedule that knows the future does achieve |
 //!
 //! All devices are of one kind: a model's first profile counts. A profile that ends before the largest batch is extended, as the scheduler does.
-
-mod foresight;
-mod prices;
 
 use downbeat_core::{Duration, LatencyProfile};
 
 use crate::simulation::Load;
-
-pub use prices::{ModelTrace, Trace, clairvoyant};
 
 /// The best staggered pattern of one model.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -49,7 +42,7 @@ pub fn staggered(profile: &LatencyProfile, max_batch: u32, slo: Duration, device
 ///
 /// It is a bound for evenly spaced arrivals of which none is lost; that the batches can be placed on the devices is not shown. Random arrivals
 /// sometimes gather faster, and 1% may be lost: it is no bound for these, although they have never reached it
-/// ([`clairvoyant`] is one). A model alone may also have to wait for a device: see [`staggered`].
+/// (the lab's `clairvoyant` is one). A model alone may also have to wait for a device: see [`staggered`].
 pub fn fluid(loads: &[Load], devices: u32) -> Option<f64> {
     /// From `factor` times the rates on, `model` can have batches that cost `cost` a request.
     struct BatchChoice {

@@ -58,7 +58,7 @@ const LEAST: f64 = 1e-3;
 
 /// Between what a load is searched.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Bounds {
+pub struct Bounds {
     /// Held, probably.
     pub low: f64,
     /// Not held, probably.
@@ -175,7 +175,9 @@ impl Search {
         Ok(Some((enough, best)))
     }
 
-    pub(crate) fn scaled(&self, simulation: &Simulation, factor: f64) -> Simulation {
+    /// The simulation at `factor` times its rates, made long enough for [`Search::requests_per_model`].
+    /// It gives up once more is lost than is tolerated.
+    pub fn scaled(&self, simulation: &Simulation, factor: f64) -> Simulation {
         let mut scaled = simulation.clone();
         scaled.give_up_above = Some(self.tolerated);
         let mut least = f64::INFINITY;

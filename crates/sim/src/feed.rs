@@ -71,7 +71,7 @@ impl<'a> Source<'a> {
 /// They are drawn for a stretch of time at once, model by model, and sorted: cheaper than a heap of the next arrival of each
 /// model, and its cost does not grow with the number of models.
 #[derive(Debug)]
-pub(crate) struct Feed {
+pub struct Feed {
     streams: Vec<Stream>,
     /// From `start`: nanoseconds after it, shifted by [`MODEL_BITS`], and the model.
     block: Vec<u64>,

@@ -1,56 +1,52 @@
-//! Downbeat under virtual time: production code of `downbeat-core`, emulated devices, outside checkers.
+//! Downbeat under virtual time: what users plan with.
 //!
-//! [`Simulation`] runs a [`System`], which is the production [`Scheduler`](downbeat_core::cluster::Scheduler) or one that it is
-//! compared with, against generated arrivals and devices that spend their profile's latency; a [`Checker`] judges every decision from outside. [`world`] has models of both
-//! kinds on devices with lanes and partitions, and what goes wrong. [`capacity`] searches the highest
-//! rate that a cluster holds. Everything follows from the seed.
+//! [`Simulation`] runs the production [`Scheduler`](downbeat_core::cluster::Scheduler) against
+//! generated or recorded arrivals. Devices take the time of their latency profile. A [`Checker`]
+//! judges every decision from outside. [`CapacityQuestion`] searches the highest rate that a cluster
+//! holds, [`what_if`] plays a decision log again. Everything follows from the seed.
+//!
+//! Papers' figures, published systems and emulated GPUs are in `lab/downbeat-lab`.
 
 mod arrivals;
-mod baseline;
 mod bounds;
 mod capacity;
+mod capacity_table;
 mod checker;
 mod cluster;
-pub mod device;
 mod execution;
-pub mod experiment;
 mod feed;
-mod judgement;
-pub mod network;
-mod numbers;
+mod network;
 mod pace;
 pub mod parallel;
 pub mod policy;
 pub mod profiles;
-mod random_workloads;
 mod recording;
 mod rehearsed;
 mod report;
+mod sample;
+pub mod sample_table;
 mod scenario;
 mod simulation;
-pub mod slots;
 mod system;
 mod tally;
 pub mod what_if;
-pub mod world;
 
 pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, Gaps, UnknownArrivals, random};
-pub use baseline::{Clockwork, Gather, Nexus, NexusOptions, Pinned, Shepherd};
-pub use bounds::{ModelTrace, Staggered, Trace, clairvoyant, fluid, staggered};
-pub use capacity::{Capacity, NoCapacity, Search, TOLERATED, capacity};
+pub use bounds::{Staggered, fluid, staggered};
+pub use capacity::{Bounds, Capacity, NoCapacity, Search, TOLERATED, capacity};
+pub use capacity_table::{BadQuestion, Capacities, CapacityCase, CapacityQuestion};
 pub use checker::{Checker, Known};
 pub use cluster::{Cluster, Decision};
-pub use execution::{SharedDevices, SharedPlace};
-pub use feed::Arrival;
-pub use judgement::{Judge, Judged, Judgement, Spread};
+pub use execution::{Devices, RunningDevices};
+pub use feed::{Arrival, Feed};
 pub use network::{Delay, Network, UnknownDelay};
 pub use pace::{BadPace, Pace};
 pub use policy::Policy;
 pub use profiles::ModelProfile;
-pub use random_workloads::RandomWorkload;
 pub use recording::{MAX_REQUESTS, RecordedBatch, RecordedRequest, Recording};
 pub use rehearsed::EVENTS_PER_SECOND;
 pub use report::{DELAY_BINS, ModelReport, Report, Window, mean, quantile};
-pub use scenario::{BadScenario, Popularity, Scenario, Shape, UnknownPopularity};
+pub use sample::{Delays, Outcome, Sample, Sizes, check_seeds};
+pub use scenario::{BadScenario, MOST_DEVICES, Popularity, Scenario, Shape, UnknownPopularity};
 pub use simulation::{Load, Simulation};
-pub use system::System;
+pub use system::{Downbeat, System};

@@ -2,18 +2,19 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, OrderPolicy, UnknownOrder};
 
-use crate::baseline::{Gather, NexusOptions};
-use crate::system::System;
+use crate::system::{Downbeat, System};
 
-/// What is simulated, by name: a dispatch policy of Downbeat's scheduler with a drop policy and an order of turns, or a system that it is compared with.
+/// A scheduler by name: a dispatch policy of Downbeat's scheduler with a drop policy and an order of
+/// turns, or another system.
 ///
-/// Written `NAME[:ARGUMENT][+DROP][@ORDER]`, such as `deferred`, `eager+head`, `timeout:20%+head@fair`. [`POLICIES`] and [`DROPS`] are the names, and those of
-/// [`OrderPolicy`].
-#[derive(Clone, PartialEq, Debug)]
+/// Written `NAME[:ARGUMENT][+DROP][@ORDER]`, such as `deferred`, `eager+head`,
+/// `timeout:20%+head@fair`. The names are those of [`Policies`], [`DROPS`] and [`OrderPolicy`].
+#[derive(Clone, Debug)]
 pub struct Policy {
     name: String,
     choice: Choice,
@@ -23,17 +24,24 @@ pub struct Policy {
 }
 
 /// A scheduler that a name stands for.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub enum Choice {
     /// Downbeat's scheduler with this dispatch policy.
     Dispatch(DispatchPolicy),
     /// Downbeat's scheduler with [`DispatchPolicy::Timeout`], by a share of each model's SLO.
     TimeoutShare(f64),
     /// Another system, which drops by rules of its own.
-    System(System),
+    System(Arc<dyn System>),
 }
 
-/// A name of [`POLICIES`].
+/// The policies that a program knows, in tables. [`SERVED`] are those of a server.
+#[derive(Clone, Copy, Debug)]
+pub struct Policies(pub &'static [&'static [Name]]);
+
+/// The policies that a server has too.
+pub const SERVED: Policies = Policies(&[POLICIES]);
+
+/// A policy in a table.
 #[derive(Debug)]
 pub struct Name {
     /// As it is written.
@@ -44,13 +52,13 @@ pub struct Name {
     pub about: &'static str,
     /// The drop policy that goes with it if none is named.
     pub drop: DropPolicy,
-    /// Arguments that [`Policy::all`] has it with.
-    arguments: &'static [&'static str],
+    /// Arguments that [`Policies::all`] has it with.
+    pub arguments: &'static [&'static str],
     /// The scheduler, if the argument (empty: none) is one.
-    make: fn(&str) -> Option<Choice>,
+    pub make: fn(&str) -> Option<Choice>,
 }
 
-/// All schedulers. A new one is a line here.
+/// The policies of Downbeat's scheduler. A new one is a line here.
 pub const POLICIES: &[Name] = &[
     Name {
         name: "deferred",
@@ -100,30 +108,6 @@ pub const POLICIES: &[Name] = &[
         arguments: &[""],
         make: |argument| dispatch(argument, DispatchPolicy::Adaptive { consolidate: true }),
     },
-    Name {
-        name: "clockwork",
-        argument: "",
-        about: "Clockwork: the batch that has to start first, in the largest size that still meets its deadline",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: |argument| system(argument, System::Clockwork),
-    },
-    Name {
-        name: "nexus",
-        argument: "FRONTENDS",
-        about: "Nexus: a plan of batches and devices for each epoch, with so many frontends (1)",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: nexus,
-    },
-    Name {
-        name: "shepherd",
-        argument: "",
-        about: "Shepherd Flex: the largest batch first, which may preempt one of a third its size",
-        drop: DropPolicy::WindowDrop,
-        arguments: &[""],
-        make: |argument| system(argument, System::Shepherd(Gather::Prefix)),
-    },
 ];
 
 /// The drop policies.
@@ -138,8 +122,13 @@ pub const DROPS: &[(&str, DropPolicy)] = &[
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnknownPolicy {
     /// No such name.
-    #[error("unknown policy '{0}'; expected one of: {names}", names = names().join(", "))]
-    Policy(String),
+    #[error("unknown policy '{text}'; expected one of: {}", known.join(", "))]
+    Policy {
+        /// The text.
+        text: String,
+        /// The names that there are.
+        known: Vec<String>,
+    },
     /// No such drop policy.
     #[error("unknown drop policy '{0}'; expected one of: {names}", names = drop_names().join(", "))]
     Drop(String),
@@ -166,16 +155,6 @@ fn dispatch(argument: &str, policy: DispatchPolicy) -> Option<Choice> {
     argument.is_empty().then_some(Choice::Dispatch(policy))
 }
 
-fn system(argument: &str, system: System) -> Option<Choice> {
-    argument.is_empty().then_some(Choice::System(system))
-}
-
-fn nexus(argument: &str) -> Option<Choice> {
-    let frontends =
-        if argument.is_empty() { Some(1) } else { argument.parse().ok().filter(|n| (1..=1024).contains(n)) };
-    Some(Choice::System(System::Nexus(NexusOptions { frontends: frontends?, ..NexusOptions::default() })))
-}
-
 /// The largest timeout: an hour, or ten SLOs.
 fn timeout(argument: &str) -> Option<Choice> {
     let number = |text: &str, most: f64| text.parse().ok().filter(|n: &f64| (0.0..=most).contains(n));
@@ -188,11 +167,6 @@ fn timeout(argument: &str) -> Option<Choice> {
     }
 }
 
-/// The names, as they are written.
-pub fn names() -> Vec<String> {
-    POLICIES.iter().map(written).collect()
-}
-
 fn drop_names() -> Vec<&'static str> {
     DROPS.iter().map(|(name, _)| *name).collect()
 }
@@ -202,13 +176,51 @@ fn written(name: &Name) -> String {
     if argument.is_empty() { (*name).to_owned() } else { format!("{name}:{argument}") }
 }
 
-impl Policy {
-    /// The policy of a name, with `drop` if the text names none and the system has none of its own.
+impl Policies {
+    fn known(&self) -> impl Iterator<Item = &'static Name> {
+        self.0.iter().copied().flatten()
+    }
+
+    /// The names, as they are written.
+    pub fn names(&self) -> Vec<String> {
+        self.known().map(written).collect()
+    }
+
+    /// The policy of a text such as `eager+head@fair`. Without a drop policy, with the one that goes
+    /// with the name.
     ///
     /// # Errors
-    /// If the text is no policy, or names a drop policy for a system that has its own.
-    pub fn with_drop(text: &str, drop: DropPolicy) -> Result<Policy, UnknownPolicy> {
-        let policy: Policy = text.parse()?;
+    /// If the text names no policy of these tables, or gives a system a drop policy or an order.
+    pub fn parse(&self, text: &str) -> Result<Policy, UnknownPolicy> {
+        let (plain, order) = text.split_once('@').map_or((text, None), |(plain, order)| (plain, Some(order)));
+        let (system, drop) = plain.split_once('+').map_or((plain, None), |(system, drop)| (system, Some(drop)));
+        let (name, argument) = system.split_once(':').unwrap_or((system, ""));
+        let known = self.known().find(|known| known.name == name);
+        let known = known.ok_or_else(|| UnknownPolicy::Policy { text: system.to_owned(), known: self.names() })?;
+        let choice = (known.make)(argument)
+            .ok_or_else(|| UnknownPolicy::Argument { text: system.to_owned(), expected: written(known) })?;
+        let own = matches!(choice, Choice::System(_));
+        let drop = match drop {
+            Some(drop) if own => return Err(UnknownPolicy::OwnDrop(system.to_owned(), drop.to_owned())),
+            None if own => None,
+            None => Some(known.drop),
+            Some(drop) => Some(parse_drop(drop)?),
+        };
+        let order = match order {
+            Some(order) if own => return Err(UnknownPolicy::OwnOrder(system.to_owned(), order.to_owned())),
+            None => OrderPolicy::default(),
+            Some(order) => order.parse()?,
+        };
+        Ok(Policy { name: text.to_owned(), choice, drop, order })
+    }
+
+    /// As [`Policies::parse`], with `drop` if the text names no drop policy and the system has none of
+    /// its own.
+    ///
+    /// # Errors
+    /// As [`Policies::parse`].
+    pub fn with_drop(&self, text: &str, drop: DropPolicy) -> Result<Policy, UnknownPolicy> {
+        let policy = self.parse(text)?;
         if policy.drop.is_none() || text.contains('+') {
             return Ok(policy);
         }
@@ -217,17 +229,18 @@ impl Policy {
         Ok(Policy { name: format!("{plain}+{name}{order}"), drop: Some(drop), ..policy })
     }
 
-    /// All names, timeouts of a few shares of the SLO, each with these drop policies unless it has its own. Without any, with the one that goes with
-    /// it, and with head drop too where that is window drop.
-    pub fn all(drops: &[DropPolicy]) -> Vec<Policy> {
+    /// All names, timeouts with a few shares of the SLO, each with these drop policies unless it has
+    /// its own. Without drop policies: with the one that goes with it, and with head drop too where
+    /// that is window drop.
+    pub fn all(&self, drops: &[DropPolicy]) -> Vec<Policy> {
         let mut all: Vec<Policy> = Vec::new();
-        for Name { name, arguments, drop, .. } in POLICIES {
+        for Name { name, arguments, drop, .. } in self.known() {
             let own: &[DropPolicy] = if *drop == DropPolicy::WindowDrop { &[DropPolicy::HeadDrop] } else { &[] };
             for argument in *arguments {
                 let text = if argument.is_empty() { (*name).to_owned() } else { format!("{name}:{argument}") };
-                let plain = text.parse().into_iter().filter(|_| drops.is_empty());
+                let plain = self.parse(&text).into_iter().filter(|_| drops.is_empty());
                 let drops = if drops.is_empty() { own } else { drops };
-                for policy in plain.chain(drops.iter().filter_map(|drop| Policy::with_drop(&text, *drop).ok())) {
+                for policy in plain.chain(drops.iter().filter_map(|drop| self.with_drop(&text, *drop).ok())) {
                     if !all.contains(&policy) {
                         all.push(policy);
                     }
@@ -236,13 +249,20 @@ impl Policy {
         }
         all
     }
+}
 
+impl Policy {
     /// The scheduler.
-    pub fn system(&self) -> System {
+    pub fn system(&self) -> Arc<dyn System> {
         match &self.choice {
             Choice::System(system) => system.clone(),
-            _ => System::Downbeat,
+            _ => Arc::new(Downbeat),
         }
+    }
+
+    /// Whether a server can have it.
+    pub fn is_served(&self) -> bool {
+        !matches!(self.choice, Choice::System(_))
     }
 
     /// The dispatch policy of a model with this SLO.
@@ -268,31 +288,19 @@ impl Policy {
     }
 }
 
-/// `NAME[:ARGUMENT][+DROP][@ORDER]`; without a drop policy, the one that goes with the name.
+/// Two policies are equal if they are written alike.
+impl PartialEq for Policy {
+    fn eq(&self, other: &Policy) -> bool {
+        self.name == other.name
+    }
+}
+
+/// One of [`SERVED`].
 impl FromStr for Policy {
     type Err = UnknownPolicy;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let (plain, order) = text.split_once('@').map_or((text, None), |(plain, order)| (plain, Some(order)));
-        let (system, drop) = plain.split_once('+').map_or((plain, None), |(system, drop)| (system, Some(drop)));
-        let (name, argument) = system.split_once(':').unwrap_or((system, ""));
-        let known = POLICIES.iter().find(|known| known.name == name);
-        let known = known.ok_or_else(|| UnknownPolicy::Policy(system.to_owned()))?;
-        let choice = (known.make)(argument)
-            .ok_or_else(|| UnknownPolicy::Argument { text: system.to_owned(), expected: written(known) })?;
-        let own = matches!(choice, Choice::System(_));
-        let drop = match drop {
-            Some(drop) if own => return Err(UnknownPolicy::OwnDrop(system.to_owned(), drop.to_owned())),
-            None if own => None,
-            None => Some(known.drop),
-            Some(drop) => Some(parse_drop(drop)?),
-        };
-        let order = match order {
-            Some(order) if own => return Err(UnknownPolicy::OwnOrder(system.to_owned(), order.to_owned())),
-            None => OrderPolicy::default(),
-            Some(order) => order.parse()?,
-        };
-        Ok(Policy { name: text.to_owned(), choice, drop, order })
+        SERVED.parse(text)
     }
 }
 
@@ -343,30 +351,28 @@ mod tests {
         assert_eq!(order("adaptive@rehearsed"), Ok(OrderPolicy::Rehearsed));
         let expected = "unknown order 'random'; expected one of: shortest, urgency, fair, rehearsed";
         assert_eq!(order("eager@random").unwrap_err(), expected);
-        assert!(order("nexus@fair").unwrap_err().contains("leave out '@fair'"));
-        let with_drop = Policy::with_drop("eager@fair", DropPolicy::HeadDrop).unwrap();
+        let with_drop = SERVED.with_drop("eager@fair", DropPolicy::HeadDrop).unwrap();
         assert_eq!(with_drop, "eager+head@fair".parse().unwrap());
     }
 
     #[test]
     fn what_is_no_policy_is_told_what_is_one() {
-        let expected = format!("unknown policy 'lazy'; expected one of: {}", names().join(", "));
+        let expected = format!("unknown policy 'lazy'; expected one of: {}", SERVED.names().join(", "));
         assert_eq!(parse("lazy").unwrap_err(), expected);
         assert_eq!(
             parse("eager+tail").unwrap_err(),
             "unknown drop policy 'tail'; expected one of: window, head, adaptive, none"
         );
-        assert!(parse("shepherd+head").unwrap_err().contains("drops by its own rules"));
-        for text in ["nexus:0", "timeout", "timeout:-1", "timeout:nan", "timeout:x%", "eager:3"] {
+        for text in ["timeout", "timeout:-1", "timeout:nan", "timeout:x%", "eager:3"] {
             assert!(parse(text).unwrap_err().contains("': expected "), "{text}");
         }
     }
 
     #[test]
     fn all_have_head_drop_and_timeouts_among_them() {
-        let names = |drops: &[DropPolicy]| Policy::all(drops).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let names = |drops: &[DropPolicy]| SERVED.all(drops).iter().map(ToString::to_string).collect::<Vec<_>>();
         let expected = "deferred deferred+head eager eager+head latest latest+head timeout:10% timeout:10%+head timeout:25% \
-                        timeout:25%+head timeout:50% timeout:50%+head adaptive consolidating clockwork nexus shepherd";
+                        timeout:25%+head timeout:50% timeout:50%+head adaptive consolidating";
         assert_eq!(names(&[]).join(" "), expected);
         let both = names(&[DropPolicy::WindowDrop, DropPolicy::HeadDrop]);
         assert!(both.starts_with(&["deferred+window".to_owned(), "deferred+head".to_owned()]), "{both:?}");
@@ -374,6 +380,5 @@ mod tests {
             both.contains(&"adaptive+head".to_owned()) && both.contains(&"timeout:50%+window".to_owned()),
             "{both:?}"
         );
-        assert_eq!(both.iter().filter(|name| *name == "shepherd").count(), 1, "{both:?}");
     }
 }

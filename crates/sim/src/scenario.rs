@@ -11,12 +11,12 @@ use crate::arrivals::{Arrivals, random};
 use crate::bounds;
 use crate::network::Network;
 use crate::pace::{BadPace, Pace};
-use crate::policy::Policy;
+use crate::policy::{Policy, SERVED};
 use crate::profiles::ModelProfile;
 use crate::simulation::{Load, Simulation};
 
 /// Devices of a scenario, at most.
-pub(crate) const MOST_DEVICES: u32 = 1 << 20;
+pub const MOST_DEVICES: u32 = 1 << 20;
 /// Items of a batch, at most.
 const MOST_ITEMS: u32 = 1 << 16;
 
@@ -148,7 +148,7 @@ impl Scenario {
 
     /// The highest rate that the devices have the time for, if requests come evenly; see [`bounds::fluid`].
     pub fn fluid_bound(&self) -> Option<f64> {
-        let any = Policy::with_drop("eager", DropPolicy::HeadDrop).ok()?;
+        let any = SERVED.with_drop("eager", DropPolicy::HeadDrop).ok()?;
         bounds::fluid(&self.simulation(&any, 0).ok()?.loads, self.devices)
     }
 
@@ -210,7 +210,11 @@ fn maf_weights(models: usize) -> Vec<f64> {
 }
 
 impl Shape {
-    pub(crate) fn pace(&self, seed: u64, stream: u64, seconds: f64) -> Result<Pace, BadPace> {
+    /// The factors of `seconds` for a model's stream of random numbers.
+    ///
+    /// # Errors
+    /// If the shape is none.
+    pub fn pace(&self, seed: u64, stream: u64, seconds: f64) -> Result<Pace, BadPace> {
         let stretches = |step: Duration| (seconds / step.as_secs_f64().max(1e-3)).ceil().clamp(1.0, 1e6) as u32;
         Ok(match self {
             Shape::Steady => Pace::steady(),

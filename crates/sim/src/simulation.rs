@@ -11,13 +11,13 @@ use rand_pcg::Pcg64;
 use crate::arrivals::{Arrivals, BadArrivals, random};
 use crate::checker::Checker;
 use crate::cluster::{Cluster, Decision};
-use crate::execution::{Execution, SharedDevices};
+use crate::execution::{Devices, Execution};
 use crate::feed::{Arrival, Source};
 use crate::network::Network;
 use crate::pace::Pace;
 use crate::rehearsed::EVENTS_PER_SECOND;
 use crate::report::Report;
-use crate::system::System;
+use crate::system::{Downbeat, System};
 use crate::tally::{Run, Tally};
 
 /// A model and what is asked of it.
@@ -40,15 +40,15 @@ pub struct Load {
 #[derive(Clone, Debug)]
 pub struct Simulation {
     /// Which scheduler decides.
-    pub system: System,
+    pub system: Arc<dyn System>,
     /// The models.
     pub loads: Vec<Load>,
     /// Devices, all free at the start.
     pub devices: u32,
     /// By device: its kind; one without is of kind 0.
     pub kinds: Vec<DeviceKind>,
-    /// What runs beside what, where the devices are partitions of others that their batches share; `None`: a batch takes what its profile says.
-    pub shared: Option<Arc<SharedDevices>>,
+    /// What batches take; `None`: what their profile says, with [`Simulation::noise`].
+    pub given: Option<Arc<dyn Devices>>,
     /// Arrivals before this are served but not counted.
     pub warm_up: Duration,
     /// Time in which arrivals count, after the warm-up.
@@ -80,11 +80,11 @@ pub struct Simulation {
 impl Default for Simulation {
     fn default() -> Self {
         Simulation {
-            system: System::default(),
+            system: Arc::new(Downbeat),
             loads: Vec::new(),
             devices: 0,
             kinds: Vec::new(),
-            shared: None,
+            given: None,
             warm_up: Duration::from_millis(1_000),
             span: Duration::from_millis(10_000),
             noise: 0.0,
@@ -153,7 +153,7 @@ impl Simulation {
             running: (0..self.devices).map(|_| None).collect(),
             sent: (0..self.devices).map(|_| None).collect(),
             network: self.network,
-            execution: Execution::new(self.shared.clone()),
+            execution: Execution::new(self.given.as_deref()),
             noise: (self.noise > 0.0).then(|| Normal::new(1.0, self.noise).ok()).flatten(),
             executions: self.executions.clone(),
             rng: random(self.seed, u64::MAX),

@@ -6,10 +6,12 @@
 
 mod error;
 mod group_sample;
+mod group_sampler;
 mod mlp_training;
 mod random_group;
 
 pub use error::{error_below, mean_error, relative_error, says};
 pub use group_sample::{GroupSample, sets_of};
+pub use group_sampler::{GroupSampler, SampledModel};
 pub use mlp_training::{MlpTraining, spread, train_mlp};
 pub use random_group::random_group;

@@ -6,6 +6,9 @@ use std::process::{Command, Output};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/models");
 
+/// A search of a capacity that takes a fraction of a second in a debug build.
+const CAPACITY: [&str; 6] = ["simulate", "capacity", "--model=A,1,2,20", "--devices=1", "--span=0.2", "--warm-up=0"];
+
 /// The built command, without the environment's own options.
 pub fn downbeat(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_downbeat"));
@@ -206,8 +209,7 @@ fn a_reader_that_has_gone_is_no_failure() {
         &[&slice[..], &["--json"]].concat(),
         &profile,
         &["plan", "--generate", "3"],
-        &["simulate", "figure"],
-        &["simulate", "figure", "e2bird-table-1"],
+        &CAPACITY,
         &["engine", "list"],
         &["completions", "bash"],
         &["config", "check", EXAMPLES],
@@ -229,7 +231,7 @@ fn a_reader_that_has_gone_is_no_failure() {
 /// The file of `--json` may be left out, so it takes what comes after it.
 #[test]
 fn what_json_takes_for_its_file_is_named_where_it_is_missing() {
-    for command in ["plan", "slice --stages 2", "profile", "simulate --quiet"] {
+    for command in ["plan", "slice --stages 2", "profile", "simulate capacity --quiet"] {
         let arguments: Vec<&str> = command.split(' ').chain(["--json", "mine"]).collect();
         refuses(&arguments, 2, "for JSON on standard output write 'mine --json'");
     }
@@ -242,7 +244,6 @@ fn json_means_the_same_in_every_command() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.json").to_str().unwrap().to_owned();
     let rten = ["--repository", EXAMPLES, "--engine", "rten"];
-    let device = ["simulate", "device", "--model=bertbase", "--policy=no-wait", "--requests=20", "--rate=20"];
     let workload = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/workload.toml");
     for arguments in [
         &["bench", "scheduler", "--models", "1", "--devices", "1", "--seconds", "0.01"][..],
@@ -250,8 +251,7 @@ fn json_means_the_same_in_every_command() {
         &[&["profile", "digits", "--batch", "1", "--budget", "0"], &rten[..]].concat(),
         &[&["profile", "digits", "--segments", "2", "--batch", "1", "--budget", "0"], &rten[..]].concat(),
         &["plan", workload, "--time-limit", "1", "--method", "search"],
-        &["simulate", "figure", "e2bird-table-1"],
-        &device,
+        &CAPACITY,
     ] {
         let json = |text: &str| serde_json::from_str::<serde_json::Value>(text).is_ok();
         let printed = stdout(&run(&[arguments, &["--json"]].concat()));

@@ -17,7 +17,6 @@ mod logs;
 #[path = "../../../engine/tests/it/model.rs"]
 mod model;
 mod plan;
-mod plan_slots;
 mod ports;
 mod profile;
 mod serve;

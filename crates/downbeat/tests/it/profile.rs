@@ -106,6 +106,7 @@ fn two_models_are_measured_alone_and_at_the_same_time() {
     let pairs = measured["pairs"].as_array().unwrap();
     let batches: Vec<String> = pairs.iter().map(|pair| pair["batches"].to_string()).collect();
     assert_eq!(batches, ["[1,2]", "[4,2]"]);
+    assert_eq!((&measured["on"]["engine"], &measured["on"]["device"]), (&"rten".into(), &"cpu".into()));
     for pair in pairs {
         for latencies in [&pair["alone"], &pair["together"]].into_iter().flat_map(|of| of.as_array().unwrap()) {
             assert!(latencies["runs"].as_u64().unwrap() >= 2 && latencies["median_ns"].as_u64().unwrap() > 0, "{pair}");
@@ -113,42 +114,6 @@ fn two_models_are_measured_alone_and_at_the_same_time() {
         assert!(pair["share_of_sequential"].as_f64().unwrap() > 0.0, "{pair}");
     }
     assert!(fs::read_to_string(page).unwrap().contains("Together against in turn"));
-}
-
-#[test]
-fn what_was_saved_is_simulated() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("device.toml").to_str().unwrap().to_owned();
-    let output = profile(&["digits", "--beside", "mlp", "--batch", "1", "--beside-batch", "1", "--save", &file]);
-    assert!(stderr(&output).contains("device.toml has no model 'digits' yet: measure it first"), "{output:?}");
-    for model in ["digits", "mlp"] {
-        let output = profile(&[model, "--segments", "2", "--batch", "1,8", "--threads", "1", "--save", &file]);
-        assert!(stdout(&output).contains(&format!("{model}: 2 segments, off by at most ")), "{output:?}");
-    }
-    let output = profile(&["digits", "--beside", "mlp", "--batch", "1", "--beside-batch", "1", "--save", &file]);
-    assert!(stdout(&output).contains("pairs: slowdowns are off by "), "{output:?}");
-
-    let simulate = |more: &[&str]| {
-        let mut all = vec!["simulate", "device", "--calibration", &file, "--policy", "no-wait", "--rate", "5"];
-        all.extend(more);
-        run(&all)
-    };
-    let output = simulate(&["--model", "mlp", "--requests", "50"]);
-    assert!(stdout(&output).starts_with("mlp with no-wait at 5.0/s on cpu\n"), "{output:?}");
-    let output = simulate(&["--model", "resnet50"]);
-    assert!(stderr(&output).contains("it has no model 'resnet50'; there is: digits, mlp"), "{output:?}");
-}
-
-#[test]
-#[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
-fn what_was_saved_of_one_device_takes_nothing_of_another() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("device.toml").to_str().unwrap().to_owned();
-    let output = profile(&["mlp", "--segments", "2", "--batch", "1,8", "--threads", "1", "--save", &file]);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    let output = on_stand_in(&["mlp", "--batch", "1", "--save", &file]);
-    assert!(stderr(&output).contains("it is of cpu with "), "{output:?}");
-    assert_eq!(output.status.code(), Some(1));
 }
 
 /// The command on the stand-in of the driver, with an onnxruntime library. Times mean nothing there.

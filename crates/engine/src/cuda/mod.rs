@@ -43,7 +43,7 @@ pub(crate) use ring::DeviceRing;
 pub use stream::{Event, Stream};
 pub use unavailable::CudaUnavailable;
 
-/// Whether the driver that is loaded is the stand-in of the tests (`crates/cuda-stand-in`). To be asked only where there is a driver.
+/// Whether the driver that is loaded is the stand-in of the tests (`lab/cuda-stand-in`). To be asked only where there is a driver.
 pub(crate) fn stands_in() -> bool {
     stand_in_view().is_some()
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use downbeat_core::Duration;
 
-/// How much of its speed a launch loses where other models keep all of its units busy, over what is left to it: fitted to GSLICE's figure 1 (docs/results/device_model.md, "interference").
+/// How much of its speed a launch loses where other models keep all of its units busy, over what is left to it: fitted to GSLICE's figure 1 (lab/docs/device_model.md, "interference").
 const INTERFERENCE: f64 = 1.0;
 
 /// A launch that runs.

@@ -1,4 +1,4 @@
-//! The server on GPUs, on the stand-in of their driver (`crates/cuda-stand-in`). In a program of its own: the driver, once it is loaded, is that of all tests.
+//! The server on GPUs, on the stand-in of their driver (`lab/cuda-stand-in`). In a program of its own: the driver, once it is loaded, is that of all tests.
 
 #![allow(clippy::unwrap_used)]
 

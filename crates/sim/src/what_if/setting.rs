@@ -15,7 +15,7 @@ use crate::pace::Pace;
 use crate::policy::Policy;
 use crate::report::Report;
 use crate::simulation::{Load, Simulation};
-use crate::system::System;
+use crate::system::{Downbeat, System};
 
 /// What is changed of a log.
 #[derive(Clone, PartialEq, Debug)]
@@ -84,7 +84,7 @@ impl Recorded {
             let Arrival { deadline, queue_expiry, level, size, .. } = arrival;
             *deadline < Time::MAX && *queue_expiry == Time::MAX && *level == 0 && *size == 1
         };
-        policy.is_none_or(|policy| policy.system() == System::Downbeat) || self.arrivals.iter().all(simple)
+        policy.is_none_or(|policy| policy.is_served()) || self.arrivals.iter().all(simple)
     }
 
     /// The model that the log calls so.
@@ -134,7 +134,7 @@ impl Recorded {
         let rehearsal = Simulation::default().rehearsal;
         Ok(Simulation {
             rehearsal: if setting.rehearse { rehearsal } else { 0 },
-            system: policy.as_ref().map_or(System::Downbeat, Policy::system),
+            system: policy.as_ref().map_or_else(|| Arc::new(Downbeat) as Arc<dyn System>, Policy::system),
             order: policy.as_ref().map_or(self.order, Policy::order),
             loads: loads.collect(),
             executions: self.models.iter().map(|model| model.executions.clone()).collect(),

@@ -1,6 +1,6 @@
 //! Downbeat's adaptive policy: at least as good as the best of the others, and in proportion to the load.
 //!
-//! docs/results/symphony.md has the figures for many more workloads; these are the smallest that could show a regression.
+//! lab/docs/symphony.md has the figures for many more workloads; these are the smallest that could show a regression.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};

@@ -9,7 +9,7 @@
 //! what grows (times, request ids, batch ids) is written as the difference to the entry before, so that a request takes about nine
 //! bytes and its share of a dispatch one or two. A log that was cut off is read up to its last whole entry. Version 2.
 //!
-//! **Cost.** `crates/sim/examples/journal.rs` measures it: some nanoseconds a request, without an allocation once the buffer has grown. What is
+//! **Cost.** `lab/downbeat-lab/examples/journal.rs` measures it: some nanoseconds a request, without an allocation once the buffer has grown. What is
 //! written stays in memory until [`Journal::take_log`]; that it is taken often enough is the driver's to see to.
 
 mod machine;

@@ -31,7 +31,7 @@ pub struct OverlapOptions {
     /// The most requests of a group.
     pub at_once: usize,
     /// How much time requests have to save by running side by side, as a share of what they take then, to be in a group; 0: they may lose some, too, as in Abacus. 10% is ours: on the emulated A100 groups
-    /// that save less cost more than they bring (`docs/results/abacus.md`).
+    /// that save less cost more than they bring (`lab/docs/abacus.md`).
     pub worth: f64,
     /// Which request is next, and whether others run beside it.
     pub order: GroupOrder,

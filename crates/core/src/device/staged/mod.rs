@@ -126,7 +126,7 @@ struct StagedSettings {
     /// Slots of the input ring, one an item.
     ring_slots: Option<u32>,
     /// How long the oldest request may wait for others; `None`: not at all. DVABatch waits for as long as the first stage takes for the largest batch
-    /// (§7.2); not to wait measured better (docs/results/dvabatch.md).
+    /// (§7.2); not to wait measured better (lab/docs/dvabatch.md).
     #[serde(rename = "window_ms", deserialize_with = "settings::millis")]
     window: Option<Duration>,
     /// How old a batch may be that others still join; `None`: half the time of the largest batch.

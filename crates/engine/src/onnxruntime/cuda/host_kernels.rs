@@ -1,4 +1,4 @@
-//! Kernels on the stand-in of the tests (`crates/cuda-stand-in`): the library's own for the host, as functions in a stream.
+//! Kernels on the stand-in of the tests (`lab/cuda-stand-in`): the library's own for the host, as functions in a stream.
 //!
 //! The stand-in's device memory can be read and written by the host while its streams run, so that everything but the kernels is the same as on a GPU: what
 //! is enqueued when, in which stream, and who waits for it.

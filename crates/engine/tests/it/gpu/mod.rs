@@ -1,4 +1,4 @@
-//! The engine on GPUs, on the stand-in of the driver (`crates/cuda-stand-in`): everything but the kernels, which are onnxruntime's own for the host. Streams of the
+//! The engine on GPUs, on the stand-in of the driver (`lab/cuda-stand-in`): everything but the kernels, which are onnxruntime's own for the host. Streams of the
 //! stand-in run only when they are waited for, so that a wait that is missing gives wrong answers.
 //!
 //! Where the library has its CUDA provider beside it, that runs, on stand-ins of NVIDIA's other libraries: `just gpu-stand-ins`. Those compute perceptrons only.
@@ -30,7 +30,7 @@ fn gpus_with(count: u32, options: &CudaOptions) -> Option<(StandIn, OnnxruntimeC
     let library = onnxruntime()?;
     let stand_in = StandIn::lock();
     stand_in.set_devices(count, 132, 80 << 30);
-    // For kernels of the library that are made for a device and stand-ins of NVIDIA's other libraries, where those are loaded (tools/cuda_stand_ins).
+    // For kernels of the library that are made for a device and stand-ins of NVIDIA's other libraries, where those are loaded (lab/nvidia-stand-ins).
     stand_in.set_readable(true);
     init();
     let devices: Vec<u32> = (0..count).collect();

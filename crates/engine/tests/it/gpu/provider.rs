@@ -25,7 +25,7 @@ fn provider(count: u32) -> Option<(StandIn, OnnxruntimeCuda, Libraries)> {
     Some((stand_in, engine, Libraries(library)))
 }
 
-/// The stand-ins of NVIDIA's libraries (tools/cuda_stand_ins).
+/// The stand-ins of NVIDIA's libraries (lab/nvidia-stand-ins).
 struct Libraries(Library);
 
 impl Libraries {

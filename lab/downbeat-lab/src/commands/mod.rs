@@ -1,0 +1,79 @@
+//! The commands of `downbeat-lab`: parse, call, print.
+
+mod auto;
+mod calibration;
+mod device;
+mod experiment;
+mod network;
+mod predictors;
+mod random;
+mod share_profile;
+mod slot_report;
+mod slots;
+mod world;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use downbeat::simulate::CapacityArgs;
+use downbeat_report::note;
+
+use crate::policy::POLICIES;
+
+/// Judge Downbeat: papers' figures, published systems, emulated GPUs, random workloads.
+#[derive(Parser, Debug)]
+#[command(name = "downbeat-lab", version, max_term_width = 120)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Experiment(experiment::ExperimentArgs),
+    /// As `downbeat simulate capacity`, with clockwork, nexus, nexus:FRONTENDS and shepherd too
+    Capacity(Box<CapacityArgs>),
+    Random(random::RandomArgs),
+    Device(Box<device::DeviceArgs>),
+    Figure(device::FigureArgs),
+    Calibrate(calibration::CalibrateArgs),
+    Predictors(predictors::PredictorsArgs),
+    Auto(auto::AutoArgs),
+    Slots(Box<slots::SlotArgs>),
+    World(world::WorldArgs),
+    Network(network::NetworkArgs),
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            note(format_args!("downbeat-lab: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Experiment(args) => experiment::run(args),
+        Command::Capacity(args) => downbeat::simulate::capacity(&args, &POLICIES),
+        Command::Random(args) => random::run(&args),
+        Command::Device(args) => device::run(&args),
+        Command::Figure(args) => device::figure(&args),
+        Command::Calibrate(args) => calibration::run(&args),
+        Command::Predictors(args) => predictors::run(&args),
+        Command::Auto(args) => auto::run(&args),
+        Command::Slots(args) => slots::run(&args),
+        Command::World(args) => world::run(&args),
+        Command::Network(args) => network::run(&args),
+    }
+}
+
+/// The text of a file.
+fn read_text(file: &Path) -> anyhow::Result<String> {
+    std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
+}

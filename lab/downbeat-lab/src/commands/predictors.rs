@@ -1,0 +1,122 @@
+//! `downbeat-lab predictors`: what a perceptron, a line and support vectors say of the same samples.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use downbeat::group_samples::GroupSamples;
+use downbeat_report::{Json, Table};
+use downbeat_server::stored_predictor::StoredPredictor;
+use downbeat_training::GroupSample;
+use serde::Serialize;
+
+use crate::device::ComparedPredictors;
+
+/// Compare predictors of what groups of operators take on samples of real models (Abacus figure 10).
+///
+/// Four fifths of the groups of each set of models train a perceptron, a linear regression and a
+/// regression on support vectors. The rest tests them.
+///
+/// Example:
+///   downbeat profile resnet50 --co-run bert --samples groups.jsonl
+///   downbeat-lab predictors groups.jsonl
+#[derive(Args, Debug)]
+#[command(verbatim_doc_comment)]
+pub struct PredictorsArgs {
+    /// Samples that `downbeat profile --co-run --samples` has written.
+    #[arg(value_name = "SAMPLES")]
+    samples: PathBuf,
+
+    /// How often the perceptron goes through all samples.
+    #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    epochs: u32,
+
+    /// Seed of the perceptron.
+    #[arg(long, default_value_t = 17, value_name = "N")]
+    seed: u64,
+
+    #[command(flatten)]
+    json: Json,
+}
+
+/// The errors for groups of one set of models.
+#[derive(Debug, Serialize)]
+struct Row {
+    models: Vec<String>,
+    tested: usize,
+    /// Mean absolute relative errors: of the perceptron, of the line, of the support vectors.
+    errors: [f64; 3],
+}
+
+#[derive(Debug, Serialize)]
+struct Comparison {
+    rows: Vec<Row>,
+}
+
+/// Every so many groups of a set are for the test: 20% (Abacus §5.5).
+const TESTED: usize = 5;
+
+/// Trains the predictors and prints their errors.
+///
+/// # Errors
+/// If the file has no samples, or too few.
+pub fn run(args: &PredictorsArgs) -> anyhow::Result<()> {
+    let shown = args.samples.display();
+    let read = GroupSamples::read(&args.samples)?.with_context(|| format!("{shown}: there is no such file"))?;
+    let at_once = read.groups.iter().map(|measured| measured.group.len()).max().unwrap_or(1);
+    let layout = StoredPredictor::layout(&read.on.models, at_once);
+    let mut by_set: BTreeMap<Vec<usize>, Vec<GroupSample>> = BTreeMap::new();
+    for (measured, line) in read.groups.iter().zip(2..) {
+        let mut set: Vec<usize> = measured.group.iter().map(|part| part.model.0 as usize).collect();
+        set.sort_unstable();
+        let mut features = Vec::new();
+        ensure!(layout.extend(&mut features, &measured.group), "{shown}, line {line}: it has other models or segments");
+        ensure!(measured.takes_ns > 0, "{shown}, line {line}: the group took no time");
+        let sample = GroupSample { features, takes_ms: measured.takes_ns as f64 / 1e6, set: 0 };
+        by_set.entry(set).or_default().push(sample);
+    }
+    let parts = |tested: bool| {
+        let part = move |samples: &'_ Vec<GroupSample>| -> Vec<GroupSample> {
+            let is_tested = |index: usize| index % TESTED == TESTED - 1;
+            samples
+                .iter()
+                .enumerate()
+                .filter(|(index, _)| is_tested(*index) == tested)
+                .map(|(_, s)| s.clone())
+                .collect()
+        };
+        by_set.iter().map(|(set, samples)| (set, part(samples))).collect::<Vec<_>>()
+    };
+    let (training, test) = (parts(false), parts(true));
+    let training: Vec<&GroupSample> = training.iter().flat_map(|(_, samples)| samples).collect();
+    ensure!(training.len() >= TESTED, "{shown}: {} groups are too few to train with", training.len());
+    let compared = ComparedPredictors::train(&training, args.epochs, args.seed)?;
+    let row = |models: Vec<String>, tested: &[&GroupSample]| Row {
+        models,
+        tested: tested.len(),
+        errors: compared.off(tested),
+    };
+    let of_set = |(set, samples): &(&Vec<usize>, Vec<GroupSample>)| {
+        let names = set.iter().map(|model| read.on.models[*model].name.clone()).collect();
+        row(names, &samples.iter().collect::<Vec<_>>())
+    };
+    let mut rows: Vec<Row> = test.iter().map(of_set).collect();
+    rows.push(row(vec!["all".to_owned()], &test.iter().flat_map(|(_, samples)| samples).collect::<Vec<_>>()));
+    args.json.print(&Comparison { rows })
+}
+
+impl fmt::Display for Comparison {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let percent = |error: f64| format!("{:.1}", error * 100.0);
+        writeln!(f, "Mean absolute relative error of groups that were not trained with\n")?;
+        Table::of(&self.rows)
+            .text("models", |row| row.models.join(" + "))
+            .number("groups", |row| row.tested)
+            .number("MLP, %", |row| percent(row.errors[0]))
+            .number("linear, %", |row| percent(row.errors[1]))
+            .number("SVM, %", |row| percent(row.errors[2]))
+            .fmt(f)
+    }
+}

@@ -1,0 +1,163 @@
+//! What a server measures of a model when it is loaded under `auto`, and what `auto` chooses by it.
+
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
+use downbeat_core::device::{
+    AutoInputs, Candidate, LaneId, Overlap, OverlapPoint, PartitionId, PolicyModel, PolicyName, RehearsedModel,
+    Replayable, SegmentProfile, SegmentRange, WrittenSettings,
+};
+use downbeat_core::{Duration, LatencyProfile, Time};
+use rand_distr::{Distribution, Normal};
+
+use super::contended::{Completed, ContendedDevice};
+use super::failure::DeviceFailure;
+use super::model::EmulatedModel;
+use super::random::RandomModel;
+use crate::world::Serving;
+use downbeat_sim::random;
+
+/// How many stages are tried.
+const STAGES: [usize; 2] = [2, 4];
+/// Batches that run beside one another when two lanes are measured together.
+const TOGETHER: u64 = 8;
+/// Launches that its noise is measured with.
+const NOISE: usize = 128;
+/// Items that wait at most.
+const QUEUE_BOUND: u32 = 1 << 20;
+
+/// What is measured of a model when it is loaded under `auto`.
+#[derive(Clone, Debug)]
+pub struct MeasuredForAuto {
+    /// As the rehearsal knows it.
+    pub rehearsed: RehearsedModel,
+    /// The policies that it may have.
+    pub candidates: Vec<Replayable>,
+    /// Which of these `auto` chooses when it is loaded.
+    pub start: usize,
+    /// The model as each of them has it cut.
+    pub(super) cut: Vec<EmulatedModel>,
+}
+
+impl MeasuredForAuto {
+    /// Measures a model as a server does: what batches of each size take whole and in stages, and what two lanes do together.
+    ///
+    /// # Errors
+    /// If it has too few operators for the stages that are tried, or no batch.
+    pub fn new(model: &RandomModel) -> Result<Self, DeviceFailure> {
+        let RandomModel { emulated, max_batch, .. } = model;
+        let profile = emulated.profile(&[0], *max_batch)?;
+        let staged = STAGES.iter().map(|stages| emulated.cut(*stages)).collect::<Result<Vec<_>, _>>()?;
+        let cuts = staged.iter().map(|cut| cut.profile(&[0], *max_batch)).collect::<Result<Vec<_>, _>>()?;
+        let sizes = [1, max_batch.div_ceil(4), *max_batch];
+        let overlap = Overlap::new(sizes.map(|rows| together(emulated, rows)).to_vec());
+        let latencies: Vec<_> = (1..=*max_batch).map(|rows| (rows, profile.total(rows, 0))).collect();
+        let adaptive = DispatchPolicy::Adaptive { consolidate: false };
+        let rehearsed = RehearsedModel {
+            options: ModelOptions::new(LatencyProfile::from_points(&latencies)?, adaptive, DropPolicy::Adaptive),
+            model: PolicyModel {
+                partition: PartitionId::default(),
+                profile: profile.clone(),
+                max_batch: *max_batch,
+                padded: false,
+                queue_delay: Duration::ZERO,
+                drop: true,
+                queue_bound: QUEUE_BOUND,
+                ring_slots: 0,
+                cores: None,
+            },
+            overlap: Some(overlap.clone()),
+            cuts: cuts.clone(),
+            // It is in the profile.
+            launch: Duration::ZERO,
+            written: WrittenSettings::new(),
+        };
+        let candidates = rehearsed.candidates();
+        let stages = |one: &Replayable| one.candidate.settings.get("stages").and_then(serde_json::Value::as_u64);
+        let cut = |one: &Replayable| {
+            let index = STAGES.iter().position(|count| stages(one) == Some(*count as u64));
+            index.and_then(|index| staged.get(index)).unwrap_or(emulated).clone()
+        };
+        let cut = candidates.iter().map(cut).collect();
+        let start = start(&profile, &cuts, &overlap, *max_batch, &candidates);
+        Ok(MeasuredForAuto { rehearsed, candidates, start, cut })
+    }
+
+    /// A candidate on so many devices.
+    pub(super) fn serving(&self, candidate: usize, devices: usize) -> Serving {
+        match &self.candidates[candidate].spec {
+            None => Serving::Cluster(self.rehearsed.options.clone()),
+            Some(spec) => Serving::Devices(spec.clone(), (0..devices).collect()),
+        }
+    }
+}
+
+/// What a batch takes alone, and while another runs beside it throughout.
+fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
+    let (all, units) = (SegmentRange::new(0, model.segment_count()), model.limits().units);
+    let mut device = ContendedDevice::new(model.limits(), 2);
+    let mut begin = [Time::ZERO; 2];
+    for lane in 0..2 {
+        device.launch(Time::ZERO, LaneId(lane), 0, model.work(all, rows, 0, units));
+    }
+    let (mut sum, mut count) = (Duration::ZERO, 0);
+    while count < TOGETHER
+        && let Some(at) = device.next_event()
+    {
+        for completed in device.advance(at) {
+            let Completed::Launch { lane, token } = completed else { continue };
+            let index = lane.0 as usize;
+            if token > 0 {
+                (sum, count) = (sum + at.since(begin[index]), count + 1);
+            }
+            begin[index] = at;
+            device.launch(at, lane, token + 1, model.work(all, rows, 0, units));
+        }
+    }
+    let together = Duration::from_nanos(sum.as_nanos() / count.max(1));
+    OverlapPoint { batch: rows, alone: model.time(rows, 0), together }
+}
+
+/// What launches take of what they take in the mean, as a server measures it before anything runs beside them.
+pub(super) fn noise(deviation: f64, seed: u64) -> Vec<f64> {
+    let normal = Normal::new(1.0, deviation).ok().filter(|_| deviation > 0.0);
+    normal.map_or(Vec::new(), |normal| normal.sample_iter(random(seed, u64::MAX >> 1)).take(NOISE).collect())
+}
+
+/// What `auto` chooses when a model is loaded.
+fn start(
+    profile: &SegmentProfile,
+    cuts: &[SegmentProfile],
+    overlap: &Overlap,
+    max_batch: u32,
+    candidates: &[Replayable],
+) -> usize {
+    let naive = Candidate { policy: PolicyName::ELASTIC, settings: WrittenSettings::new() };
+    let naive = candidates.iter().find(|one| one.candidate == naive);
+    let lanes = naive.and_then(|one| one.spec.as_ref()?.build().ok());
+    let lanes = lanes.map(|model| model.policy.lanes(PartitionId::default())).unwrap_or_default();
+    let stages = STAGES[STAGES.len() - 1];
+    let mut inputs = AutoInputs {
+        profile: profile.clone(),
+        cut: None,
+        is_batched: true,
+        varies: false,
+        max_batch,
+        launch: Duration::ZERO,
+        cores: 1,
+        threads: 0,
+        at_once: 1,
+        lanes: lanes.iter().map(|lane| lane.max_rows).collect(),
+        stages: stages as u16,
+        stages_at_once: 2,
+    };
+    let mut choice = inputs.choose(overlap);
+    if choice.policy == PolicyName::STAGED {
+        inputs.cut = cuts.last().cloned();
+        choice = inputs.choose(overlap);
+    }
+    let settings = match choice.policy == PolicyName::STAGED {
+        true => WrittenSettings::from([("stages".to_owned(), stages.into())]),
+        false => WrittenSettings::new(),
+    };
+    let chosen = Candidate { policy: choice.policy, settings };
+    candidates.iter().position(|one| one.candidate == chosen).unwrap_or(0)
+}

@@ -1,0 +1,176 @@
+//! What policies are tuned with, and the highest load that they hold.
+
+use downbeat_core::device::{DeviceModel, LaneId, LaneMix, SegmentRange};
+use downbeat_core::{Duration, Time};
+
+use super::contended::{Completed, ContendedDevice};
+use super::failure::DeviceFailure;
+use super::model::EmulatedModel;
+use super::policy::{DevicePolicyName, Tuning};
+use super::report::DeviceReport;
+use super::simulation::DeviceSimulation;
+use downbeat_sim::Bounds;
+
+/// A mix of lanes and what its batches take when all start at once.
+#[derive(Clone, PartialEq, Debug)]
+pub struct MeasuredMix {
+    /// The lanes, one batch each.
+    pub mix: LaneMix,
+    /// From the common start to a batch's end, on average over the batches.
+    pub mean: Duration,
+    /// Until the last batch's end.
+    pub last: Duration,
+}
+
+/// What the batches of a mix take when all start at once on a device that is theirs (E²bird §7.3.1, figure 12).
+pub fn measure_mix(model: &EmulatedModel, mix: &LaneMix) -> MeasuredMix {
+    let sizes: Vec<u32> = mix.sizes().collect();
+    let mut device = ContendedDevice::new(model.limits(), sizes.len());
+    for (lane, size) in sizes.iter().enumerate() {
+        let work = model.work(SegmentRange::new(0, model.segment_count()), *size, 64, device.units(0));
+        device.launch(Time::ZERO, LaneId(lane as u32), u64::from(*size), work);
+    }
+    let (mut sum, mut last) = (0, Duration::ZERO);
+    while let Some(next) = device.next_event() {
+        let ended = device.advance(next).into_iter().filter(|done| matches!(done, Completed::Launch { .. })).count();
+        if ended > 0 {
+            last = next.since(Time::ZERO);
+            sum += last.as_nanos() * ended as u64;
+        }
+    }
+    MeasuredMix { mix: mix.clone(), mean: Duration::from_nanos(sum / sizes.len().max(1) as u64), last }
+}
+
+/// Every mix of lanes for `total` items, the fastest on average first (E²bird §7.3.2).
+pub fn measure_mixes(model: &EmulatedModel, total: u32) -> Vec<MeasuredMix> {
+    let mut measured: Vec<_> = LaneMix::all(total, total).iter().map(|mix| measure_mix(model, mix)).collect();
+    measured.sort_by(|a, b| (a.mean, &a.mix).cmp(&(b.mean, &b.mix)));
+    measured
+}
+
+/// Mixes whose means are so close are equal: a measurement would not tell them apart.
+const EQUAL: f64 = 1.01;
+
+/// The best mix for each of E²bird's loads up to `most` items: 4, 8, 16, 32 and on. Of mixes within 1% of the fastest, the one with the most
+/// lanes: its small batches wait the least.
+pub fn best_mixes(model: &EmulatedModel, most: u32) -> Vec<(u32, LaneMix)> {
+    let totals = (2..).map(|power| 1 << power).take_while(|total| *total <= most);
+    let best = |total: u32| {
+        let measured = measure_mixes(model, total);
+        let limit = measured.first()?.mean.as_secs_f64() * EQUAL;
+        let close = measured.into_iter().take_while(|mix| mix.mean.as_secs_f64() <= limit);
+        // The first of those with as many lanes: `max_by_key` would take the last.
+        let most = close.reduce(|a, b| if b.mix.sizes().count() > a.mix.sizes().count() { b } else { a })?;
+        Some((total, most.mix))
+    };
+    totals.filter_map(best).collect()
+}
+
+/// The highest rate that is held, and the run at it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Peak {
+    /// Requests a second.
+    pub rate: f64,
+    /// The run.
+    pub report: DeviceReport,
+}
+
+/// A peak is known to this share of it.
+const PRECISION: f64 = 0.005;
+/// A peak is searched down to this share of what the device could do.
+const LEAST: f64 = 1e-3;
+/// 99% of the requests have to be in time.
+pub const TOLERATED_LATE: f64 = 0.01;
+
+/// The highest rate at which at most 1% of the requests of `simulation` are late: a binary search. `None` if no rate is held.
+///
+/// # Errors
+/// If the arrival process has no positive, finite shape, or there is no such policy.
+pub fn peak(
+    simulation: &DeviceSimulation,
+    policy: &dyn Fn() -> Result<DeviceModel, DeviceFailure>,
+) -> Result<Option<Peak>, DeviceFailure> {
+    let trial = |rate: f64| -> Result<Option<Peak>, DeviceFailure> {
+        let mut simulation = simulation.clone();
+        simulation.load.rate = rate;
+        simulation.give_up_above = Some(TOLERATED_LATE);
+        let report = simulation.run(policy()?)?;
+        Ok(report.holds(TOLERATED_LATE).then_some(Peak { rate, report }))
+    };
+    let model = &simulation.model;
+    // More than the device can do if every segment is run: a large batch of short requests with everything else for nothing.
+    let limit = 256.0 / model.time(256, if model.has_length() { 16 } else { 0 }).as_secs_f64() * 1.2;
+    // Where some requests leave early, more is held than that: hence the widening.
+    Bounds { low: limit / 2.0, high: limit, least: limit * LEAST, widening: 2.0, precision: PRECISION }.highest(trial)
+}
+
+/// Windows that are tried, as shares of what the largest batch takes.
+const WINDOWS: [f64; 8] = [0.0, 0.05, 0.1, 0.2, 0.32, 0.5, 0.75, 1.0];
+/// Peaks that are so close are equal, and the latency decides.
+const ALIKE: f64 = 0.99;
+
+/// The window with the highest peak (E²bird's OPT_Wait, DVABatch's DelayBatch); of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it.
+/// Also everything that was tried.
+///
+/// # Errors
+/// If the arrival process has no positive, finite shape.
+pub fn tune_window(
+    simulation: &DeviceSimulation,
+    tuning: &Tuning,
+) -> Result<(Duration, Vec<Tried<Duration>>), DeviceFailure> {
+    let longest = tuning.profile.total(tuning.max_batch, 64).as_secs_f64();
+    let windows = WINDOWS.map(|share| Duration::from_secs_f64(longest * share));
+    let with = |window| -> Result<_, DeviceFailure> { Ok((simulation.clone(), Tuning { window, ..tuning.clone() })) };
+    let (chosen, tried) = tune(&windows, DevicePolicyName::OptWait, with)?;
+    Ok((chosen.unwrap_or(tuning.window), tried))
+}
+
+/// Numbers of stages that are tried (DVABatch §7.1: eight tries).
+pub const TRIED_STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 20];
+
+/// N_st, the number of stages for DVABatch: the one with the highest peak; of those within 1% of it, the one with the lowest mean latency at 9/10
+/// of it. Also everything that was tried. `tuning` gives everything but the profile.
+///
+/// # Errors
+/// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
+pub fn tune_stages(
+    simulation: &DeviceSimulation,
+    tuning: &Tuning,
+) -> Result<(usize, Vec<Tried<usize>>), DeviceFailure> {
+    let cut = |stages: usize| -> Result<_, DeviceFailure> {
+        let model = simulation.model.cut(stages)?;
+        let profile = Tuning::new(&model, tuning.max_batch)?.profile;
+        Ok((DeviceSimulation { model, ..simulation.clone() }, Tuning { profile, ..tuning.clone() }))
+    };
+    let (chosen, tried) = tune(&TRIED_STAGES, DevicePolicyName::DvaBatch, cut)?;
+    Ok((chosen.unwrap_or(1), tried))
+}
+
+/// A choice, the peak with it, and the mean latency at 9/10 of the best peak of all, in milliseconds; NaN where the peak is too low.
+pub type Tried<C> = (C, f64, f64);
+
+/// The choice with the highest peak of `policy`; of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it;
+/// `None` if nothing is held with any. Also everything that was tried.
+fn tune<C: Copy>(
+    choices: &[C],
+    policy: DevicePolicyName,
+    with: impl Fn(C) -> Result<(DeviceSimulation, Tuning), DeviceFailure>,
+) -> Result<(Option<C>, Vec<Tried<C>>), DeviceFailure> {
+    let mut tried = Vec::new();
+    for choice in choices {
+        let (simulation, tuning) = with(*choice)?;
+        let found = peak(&simulation, &|| tuning.policy(policy))?;
+        tried.push((*choice, found.map_or(0.0, |peak| peak.rate), f64::NAN));
+    }
+    let best = tried.iter().map(|(_, peak, _)| *peak).fold(0.0, f64::max);
+    let (mut chosen, mut lowest) = (None, f64::INFINITY);
+    for (choice, _, latency) in tried.iter_mut().filter(|(_, peak, _)| best > 0.0 && *peak >= best * ALIKE) {
+        let (mut high, tuning) = with(*choice)?;
+        high.load.rate = best * 0.9;
+        *latency = high.run(tuning.policy(policy)?)?.mean_ms;
+        if *latency < lowest {
+            (chosen, lowest) = (Some(*choice), *latency);
+        }
+    }
+    Ok((chosen, tried))
+}

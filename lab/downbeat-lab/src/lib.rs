@@ -1,0 +1,32 @@
+//! What Downbeat is judged by: papers' figures, published systems, emulated GPUs, random workloads and networks that go wrong.
+//!
+//! No user needs it to serve or to plan, so it has a program of its own, `downbeat-lab`. It runs the
+//! production code of `downbeat-core` through `downbeat-sim`.
+//!
+//! | module | has |
+//! |---|---|
+//! | [`device`] | emulated GPUs, device policies on them, and the figures of E²bird, DVABatch, GSLICE and Abacus |
+//! | [`experiment`] | experiments of the cluster scheduler from files, such as Symphony's figures |
+//! | [`baseline`] | the published schedulers: Clockwork, Nexus, Shepherd |
+//! | [`bounds`] | what no scheduler can surpass on a trace of arrivals |
+//! | [`world`] | devices with partitions, models with any policy, and what goes wrong |
+//! | [`network`] | frontends, schedulers and backends apart, on wires that lose and delay |
+//! | [`slots`] | which division of devices holds most |
+//! | [`judgement`] | a policy beside all others on random workloads |
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+pub mod baseline;
+pub mod bounds;
+mod commands;
+pub mod device;
+pub mod experiment;
+pub mod judgement;
+pub mod network;
+mod numbers;
+pub mod policy;
+pub mod random_workloads;
+pub mod shared_devices;
+pub mod slots;
+pub mod world;
+
+pub use commands::main;

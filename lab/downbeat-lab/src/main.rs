@@ -1,0 +1,7 @@
+//! The program `downbeat-lab`.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    downbeat_lab::main()
+}

@@ -1,0 +1,34 @@
+//! Frontends, schedulers and backends apart under virtual time, with everything that can go wrong between them.
+//!
+//! A [`NetworkScenario`] is a cluster of the production state machines of [`downbeat_core::roles`]: each process has
+//! a clock of its own, wires delay, lose, double, reorder and are cut, processes are killed, stopped for a while, slow, and started anew. The [`NetworkJudge`] looks at
+//! what processes do from outside, and knows nothing of how they do it. A run follows from its seed.
+//!
+//! | file | what |
+//! |---|---|
+//! | `scenario.rs`, `random.rs`, `file.rs` | what a run is made of: said, drawn from a seed, read from a file |
+//! | `wires.rs` | what becomes of a frame |
+//! | `process.rs` | a process: its clock, its machine, its slots |
+//! | `run.rs` | what happens when |
+//! | `sub_clusters.rs` | which models backends have, where the scheduler says so |
+//! | `judge.rs`, `copies.rs` | the rules: of requests, of models |
+//! | `outcome.rs` | what came of it |
+
+mod copies;
+mod events;
+
+mod file;
+mod judge;
+mod outcome;
+mod process;
+mod random;
+mod run;
+mod scenario;
+mod sub_clusters;
+mod wires;
+
+pub use file::{BadNetwork, NetworkFile};
+pub use judge::{Broken, NetworkJudge};
+pub use outcome::{NetworkOutcome, NetworkResults, SeedResults};
+pub use scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};
+pub use sub_clusters::{MODEL_BYTES, SubClusters};

@@ -1,0 +1,180 @@
+//! Networks that nobody chose, and what goes wrong with them.
+
+use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
+use downbeat_core::roles::SubClusterOptions;
+use downbeat_core::{Duration, LatencyProfile, Time};
+use rand::RngExt;
+use rand_pcg::Pcg64;
+
+use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing, Wires};
+use super::sub_clusters::SubClusters;
+use downbeat_sim::random;
+
+/// Most seconds in which clients come.
+const LONGEST_S: f64 = 4.0;
+/// Fewest.
+const SHORTEST_S: f64 = 0.3;
+
+fn micros(rng: &mut Pcg64, range: std::ops::Range<u64>) -> Duration {
+    Duration::from_micros(rng.random_range(range))
+}
+
+/// True in this share of the cases.
+fn chance(rng: &mut Pcg64, share: f64) -> bool {
+    rng.random::<f64>() < share
+}
+
+impl NetworkScenario {
+    /// A network with faults that follows from the seed, with about so many requests.
+    pub fn random(seed: u64, requests: u64) -> Self {
+        let mut rng = random(seed, 3);
+        let rng = &mut rng;
+        let roles = Roles {
+            frontends: rng.random_range(1..=3),
+            schedulers: rng.random_range(1..=3),
+            backends: rng.random_range(1..=5),
+            slots: rng.random_range(1..=3),
+        };
+        let mut models: Vec<NetworkModel> = (0..rng.random_range(1..=4)).map(|_| model(rng)).collect();
+        let slots = f64::from(roles.backends * roles.slots);
+        let share = rng.random_range(0.1..1.2) / models.len() as f64;
+        for model in &mut models {
+            let most = model.profile.max_batch();
+            model.rate = share * slots * f64::from(most) / model.profile.latency(most).as_secs_f64();
+        }
+        let rate: f64 = models.iter().map(|model| model.rate).sum();
+        let span = (requests as f64 / rate).clamp(SHORTEST_S, LONGEST_S);
+        let scale = (requests as f64 / (rate * span)).min(1.0);
+        models.iter_mut().for_each(|model| model.rate *= scale);
+        let span = Duration::from_secs_f64(span);
+        let is_harsh = chance(rng, 0.5);
+        let wires = Wires {
+            delay: micros(rng, 5..200),
+            spread: rng.random_range(1.0..12.0),
+            loss: if is_harsh { rng.random_range(0.0..0.05) } else { 0.0 },
+            doubled: if is_harsh { rng.random_range(0.0..0.05) } else { 0.0 },
+            in_order: !is_harsh || chance(rng, 0.3),
+            redial: micros(rng, 5_000..30_000),
+        };
+        let timing = Timing {
+            lost_after: micros(rng, 20_000..100_000),
+            fetch_within: micros(rng, 2_000..20_000),
+            tries: rng.random_range(0..4),
+            wakes_late: micros(rng, 0..200),
+            ..Timing::default()
+        };
+        let mut scenario = NetworkScenario {
+            seed,
+            roles,
+            models,
+            wires,
+            timing,
+            has_store: chance(rng, 0.3),
+            sub_clusters: None,
+            cancelled: if chance(rng, 0.5) { rng.random_range(0.0..0.2) } else { 0.0 },
+            failed: if chance(rng, 0.3) { 0.01 } else { 0.0 },
+            noise: rng.random_range(0.0..0.3),
+            span,
+            faults: Vec::new(),
+            absent: Vec::new(),
+        };
+        let faults = rng.random_range(0..=10);
+        scenario.faults = (0..faults).map(|_| (instant(rng, span), fault(rng, &scenario))).collect();
+        scenario.faults.sort_by_key(|(at, _)| *at);
+        if roles.backends > 1 && chance(rng, 0.2) {
+            scenario.absent = vec![roles.backends - 1];
+            scenario.faults.push((instant(rng, span), Fault::Join { backend: roles.backends - 1 }));
+        }
+        scenario.divide(&mut random(seed, 4));
+        scenario
+    }
+}
+
+impl NetworkScenario {
+    /// Has sub-clusters in a third of the cases: in some of these nothing goes wrong but that backends join and go.
+    fn divide(&mut self, rng: &mut Pcg64) {
+        if !chance(rng, 0.33) {
+            return;
+        }
+        let options = SubClusterOptions {
+            count: rng.random_range(1..=4),
+            plan_every: micros(rng, 30_000..1_000_000),
+            most_moves: chance(rng, 0.3).then(|| rng.random_range(0..3)),
+        };
+        self.sub_clusters = Some(SubClusters {
+            options,
+            load_time: micros(rng, 500..100_000),
+            load_fails: if chance(rng, 0.3) { rng.random_range(0.0..0.5) } else { 0.0 },
+            memory: None,
+            begins_loaded: chance(rng, 0.3),
+        });
+        if chance(rng, 0.4) {
+            self.faults.retain(|(_, fault)| matches!(fault, Fault::Drain { .. } | Fault::Join { .. }));
+            for _ in 0..rng.random_range(0..3) {
+                let restart_after = Some(micros(rng, 100..300_000));
+                let drain = Fault::Drain { backend: rng.random_range(0..self.roles.backends), restart_after };
+                self.faults.push((instant(rng, self.span), drain));
+            }
+        }
+        for _ in 0..rng.random_range(0..4) {
+            let model = rng.random_range(0..self.models.len());
+            let fault = match chance(rng, 0.5) {
+                true => Fault::Divide,
+                false => Fault::Rate { model, rate: self.models[model].rate * rng.random_range(0.2..3.0) },
+            };
+            self.faults.push((instant(rng, self.span), fault));
+        }
+        self.faults.sort_by_key(|(at, _)| *at);
+    }
+}
+
+fn instant(rng: &mut Pcg64, span: Duration) -> Time {
+    Time::from_nanos(rng.random_range(0..span.as_nanos().max(1)))
+}
+
+fn model(rng: &mut Pcg64) -> NetworkModel {
+    let (alpha, beta) = (micros(rng, 50..1_000), micros(rng, 200..4_000));
+    let profile = LatencyProfile::linear(alpha, beta, rng.random_range(1..=32))
+        .unwrap_or_else(|error| panic!("{alpha:?} and {beta:?} are a profile: {error}"));
+    let slo = (!chance(rng, 0.15)).then(|| profile.latency(1).saturating_mul(2) + micros(rng, 2_000..60_000));
+    let dispatch = match rng.random_range(0..4) {
+        0 => DispatchPolicy::Eager,
+        1 => DispatchPolicy::Adaptive { consolidate: false },
+        2 => DispatchPolicy::Timeout { delay: micros(rng, 0..5_000), preferred: Vec::new() },
+        _ => DispatchPolicy::Deferred,
+    };
+    let drop = match rng.random_range(0..3) {
+        0 => DropPolicy::HeadDrop,
+        1 => DropPolicy::Adaptive,
+        _ => DropPolicy::WindowDrop,
+    };
+    NetworkModel { profile, rate: 0.0, slo, dispatch, drop, may_repeat: chance(rng, 0.6) }
+}
+
+fn fault(rng: &mut Pcg64, scenario: &NetworkScenario) -> Fault {
+    let hosts = scenario.hosts();
+    let Roles { schedulers, backends, .. } = scenario.roles;
+    let host = match rng.random_range(0..3) {
+        // Schedulers and backends are what the rules are about.
+        0 => Host::Scheduler(rng.random_range(0..schedulers)),
+        1 => Host::Backend(rng.random_range(0..backends)),
+        _ => hosts[rng.random_range(0..hosts.len())],
+    };
+    let lasts = match chance(rng, 0.5) {
+        true => micros(rng, 1_000..20_000),
+        false => micros(rng, 20_000..400_000),
+    };
+    let restart_after = chance(rng, 0.7).then(|| micros(rng, 100..300_000));
+    match rng.random_range(0..10) {
+        0 | 1 => Fault::Kill { host, restart_after, silently: chance(rng, 0.3) },
+        2 | 3 => Fault::Pause { host, lasts },
+        4 => Fault::Slow { host, lasts, by: micros(rng, 100..20_000) },
+        5 | 6 => {
+            let hosts = hosts.into_iter().filter(|_| chance(rng, 0.4)).collect();
+            Fault::Cut { hosts, lasts, one_way: chance(rng, 0.3) }
+        }
+        7 => Fault::Lossy { loss: rng.random_range(0.0..0.7), lasts },
+        8 => Fault::Drain { backend: rng.random_range(0..backends), restart_after },
+        _ => Fault::StoreAway { lasts },
+    }
+}

@@ -1,0 +1,591 @@
+//! A run of a network: what happens when.
+
+mod faults;
+mod models;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use downbeat_core::roles::{
+    BackendOutput, BatchKey, Frame, FrontendOutput, Member, NodeId, Outcome, QueueKey, Refusal, RequestEnd, RequestKey,
+    Role, SchedulerOutput, SubClusterPlan,
+};
+use downbeat_core::{Duration, Time};
+use rand::RngExt;
+use rand_distr::{Distribution, Exp};
+use rand_pcg::Pcg64;
+
+use super::copies::CopyJudge;
+use super::events::Events;
+use super::judge::NetworkJudge;
+use super::outcome::NetworkOutcome;
+use super::process::{Copy, Inbound, Machine, Process, Tensors, model_name, model_of};
+use super::scenario::{Fault, Host, NetworkScenario};
+use super::wires::Wiring;
+use downbeat_sim::random;
+
+/// How long after everything was mended everything has to have ended.
+const ENDS_WITHIN: Duration = Duration::from_millis(20_000);
+/// How often that is looked at.
+const LOOKS_EVERY: Duration = Duration::from_millis(5);
+/// What an answer of the store takes.
+const STORE: Duration = Duration::from_millis(1);
+/// What asking it takes while it is away.
+const STORE_AWAY: Duration = Duration::from_millis(20);
+/// How long after a fault answers that fail to come are put down to it.
+const GAP_WITHIN: Duration = Duration::from_millis(150);
+
+#[derive(Debug)]
+enum Event {
+    /// Something comes to a process.
+    Comes(usize, Inbound),
+    Wakes(usize),
+    /// A process looks whether it is connected to whom it has to be.
+    Dials(usize, Host),
+    /// A client of a frontend asks for a model.
+    Asks(usize, usize),
+    Fault(usize),
+    GoesOn(usize),
+    Begins(Host),
+    Mend,
+    Look,
+}
+
+/// A run of a network.
+pub(super) struct NetworkRun<'a> {
+    scenario: &'a NetworkScenario,
+    now: Time,
+    events: Events<Event>,
+    rng: Pcg64,
+    wiring: Wiring,
+    processes: Vec<Process>,
+    by_node: BTreeMap<NodeId, usize>,
+    /// The process of a host, dead or alive.
+    by_host: BTreeMap<Host, usize>,
+    connections: BTreeSet<(usize, usize)>,
+    /// When a connection ended last.
+    ended: BTreeMap<(usize, usize), Time>,
+    /// Backends that begin anew once they have gone.
+    drains: BTreeMap<usize, Option<Duration>>,
+    store: (u64, Time),
+    /// The plan that the store has.
+    kept_plan: Option<SubClusterPlan>,
+    /// By model: requests a second.
+    rates: Vec<f64>,
+    is_mended: bool,
+    judge: NetworkJudge,
+    copies: CopyJudge,
+    /// By request: its model, where models move.
+    models: BTreeMap<RequestKey, usize>,
+    outcome: NetworkOutcome,
+    next_input: u64,
+    /// When answers came, for gaps.
+    answers: Vec<Time>,
+    is_over: bool,
+}
+
+impl<'a> NetworkRun<'a> {
+    pub fn new(scenario: &'a NetworkScenario) -> Self {
+        let timing = scenario.timing;
+        let claimed_before = timing.lost_after + timing.fetch_within + Duration::from_millis(2_000);
+        NetworkRun {
+            scenario,
+            now: Time::ZERO,
+            events: Events::new(),
+            rng: random(scenario.seed, 1),
+            wiring: Wiring::new(scenario.wires, random(scenario.seed, 2)),
+            processes: Vec::new(),
+            by_node: BTreeMap::new(),
+            by_host: BTreeMap::new(),
+            connections: BTreeSet::new(),
+            ended: BTreeMap::new(),
+            drains: BTreeMap::new(),
+            store: (0, Time::ZERO),
+            kept_plan: None,
+            rates: scenario.models.iter().map(|model| model.rate).collect(),
+            copies: CopyJudge::new(
+                timing.lost_after.saturating_mul(3)
+                    + scenario.wires.redial.saturating_mul(2)
+                    + Duration::from_millis(100),
+            ),
+            models: BTreeMap::new(),
+            is_mended: false,
+            judge: NetworkJudge::new(scenario.has_store, claimed_before),
+            outcome: NetworkOutcome { seed: scenario.seed, ..NetworkOutcome::default() },
+            next_input: 0,
+            answers: Vec::new(),
+            is_over: false,
+        }
+    }
+
+    /// Runs it to its end, or to the first rule that is broken.
+    pub fn run(mut self) -> NetworkOutcome {
+        for host in self.scenario.hosts() {
+            let is_absent = matches!(host, Host::Backend(n) if self.scenario.absent.contains(&n));
+            if !is_absent {
+                self.events.push(Time::ZERO, Event::Begins(host));
+            }
+        }
+        for (number, (at, _)) in self.scenario.faults.iter().enumerate() {
+            self.events.push(*at, Event::Fault(number));
+        }
+        self.events.push(Time::ZERO + self.scenario.span, Event::Mend);
+        while !self.is_over
+            && self.judge.broken().is_none()
+            && let Some((at, event)) = self.events.pop()
+        {
+            self.now = at;
+            self.handle(event);
+        }
+        if self.judge.broken().is_none() {
+            self.judge.finish(self.now);
+        }
+        let gap = |(at, _): &(Time, Fault)| (*at, self.gap_around(*at));
+        self.outcome.gaps = self.scenario.faults.iter().map(gap).collect();
+        self.outcome.repeated = self.judge.repeated();
+        self.outcome.broken = self.judge.broken().cloned();
+        self.outcome
+    }
+
+    fn gap_around(&self, at: Time) -> Duration {
+        let last = (at + GAP_WITHIN).min(Time::ZERO + self.scenario.span);
+        let before = self.answers.iter().rev().find(|answer| **answer <= at).copied().unwrap_or(Time::ZERO);
+        let within = self.answers.iter().copied().filter(|answer| *answer > at && *answer <= last);
+        let mut longest = Duration::ZERO;
+        let mut previous = before;
+        for answer in within.chain([last]) {
+            longest = longest.max(answer.since(previous));
+            previous = answer;
+        }
+        longest
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Comes(process, inbound) => self.comes(process, inbound),
+            Event::Wakes(at) => {
+                let process = &mut self.processes[at];
+                if process.wakes_at != self.now || process.is_paused || process.is_dead() {
+                    return;
+                }
+                process.wakes_at = Time::MAX;
+                process.handle_timeout(self.now);
+                self.pump(at);
+            }
+            Event::Dials(process, host) => self.dial(process, host),
+            Event::Asks(process, model) => self.client_asks(process, model),
+            Event::Fault(number) => {
+                if !self.is_mended
+                    && let Some((_, fault)) = self.scenario.faults.get(number)
+                {
+                    self.outcome.faults += 1;
+                    self.fault(fault.clone());
+                }
+            }
+            Event::GoesOn(process) => self.goes_on(process),
+            Event::Begins(host) => self.begins(host),
+            Event::Mend => self.mend(),
+            Event::Look => self.look(),
+        }
+    }
+
+    /// Something comes to a process, now or, if it stands still, when it goes on.
+    fn comes(&mut self, at: usize, inbound: Inbound) {
+        let now = self.now;
+        let process = &mut self.processes[at];
+        if process.is_dead() {
+            return;
+        }
+        if process.is_paused {
+            process.inbox.push_back(inbound);
+            return;
+        }
+        match inbound {
+            Inbound::Request { model, input } => self.ask(at, model, input),
+            Inbound::Cancel(number) => {
+                let request = RequestKey { frontend: process.node(), number };
+                if self.judge.cancelled(request) {
+                    self.outcome.cancelled += 1;
+                }
+                self.processes[at].handle(now, Inbound::Cancel(number));
+            }
+            Inbound::Done { model, doing, result } => self.model_done(at, model, doing, result),
+            Inbound::Disconnected(peer) => {
+                self.copies_part(self.processes[at].node(), peer);
+                let process = &mut self.processes[at];
+                self.judge.lost(now, process.node(), peer);
+                process.handle(now, Inbound::Disconnected(peer));
+            }
+            Inbound::Ran { batch, model, members, took, outcomes } => {
+                self.judge.is_done(process.node(), batch, &members);
+                self.batch_ends(at, model);
+                let process = &mut self.processes[at];
+                process.handle(now, Inbound::Ran { batch, model, members, took, outcomes });
+            }
+            inbound => process.handle(now, inbound),
+        }
+        self.pump(at);
+    }
+
+    /// Takes what a process does, and has it woken up when it wants.
+    fn pump(&mut self, at: usize) {
+        loop {
+            let local = self.processes[at].local(self.now);
+            match &mut self.processes[at].machine {
+                Machine::Frontend(node) => match node.poll_output(local) {
+                    Some(output) => self.frontend_does(at, output),
+                    None => break,
+                },
+                Machine::Scheduler(node) => match node.poll_output(local) {
+                    Some(output) => self.scheduler_does(at, output),
+                    None => break,
+                },
+                Machine::Backend(node) => match node.poll_output(local) {
+                    Some(output) => self.backend_does(at, output),
+                    None => break,
+                },
+                Machine::None => return,
+            }
+        }
+        let late = self.scenario.timing.wakes_late.as_nanos();
+        let process = &mut self.processes[at];
+        let Some(due) = process.timeout() else { return };
+        let wakes_at = due.max(self.now) + Duration::from_nanos(1 + self.rng.random_range(0..=late));
+        if wakes_at < process.wakes_at {
+            process.wakes_at = wakes_at;
+            self.events.push(wakes_at, Event::Wakes(at));
+        }
+    }
+
+    fn frontend_does(&mut self, at: usize, output: FrontendOutput<Tensors>) {
+        match output {
+            FrontendOutput::Send(to, frame) => self.send(at, to, frame),
+            FrontendOutput::End { number, end } => self.ends(at, number, &end),
+            FrontendOutput::Models(models) => {
+                let known = |number: usize| models.iter().any(|model| model.model == model_name(number));
+                self.processes[at].models = (0..self.scenario.models.len()).map(known).collect();
+            }
+            FrontendOutput::Leader { .. } => {}
+            FrontendOutput::Lost(peer) => self.close(at, peer),
+        }
+    }
+
+    fn ends(&mut self, at: usize, number: u64, end: &RequestEnd<Tensors>) {
+        let request = RequestKey { frontend: self.processes[at].node(), number };
+        let in_time = self.judge.ended(self.now, request, end);
+        if let Some(wrong) =
+            self.models.remove(&request).and_then(|model| self.copies.request_ends(self.now, model, end))
+        {
+            self.judge.breaks(self.now, "moves refuse nothing", || wrong);
+        }
+        let outcome = &mut self.outcome;
+        let count = match end {
+            RequestEnd::Ran(Outcome::Outputs(_)) if in_time => &mut outcome.good,
+            RequestEnd::Ran(Outcome::Outputs(_)) => &mut outcome.late,
+            RequestEnd::Ran(Outcome::Failed { .. }) => &mut outcome.failed,
+            RequestEnd::Refused(Refusal::Rejected(_) | Refusal::Dropped(_) | Refusal::Lost) => &mut outcome.refused,
+            RequestEnd::TooLate => &mut outcome.too_late,
+            RequestEnd::Lost => &mut outcome.lost,
+        };
+        *count += 1;
+        if matches!(end, RequestEnd::Ran(_)) {
+            self.answers.push(self.now);
+        }
+    }
+
+    fn scheduler_does(&mut self, at: usize, output: SchedulerOutput<Tensors>) {
+        match output {
+            SchedulerOutput::Send(to, frame) => self.send(at, to, frame),
+            SchedulerOutput::WantEpoch(above) => {
+                let (last, away_until) = &mut self.store;
+                let (number, takes) = if *away_until > self.now {
+                    (None, STORE_AWAY)
+                } else {
+                    *last = above.max(*last) + 1;
+                    (Some(*last), STORE)
+                };
+                self.events.push(self.now + takes, Event::Comes(at, Inbound::Epoch(number, self.kept_plan.clone())));
+            }
+            SchedulerOutput::Leads(epoch) => {
+                self.outcome.leads += 1;
+                self.judge.leads(self.now, self.processes[at].node(), epoch);
+            }
+            SchedulerOutput::StandsBy(_) => {}
+            SchedulerOutput::Lost(peer) => self.close(at, peer),
+            SchedulerOutput::WantPlan(wanted) => self.want_plan(at, &wanted),
+            SchedulerOutput::KeepPlan(plan) => self.keep_plan(plan),
+            SchedulerOutput::Note(note) => self.judge.breaks(self.now, "nothing waits", || note),
+        }
+    }
+
+    fn backend_does(&mut self, at: usize, output: BackendOutput<Tensors>) {
+        match output {
+            BackendOutput::Send(to, frame) => self.send(at, to, frame),
+            BackendOutput::Connect { address, .. } => {
+                if let Some(host) = self.by_host.keys().copied().find(|host| host.to_string() == address) {
+                    self.connect(at, host);
+                }
+            }
+            BackendOutput::Run { batch, slot, queue, members } => self.run_batch(at, batch, slot, &queue, &members),
+            BackendOutput::Model(name, doing) => self.model_does(at, &name, doing),
+            BackendOutput::Leader(_, epoch) => self.judge.obeys(self.now, self.processes[at].node(), epoch),
+            BackendOutput::Lost(peer) => self.close(at, peer),
+            BackendOutput::Drained => {
+                let restart_after = self.drains.remove(&at).flatten();
+                // Once everything is mended all are there.
+                let restart_after = restart_after.or(self.is_mended.then_some(Duration::ZERO));
+                self.dies(at, false);
+                if let Some(after) = restart_after {
+                    self.events.push(self.now + after, Event::Begins(self.processes[at].host));
+                }
+            }
+        }
+    }
+
+    fn run_batch(&mut self, at: usize, batch: BatchKey, slot: u32, queue: &QueueKey, members: &[Member<Tensors>]) {
+        let process = &mut self.processes[at];
+        let (node, local) = (process.node(), process.local(self.now));
+        self.judge.begins(self.now, (node, slot), batch, members, local);
+        self.outcome.batches += 1;
+        let Some(number) = model_of(&queue.model) else { return };
+        let Some(model) = self.scenario.models.get(number) else { return };
+        match process.copies.get_mut(number) {
+            Some(Copy::Loaded(batches)) => *batches += 1,
+            other => {
+                let what = || format!("{node:?} begins {batch:?} of {}, which is {other:?}", queue.model);
+                self.judge.breaks(self.now, "runs where it is loaded", what);
+                return;
+            }
+        }
+        let noise = 1.0 + self.scenario.noise * (2.0 * self.rng.random::<f64>() - 1.0);
+        let latency = model.profile.latency(members.len() as u32).as_secs_f64();
+        let took = Duration::from_secs_f64(latency * noise.max(0.0));
+        let Some(free) = process.slots.get_mut(slot as usize) else { return };
+        *free = (*free).max(self.now) + took;
+        let (at_time, failed) = (*free, self.scenario.failed);
+        let mut outcome = |member: &Member<Tensors>| {
+            let fails = failed > 0.0 && self.rng.random::<f64>() < failed;
+            let outcome = match fails {
+                true => Outcome::Failed { code: 1, message: "the model says so".into() },
+                false => Outcome::Outputs(member.payload),
+            };
+            (member.request, outcome)
+        };
+        let outcomes = members.iter().map(&mut outcome).collect();
+        let members = members.iter().map(|member| member.request).collect();
+        self.events.push(at_time, Event::Comes(at, Inbound::Ran { batch, model: number, members, took, outcomes }));
+    }
+
+    fn send(&mut self, from: usize, to: NodeId, frame: Frame<Tensors>) {
+        self.outcome.frames += 1;
+        self.judge.sent(self.now, &frame);
+        for message in &frame.messages {
+            if let Some(wrong) = self.copies.sent(self.now, frame.from, to, message) {
+                self.judge.breaks(self.now, "last copy stays", || wrong);
+            }
+        }
+        let Some(to) = self.by_node.get(&to).copied() else { return };
+        if !self.connections.contains(&pair(from, to)) {
+            return;
+        }
+        let end = |process: &Process| (process.node(), process.host);
+        let (sender, receiver) = (end(&self.processes[from]), end(&self.processes[to]));
+        let [first, second] = self.wiring.send(self.now, sender, receiver);
+        if let Some(second) = second {
+            let at = self.slowed(to, second);
+            self.events.push(at, Event::Comes(to, Inbound::Frame(frame.clone())));
+        }
+        if let Some(first) = first {
+            let at = self.slowed(to, first);
+            self.events.push(at, Event::Comes(to, Inbound::Frame(frame)));
+        }
+    }
+
+    fn slowed(&mut self, to: usize, at: Time) -> Time {
+        let process = &mut self.processes[to];
+        if process.slow.0 <= at {
+            return at;
+        }
+        process.slow_until = process.slow_until.max(at + process.slow.1);
+        process.slow_until
+    }
+
+    /// A process closes its connection to another.
+    fn close(&mut self, at: usize, peer: NodeId) {
+        self.judge.lost(self.now, self.processes[at].node(), peer);
+        self.copies_part(self.processes[at].node(), peer);
+        self.troubled(Duration::ZERO);
+        let Some(other) = self.by_node.get(&peer).copied() else { return };
+        if self.connections.remove(&pair(at, other)) {
+            self.ended.insert(pair(at, other), self.now);
+            self.tell_end(at, other);
+        }
+    }
+
+    /// The other one of a connection hears of its end, if it can.
+    fn tell_end(&mut self, at: usize, other: usize) {
+        let hosts = (self.processes[at].host, self.processes[other].host);
+        if !self.wiring.is_cut(self.now, hosts.0, hosts.1) {
+            let comes = self.now + self.wiring.delay();
+            let inbound = Inbound::Disconnected(self.processes[at].node());
+            self.events.push(comes, Event::Comes(other, inbound));
+        }
+    }
+
+    /// A process looks whether it is connected to a host that it has to be connected to, and looks again later.
+    fn dial(&mut self, at: usize, host: Host) {
+        if self.processes[at].is_dead() {
+            return;
+        }
+        if !self.processes[at].is_paused {
+            self.connect(at, host);
+        }
+        self.events.push(self.now + self.scenario.wires.redial, Event::Dials(at, host));
+    }
+
+    /// A process connects to a host, if that goes.
+    fn connect(&mut self, at: usize, host: Host) {
+        let Some(other) = self.by_host.get(&host).copied() else { return };
+        let answers = !self.processes[other].is_dead() && !self.processes[other].is_paused;
+        let mine = self.processes[at].host;
+        let is_cut = self.wiring.is_cut(self.now, mine, host) || self.wiring.is_cut(self.now, host, mine);
+        let ended = self.ended.get(&pair(at, other)).copied();
+        // The end of the last one has to be heard before.
+        let is_early = ended.is_some_and(|ended| self.now < ended + self.scenario.wires.redial);
+        if !answers || is_cut || is_early || !self.connections.insert(pair(at, other)) {
+            return;
+        }
+        let takes = self.wiring.delay() + self.wiring.delay();
+        for (to, of) in [(at, other), (other, at)] {
+            let hello = self.processes[of].hello.clone();
+            self.events.push(self.now + takes, Event::Comes(to, Inbound::Connected(hello)));
+        }
+    }
+
+    fn begins(&mut self, host: Host) {
+        if self.by_host.get(&host).is_some_and(|at| !self.processes[*at].is_dead()) {
+            return;
+        }
+        let node = NodeId(self.rng.random());
+        let clock = Duration::from_nanos(self.rng.random_range(0..1_000_000_000_000));
+        let at = self.processes.len();
+        self.processes.push(Process::new(self.scenario, host, node, clock, self.now));
+        self.by_node.insert(node, at);
+        if matches!(host, Host::Backend(_)) {
+            self.copies.begins(self.now, node);
+            for model in 0..self.scenario.models.len() {
+                if self.processes[at].copies[model] == Copy::Loaded(0) {
+                    self.copies.loaded(self.now, node, model, true);
+                }
+            }
+        }
+        self.by_host.insert(host, at);
+        let dials: Vec<Host> = match host {
+            Host::Scheduler(rank) => (0..rank).map(Host::Scheduler).collect(),
+            _ => (0..self.scenario.roles.schedulers).map(Host::Scheduler).collect(),
+        };
+        for to in dials {
+            let soon = Duration::from_nanos(self.rng.random_range(0..1_000_000));
+            self.events.push(self.now + soon, Event::Dials(at, to));
+        }
+        if matches!(host, Host::Frontend(_)) {
+            for model in 0..self.scenario.models.len() {
+                self.next_client(at, model);
+            }
+        }
+        self.pump(at);
+    }
+
+    fn next_client(&mut self, at: usize, model: usize) {
+        let rate = self.rates[model] / f64::from(self.scenario.roles.frontends);
+        let Ok(gaps) = Exp::new(rate) else { return };
+        let next = self.now + Duration::from_secs_f64(gaps.sample(&mut self.rng));
+        if next < Time::ZERO + self.scenario.span {
+            self.events.push(next, Event::Asks(at, model));
+        }
+    }
+
+    fn client_asks(&mut self, at: usize, model: usize) {
+        if self.processes[at].is_dead() {
+            return;
+        }
+        let input = self.next_input;
+        self.next_input += 1;
+        self.comes(at, Inbound::Request { model, input });
+        self.next_client(at, model);
+    }
+
+    fn ask(&mut self, at: usize, model: usize, input: u64) {
+        let Some(asked) = self.scenario.models.get(model) else { return };
+        let process = &mut self.processes[at];
+        if !process.models.get(model).copied().unwrap_or(false) {
+            self.outcome.unserved += 1;
+            return;
+        }
+        let Some(number) = process.ask(self.now, model, input, asked.slo) else { return };
+        self.outcome.requests += 1;
+        let request = RequestKey { frontend: process.node(), number };
+        if self.scenario.sub_clusters.is_some() {
+            self.models.insert(request, model);
+        }
+        let deadline = asked.slo.map_or(Time::MAX, |slo| self.now + slo);
+        self.judge.asked(self.now, request, deadline, input, asked.may_repeat);
+        if self.scenario.cancelled > 0.0 && self.rng.random::<f64>() < self.scenario.cancelled {
+            let longest = asked.slo.unwrap_or(Duration::from_millis(50)).as_nanos();
+            let after = Duration::from_nanos(self.rng.random_range(0..=longest));
+            self.events.push(self.now + after, Event::Comes(at, Inbound::Cancel(number)));
+        }
+    }
+
+    /// Something goes wrong for so long.
+    fn troubled(&mut self, lasts: Duration) {
+        self.copies.troubled(self.now + lasts);
+    }
+
+    /// Two have no link any more.
+    fn copies_part(&mut self, a: NodeId, b: NodeId) {
+        for (a, b) in [(a, b), (b, a)] {
+            let of = |node: NodeId| Some(&self.processes[*self.by_node.get(&node)?]);
+            let is_pair = of(a).is_some_and(|a| a.hello.role == Role::Backend)
+                && of(b).is_some_and(|b| matches!(b.hello.role, Role::Scheduler { .. }));
+            if is_pair {
+                self.copies.lost(a, b);
+            }
+        }
+    }
+
+    /// A batch is done.
+    fn batch_ends(&mut self, at: usize, model: usize) {
+        if let Some(Copy::Loaded(batches)) = self.processes[at].copies.get_mut(model) {
+            *batches = batches.saturating_sub(1);
+        }
+    }
+
+    /// Looks whether everything has ended, and nobody keeps anything.
+    fn look(&mut self) {
+        let late = self.now > Time::ZERO + self.scenario.span + ENDS_WITHIN;
+        let is_done = |process: &Process| process.keeps() == 0;
+        let leads = |process: &Process| matches!(&process.machine, Machine::Scheduler(node) if node.leads().is_some());
+        let is_quiet = self.judge.open() == 0 && self.processes.iter().all(is_done);
+        let leaders = self.processes.iter().filter(|process| leads(process)).count();
+        let layout = if leaders == 1 { self.check_layout() } else { Err(format!("{leaders} lead")) };
+        self.is_over = late || (is_quiet && leaders == 1 && layout.is_ok());
+        if late
+            && is_quiet
+            && let Err(wrong) = layout
+        {
+            self.judge.breaks(self.now, "the layout is reached", || wrong);
+        }
+        if late && self.judge.open() == 0 {
+            let keeps = |process: &Process| format!("{} keeps {}", process.hello.name, process.keeps());
+            let all: Vec<String> = self.processes.iter().filter(|process| !is_done(process)).map(keeps).collect();
+            self.judge.breaks(self.now, "nothing waits", || format!("{leaders} lead; {}", all.join(", ")));
+        }
+        if !self.is_over {
+            self.events.push(self.now + LOOKS_EVERY, Event::Look);
+        }
+    }
+}
+
+fn pair(a: usize, b: usize) -> (usize, usize) {
+    (a.min(b), a.max(b))
+}

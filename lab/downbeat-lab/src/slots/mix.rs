@@ -1,0 +1,218 @@
+//! Emulated models on devices that can be cut.
+
+use downbeat_core::device::spatial::{KNEE_TOLERANCE, knee};
+use downbeat_core::{Duration, LatencyProfile, ProfileError};
+use downbeat_plan::{SlotModel, SlotProblem};
+
+use rand::RngExt;
+
+use crate::device::{Architecture, Client, EmulatedModel, Platform, closed_loop};
+use downbeat_sim::random;
+
+/// A model of a mix.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct MixModel {
+    /// Which network.
+    pub architecture: Architecture,
+    /// From a request's arrival to its deadline, milliseconds.
+    pub slo_ms: f64,
+    /// Requests, beside the others'.
+    pub rate: f64,
+}
+
+/// Models on devices that are alike, and can be cut in steps.
+#[derive(Clone, PartialEq, Debug)]
+pub struct SlotMix {
+    /// What it is called.
+    pub name: String,
+    /// The devices.
+    pub platform: Platform,
+    /// How many.
+    pub devices: u32,
+    /// In how many steps each can be cut.
+    pub steps: u32,
+    /// Its models.
+    pub models: Vec<MixModel>,
+}
+
+/// The networks of random mixes: a list of their own, so that a mix stays what it is when networks are added.
+const DRAWN: [Architecture; 12] = [
+    Architecture::ResNet50,
+    Architecture::ResNet101,
+    Architecture::ResNet152,
+    Architecture::Vgg16,
+    Architecture::Vgg19,
+    Architecture::AlexNet,
+    Architecture::MobileNet,
+    Architecture::InceptionV4,
+    Architecture::UNet,
+    Architecture::LinkNet,
+    Architecture::BertBase,
+    Architecture::BertLarge,
+];
+
+/// Tokens of a request of a model that has lengths.
+pub(super) const LENGTH: u32 = 64;
+/// The largest batch.
+const MOST_ITEMS: u32 = 64;
+/// Slots of a device, at most: each is a lane whose kernels one host issues.
+pub const MOST_SLOTS: u32 = 6;
+/// How long models are measured beside others.
+const MEASURED: Duration = Duration::from_millis(500);
+
+/// A mix as it was measured.
+#[derive(Clone, Debug)]
+pub struct MeasuredMix {
+    /// What is to be planned with.
+    pub problem: SlotProblem,
+    /// What runs; `None`: what the profiles are of is no emulated network, and batches take what these say, whatever runs beside them.
+    pub networks: Option<Networks>,
+}
+
+/// Networks on emulated devices.
+#[derive(Clone, Debug)]
+pub struct Networks {
+    /// The devices.
+    pub platform: Platform,
+    /// By model.
+    pub models: Vec<EmulatedModel>,
+    /// By model, by the model beside it: what batches take in the mean on a whole device beside half of the largest batch of the other.
+    pub beside: Vec<Vec<LatencyProfile>>,
+}
+
+impl SlotMix {
+    /// The mix of this seed and number: 2 to 5 different networks on 2 to 6 devices, with SLOs of 1.8 to 8 times what one request takes on a whole device. Each takes a
+    /// share of the devices' time that is up to ten times another's.
+    pub fn draw(seed: u64, number: u32) -> SlotMix {
+        let mut rng = random(seed, u64::from(number));
+        let (platform, steps) =
+            if rng.random_bool(0.5) { (Platform::V100_TENSORRT, 10) } else { (Platform::A100_CUDNN, 9) };
+        let (devices, count) = (rng.random_range(2..=6), rng.random_range(2..=5));
+        let mut models: Vec<MixModel> = Vec::new();
+        while models.len() < count {
+            let architecture = DRAWN[rng.random_range(0..DRAWN.len())];
+            let (factor, share) = (rng.random_range(0.0..1.0f64), rng.random_range(0.0..1.0f64));
+            if models.iter().all(|model| model.architecture != architecture) {
+                let alone = EmulatedModel::new(architecture, platform).time(1, LENGTH).as_millis_f64();
+                let slo_ms = alone * 1.8 * (8.0f64 / 1.8).powf(factor);
+                models.push(MixModel { architecture, slo_ms, rate: 10.0f64.powf(share) / alone });
+            }
+        }
+        let names: Vec<String> =
+            models.iter().map(|model| format!("{} {:.0} ms", model.architecture, model.slo_ms)).collect();
+        let name = format!("{number}: {devices} {}, {}", &platform.name[..4], names.join(", "));
+        SlotMix { name, platform, devices, steps, models }
+    }
+
+    /// Compute units of a slot of so many steps.
+    pub fn units(&self, steps: u32) -> u32 {
+        self.platform.units * steps / self.steps
+    }
+
+    /// Measures every model on every size of slot: alone, and (on less than the whole device) beside the other models on slots that are as large, for the longest that a
+    /// batch takes there.
+    ///
+    /// # Errors
+    /// If a latency is zero, as no network's is.
+    pub fn measure(&self) -> Result<MeasuredMix, ProfileError> {
+        let models: Vec<EmulatedModel> =
+            self.models.iter().map(|model| EmulatedModel::new(model.architecture, self.platform)).collect();
+        let mut measured = Vec::new();
+        for (index, MixModel { slo_ms, rate, .. }) in self.models.iter().enumerate() {
+            let slo = Duration::from_millis_f64(*slo_ms);
+            let time = |batch: u32, steps: u32| models[index].time_on(batch, LENGTH, self.units(steps));
+            // One more than fits on the whole device: when to send a batch follows from what one more would take.
+            let largest = (1..MOST_ITEMS).find(|batch| time(*batch, self.steps) > slo).unwrap_or(MOST_ITEMS);
+            let profiles = (1..=self.steps).map(|steps| {
+                let points: Vec<_> = (1..=largest).map(|batch| (batch, time(batch, steps))).collect();
+                let profile = LatencyProfile::from_points(&points)?;
+                Ok(profile.with_margin(self.margin(&models, index, steps, profile.largest_within(slo))))
+            });
+            measured.push(SlotModel { rate: *rate, slo, profiles: profiles.collect::<Result<_, ProfileError>>()? });
+        }
+        let (devices, steps) = (self.devices, self.steps);
+        let largest: Vec<u32> = measured.iter().map(|model| model.profiles[steps as usize - 1].max_batch()).collect();
+        let beside = (0..models.len()).map(|index| self.beside(&models, index, &largest)).collect::<Result<_, _>>()?;
+        let problem = SlotProblem { models: measured, devices, steps, most_slots: MOST_SLOTS, alike: false };
+        Ok(MeasuredMix { problem, networks: Some(Networks { platform: self.platform, models, beside }) })
+    }
+
+    /// What batches of a model take in the mean on a whole device beside half of the largest batch of each model.
+    fn beside(
+        &self,
+        models: &[EmulatedModel],
+        index: usize,
+        largest: &[u32],
+    ) -> Result<Vec<LatencyProfile>, ProfileError> {
+        let units = self.units(self.steps);
+        let most = largest[index];
+        let mut sizes: Vec<u32> = (0..).map(|power| 1 << power).take_while(|size| *size < most).collect();
+        sizes.push(most);
+        let point = |batch: u32, other: usize| {
+            let clients = [(index, batch), (other, largest[other].div_ceil(2))];
+            let clients = clients.map(|(model, batch)| Client::new(&models[model], batch, 0, units));
+            let (served, _) = closed_loop(self.platform.limits(), &[units], &clients, MEASURED);
+            (batch, Duration::from_millis_f64(served[0].mean_ms()))
+        };
+        let of =
+            |other| LatencyProfile::from_points(&sizes.iter().map(|batch| point(*batch, other)).collect::<Vec<_>>());
+        (0..models.len()).map(of).collect()
+    }
+
+    /// By how many percent a batch takes longer than alone on a slot, at most, while the other models keep the slots beside it busy that are as large.
+    fn margin(&self, models: &[EmulatedModel], index: usize, steps: u32, largest: u32) -> u8 {
+        let count = (self.steps / steps).min(MOST_SLOTS);
+        if count < 2 || largest == 0 {
+            return 0;
+        }
+        let units = self.units(steps);
+        let batch = largest.div_ceil(2);
+        let clients: Vec<Client> = (0..count as usize)
+            .map(|slot| Client::new(&models[(index + slot) % models.len()], batch, slot, units))
+            .collect();
+        let alone = models[index].time_on(batch, LENGTH, units).as_millis_f64();
+        let (served, _) = closed_loop(self.platform.limits(), &vec![units; count as usize], &clients, MEASURED);
+        let longest = served[0].latencies_ms.iter().copied().fold(alone, f64::max);
+        ((longest / alone - 1.0) * 100.0).ceil().clamp(0.0, 100.0) as u8
+    }
+}
+
+impl MeasuredMix {
+    /// The same models on devices of two steps, each of which runs one batch at a time (a slot of two steps) or two side by side on all units (two of one step). There some of the models
+    /// run, and a batch is planned with what it takes beside the one of them that it takes longest beside, or (where that is not `predicted`, or not known) alone.
+    ///
+    /// # Errors
+    /// If a latency is zero, as no network's is.
+    pub fn side_by_side(&self, paired: &[usize], predicted: bool) -> Result<SlotProblem, ProfileError> {
+        let model = |(index, model): (usize, &SlotModel)| {
+            let alone = model.profiles.last().ok_or(ProfileError::Empty)?;
+            let networks = self.networks.as_ref().filter(|_| predicted);
+            let two = match (paired.contains(&index), networks) {
+                (true, None) => alone.clone(),
+                (true, Some(Networks { beside, .. })) => {
+                    let longest = |batch| paired.iter().map(|other| beside[index][*other].latency(batch)).max();
+                    LatencyProfile::from_table((1..=alone.max_batch()).filter_map(longest).collect::<Vec<_>>())?
+                }
+                // It has no time there.
+                (false, _) => LatencyProfile::linear(Duration::ZERO, model.slo.saturating_mul(2), 1)?,
+            };
+            Ok(SlotModel { profiles: vec![two, alone.clone()], ..model.clone() })
+        };
+        let models = self.problem.models.iter().enumerate().map(model).collect::<Result<_, ProfileError>>()?;
+        Ok(SlotProblem { models, devices: self.problem.devices, steps: 2, most_slots: 2, alike: false })
+    }
+
+    /// The knee of a model, in steps: of the throughput of the largest batch that its SLO allows twice over on the whole device.
+    pub fn knee(&self, model: usize) -> u32 {
+        let SlotModel { slo, profiles, .. } = &self.problem.models[model];
+        let batch = profiles.last().map_or(1, |whole| whole.largest_within(half(*slo)).max(1));
+        let throughput = |profile: &LatencyProfile| f64::from(batch) / profile.latency(batch).as_secs_f64();
+        let points: Vec<(u32, f64)> = (1..).zip(profiles.iter().map(throughput)).collect();
+        knee(&points, KNEE_TOLERANCE).unwrap_or(self.problem.steps)
+    }
+}
+
+/// Half of an SLO: what a batch may take if requests that come while one runs are to make the next.
+pub(super) fn half(slo: Duration) -> Duration {
+    Duration::from_nanos(slo.as_nanos() / 2)
+}

@@ -1,0 +1,228 @@
+//! The cluster's scheduler in the world: `driver`'s cluster, whose shards and matchmaker are worked off by one thread, in virtual time.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use downbeat_core::cluster::journal::Journal;
+use downbeat_core::cluster::{NetworkBudget, Output, Request, Shard, Ticket};
+use downbeat_core::{Duration, ModelId, RequestId, Time};
+use downbeat_driver::{Cluster, Handler, MAX_SHARDS, Moment, OwnMatchmaker, OwnShard, Setup, TURN};
+use rand_distr::{Distribution, StandardUniform};
+use rand_pcg::Pcg64;
+
+use downbeat_sim::random;
+
+/// Which of the shards and the matchmaker is worked off next, of those that have something to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Order {
+    /// One after another, as one thread does it that has posted something.
+    #[default]
+    InTurn,
+    /// Whichever the seed says, and as many messages at a time as it says: an order that threads may come to.
+    Seeded,
+}
+
+/// What comes to a shard.
+pub(crate) enum Event {
+    Submit(Request),
+    Cancel(ModelId, RequestId),
+}
+
+/// What a shard says.
+pub(crate) enum Said {
+    /// Whether a request was accepted.
+    Taken(RequestId, bool),
+    /// A request whose client has gone has left.
+    Cancelled(RequestId),
+    Decided(Output),
+}
+
+/// The virtual clock, and what the shards have said and nobody has heard yet.
+#[derive(Default)]
+pub(crate) struct Virtual {
+    now_ns: AtomicU64,
+    said: Mutex<VecDeque<Said>>,
+}
+
+impl Virtual {
+    fn said(&self) -> MutexGuard<'_, VecDeque<Said>> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Handler for Virtual {
+    type Event = Event;
+    /// The tickets of what waits.
+    type RequestTable = BTreeMap<RequestId, Ticket>;
+
+    fn now(&self) -> Time {
+        Time::from_nanos(self.now_ns.load(Ordering::Relaxed))
+    }
+
+    fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, event: Event) {
+        match event {
+            Event::Submit(request) => {
+                let ticket = shard.handle_request(moment.now, &request).ok();
+                self.said().push_back(Said::Taken(request.id, ticket.is_some()));
+                requests.extend(ticket.map(|ticket| (request.id, ticket)));
+            }
+            Event::Cancel(model, request) => {
+                if let Some(ticket) = requests.get(&request)
+                    && shard.handle_cancel(moment.now, model, *ticket)
+                {
+                    requests.remove(&request);
+                    self.said().push_back(Said::Cancelled(request));
+                }
+            }
+        }
+    }
+
+    fn carry_out(&self, _: Moment, _: &mut Journal<Shard>, requests: &mut Self::RequestTable, output: Output) {
+        match &output {
+            Output::Dispatch { members, .. } => {
+                for member in members {
+                    requests.remove(member);
+                }
+            }
+            Output::Drop { request, .. } => {
+                requests.remove(request);
+            }
+        }
+        self.said().push_back(Said::Decided(output));
+    }
+}
+
+/// A cluster of so many shards (at least one), without models and devices.
+pub(crate) fn cluster(shards: u32, kinds: u32, network: NetworkBudget) -> Cluster<Virtual> {
+    let shards = (shards.max(1) as usize).min(MAX_SHARDS);
+    let setup = Setup { kinds, network, ..Setup::new(0) };
+    Cluster::new(Virtual::default(), vec![BTreeMap::new(); shards], setup)
+}
+
+/// The shards and the matchmaker of a cluster, in the hands of one thread: what is posted waits until they are worked off in an order that
+/// follows from the seed.
+///
+/// A mailbox that has something to do, a message or a timer, is worked off at once, or up to so much later as messages are delayed: the thread that
+/// would do it is kept from it. A mailbox keeps its order, as it does on threads. What threads do within one message is not taken apart: that is for
+/// `just loom`.
+pub(crate) struct Mailboxes<'c> {
+    cluster: &'c Cluster<Virtual>,
+    shards: Vec<OwnShard<'c, Virtual>>,
+    matchmaker: OwnMatchmaker<'c, Virtual>,
+    order: Order,
+    rng: Pcg64,
+    /// The most that messages are delayed.
+    pub delay: Duration,
+    /// By mailbox, the matchmaker's being the last: when it is worked off, since it has something to do.
+    due: Vec<Option<Time>>,
+    /// The mailbox that was worked off last.
+    last: usize,
+}
+
+impl<'c> Mailboxes<'c> {
+    /// All mailboxes of a cluster.
+    pub fn new(cluster: &'c Cluster<Virtual>, order: Order, seed: u64) -> Self {
+        Mailboxes {
+            cluster,
+            shards: (0..cluster.shards()).map(|shard| cluster.own_shard(shard)).collect(),
+            matchmaker: cluster.own_matchmaker(),
+            order,
+            rng: random(seed, 4),
+            delay: Duration::ZERO,
+            due: vec![None; cluster.shards() + 1],
+            last: 0,
+        }
+    }
+
+    /// Time goes on to `now`.
+    pub fn set_time(&self, now: Time) {
+        self.cluster.handler().now_ns.store(now.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Posts something, and works off what may be by now.
+    pub fn post<R>(&mut self, post: impl FnOnce(&Cluster<Virtual>) -> R) -> R {
+        let posted = post(self.cluster);
+        self.work();
+        posted
+    }
+
+    /// Says something that nobody works off: it is found with the next message.
+    pub fn tell(&self, tell: impl FnOnce(&Cluster<Virtual>)) {
+        tell(self.cluster);
+    }
+
+    /// What was said next.
+    pub fn hear(&mut self) -> Option<Said> {
+        self.cluster.handler().said().pop_front()
+    }
+
+    /// When a mailbox is to be worked off next.
+    pub fn next_event(&self) -> Option<Time> {
+        (0..self.due.len()).filter_map(|mailbox| self.due[mailbox].or_else(|| self.timer(mailbox))).min()
+    }
+
+    /// Works mailboxes off until none has anything to do that may be done by now.
+    pub fn work(&mut self) {
+        let now = self.cluster.handler().now();
+        loop {
+            let mailboxes = self.due.len();
+            for mailbox in 0..mailboxes {
+                let has_work = !self.is_done(mailbox) || self.timer(mailbox).is_some_and(|at| at <= now);
+                if has_work && self.due[mailbox].is_none() {
+                    self.due[mailbox] = Some(now + self.draw_delay());
+                }
+            }
+            let is_due = |mailbox: &usize| self.due[*mailbox].is_some_and(|due| due <= now);
+            let mut ready: Vec<usize> = (0..mailboxes).filter(is_due).collect();
+            ready.sort_by_key(|mailbox| (mailbox + mailboxes - self.last - 1) % mailboxes);
+            let (next, most) = match self.order {
+                Order::InTurn => (0, TURN),
+                Order::Seeded if ready.is_empty() => return,
+                Order::Seeded => (self.below(ready.len()), 1 << self.below(1 + TURN.ilog2() as usize)),
+            };
+            let Some(mailbox) = ready.get(next).copied() else { return };
+            self.due[mailbox] = None;
+            self.last = mailbox;
+            match self.shards.get_mut(mailbox) {
+                Some(shard) => shard.turn(most),
+                None => self.matchmaker.turn(most),
+            };
+        }
+    }
+
+    /// Messages are delayed no more, and what was comes now.
+    pub fn settle(&mut self) {
+        self.delay = Duration::ZERO;
+        self.due.fill(None);
+        self.work();
+    }
+
+    /// Devices, and those of them without a batch.
+    pub fn devices(&self) -> (u32, u32) {
+        (self.matchmaker.devices(), self.matchmaker.free_devices())
+    }
+
+    fn is_done(&self, mailbox: usize) -> bool {
+        self.shards.get(mailbox).map_or_else(|| self.matchmaker.is_done(), OwnShard::is_done)
+    }
+
+    fn timer(&self, mailbox: usize) -> Option<Time> {
+        let of_matchmaker = || self.matchmaker.poll_timeout().map(|(at, _)| at);
+        self.shards.get(mailbox).map_or_else(of_matchmaker, OwnShard::poll_timeout)
+    }
+
+    fn below(&mut self, count: usize) -> usize {
+        let chance: f64 = StandardUniform.sample(&mut self.rng);
+        (chance * count as f64) as usize
+    }
+
+    /// Half of the time nothing is delayed, so that what is overtakes and is overtaken.
+    fn draw_delay(&mut self) -> Duration {
+        if self.delay == Duration::ZERO || self.below(2) == 0 {
+            return Duration::ZERO;
+        }
+        Duration::from_nanos(self.below(self.delay.as_nanos() as usize + 1) as u64)
+    }
+}

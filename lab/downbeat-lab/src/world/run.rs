@@ -1,0 +1,469 @@
+//! The event loop of the world, and what goes wrong in it.
+
+mod changes;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use downbeat_core::cluster::{ModelOptions, Output, Request};
+use downbeat_core::device::{
+    DeviceModel, DeviceRequest, GrantedBatch, LaneId, Launch, Layout, ModelSpec, Note, SegmentRange,
+};
+use downbeat_core::{DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
+use downbeat_driver::{Cluster, QueueHandle};
+use rand_distr::Normal;
+use rand_pcg::Pcg64;
+
+use super::host::{Done, Host};
+use super::ledger::{Ending, Failure, Ledger};
+use super::mailboxes::{Event, Mailboxes, Order, Said, Virtual};
+use crate::device::{DeviceLimits, Direction, EmulatedModel};
+use downbeat_sim::Network;
+use downbeat_sim::random;
+
+/// Who makes a model's batches.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Serving {
+    /// The cluster's scheduler, for the slots of all devices: the policy `exclusive`.
+    Cluster(ModelOptions),
+    /// A policy on each of these devices, by number. A request goes to the one that is predicted to be free first.
+    Devices(ModelSpec, Vec<usize>),
+}
+
+/// Something that happens to the world beside requests.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Fault {
+    /// A device, by number, is lost: what is there fails, and its slots go.
+    Lost(usize),
+    /// It is there again, as it was, but for the models: they come afresh.
+    Back(usize),
+    /// The next launch that begins on a device takes so much longer.
+    Late(usize, Duration),
+    /// A device is divided otherwise. One that cannot be stays as it is.
+    Layout(usize, Layout),
+    /// A model, by number, comes, afresh if it is there: reloaded, or under another policy.
+    Load(usize, Serving),
+    /// A model goes.
+    Remove(usize),
+    /// All clients of a model that wait go away.
+    Leave(usize),
+    /// From now on, messages between the shards and the matchmaker of the cluster's scheduler, and those to them, wait up to so long.
+    Delay(Duration),
+}
+
+/// A request that comes now.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ask {
+    pub model: usize,
+    pub size: u32,
+    pub length: u32,
+    /// Its priority level.
+    pub level: u32,
+    /// [`Time::MAX`]: none.
+    pub deadline: Time,
+}
+
+/// What is outside of the world: where requests come from, and who looks on.
+pub(crate) trait Outside {
+    /// When the next request comes.
+    fn next_arrival(&self) -> Option<Time>;
+
+    /// The next request comes, under this name.
+    fn arrive(&mut self, now: Time, request: RequestId) -> Ask;
+
+    /// It was accepted or refused. Gives when its client will go away, if it will.
+    fn arrived(&mut self, now: Time, request: RequestId, accepted: bool) -> Option<Time>;
+
+    /// A request that was accepted ended.
+    fn ended(&mut self, now: Time, request: RequestId, ending: Ending);
+
+    fn launched(&mut self, _device: usize, _: &Launch) {}
+
+    /// A launch has its lane.
+    fn began(&mut self, _now: Time, _device: usize, _: &Launch) {}
+
+    /// A launch is done. Gives the members whose answers are final, though not all of the model's segments, `all`, have run.
+    fn completed(
+        &mut self,
+        _now: Time,
+        _start: Time,
+        _device: usize,
+        _: &Launch,
+        _all: SegmentRange,
+    ) -> Vec<RequestId> {
+        Vec::new()
+    }
+
+    /// A copy is done.
+    fn copied(&mut self, _now: Time, _start: Time, _: Direction) {}
+
+    fn noted(&mut self, _device: usize, _: &Note) {}
+
+    /// Something that is to happen now, beside what was said before the run.
+    fn change(&mut self, _now: Time) -> Option<Fault> {
+        None
+    }
+
+    /// Whether to end the run, whatever is left.
+    fn is_over(&mut self, _now: Time) -> bool {
+        false
+    }
+}
+
+/// Events at one instant that can only mean that somebody wants to be called again and again.
+const STUCK: u32 = 100_000;
+
+/// The world: the cluster's scheduler, devices, and what is between them.
+pub(crate) struct World<'c> {
+    seed: u64,
+    now: Time,
+    cluster: Mailboxes<'c>,
+    pub hosts: Vec<Host>,
+    kinds: Vec<DeviceKind>,
+    models: Vec<ServedModel>,
+    /// Models of the cluster's scheduler.
+    clustered: BTreeMap<ModelId, usize>,
+    /// Those that have gone too: what was decided just before may still be for them.
+    slots: BTreeMap<DeviceId, Slot>,
+    network: Network,
+    /// Batches on their way, by when they are there.
+    sent: BTreeMap<(Time, u64), SentBatch>,
+    /// Lanes that are being made.
+    preparing: VecDeque<(Time, usize, ModelId)>,
+    preparation: Duration,
+    faults: VecDeque<(Time, Fault)>,
+    requests: BTreeMap<RequestId, Open>,
+    leaves: BTreeSet<(Time, RequestId)>,
+    next_request: u64,
+    next_sent: u64,
+    ledger: Ledger,
+    rng: Pcg64,
+}
+
+struct ServedModel {
+    emulated: EmulatedModel,
+    /// `None`: it is not there.
+    serving: Option<Serving>,
+    /// Where its queue is.
+    clustered: Option<QueueHandle>,
+    /// Devices that have it.
+    on: BTreeSet<usize>,
+}
+
+/// A request that was accepted and has not ended.
+struct Open {
+    request: DeviceRequest,
+    place: Place,
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    /// In the queue of the cluster's scheduler, or on its way there.
+    Queue(QueueHandle),
+    /// Its batch is on its way.
+    OnItsWay,
+    Device(usize),
+}
+
+/// A device as the cluster's scheduler knows it.
+#[derive(Clone, Copy)]
+struct Slot {
+    host: usize,
+    lane: LaneId,
+    present: bool,
+}
+
+struct SentBatch {
+    slot: DeviceId,
+    host: usize,
+    batch: GrantedBatch,
+}
+
+impl<'c> World<'c> {
+    /// Without devices and models, with a cluster that was made for this network.
+    pub fn new(seed: u64, network: Network, cluster: &'c Cluster<Virtual>, order: Order) -> Self {
+        World {
+            seed,
+            now: Time::ZERO,
+            cluster: Mailboxes::new(cluster, order, seed),
+            hosts: Vec::new(),
+            kinds: Vec::new(),
+            models: Vec::new(),
+            clustered: BTreeMap::new(),
+            slots: BTreeMap::new(),
+            network,
+            sent: BTreeMap::new(),
+            preparing: VecDeque::new(),
+            preparation: Duration::from_millis(50),
+            faults: VecDeque::new(),
+            requests: BTreeMap::new(),
+            leaves: BTreeSet::new(),
+            next_request: 0,
+            next_sent: 0,
+            ledger: Ledger::new(seed, network.budget.is_remote()),
+            rng: random(seed, u64::MAX),
+        }
+    }
+
+    /// Another device, of one partition without slots; its number.
+    pub fn add_device(&mut self, limits: DeviceLimits, kind: DeviceKind, noise: f64) -> usize {
+        let number = self.hosts.len();
+        let noise = (noise > 0.0).then(|| Normal::new(1.0, noise).ok()).flatten();
+        let noise = noise.map(|noise| (noise, random(self.seed, u64::MAX - 1 - number as u64)));
+        self.hosts.push(Host::new(number, self.seed, limits, noise));
+        self.kinds.push(kind);
+        number
+    }
+
+    /// Another model, which is not loaded; its number.
+    pub fn add_model(&mut self, emulated: EmulatedModel) -> usize {
+        self.models.push(ServedModel { emulated, serving: None, clustered: None, on: BTreeSet::new() });
+        self.models.len() - 1
+    }
+
+    /// What happens, in order of time.
+    pub fn set_faults(&mut self, mut faults: Vec<(Time, Fault)>) {
+        faults.sort_by_key(|(at, _)| *at);
+        self.faults = faults.into();
+    }
+
+    /// Puts a model on one device, with this policy, which decides about its requests.
+    pub fn place(&mut self, model: usize, device: usize, policy: DeviceModel) {
+        let ServedModel { emulated, on, .. } = &mut self.models[model];
+        let placed = self.hosts[device].model(self.now, ModelId(model as u32), Some((emulated, policy)));
+        if placed.is_ok() {
+            on.insert(device);
+        }
+        self.ledger.changed(device);
+    }
+
+    /// Runs until nothing happens any more, or the outside says so: whether it came to its end. Panics, with the seed, if one of the schedulers
+    /// breaks a rule.
+    pub fn run(&mut self, outside: &mut dyn Outside) -> bool {
+        let (mut at, mut events) = (self.now, 0);
+        self.decide(outside);
+        loop {
+            let device = self.hosts.iter().filter_map(Host::next_event).min();
+            let sent = self.sent.first_key_value().map(|((at, _), _)| *at);
+            let fault = self.faults.front().map(|(at, _)| *at);
+            let prepared = self.preparing.front().map(|(at, _, _)| *at);
+            let arrival = outside.next_arrival();
+            let leave = self.leaves.first().map(|(at, _)| *at);
+            let timers = self.hosts.iter().filter_map(|host| host.scheduler.poll_timeout());
+            let timer = timers.map(|(at, _)| at).chain(self.cluster.next_event()).min();
+            let next = [device, sent, fault, prepared, arrival, leave, timer].into_iter().flatten().min();
+            let Some(next) = next else { return true };
+            self.now = self.now.max(next);
+            let now = self.now;
+            self.cluster.set_time(now);
+            events = if now > at { 0 } else { events + 1 };
+            at = now;
+            assert!(events < STUCK, "seed {}, {now}: time does not go on", self.seed);
+            // At one instant: completions, batches that are there, what goes wrong, arrivals, clients that go, timers.
+            for host in &mut self.hosts {
+                host.advance(now, outside);
+            }
+            let due = |time: Option<Time>| time.is_some_and(|at| at <= now);
+            if due(device) {
+                // That was all.
+            } else if due(sent) {
+                self.deliver();
+            } else if due(fault) {
+                if let Some((_, fault)) = self.faults.pop_front() {
+                    self.go_wrong(fault, outside);
+                }
+            } else if due(prepared) {
+                if let Some((_, host, model)) = self.preparing.pop_front() {
+                    self.hosts[host].scheduler.handle_prepared(now, model, Ok(()));
+                }
+            } else if due(arrival) {
+                self.arrive(outside);
+            } else if due(leave) {
+                if let Some((_, request)) = self.leaves.pop_first() {
+                    self.leave(request, outside);
+                }
+            } else {
+                self.cluster.work();
+                for host in &mut self.hosts {
+                    host.scheduler.handle_timeout(now);
+                }
+            }
+            self.decide(outside);
+            while let Some(fault) = outside.change(now) {
+                self.go_wrong(fault, outside);
+                self.decide(outside);
+            }
+            if outside.is_over(now) {
+                return false;
+            }
+        }
+    }
+
+    /// The run came to its end: nothing is left, and what was made for models goes with them.
+    pub fn finish(&mut self, outside: &mut dyn Outside) {
+        for model in 0..self.models.len() {
+            self.remove(model);
+            self.decide(outside);
+        }
+        self.cluster.settle();
+        self.decide(outside);
+        self.ledger.end(self.now);
+        let present = self.slots.values().filter(|slot| slot.present).count() as u32;
+        let free = self.cluster.devices();
+        assert!(free == (present, present), "seed {}: of {present} slots (there, free) are {free:?}", self.seed);
+        for host in &self.hosts {
+            host.check_empty(self.now, self.seed);
+        }
+    }
+
+    /// The time.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    fn arrive(&mut self, outside: &mut dyn Outside) {
+        let (now, id) = (self.now, RequestId(self.next_request));
+        self.next_request += 1;
+        let Ask { model, size, length, level, deadline } = outside.arrive(now, id);
+        let ServedModel { clustered, on, .. } = &self.models[model];
+        // The cluster's scheduler knows no lengths.
+        let length = if clustered.is_some() { 0 } else { length };
+        let request = DeviceRequest { id, model: ModelId(model as u32), deadline, size, length };
+        self.ledger.request(now, id, request.model, size);
+        if let Some(place) = *clustered {
+            self.requests.insert(id, Open { request, place: Place::Queue(place) });
+            let asked = Request { id, model: place.model, deadline, queue_expiry: Time::MAX, level, size };
+            // Whether it is accepted is heard later.
+            self.cluster.post(|cluster| cluster.post(place, Event::Submit(asked)));
+            return;
+        }
+        let free_at = |device: &usize| self.hosts[*device].scheduler.free_at(now, request.model);
+        let device = on.iter().copied().min_by_key(|device| (free_at(device), *device));
+        let device = device.filter(|device| self.hosts[*device].request(now, &request).is_ok());
+        self.requests.extend(device.map(|device| (id, Open { request, place: Place::Device(device) })));
+        self.taken(id, device.is_some(), outside);
+    }
+
+    /// A request was accepted or refused.
+    fn taken(&mut self, id: RequestId, accepted: bool, outside: &mut dyn Outside) {
+        self.ledger.taken(self.now, id, accepted);
+        let leave = outside.arrived(self.now, id, accepted);
+        if accepted {
+            self.leaves.extend(leave.map(|at| (at, id)));
+        } else {
+            self.requests.remove(&id);
+        }
+    }
+
+    fn leave(&mut self, id: RequestId, outside: &mut dyn Outside) {
+        let Some(Open { request, place }) = self.requests.get(&id) else { return };
+        match *place {
+            // Whether it left is heard later.
+            Place::Queue(place) => self.cluster.post(|cluster| cluster.post(place, Event::Cancel(place.model, id))),
+            Place::Device(device) => {
+                if self.hosts[device].cancel(self.now, request.model, id) {
+                    self.end(id, Ending::Cancelled, outside);
+                }
+            }
+            // It is answered all the same.
+            Place::OnItsWay => {}
+        }
+        self.decide(outside);
+    }
+
+    fn end(&mut self, id: RequestId, ending: Ending, outside: &mut dyn Outside) {
+        self.ledger.end_request(self.now, id, ending);
+        self.requests.remove(&id);
+        outside.ended(self.now, id, ending);
+    }
+
+    /// Carries out all that was decided.
+    fn decide(&mut self, outside: &mut dyn Outside) {
+        let now = self.now;
+        loop {
+            let mut more = false;
+            self.tell_loads();
+            self.cluster.work();
+            while let Some(said) = self.cluster.hear() {
+                more = true;
+                match said {
+                    Said::Taken(id, accepted) => self.taken(id, accepted, outside),
+                    Said::Cancelled(id) => self.end(id, Ending::Cancelled, outside),
+                    Said::Decided(output) => self.dispatch(output, outside),
+                }
+            }
+            for index in 0..self.hosts.len() {
+                self.hosts[index].carry_out(now, outside);
+                while let Some(done) = self.hosts[index].done.pop_front() {
+                    more = true;
+                    match done {
+                        Done::Request(id, ending) => self.end(id, ending, outside),
+                        Done::Batch(slot, batch) => {
+                            self.ledger.completed(now, slot, batch);
+                            self.cluster.post(|cluster| cluster.complete(slot, batch));
+                        }
+                        Done::Prepare(model) => self.preparing.push_back((now + self.preparation, index, model)),
+                    }
+                }
+            }
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Tells the cluster's scheduler until when models with lanes of their own have work where its slots are.
+    fn tell_loads(&self) {
+        for (id, Slot { host, lane, .. }) in self.slots.iter().filter(|(_, slot)| slot.present) {
+            let scheduler = &self.hosts[*host].scheduler;
+            let load = scheduler.lane(*lane).map_or(Time::ZERO, |lane| scheduler.load(self.now, lane.partition));
+            self.cluster.tell(|cluster| cluster.set_load(*id, load));
+        }
+    }
+
+    fn dispatch(&mut self, output: Output, outside: &mut dyn Outside) {
+        let now = self.now;
+        match output {
+            Output::Drop { request, .. } => self.end(request, Ending::Dropped, outside),
+            Output::Dispatch { batch, device: slot, model, members, size, .. } => {
+                let model = ModelId(self.clustered[&model] as u32);
+                self.ledger.granted(now, slot, batch, model, &members, size);
+                for member in &members {
+                    if let Some(open) = self.requests.get_mut(member) {
+                        open.place = Place::OnItsWay;
+                    }
+                }
+                let Some(Slot { host, lane, .. }) = self.slots.get(&slot).copied() else {
+                    panic!("seed {}, {now}: {batch} is sent to {slot}, which is none", self.seed);
+                };
+                let there = now + self.network.delay(size, &mut self.rng);
+                let batch = GrantedBatch { id: batch, model, lane, members, rows: size };
+                self.sent.insert((there, self.next_sent), SentBatch { slot, host, batch });
+                self.next_sent += 1;
+                if there <= now {
+                    self.deliver();
+                }
+            }
+        }
+    }
+
+    /// The next batch is at its device.
+    fn deliver(&mut self) {
+        let Some((_, SentBatch { slot, host, batch })) = self.sent.pop_first() else { return };
+        let now = self.now;
+        let members: Vec<DeviceRequest> =
+            batch.members.iter().filter_map(|id| self.requests.get(id)).map(|open| open.request).collect();
+        let id = batch.id;
+        let there = self.slots.get(&slot).is_some_and(|slot| slot.present);
+        if there && self.hosts[host].batch(now, slot, batch, &members).is_ok() {
+            for member in members {
+                if let Some(open) = self.requests.get_mut(&member.id) {
+                    open.place = Place::Device(host);
+                }
+            }
+        } else {
+            let refused = Ending::Failed(Failure::Refused(host));
+            let done = members.into_iter().map(|member| Done::Request(member.id, refused));
+            self.hosts[host].done.extend(done.chain([Done::Batch(slot, id)]));
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! `auto` with its rehearsal in the world: what it finds there, and that a change loses nothing.
+
+use downbeat_core::device::PolicyName;
+use downbeat_core::{Duration, Time};
+use downbeat_lab::device::{
+    AutoOutcome, AutoRun, DeviceLimits, EmulatedModel, MeasuredForAuto, MeasuredModel, Played, RandomDeviceWorkload,
+    RandomModel, SegmentLaw,
+};
+use downbeat_sim::Arrivals;
+
+/// A model that keeps a third of its device busy and takes 2 ms an item and 4 ms a batch, of at most 8: so many requests a second, within 60 ms.
+fn workload(rate: f64) -> RandomDeviceWorkload {
+    let limits = DeviceLimits { copy_bytes_per_second: f64::INFINITY, ..DeviceLimits::plain(30) };
+    let law = SegmentLaw { fixed_us: 1_000.0, work_us: 5_000.0, units_per_item: 10.0, most_units: 10.0 };
+    let model = MeasuredModel {
+        name: "third".to_owned(),
+        segments: vec![law; 4],
+        item_bytes: (0, 0),
+        launch_overhead: Duration::from_micros(20),
+        limits,
+        issue_share: 0.0,
+    };
+    let emulated = EmulatedModel::measured(model);
+    RandomDeviceWorkload {
+        number: 1,
+        limits,
+        devices: 1,
+        models: vec![RandomModel { emulated, max_batch: 8, slo: Duration::from_millis(60), rate }],
+        arrivals: Arrivals::Poisson,
+        load: 1.0,
+        noise: 0.02,
+    }
+}
+
+/// Two such models on a device that a launch of either keeps busy as a whole, each with the candidate that is chosen for it, guarded.
+fn side_by_side(choose: [fn(&MeasuredForAuto) -> usize; 2]) -> AutoOutcome {
+    let mut workload = workload(70.0);
+    workload.limits.units = 10;
+    workload.models.push(workload.models[0].clone());
+    let measured = |(model, choose): (&RandomModel, fn(&MeasuredForAuto) -> usize)| {
+        let mut measured = MeasuredForAuto::new(model).unwrap();
+        measured.start = choose(&measured);
+        measured
+    };
+    let measured: Vec<_> = workload.models.iter().zip(choose).map(measured).collect();
+    let span = Duration::from_millis(24_000);
+    AutoRun { workload: &workload, span, settled: Duration::ZERO, seed: 3 }.run(&measured, Played::Auto).unwrap()
+}
+
+/// The candidate of `windowed` that waits the least.
+fn at_once(measured: &MeasuredForAuto) -> usize {
+    measured.candidates.iter().position(|one| one.candidate.policy == PolicyName::WINDOWED).unwrap()
+}
+
+/// The one that waits the longest, for as long as its largest batch takes.
+fn late(measured: &MeasuredForAuto) -> usize {
+    measured.candidates.iter().rposition(|one| one.candidate.policy == PolicyName::WINDOWED).unwrap()
+}
+
+/// Without a window a model fares as under `exclusive`, on what the other leaves of the device; alone there it would do better, which is no reason to go back.
+#[test]
+fn the_guard_does_not_blame_a_policy_for_what_other_models_do() {
+    let outcome = side_by_side([at_once, at_once]);
+    assert_eq!((outcome.lost_policies, outcome.lost), (0, 0), "{outcome:?}");
+}
+
+#[test]
+fn a_policy_that_is_bad_on_a_shared_device_goes_back_and_the_other_stays() {
+    let outcome = side_by_side([late, at_once]);
+    let last: Vec<_> = outcome.last.iter().map(|candidate| candidate.policy).collect();
+    assert_eq!((outcome.lost_policies, outcome.lost), (1, 0), "{outcome:?}");
+    assert_eq!(last, [PolicyName::EXCLUSIVE, PolicyName::WINDOWED]);
+}
+
+fn play(rate: f64, seconds: u64, played: impl Fn(&MeasuredForAuto) -> (usize, Played)) -> AutoOutcome {
+    let workload = workload(rate);
+    let mut measured = vec![MeasuredForAuto::new(&workload.models[0]).unwrap()];
+    let (start, played) = played(&measured[0]);
+    measured[0].start = start;
+    let run =
+        AutoRun { workload: &workload, span: Duration::from_millis(1_000 * seconds), settled: Duration::ZERO, seed: 3 };
+    run.run(&measured, played).unwrap()
+}
+
+/// One batch after another (8 in 20 ms: 400 requests a second) is not enough, two side by side are: from `exclusive` it goes to a policy that has them, and then
+/// all are good.
+#[test]
+fn a_change_in_service_finds_what_suits_and_loses_nothing() {
+    let from_exclusive = play(480.0, 16, |_| (0, Played::Rehearsed));
+    let (at, change) = from_exclusive.changes.first().expect("it does better");
+    assert!(*at < Time::ZERO + Duration::from_millis(10_000), "{at}");
+    assert!(change.faithful && change.best.policy.makes_batches() && change.best.policy != PolicyName::WINDOWED);
+    // The world's checkers panic where a request has no end or two.
+    assert_eq!(from_exclusive.lost, 0);
+    let stays = play(480.0, 16, |_| (0, Played::Auto));
+    assert!(stays.good() < 0.85 && from_exclusive.good() > stays.good() + 0.08, "{stays:?} {from_exclusive:?}");
+}
+
+/// Half of what one batch after another could do: no request is bad under either policy, so that none may be lost on the way from one to the other.
+#[test]
+fn between_policies_no_request_is_given_up() {
+    let slow = |measured: &MeasuredForAuto| {
+        let is_slow = |one: &downbeat_core::device::Replayable| one.candidate.policy == PolicyName::WINDOWED;
+        (measured.candidates.iter().rposition(is_slow).unwrap(), Played::Rehearsed)
+    };
+    let outcome = play(200.0, 16, slow);
+    // The guard or the rehearsal, whoever is first.
+    assert!(outcome.lost_policies + outcome.changes.len() as u64 > 0 && outcome.lost == 0, "{outcome:?}");
+    assert!(outcome.last[0].policy != PolicyName::WINDOWED, "{outcome:?}");
+    assert_eq!(outcome.good(), 1.0, "{outcome:?}");
+}
+
+/// What the rehearsal leaves is among the best of what the world, device and all, makes of each candidate.
+#[test]
+fn it_ranks_policies_as_the_world_does() {
+    const RATE: f64 = 480.0;
+    let found = play(RATE, 8, |_| (0, Played::Rehearsed));
+    let count = MeasuredForAuto::new(&workload(RATE).models[0]).unwrap().candidates.len();
+    let fixed: Vec<AutoOutcome> = (0..count).map(|number| play(RATE, 4, |_| (number, Played::Fixed(number)))).collect();
+    let good = || fixed.iter().map(AutoOutcome::good);
+    let (best, worst) = (good().fold(0.0, f64::max), good().fold(1.0, f64::min));
+    let last = fixed.iter().find(|outcome| outcome.last == found.last).unwrap();
+    assert!(last.good() > best - 0.01 && best > worst + 0.1, "{:?}: {}, best {best}", found.last, last.good());
+}

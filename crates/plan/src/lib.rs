@@ -5,9 +5,6 @@
 //! and without moving more than is allowed. [`plan()`] does that for a [`Problem`]; [`Workload`] is the file that
 //! `downbeat plan` reads.
 //!
-//! [`SlotProblem::choose`] answers another question of a plan: how large the slots of each device are to be, where devices can be cut (`core::device::spatial`), so that
-//! the cluster as a whole holds most. Each layout is judged by a linear program over models and sizes of slots; all are looked at, or a local search's.
-//!
 //! [`divide`] is the same for a scheduler that leads a running cluster.
 //!
 //! # How
@@ -41,8 +38,6 @@ mod local_search;
 mod milp;
 mod problem;
 mod random;
-mod share_out;
-mod slot_layout;
 mod solve;
 pub mod words;
 pub mod workload;
@@ -53,6 +48,5 @@ pub use fluid::{FluidNeed, fluid_need};
 pub use generator::generate;
 pub use problem::{BadProblem, Model, Problem};
 pub use random::random_partition;
-pub use slot_layout::{SlotLayout, SlotModel, SlotPlan, SlotProblem};
 pub use solve::{FoundBy, HAS_SOLVER, Method, Options, Plan, PlanError, plan};
 pub use workload::{BadWorkload, Workload};

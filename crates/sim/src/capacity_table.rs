@@ -147,7 +147,7 @@ impl Capacities {
         let mut lines =
             vec![format!("seeds {}; at most {percent}% of each model's requests dropped or late", seeds.join(", "))];
         if self.unfinished > 0 {
-            lines.push(format!("interrupted: {} policies were not measured", self.unfinished));
+            lines.push(format!("interrupted; policies that were not measured: {}", self.unfinished));
         }
         lines.extend(self.cases.iter().filter_map(|case| self.why_none(case)));
         lines.join("\n")

@@ -1,4 +1,4 @@
-//! What is simulated: Downbeat's scheduler and the baselines, behind one interface.
+//! What a simulation runs: Downbeat's scheduler, or one of the lab's, behind one interface.
 
 use downbeat_core::cluster::{
     DispatchPolicy, DropReason, ModelOptions, NetworkBudget, Output, Reject, Request, Scheduler,

@@ -260,11 +260,6 @@ impl Policy {
         }
     }
 
-    /// Whether a server can have it.
-    pub fn is_served(&self) -> bool {
-        !matches!(self.choice, Choice::System(_))
-    }
-
     /// The dispatch policy of a model with this SLO.
     pub fn dispatch(&self, slo: Duration) -> DispatchPolicy {
         match &self.choice {

@@ -3,7 +3,6 @@
 
 mod explanations;
 mod partitions;
-mod slots;
 mod workloads;
 
 use downbeat_core::Duration;

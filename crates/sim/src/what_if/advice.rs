@@ -17,7 +17,7 @@ use crate::policy::Policy;
 pub struct Wanted {
     /// Share of each model's requests that has to be answered in time.
     pub target: f64,
-    /// Policies that may be taken; `None`: what each model had. Those that cannot serve what is in the log are passed over.
+    /// Policies that may be taken; `None`: what each model had.
     pub policies: Vec<Option<Policy>>,
     /// What does not change: SLOs and the rate. Its policy is not looked at; its devices are the most that may be taken.
     pub setting: Setting,
@@ -90,9 +90,8 @@ pub fn advise(
 ) -> Result<Advice, NoAdvice> {
     let trials = Trials { recorded, target: wanted.target, threads, counts: Counts::new(goes_on) };
     let most_devices = wanted.setting.devices;
-    let policies = wanted.policies.iter().filter(|policy| recorded.suits(policy.as_ref()));
     let settings: Vec<Setting> =
-        policies.map(|policy| Setting { policy: policy.clone(), ..wanted.setting.clone() }).collect();
+        wanted.policies.iter().map(|policy| Setting { policy: policy.clone(), ..wanted.setting.clone() }).collect();
     trials.counts.plan(settings.len() * MARGIN_RUNS + LAST_RUNS);
     let devices = trials.fewest_devices(&settings, wanted)?;
     let on = |setting: &Setting| Setting { devices: devices.unwrap_or(most_devices), ..setting.clone() };

@@ -42,11 +42,6 @@ pub enum BadSetting {
     /// An SLO of a model that is not asked anything in the log.
     #[error("there is no model {0} with requests in the log; there are {1}")]
     UnknownModel(String, String),
-    /// A system that knows single items with deadlines only.
-    #[error(
-        "'{0}' serves only requests of one item with a deadline, without priority levels and queue expiries; this log has others"
-    )]
-    Requests(String),
     /// No rate.
     #[error("the rate is {0}; it has to be a number above 0")]
     Rate(f64),
@@ -78,15 +73,6 @@ fn scaled(span: Duration, factor: f64) -> Duration {
 }
 
 impl Recorded {
-    /// Whether this policy can serve what is in the log.
-    pub(super) fn suits(&self, policy: Option<&Policy>) -> bool {
-        let simple = |arrival: &Arrival| {
-            let Arrival { deadline, queue_expiry, level, size, .. } = arrival;
-            *deadline < Time::MAX && *queue_expiry == Time::MAX && *level == 0 && *size == 1
-        };
-        policy.is_none_or(|policy| policy.is_served()) || self.arrivals.iter().all(simple)
-    }
-
     /// The model that the log calls so.
     ///
     /// # Errors
@@ -100,7 +86,7 @@ impl Recorded {
     /// The log's requests under this setting.
     ///
     /// # Errors
-    /// If the setting is none, or the policy cannot serve them.
+    /// If the setting is none.
     pub fn simulation(&self, setting: &Setting) -> Result<Simulation, BadSetting> {
         let Setting { policy, devices, rate, slo_factor, .. } = setting;
         if !(rate.is_finite() && *rate > 0.0) {
@@ -108,9 +94,6 @@ impl Recorded {
         }
         if *devices == 0 {
             return Err(BadSetting::NoDevices);
-        }
-        if let Some(policy) = policy.as_ref().filter(|policy| !self.suits(Some(policy))) {
-            return Err(BadSetting::Requests(policy.to_string()));
         }
         let own: Vec<Option<Duration>> =
             self.models.iter().map(|model| setting.slos.get(&model.id).map(|slo| scaled(*slo, *slo_factor))).collect();

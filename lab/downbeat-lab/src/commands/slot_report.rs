@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::slots::{Found, Tried};
+use crate::slots::{SlotLayout, SlotProblem};
 use anyhow::ensure;
 use downbeat_core::Duration;
 use downbeat_plan::words::number;
-use downbeat_plan::{SlotLayout, SlotProblem};
 use downbeat_report::Table;
 use downbeat_server::options::EngineChoice;
 use downbeat_sim::Policy;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::slots::{SlotModel, SlotProblem};
 use anyhow::{Context, anyhow, bail, ensure};
 use clap::Args;
 use downbeat::share_report::ShareReport;
 use downbeat_core::Duration;
-use downbeat_plan::{SlotModel, SlotProblem};
 use downbeat_report::Json;
 use downbeat_sim::policy::SERVED;
 use downbeat_sim::what_if::Recorded;

@@ -371,8 +371,7 @@ impl ModelText {
         let profile = LatencyProfile::linear(self.alpha_ms, self.beta_ms, self.max_batch.0);
         let profile = profile.map_err(|error| (at, error.to_string()))?;
         let policy = match &self.policy {
-            Some(policy) if policy.is_served() => policy.clone(),
-            Some(policy) => return Err((at, format!("'{policy}' is another system, which has no network"))),
+            Some(policy) => policy.clone(),
             None => "deferred".parse().map_err(|error: downbeat_sim::policy::UnknownPolicy| (at, error.to_string()))?,
         };
         Ok(NetworkModel {

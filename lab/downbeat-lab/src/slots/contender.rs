@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::layout::{SlotLayout, SlotModel, SlotProblem};
 use downbeat_core::cluster::{DropPolicy, ModelOptions};
 use downbeat_core::{DeviceId, DeviceKind, DeviceProfiles, Duration, ProfileError};
-use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
 
 use super::mix::{LENGTH, MeasuredMix, Networks};
 use super::{gpu_lets, gslice};

@@ -9,8 +9,8 @@
 //! | what is left of a rate may share a partition in time | as the paper's duty cycles: the batches of all, gathered during a cycle, run within one, and a cycle and a batch within each SLO |
 //! | what two partitions of a device do to each other | in the profiles, as for all here |
 
+use super::layout::{SlotModel, SlotProblem};
 use downbeat_core::LatencyProfile;
-use downbeat_plan::{SlotModel, SlotProblem};
 
 use super::mix::half;
 

@@ -1,7 +1,7 @@
 //! GSLICE on each device by itself: every model has a share of every device.
 
+use super::layout::{SlotLayout, SlotModel, SlotProblem};
 use downbeat_core::device::spatial::{Claim, FairShare};
-use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
 
 use super::mix::MeasuredMix;
 

@@ -1,8 +1,8 @@
 //! Emulated models on devices that can be cut.
 
+use super::layout::{SlotModel, SlotProblem};
 use downbeat_core::device::spatial::{KNEE_TOLERANCE, knee};
 use downbeat_core::{Duration, LatencyProfile, ProfileError};
-use downbeat_plan::{SlotModel, SlotProblem};
 
 use rand::RngExt;
 

@@ -17,6 +17,7 @@ mod experiments;
 mod network;
 mod network_judge;
 mod random;
+mod slot_layouts;
 mod slot_plans;
 mod slots;
 mod world;

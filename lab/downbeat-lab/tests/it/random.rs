@@ -2,6 +2,7 @@
 
 use downbeat_core::Duration;
 use downbeat_lab::judgement::{Judge, Judged};
+use downbeat_lab::policy::POLICIES;
 use downbeat_lab::random_workloads::RandomWorkload;
 
 /// Small enough for a debug build: a fraction of a second of each.
@@ -15,8 +16,8 @@ fn drawn(number: u32) -> RandomWorkload {
 }
 
 fn judge(policy: &str, others: &[&str]) -> Judge {
-    let others = others.iter().map(|other| other.parse().unwrap()).collect();
-    Judge { policy: policy.parse().unwrap(), others, seeds: vec![1, 2], precision: 0.05, requests: 400.0 }
+    let others = others.iter().map(|other| POLICIES.parse(other).unwrap()).collect();
+    Judge { policy: POLICIES.parse(policy).unwrap(), others, seeds: vec![1, 2], precision: 0.05, requests: 400.0 }
 }
 
 fn judged(judge: &Judge, number: u32) -> Judged {
@@ -69,6 +70,6 @@ fn what_was_interrupted_is_not_judged_and_what_is_finished_is_kept() {
     let (judge, workload) = (judge("eager+head", &["eager"]), drawn(1));
     let results = judge.question(&workload).answer(1, |done, _| done < 2).unwrap();
     assert_eq!((results.cases.len(), results.unfinished), (1, 1), "two seeds of the first policy");
-    assert!(results.to_string().contains("interrupted: 1 cases were not measured"), "{results}");
+    assert!(results.to_string().contains("interrupted; policies that were not measured: 1"), "{results}");
     assert_eq!(judge.judged(&workload, &results), None);
 }

@@ -8,7 +8,7 @@ use downbeat_lab::device::{Architecture, EmulatedModel, Platform};
 use downbeat_lab::policy::Baseline;
 use downbeat_lab::shared_devices::{SharedDevices, SharedPlace};
 use downbeat_lab::slots::{Contender, MixModel, Plan, SlotMix};
-use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
+use downbeat_lab::slots::{SlotLayout, SlotModel, SlotProblem};
 use downbeat_sim::{Arrivals, Devices, Load, Pace, Simulation};
 
 fn load(profiles: DeviceProfiles, largest: u32, slo_ms: u64, rate: f64) -> Load {

@@ -112,7 +112,7 @@ fn what_is_no_world_is_told_where() {
         ("\"windowed\"", "\"windowed\"\ndispatch = \"eager\"", "x.toml:10:12: dispatch is for the policy exclusive"),
         ("\"windowed\"", "\"windowed\"\npartition = 1", "x.toml:10:13: the device 'd' has no partition 1"),
         ("\"windowed\"", "\"windowed\"\ndevices = [\"e\"]", "x.toml:10:12: there is no device 'e'; there are: d"),
-        ("\"windowed\"", "\"exclusive\"\ndispatch = \"nexus\"", "x.toml:10:12: 'nexus' is another system"),
+        ("\"windowed\"", "\"exclusive\"\ndispatch = \"nexus\"", "x.toml:10:12: unknown policy 'nexus'"),
         ("\"windowed\"", "\"exclusive\"\ndispatch = \"timeout:20%\"", "slo_ms, which is missing"),
         (
             "\"windowed\"",

@@ -161,9 +161,6 @@ impl ModelText {
         let text = self.dispatch.as_ref().map_or("adaptive", |dispatch| dispatch.get_ref());
         let policy: Policy =
             text.parse().map_err(|error: downbeat_sim::policy::UnknownPolicy| (at, error.to_string()))?;
-        if !policy.is_served() {
-            return Err((at, format!("'{policy}' is another system, which serves no world")));
-        }
         if text.contains('@') {
             return Err((
                 at,

@@ -5,8 +5,9 @@ use std::fmt;
 
 use downbeat_core::{Duration, LatencyProfile};
 
-use crate::fluid::fluid_need;
-use crate::share_out::{Shares, share_out};
+use downbeat_plan::fluid_need;
+
+use super::share_out::{Shares, share_out};
 
 /// A model that runs on slots.
 #[derive(Clone, PartialEq, Debug)]

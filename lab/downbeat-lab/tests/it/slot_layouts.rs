@@ -1,7 +1,7 @@
 //! Slots of devices: their sizes follow from what the whole cluster holds.
 
 use downbeat_core::{Duration, LatencyProfile};
-use downbeat_plan::{SlotLayout, SlotModel, SlotProblem};
+use downbeat_lab::slots::{SlotLayout, SlotModel, SlotProblem};
 use proptest::prelude::*;
 
 /// A model whose batches take `fixed + each * b` ms on `knee` steps or more, and in proportion longer on fewer.

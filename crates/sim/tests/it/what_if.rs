@@ -142,7 +142,7 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     let target = 0.98;
     let (_, recorded) = recorded(&simulation("deferred", 4, 900.0));
     let policies: Vec<Option<Policy>> =
-        [None, Some("eager+head"), Some("timeout:50%")].map(|name| name.map(|name| name.parse().unwrap())).into();
+        [None, Some("eager+head"), Some("deferred+head")].map(|name| name.map(|name| name.parse().unwrap())).into();
     let holds = |policy: &Option<Policy>, devices: u32, rate: f64| {
         let setting = Setting { policy: policy.clone(), devices, rate, ..Setting::of(&recorded) };
         let row = recorded.run(&setting).unwrap();
@@ -157,7 +157,9 @@ fn the_least_devices_are_those_of_a_search_over_all() {
     let best = &advice.candidates[0];
     let margin = best.margin.unwrap();
     let policy = if best.policy == "as recorded" { None } else { Some(best.policy.parse().unwrap()) };
-    assert!(holds(&policy, least, margin) && !holds(&policy, least, margin * 1.011), "{advice}");
+    // More load may hold by chance where a little less does not: one rate within 1% is enough.
+    let is_lost_above = (1..=11).any(|step| !holds(&policy, least, margin * (1.0 + f64::from(step) * 0.001)));
+    assert!(holds(&policy, least, margin) && is_lost_above, "{advice}");
     assert!(advice.candidates.iter().all(|other| other.margin.unwrap_or(0.0) <= margin));
     assert!(advice.slo_factor.unwrap() <= 1.0);
 

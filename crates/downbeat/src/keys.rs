@@ -459,7 +459,7 @@ fn cluster() -> Vec<Key<Draft>> {
             "any number", "2")
             .flag("plan-moves", "Models that may change their sub-cluster at a time"),
         key("cluster.ucx", name("WHEN").of(UcxUse::names()), |d| &mut d.options.cluster.ucx)
-            .flag("ucx", "Whether frontends and backends read each other's large tensors by UCX, over RDMA: off, auto (on other machines) or always (on one machine as well)"),
+            .flag("ucx", "Whether frontends and backends read each other's large tensors by UCX, over RDMA: off, auto (on other machines) or always (on one machine as well). A build with `--features ucx` has it"),
     ]
 }
 

@@ -1,5 +1,5 @@
-//! Frontends and backends whose large tensors are read by UCX, by its own shared memory, as that is what one machine has. Without UCX,
-//! or the feature `ucx`, its tests are ignored, unless DOWNBEAT_REQUIRE_UCX is set.
+//! Frontends and backends read each other's large tensors by UCX, over UCX's own shared memory, since one machine has no RDMA.
+//! Without UCX, or the feature `ucx`, these tests are ignored, unless DOWNBEAT_REQUIRE_UCX is set.
 
 use crate::cluster::{Cluster, MANY, Member, large_digits, large_request, tensor_bytes, transports, until};
 use crate::command_line::downbeat;

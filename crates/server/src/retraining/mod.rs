@@ -60,7 +60,7 @@ impl Learning {
         self.served.force_push((group, took));
     }
 
-    /// The predictor that replaces the one of the file, if a training found a better one.
+    /// The predictor that a training found to be better than the file's predictor.
     pub fn adopted(&self) -> Option<Arc<StoredPredictor>> {
         self.results.lock().adopted.clone()
     }

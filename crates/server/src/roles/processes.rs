@@ -63,7 +63,8 @@ pub fn serve_scheduler(options: ServerOptions) -> anyhow::Result<()> {
     start(options, scheduler)
 }
 
-/// Memory for tensors that other processes read, and UCX for those that do not map it; `None`: the system has no memory.
+/// Makes the memory that other processes read tensors from, and starts UCX if the options ask for it. Without memory in the
+/// system both are `None`.
 ///
 /// # Errors
 /// If an option asks for UCX, and UCX cannot be used.

@@ -17,6 +17,7 @@ fmt:
 lint:
     cargo fmt --all --check
     cargo clippy --workspace --all-targets -- -D warnings
+    cargo clippy --workspace --all-targets --features downbeat/ucx,downbeat/retraining -- -D warnings
 
 # The Rust tests.
 test *arguments:
@@ -81,6 +82,11 @@ flat-top:
 # Figure 16: how even partitions are. Needs cmake and libclang, for the solver.
 figure-16 *arguments:
     cargo run --release -p downbeat-lab --features highs --example figure_16 -- {{arguments}}
+
+# The program for releases, and its debug information beside it: target/dist/downbeat and downbeat.debug.
+dist *arguments:
+    cargo build --profile dist --locked -p downbeat {{arguments}}
+    tools/split_debug.sh target/dist/downbeat
 
 # Licences, advisories and sources of the dependencies (needs cargo-deny).
 deny:

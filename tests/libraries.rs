@@ -1,6 +1,6 @@
 // Which libraries the tests of a crate find on this machine, for its build script: `has_cuda_provider`, `has_etcd`,
 // `has_onnxruntime` and `has_ucx` are set where they are there. A test that needs one is marked
-// `#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]`, so that the test runner counts it as ignored, not passed.
+// `#[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]`, so that the test runner counts it as ignored, not passed.
 // With DOWNBEAT_REQUIRE_ETCD, DOWNBEAT_REQUIRE_ONNXRUNTIME or DOWNBEAT_REQUIRE_UCX it is run in any case, and fails.
 
 /// Sets the flags of these libraries.
@@ -30,6 +30,8 @@ fn is_there(name: &str) -> bool {
             println!("cargo:rerun-if-env-changed=ORT_DYLIB_PATH");
             std::env::var_os("ORT_DYLIB_PATH").is_some()
         }
+        // A build without the feature has nothing to test.
+        "ucx" if std::env::var_os("CARGO_FEATURE_UCX").is_none() => false,
         "ucx" => {
             println!("cargo:rerun-if-changed=/etc/ld.so.cache");
             let libraries = std::process::Command::new("ldconfig").arg("-p").output();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use downbeat_core::cluster::Autoscale;
 use downbeat_repository::{ModelRepository, nearest};
+use downbeat_server::cluster_options::{HAS_UCX, NO_UCX, UcxUse};
 use downbeat_server::options::{
     DeviceOptions, DispatchPolicy, EngineChoice, ExecutorProgram, ModelControl, PolicyName, ServerOptions, SharesBy,
 };
@@ -178,6 +179,9 @@ fn check(options: &ServerOptions, process: Process) -> anyhow::Result<()> {
         bail!(
             "no model repository is given: downbeat serve REPOSITORY (such as examples/models), or `repository` in {FILE_NAME}"
         );
+    }
+    if !HAS_UCX && options.cluster.ucx != UcxUse::Off && process != Process::Scheduler {
+        bail!("{NO_UCX}");
     }
     let ports = [
         ("HTTP", options.http_port),

@@ -32,6 +32,7 @@ mod stop;
 pub mod strings;
 pub mod tensor;
 mod traits;
+#[cfg(feature = "ucx")]
 pub mod ucx;
 
 pub use activations::Activations;

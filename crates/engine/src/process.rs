@@ -4,13 +4,14 @@ use std::ffi::c_int;
 use std::io::Write;
 
 /// What libraries read in the environment, once.
-const VARIABLES: [(&str, &str); 4] = [
+const VARIABLES: &[(&str, &str)] = &[
     // onnxruntime's, before it collects anything: its API for that (`DisableTelemetryEvents`) comes too late, as making an environment begins it.
     ("ORT_DISABLE_TELEMETRY", "1"),
     // The NVIDIA driver's, in `cuInit`: how many queues it has to a GPU; 8 unless said otherwise. Streams that share one may wait for each other, also those of
     // partitions without a unit in common (cuda.h, Green Contexts). 32 is the most that it takes.
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
     // UCX's, when it is loaded: it would take over the signals of a crash.
+    #[cfg(feature = "ucx")]
     ("UCX_HANDLE_ERRORS", "none"),
     // Bytes of each thread's stack. The standard library reads the variable when the first thread starts. A thread that loads or
     // runs a model in rten recurses once for each operator of a chain. The pools of rten have no option for their stacks. Only

@@ -174,7 +174,8 @@ impl OwnRegion {
         Ok(OwnRegion(region))
     }
 
-    /// All of it: for whoever has others read it by another way than its file.
+    /// The whole region, for UCX, which peers read it by.
+    #[cfg(feature = "ucx")]
     pub(crate) fn mapping(&self) -> Arc<Mapping> {
         self.0.mapping.clone()
     }

@@ -3,8 +3,9 @@
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::infer::push_number;
 use downbeat_protocol::pace;
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::images::{TypedImage, TypedImageRef};
+use fast_image_resize::pixels::{U8, U8x3};
+use fast_image_resize::{FilterType, PixelTrait, ResizeAlg, ResizeOptions, Resizer};
 
 use crate::decode::{Picture, decode, zeros};
 use crate::picture_header::PictureHeader;
@@ -209,9 +210,7 @@ impl Reshape {
 }
 
 fn resize(picture: &Picture, height: u32, width: u32, filter: Filter) -> Result<Picture, String> {
-    let Picture { channels, ref samples, .. } = *picture;
-    let wrong = |error: &dyn std::fmt::Display| format!("it cannot be resized: {error}");
-    let pixel = if channels == 1 { PixelType::U8 } else { PixelType::U8x3 };
+    let Picture { channels, .. } = *picture;
     let filter = match filter {
         Filter::Box => FilterType::Box,
         Filter::Bilinear => FilterType::Bilinear,
@@ -219,11 +218,25 @@ fn resize(picture: &Picture, height: u32, width: u32, filter: Filter) -> Result<
         Filter::Lanczos => FilterType::Lanczos3,
     };
     let bytes = (width as usize).saturating_mul(height as usize).saturating_mul(channels);
-    let from = ImageRef::new(picture.width, picture.height, samples, pixel).map_err(|error| wrong(&error))?;
-    let mut to = Image::from_vec_u8(width, height, zeros(bytes)?, pixel).map_err(|error| wrong(&error))?;
+    let mut resized = Picture { width, height, channels, samples: zeros(bytes)? };
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
-    Resizer::new().resize(&from, &mut to, &options).map_err(|error| wrong(&error))?;
-    Ok(Picture { width, height, channels, samples: to.into_vec() })
+    // By type: the program holds the code for these two kinds of pixels alone, which is 2 MB less than for all.
+    let done = match channels {
+        1 => resize_pixels::<U8>(picture, &mut resized, &options),
+        _ => resize_pixels::<U8x3>(picture, &mut resized, &options),
+    };
+    done.map_err(|error| format!("it cannot be resized: {error}"))?;
+    Ok(resized)
+}
+
+fn resize_pixels<P: PixelTrait>(
+    from: &Picture,
+    to: &mut Picture,
+    options: &ResizeOptions,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let from = TypedImageRef::<P>::from_buffer(from.width, from.height, &from.samples)?;
+    let mut to = TypedImage::<P>::from_buffer(to.width, to.height, &mut to.samples)?;
+    Ok(Resizer::new().resize_typed(&from, &mut to, options)?)
 }
 
 /// Cuts out the middle; where that is between two pixels, as torchvision, which rounds halves to even.

@@ -13,6 +13,12 @@ pub const SCHEDULER_PORT: u16 = 8003;
 /// Port at which frontends are connected to by backends, where nobody says another.
 pub const FRONTEND_PORT: u16 = 8004;
 
+/// Whether this build has UCX.
+pub const HAS_UCX: bool = cfg!(feature = "ucx");
+/// Says how to get UCX, in one sentence.
+pub const NO_UCX: &str =
+    "this build has no UCX (--ucx, `ucx` in [cluster]); `cargo build --release --features ucx` adds it";
+
 named! {
     /// Which processes' large tensors are read by UCX.
     UcxUse as "use of UCX" {

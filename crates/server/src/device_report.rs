@@ -4,7 +4,7 @@ use downbeat_core::device::GroupStats;
 use downbeat_engine::Executor;
 use serde::{Deserialize, Serialize};
 
-use crate::group_predictor::{GroupPredictor, Judged};
+use crate::group_predictor::GroupPredictor;
 
 /// What `GET /v2/devices` answers.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
@@ -73,20 +73,6 @@ pub struct RetrainingReport {
     pub before: Option<f64>,
     /// And of what came of the training.
     pub after: Option<f64>,
-}
-
-impl RetrainingReport {
-    /// One more training.
-    pub fn add(&mut self, judged: &Judged) {
-        let Judged { held_out, before, after, adopted, .. } = *judged;
-        *self = RetrainingReport {
-            trainings: self.trainings + 1,
-            adopted: self.adopted + u64::from(adopted),
-            held_out: held_out as u64,
-            before: Some(before),
-            after: Some(after),
-        };
-    }
 }
 
 /// A model whose operators run in groups.

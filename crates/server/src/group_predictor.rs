@@ -3,21 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crossbeam_queue::ArrayQueue;
 use downbeat_core::device::GroupSettings;
 use downbeat_core::device::overlap::{GroupOrder, GroupPart};
 use downbeat_core::{Duration, ModelId};
 use downbeat_engine::EngineInfo;
-use parking_lot::Mutex;
 
 use crate::device_report::RetrainingReport;
 use crate::options::DeviceOptions;
 use crate::profile_store::ProfileStore;
 use crate::profiler::Threads;
+use crate::retraining::Learning;
 use crate::stored_predictor::{PredictedModel, StoredPredictor};
-
-/// Groups that wait to be heard of, at most: of more, the last.
-const SERVED: usize = 4_096;
 
 /// What says how long groups of operators take on this server, or why nothing does.
 #[derive(Debug)]
@@ -25,38 +21,15 @@ pub struct GroupPredictor {
     /// As its file has it.
     stored: Result<Arc<StoredPredictor>, String>,
     order: GroupOrder,
-    /// Groups that were served, by the predictor's numbers of their models, with what they took. Empty where nobody is to hear of them.
-    pub served: ArrayQueue<(Vec<GroupPart>, Duration)>,
-    is_heard: bool,
-    retrained: Mutex<Retrained>,
-}
-
-/// What has come of training it with what was served.
-#[derive(Debug, Default)]
-struct Retrained {
-    /// In place of the file's.
-    adopted: Option<Arc<StoredPredictor>>,
-    report: RetrainingReport,
-}
-
-/// A training with what was served.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Judged {
-    /// Groups that were served until then.
-    pub served: u64,
-    /// Groups that it was judged by, and not trained with.
-    pub held_out: usize,
-    /// Mean absolute relative error on these of the predictor that was in use.
-    pub before: f64,
-    /// And of what came of the training.
-    pub after: f64,
-    /// Whether that is in use from then on.
-    pub adopted: bool,
+    /// Trains the predictor with served groups; `None`: the predictor stays as its file has it.
+    learning: Option<Learning>,
 }
 
 impl GroupPredictor {
-    /// The predictor in a file. What is wrong with it is said in the log, and for each model that would need it: the server goes on without. It is trained with what is served if there is time for that (`is_heard`); the file stays as it is.
-    pub fn open(DeviceOptions { predictor, order, .. }: &DeviceOptions, is_heard: bool) -> Self {
+    /// The predictor in a file. A wrong file is an error in the log, and the reason why models run alone: the server goes on.
+    /// The predictor is trained with served groups if there is time (`may_learn`) and the build has the feature `retraining`.
+    /// The file stays as it is.
+    pub fn open(DeviceOptions { predictor, order, .. }: &DeviceOptions, may_learn: bool) -> Self {
         let loaded = match predictor {
             Some(path) => StoredPredictor::load(path).map(|stored| (path, stored)).map_err(|error| error.to_string()),
             None => Err("no predictor was named ([device] predictor)".to_owned()),
@@ -72,45 +45,41 @@ impl GroupPredictor {
             }
             Err(_) => {}
         }
-        let is_heard = is_heard && loaded.is_ok() && *order == GroupOrder::Headroom;
+        let may_learn = may_learn && loaded.is_ok() && *order == GroupOrder::Headroom;
         GroupPredictor {
             stored: loaded.map(|(_, stored)| Arc::new(stored)),
             order: *order,
-            served: ArrayQueue::new(if is_heard { SERVED } else { 1 }),
-            is_heard,
-            retrained: Mutex::default(),
+            learning: may_learn.then(Learning::start).flatten(),
         }
     }
 
-    /// The one in use: its file's, or what was trained since; `None`: there is none, or it is not trained here.
+    /// Trains the predictor with served groups; `None`: the predictor stays as its file has it.
+    pub fn learning(&self) -> Option<&Learning> {
+        self.learning.as_ref()
+    }
+
+    /// The predictor in use: of its file, or of a later training; `None`: there is none.
     pub fn in_use(&self) -> Option<Arc<StoredPredictor>> {
-        let adopted = self.retrained.lock().adopted.clone();
-        adopted.or_else(|| self.stored.as_ref().ok().filter(|_| self.is_heard).cloned())
+        let adopted = self.learning.as_ref().and_then(Learning::adopted);
+        adopted.or_else(|| self.stored.as_ref().ok().cloned())
     }
 
     /// A group was served, and took so long. `name` says which model a number is; of those that it does not know it hears nothing.
     pub fn serves<'a>(&self, parts: &[GroupPart], took: Duration, name: impl Fn(ModelId) -> Option<&'a str>) {
-        let (true, Ok(stored)) = (self.is_heard, &self.stored) else { return };
+        let (Some(learning), Ok(stored)) = (&self.learning, &self.stored) else { return };
         let renumbered = |part: &GroupPart| {
             let name = name(part.model)?;
             let number = stored.models.iter().position(|known| known.name == name)?;
             Some(GroupPart { model: ModelId(number as u32), ..*part })
         };
         if let Some(parts) = parts.iter().map(renumbered).collect() {
-            self.served.force_push((parts, took));
+            learning.hear(parts, took);
         }
-    }
-
-    /// A training has ended, and what came of it is in use from now on if it is better.
-    pub fn judged(&self, judged: Judged, adopted: Option<StoredPredictor>) {
-        let mut retrained = self.retrained.lock();
-        retrained.report.add(&judged);
-        retrained.adopted = adopted.map(Arc::new).or(retrained.adopted.take());
     }
 
     /// What has come of training it with what was served; `None`: it is not.
     pub fn retraining(&self) -> Option<RetrainingReport> {
-        self.is_heard.then(|| self.retrained.lock().report)
+        self.learning.as_ref().map(Learning::report)
     }
 
     /// What it was trained with of a model, by which that is best loaded.
@@ -125,17 +94,13 @@ impl GroupPredictor {
 
     /// Its mean absolute relative error, when it was tested.
     pub fn mean_error(&self) -> Option<f64> {
-        Some(self.current()?.mean_error)
-    }
-
-    fn current(&self) -> Option<Arc<StoredPredictor>> {
-        self.in_use().or_else(|| self.stored.as_ref().ok().cloned())
+        Some(self.in_use()?.mean_error)
     }
 
     /// How groups of these models are made.
     pub fn settings(&self, models: &[(ModelId, &str)]) -> GroupSettings {
         let order = self.order;
-        let Some(stored) = self.current() else { return GroupSettings { order, ..GroupSettings::default() } };
+        let Some(stored) = self.in_use() else { return GroupSettings { order, ..GroupSettings::default() } };
         let number =
             |known: &PredictedModel| models.iter().find(|(_, name)| *name == known.name).map(|(number, _)| *number);
         let predictor = (!models.is_empty()).then(|| stored.predictor(number));

@@ -1,4 +1,5 @@
-//! Frontends and backends whose large tensors are read by UCX, by its own shared memory, as that is what one machine has. Without UCX its tests are ignored, unless DOWNBEAT_REQUIRE_UCX is set.
+//! Frontends and backends read each other's large tensors by UCX, over UCX's own shared memory, since one machine has no RDMA.
+//! Without UCX, or the feature `ucx`, these tests are ignored, unless DOWNBEAT_REQUIRE_UCX is set.
 
 use crate::cluster::{Cluster, MANY, Member, large_digits, large_request, tensor_bytes, transports, until};
 use crate::command_line::downbeat;
@@ -21,7 +22,7 @@ fn are_by_ucx(member: &Member) -> bool {
 }
 
 #[test]
-#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]
+#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0 and the feature ucx")]
 fn large_tensors_are_read_by_ucx() {
     let body = large_request();
     for transport in ["posix,self", "sysv,self", "cma,posix"] {
@@ -46,7 +47,7 @@ fn large_tensors_are_read_by_ucx() {
 }
 
 #[test]
-#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]
+#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0 and the feature ucx")]
 fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
     let body = large_request();
     for transport in ["posix,self", "sysv,self"] {
@@ -74,7 +75,7 @@ fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
 }
 
 #[test]
-#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0")]
+#[cfg_attr(not(has_ucx), ignore = "needs libucp.so.0 and the feature ucx")]
 fn ucx_that_would_end_the_process_with_a_peer_is_refused_at_the_start() {
     let mut frontend = downbeat(&["frontend"]);
     frontend.args(["--schedulers", "127.0.0.1:1", "--listen", "127.0.0.1:0", "--host", "127.0.0.1"]);
@@ -82,4 +83,15 @@ fn ucx_that_would_end_the_process_with_a_peer_is_refused_at_the_start() {
     let output = frontend.envs(by("tcp")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("UCX_TLS has tcp"), "{said}");
+}
+
+#[cfg(not(feature = "ucx"))]
+#[test]
+fn a_build_without_ucx_that_is_asked_for_it_says_how_to_get_it() {
+    for role in [&["frontend", "--schedulers", "127.0.0.1:1"][..], &["serve", "."]] {
+        let output = downbeat(role).args(["--ucx", "auto"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("`cargo build --release --features ucx` adds it"), "{said}");
+    }
 }

@@ -21,8 +21,8 @@ use super::device_rehearser::{DeviceRehearser, DeviceTrials};
 use super::scheduler_status::{CpuStatus, OrderStatus, QueueStatus, SchedulerStatus, Source, TrialStatus};
 use crate::activity::Activity;
 use crate::clock::Clock;
-use crate::group_retrainer::GroupRetrainer;
 use crate::metrics::RehearsalMetrics;
+use crate::retraining::GroupRetrainer;
 
 /// How often it looks for work, and takes what came.
 const EVERY: Duration = Duration::from_millis(50);
@@ -236,16 +236,15 @@ impl Rehearser {
                     self.say(cluster, decision);
                 }
                 let on_devices = self.devices.step(&mut trials, EVENTS, metrics);
-                let on_groups = retrainer.step();
-                if let Some(Some(judged)) = on_groups {
+                let has_trained = retrainer.step(|is_adopted| {
                     metrics.trainings.inc();
-                    metrics.adoptions.inc_by(u64::from(judged.adopted));
-                    if judged.adopted {
+                    metrics.adoptions.inc_by(u64::from(is_adopted));
+                    if is_adopted {
                         cluster.handler().hosts.iter().for_each(|host| host.tell_groups());
                     }
-                }
+                });
                 account.spend();
-                if used < EVENTS && on_devices < EVENTS && on_groups.is_none() {
+                if used < EVENTS && on_devices < EVENTS && !has_trained {
                     idle = used == 0 && on_devices == 0;
                     break;
                 }

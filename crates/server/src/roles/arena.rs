@@ -13,7 +13,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use downbeat_core::roles::NodeId;
 use downbeat_engine::region::{OwnRegion, PeerRegion};
-use downbeat_engine::ucx::{Ucx, UcxError};
 use parking_lot::Mutex;
 use rustix::fd::BorrowedFd;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
@@ -47,10 +46,6 @@ pub struct Arena {
     free: Mutex<BTreeMap<usize, usize>>,
     next: AtomicU64,
     readers: AtomicUsize,
-    /// By which processes that do not map the region read it.
-    ucx: Option<Ucx>,
-    /// UCX is for processes of this machine, too.
-    is_by_ucx_alone: bool,
 }
 
 /// Pages of a tensor, until nobody has it any more.
@@ -87,40 +82,12 @@ impl Arena {
         let first = (pages * size_of::<u64>()).div_ceil(PAGE);
         let free = Mutex::new(BTreeMap::from([(first, pages - first)]));
         let (next, readers) = (AtomicU64::new(1), AtomicUsize::new(0));
-        Ok(Arena { region, free, next, readers, ucx: None, is_by_ucx_alone: false })
-    }
-
-    /// Has it read by UCX, too, as that of this process; `alone`: by processes of this machine as well.
-    ///
-    /// # Errors
-    /// If there is no UCX, or it cannot be used.
-    pub fn with_ucx(self, node: NodeId, alone: bool) -> Result<Arena, UcxError> {
-        // In place of the number of a tensor on the page where the numbers begin. Whoever reads sees by it whose region it is.
-        if let Some(number) = self.region.number(0) {
-            number.store(node.0, Ordering::Relaxed);
-        }
-        let ucx = Some(Ucx::start(&self.region)?);
-        Ok(Arena { ucx, is_by_ucx_alone: alone, ..self })
-    }
-
-    /// By which processes that do not map it read it, if they may.
-    pub fn ucx(&self) -> Option<&Ucx> {
-        self.ucx.as_ref()
-    }
-
-    /// Whether it is not mapped by processes of this machine, nor are theirs here.
-    pub fn is_by_ucx_alone(&self) -> bool {
-        self.is_by_ucx_alone
+        Ok(Arena { region, free, next, readers })
     }
 
     /// Where a tensor begins in a region.
     pub fn begin(place: Place) -> Option<usize> {
         usize::try_from(place.page).ok()?.checked_mul(PAGE)
-    }
-
-    /// Where its number is.
-    pub fn begin_of_number(place: Place) -> Option<usize> {
-        usize::try_from(place.page).ok()?.checked_mul(size_of::<u64>())
     }
 
     /// Has bytes where others read them, if they are many, somebody reads, and there is room: else they stay where they are.
@@ -199,6 +166,20 @@ impl Arena {
             // Whoever has gone needs it no more.
             let _ = give(&stream, self.region.file());
         }
+    }
+}
+
+/// For reads by UCX.
+#[cfg(feature = "ucx")]
+impl Arena {
+    /// This process's region.
+    pub fn region(&self) -> &OwnRegion {
+        &self.region
+    }
+
+    /// The place of a tensor's number in a region.
+    pub fn begin_of_number(place: Place) -> Option<usize> {
+        usize::try_from(place.page).ok()?.checked_mul(size_of::<u64>())
     }
 }
 

@@ -5,7 +5,8 @@
 //! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and what makes a server of models a backend |
 //! | `node.rs`, `machine.rs`, `timer.rs`, `busy_poll.rs` | the one thread that has a machine, its connections and its timer, and how it waits |
 //! | `wire.rs`, `tensors.rs` | frames as bytes, tensors beside them |
-//! | `arena.rs`, `peer_memory.rs` | large tensors in memory that other processes read: those of one machine, and by UCX those of others |
+//! | `arena.rs`, `peer_memory.rs` | large tensors in memory that other processes read: processes of one machine, and by UCX those of others |
+//! | `ucx/` | reads by UCX, and their absence in a build without the feature `ucx` |
 //! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
 //! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
 //! | `backend_offer.rs` | what a backend has |
@@ -37,6 +38,8 @@ mod status;
 mod store;
 mod tensors;
 mod timer;
+#[cfg_attr(not(feature = "ucx"), path = "ucx/absent.rs")]
+mod ucx;
 mod wire;
 
 use downbeat_core::roles::Message;

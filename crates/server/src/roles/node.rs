@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use downbeat_core::roles::{Frame, Hello, NodeId, PROTOCOL, Role};
 use downbeat_core::{Duration as Span, Time};
-use downbeat_engine::ucx::UcxMeeting;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -31,6 +30,7 @@ use super::peer_memory::{self, PeerMemory, Transport};
 use super::status::StatusBoard;
 use super::tensors::Tensors;
 use super::timer::Timer;
+use super::ucx::{self, Ucx, UcxMeeting};
 use super::wire::{self, Outbox, WireError};
 use crate::clock::Clock;
 
@@ -74,6 +74,8 @@ pub struct Setup {
     pub most_bytes: u64,
     /// Where its large tensors are for processes that read them there, if it has any.
     pub arena: Option<Arc<Arena>>,
+    /// Lets processes that do not map the arena read it.
+    pub ucx: Option<Ucx>,
     /// Where it says who shares memory.
     pub board: StatusBoard,
     /// How long it looks for what comes next before it sleeps.
@@ -118,6 +120,7 @@ struct Node<M> {
     port: u16,
     most_bytes: u64,
     arena: Option<Arc<Arena>>,
+    ucx: Option<Ucx>,
     board: StatusBoard,
     busy_poll: BusyPoll,
     inner: RefCell<Inner<M>>,
@@ -162,7 +165,7 @@ fn complain(peer: &str, what: &str) {
 
 impl<M: Machine> Node<M> {
     fn new(setup: Setup, machine: M) -> std::io::Result<Rc<Self>> {
-        let Setup { identity, listener, dial, clock, most_bytes, arena, board, busy_poll } = setup;
+        let Setup { identity, listener, dial, clock, most_bytes, arena, ucx, board, busy_poll } = setup;
         let listener = listener.map(TcpListener::from_std).transpose()?;
         let port = listener.as_ref().map_or(Ok(0), |listener| listener.local_addr().map(|address| address.port()))?;
         let inner = Inner { machine, wires: BTreeMap::new(), next_wire: 0, strangers: 0 };
@@ -175,6 +178,7 @@ impl<M: Machine> Node<M> {
             port,
             most_bytes,
             arena,
+            ucx,
             board,
             busy_poll: BusyPoll::new(busy_poll, clock),
             inner,
@@ -187,7 +191,7 @@ impl<M: Machine> Node<M> {
         if let Some(listener) = self.listener.take() {
             spawn_local(self.clone().listen(listener));
         }
-        if let Some(arena) = self.arena.clone().filter(|arena| !arena.is_by_ucx_alone()) {
+        if let Some(arena) = self.arena.clone().filter(|_| self.maps()) {
             spawn_local(arena.hand_out(self.identity.node));
         }
         spawn_local(self.clone().dial_schedulers(self.dial.clone()));
@@ -324,9 +328,7 @@ impl<M: Machine> Node<M> {
             let peer = wire::read_greeting(&mut reader).await?;
             let memory = self.map(&peer).await;
             // Whoever has tensors of its own may read those of another.
-            let is_by_ucx = memory.is_none()
-                && !matches!(peer.role, Role::Scheduler { .. })
-                && self.arena.as_ref().is_some_and(|arena| arena.ucx().is_some());
+            let is_by_ucx = memory.is_none() && !matches!(peer.role, Role::Scheduler { .. }) && self.ucx.is_some();
             let mine =
                 if is_by_ucx { Transport::Ucx } else { memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport) };
             writer.write_all(&[mine.byte()]).await?;
@@ -334,13 +336,15 @@ impl<M: Machine> Node<M> {
             if mine != Transport::Ucx && its != Transport::Ucx {
                 return Ok((peer, memory, its));
             }
-            let meeting = peer_memory::offer(self.arena.as_deref()).await;
-            let meeting = meeting.unwrap_or_else(|error| self.refuse_memory(&peer, &error));
+            let meeting = match &self.ucx {
+                Some(ucx) => ucx.meet().await.map_or_else(|error| self.refuse_memory(&peer, &error), Some),
+                None => None,
+            };
             writer.write_all(&peer_memory::written(meeting.as_ref().map(UcxMeeting::offer))).await?;
             // Both ends make the way, and read by it, also if only one of them wished to: it is there as long as both have it.
             let by_ucx = match (meeting, peer_memory::read_offer(&mut reader).await?) {
                 (Some(meeting), Some(offer)) => {
-                    let reached = peer_memory::reach(meeting, offer, peer.node).await;
+                    let reached = ucx::reach(meeting, offer, peer.node).await;
                     reached.map_or_else(|error| self.refuse_memory(&peer, &error), Some)
                 }
                 _ => None,
@@ -356,9 +360,14 @@ impl<M: Machine> Node<M> {
         Ok((peer, Halves { reader, writer, memory, reads_mine }))
     }
 
+    /// Whether this process and its peers on this machine map each other's memory.
+    fn maps(&self) -> bool {
+        !self.ucx.as_ref().is_some_and(Ucx::is_alone)
+    }
+
     /// The memory of a peer on this machine, if it is to be mapped.
     async fn map(&self, peer: &Hello) -> Option<PeerMemory> {
-        self.arena.as_ref().filter(|arena| !arena.is_by_ucx_alone())?;
+        self.arena.as_ref().filter(|_| self.maps())?;
         let memory = PeerArena::of(peer.node).await;
         memory.unwrap_or_else(|error| self.refuse_memory(peer, &error)).map(PeerMemory::Mapped)
     }

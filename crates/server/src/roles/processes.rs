@@ -26,6 +26,7 @@ use super::scheduler_role::{SchedulerEvent, SchedulerRole};
 use super::scheduler_service::SchedulerService;
 use super::status::{StatusBoard, role_name};
 use super::store::Store;
+use super::ucx::Ucx;
 use crate::autoscale::AutoscaleWatch;
 use crate::budget::ByteBudget;
 use crate::clock::Clock;
@@ -62,26 +63,24 @@ pub fn serve_scheduler(options: ServerOptions) -> anyhow::Result<()> {
     start(options, scheduler)
 }
 
-/// Memory for tensors that other processes read; `None`: the system has none.
+/// Makes the memory that other processes read tensors from, and starts UCX if the options ask for it. Without memory in the
+/// system both are `None`.
 ///
 /// # Errors
-/// If UCX is asked for and cannot be used.
-fn arena(most: u64, node: NodeId, ucx: UcxUse) -> anyhow::Result<Option<Arc<Arena>>> {
-    let arena = match (Arena::new(most), ucx) {
-        (Ok(arena), UcxUse::Off) => arena,
-        (Ok(arena), UcxUse::Auto | UcxUse::Always) => {
-            let arena = arena.with_ucx(node, ucx == UcxUse::Always);
-            arena.context("tensors are to go by UCX (--ucx), and cannot")?
-        }
-        (Err(error), UcxUse::Off) => {
+/// If an option asks for UCX, and UCX cannot be used.
+fn arena(most: u64, node: NodeId, ucx: UcxUse) -> anyhow::Result<(Option<Arc<Arena>>, Option<Ucx>)> {
+    let arena = match Arena::new(most) {
+        Ok(arena) => arena,
+        Err(error) if ucx == UcxUse::Off => {
             tracing::info!(%error, "no shared memory: tensors go over TCP");
-            return Ok(None);
+            return Ok((None, None));
         }
-        (Err(error), _) => {
+        Err(error) => {
             return Err(error).context("there is no memory that tensors could be read from by UCX (--ucx)");
         }
     };
-    Ok(Some(Arc::new(arena)))
+    let ucx = (ucx != UcxUse::Off).then(|| Ucx::start(&arena, node, ucx == UcxUse::Always)).transpose();
+    Ok((Some(Arc::new(arena)), ucx.context("tensors are to go by UCX (--ucx), and cannot")?))
 }
 
 /// A number that no other process has.
@@ -146,7 +145,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     let identity = identity(draw_node(), Role::Frontend, cluster);
     let board = StatusBoard::new(identity.node, &identity.name, identity.role, metrics.registry())?;
     let models = Arc::new(RemoteModels::new(Preprocessing::new(&options, clock)));
-    let (shared, arena) = ((models, metrics, board.clone()), arena(budget.limit(), identity.node, cluster.ucx)?);
+    let shared = (models, metrics, board.clone());
+    let (arena, ucx) = arena(budget.limit(), identity.node, cluster.ucx)?;
     let (node, of_machine) = (identity.node, shared.clone());
     let machine =
         FrontendOptions { heartbeat: peer_heartbeat(cluster), lost_after: cluster.lost_after, tries: cluster.tries };
@@ -158,6 +158,7 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
         clock,
         most_bytes: budget.limit(),
         arena: arena.clone(),
+        ucx,
         board,
         busy_poll: cluster.busy_poll,
     };
@@ -239,6 +240,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
         clock,
         most_bytes: SCHEDULER_BYTES,
         arena: None,
+        ucx: None,
         board: board.clone(),
         busy_poll: cluster.busy_poll,
     };
@@ -326,7 +328,7 @@ impl BackendProcess {
         };
         let (loader, told) = mpsc::unbounded_channel();
         let (clock, node, its) = (registry.driver.clock(), identity.node, (registry.clone(), loader));
-        let arena = arena(registry.budget.limit(), node, cluster.ucx)?;
+        let (arena, ucx) = arena(registry.budget.limit(), node, cluster.ucx)?;
         let dial = schedulers(cluster, &board);
         let setup = Setup {
             identity,
@@ -335,6 +337,7 @@ impl BackendProcess {
             clock,
             most_bytes: registry.budget.limit(),
             arena: arena.clone(),
+            ucx,
             board: board.clone(),
             busy_poll: cluster.busy_poll,
         };

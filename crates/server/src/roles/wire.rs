@@ -5,13 +5,13 @@ use std::io::IoSlice;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use downbeat_core::roles::{Frame, Hello, Message, Outcome, PROTOCOL};
-use downbeat_engine::ucx::UcxError;
 use postcard::ser_flavors::Flavor;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::arena::{Arena, IN_FRAME, Place};
 use super::peer_memory::PeerMemory;
 use super::tensors::Tensors;
+use super::ucx::UcxError;
 
 /// The first bytes of a connection.
 const MAGIC: [u8; 8] = *b"downbeat";

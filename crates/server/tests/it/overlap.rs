@@ -107,6 +107,7 @@ async fn operators_of_two_models_run_side_by_side_and_every_request_is_answered_
     let report = groups(&registry);
     assert!(report.together > 0 && report.together < report.groups, "{report:?}");
     assert_eq!(report.mean_error, Some(0.05));
+    assert_eq!(report.retraining.is_some(), cfg!(feature = "retraining"));
     assert!(report.models.len() == 2 && report.models.iter().all(|model| model.alone.is_none()), "{report:?}");
     assert_eq!(metric(&registry, "downbeat_operator_groups_total", "several"), report.together as f64);
     assert!(metric(&registry, "downbeat_operator_group_seconds_total", "actual") > 0.0);
@@ -258,6 +259,7 @@ async fn section_7_1_the_baselines_are_served_by_the_same_policy_one_at_a_time_i
 }
 
 #[tokio::test]
+#[cfg_attr(not(feature = "retraining"), ignore = "needs the feature retraining")]
 async fn a_predictor_that_is_wrong_is_trained_with_what_was_served_and_its_file_stays() {
     let models = models();
     let path = save(&models, training_of(&models, &["a", "b"], 60.0));

@@ -8,8 +8,9 @@ use rand::RngExt;
 use rand_pcg::Pcg64;
 use rand_pcg::rand_core::SeedableRng;
 
-use crate::group_predictor::{GroupPredictor, Judged};
-use crate::served_groups::ServedGroups;
+use super::served_groups::ServedGroups;
+use super::{Judged, Learning};
+use crate::group_predictor::GroupPredictor;
 use crate::stored_predictor::StoredPredictor;
 
 /// So many groups are served between two trainings, and so many are held out at least.
@@ -43,10 +44,22 @@ impl GroupRetrainer {
         GroupRetrainer { predictor, served, trained_at: 0, training: None, rng }
     }
 
-    /// Hears what was served, and trains for a fraction of a millisecond. `None`: there is nothing to do. Gives what came of a training that ended by it.
-    pub fn step(&mut self) -> Option<Option<Judged>> {
-        let stored = self.predictor.in_use()?;
-        while let Some((group, took)) = self.predictor.served.pop() {
+    /// Takes the served groups, and trains for a fraction of a millisecond. Returns false if there is nothing to do. `ended`
+    /// hears of a training that ended, and whether its predictor is adopted.
+    pub fn step(&mut self, ended: impl FnOnce(bool)) -> bool {
+        match self.train() {
+            Some(Some(judged)) => ended(judged.adopted),
+            Some(None) => {}
+            None => return false,
+        }
+        true
+    }
+
+    /// Trains for a fraction of a millisecond. `None`: there is nothing to do. `Some(Some(_))`: a training has ended.
+    fn train(&mut self) -> Option<Option<Judged>> {
+        let predictor = self.predictor.clone();
+        let (learning, stored) = (predictor.learning()?, predictor.in_use()?);
+        while let Some((group, took)) = learning.served.pop() {
             let models: Vec<usize> = group.iter().map(|part| part.model.0 as usize).collect();
             if let Some(features) = stored.features(&group) {
                 self.served.add(&models, GroupSample { features, takes_ms: took.as_millis_f64(), set: 0 });
@@ -58,7 +71,7 @@ impl GroupRetrainer {
             }
             let mlp = self.training.take()?.finish();
             // What is not a number is not better.
-            return Some(mlp.ok().map(|mlp| self.judge(&stored, mlp)));
+            return Some(mlp.ok().map(|mlp| self.judge(learning, &stored, mlp)));
         }
         let is_due = self.served.served() - self.trained_at >= SERVED && self.served.held_out().count() >= HELD_OUT;
         is_due.then(|| {
@@ -98,7 +111,7 @@ impl GroupRetrainer {
     }
 
     /// Adopts it if it is better.
-    fn judge(&self, stored: &StoredPredictor, mlp: Mlp) -> Judged {
+    fn judge(&self, learning: &Learning, stored: &StoredPredictor, mlp: Mlp) -> Judged {
         let held_out: Vec<&GroupSample> = self.served.held_out().collect();
         let error = |mlp: &Mlp| mean_error(held_out.iter().copied(), |features| says(mlp, features));
         let (before, after) = (error(stored.mlp()), error(&mlp));
@@ -126,7 +139,7 @@ impl GroupRetrainer {
             adopted = is_adopted,
             "the predictor of groups was trained with what was served"
         );
-        self.predictor.judged(judged, adopted);
+        learning.judged(judged, adopted);
         judged
     }
 }
@@ -185,7 +198,7 @@ mod tests {
             let predicted = says(stored.mlp(), &stored.features(&group).unwrap());
             let took = Duration::from_millis_f64(predicted * times * rng.random_range(0.9..1.1));
             predictor.serves(&group, took, |model| Some(if model == ModelId(0) { "a" } else { "b" }));
-            while let Some(came) = retrainer.step() {
+            while let Some(came) = retrainer.train() {
                 judged.extend(came);
             }
         }
@@ -234,7 +247,7 @@ mod tests {
     fn where_there_is_no_time_for_it_nothing_is_heard() {
         let (_folder, predictor) = predictor(false);
         assert!(serve(&predictor, 512, 1.6).is_empty());
-        assert_eq!((predictor.retraining(), predictor.served.len()), (None, 0));
+        assert!(predictor.retraining().is_none() && predictor.learning().is_none());
     }
 
     #[test]

@@ -1,0 +1,56 @@
+//! A build without the feature `retraining`: the predictor of operator groups stays as its file has it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use downbeat_core::Duration;
+use downbeat_core::device::overlap::GroupPart;
+
+use crate::device_report::RetrainingReport;
+use crate::group_predictor::GroupPredictor;
+use crate::stored_predictor::StoredPredictor;
+
+/// Has no value in this build.
+#[derive(Debug)]
+pub struct Learning(Infallible);
+
+impl Learning {
+    /// Tells the log that no predictor is trained here.
+    pub fn start() -> Option<Learning> {
+        tracing::info!(
+            "the predictor of operator groups stays as its file has it: this build trains none with served groups; \
+             `cargo build --release --features retraining` adds that"
+        );
+        None
+    }
+
+    /// Never called.
+    pub fn hear(&self, _group: Vec<GroupPart>, _took: Duration) {
+        match self.0 {}
+    }
+
+    /// Never called.
+    pub fn adopted(&self) -> Option<Arc<StoredPredictor>> {
+        match self.0 {}
+    }
+
+    /// Never called.
+    pub fn report(&self) -> RetrainingReport {
+        match self.0 {}
+    }
+}
+
+/// Trains nothing.
+pub struct GroupRetrainer;
+
+impl GroupRetrainer {
+    /// Needs no predictor.
+    pub fn new(_predictor: Arc<GroupPredictor>) -> Self {
+        GroupRetrainer
+    }
+
+    /// There is never anything to do.
+    pub fn step(&mut self, _ended: impl FnOnce(bool)) -> bool {
+        false
+    }
+}

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use downbeat_core::cluster::journal::{Input, Journal, Reply};
 use downbeat_core::cluster::{Answer, Grant, Matchmaker};
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::{Input, Reply};
 use downbeat_core::{BatchId, DeviceId, ModelId, Time};
 
 use crate::latest_candidates::LatestCandidates;

@@ -4,8 +4,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::*;
+use downbeat_core::journal::Journal;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 
 /// The system's allocator, counting the calls of this thread.

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use downbeat_core::cluster::journal::{Decision, Input, Journal};
 use downbeat_core::cluster::*;
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::{Decision, Input};
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time};
 
 use crate::command_line::{run, stderr, stdout};

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use downbeat_core::cluster::journal::{Input, Journal};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Request, Scheduler};
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::Input;
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_engine::{Emulated, Engine};
 use downbeat_server::profile_store::{ProfileStore, StoredShares};

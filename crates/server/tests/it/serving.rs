@@ -7,7 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use downbeat_core::cluster::Output;
-use downbeat_core::cluster::journal::{Decision, Input, Record, read, replay};
+use downbeat_core::journal::cluster::{Decision, Input};
+use downbeat_core::journal::{Record, read, replay};
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_server::error::ServiceError;

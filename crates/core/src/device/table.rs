@@ -230,7 +230,9 @@ impl ModelSpec {
 /// The options of a policy in files: the value itself where the format says what each value is, as JSON does. Postcard does
 /// not, and so has the options as JSON text.
 mod options {
-    use super::*;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde_json::Value;
 
     pub fn serialize<S: Serializer>(options: &Value, serializer: S) -> Result<S::Ok, S::Error> {
         match serializer.is_human_readable() {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::machine::{Fact, Records};
+use super::machine::{Fact, Record, Records};
 use crate::time::Time;
 
 /// An entry of a log.
@@ -14,17 +14,6 @@ pub struct Entry<R: Records> {
     pub number: u64,
     /// Its content.
     pub record: Record<R>,
-}
-
-/// The content of an entry.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Record<R: Records> {
-    /// Something happened to the machine at that time.
-    Input(Time, R::Input),
-    /// The machine refused the input before.
-    Refused(R::Refusal),
-    /// The machine decided something, because of the inputs before.
-    Decision(R::Decision),
 }
 
 impl<R: Records> Entry<R> {

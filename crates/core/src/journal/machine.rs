@@ -5,7 +5,6 @@ use std::fmt;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::entry::Record;
 use crate::time::Time;
 
 /// A machine that has a log, and which of its kind it is.
@@ -100,6 +99,17 @@ pub trait Records: Clone + PartialEq + fmt::Debug + Default + 'static {
     fn read_short<'a>(&mut self, _now: Time, _bytes: &'a [u8]) -> postcard::Result<(Record<Self>, &'a [u8])> {
         Err(postcard::Error::DeserializeBadEnum)
     }
+}
+
+/// The content of an entry.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Record<R: Records> {
+    /// Something happened to the machine at that time.
+    Input(Time, R::Input),
+    /// The machine refused the input before.
+    Refused(R::Refusal),
+    /// The machine decided something, because of the inputs before.
+    Decision(R::Decision),
 }
 
 /// An input or a decision: data that can be written, compared and told to people.

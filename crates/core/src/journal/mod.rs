@@ -47,8 +47,8 @@ use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 use crate::time::Time;
 
 use cluster::{ClusterRecords, Decision, Input};
-pub use entry::{Entry, Record};
-pub use machine::{Fact, Machine, MachineKind, Records};
+pub use entry::Entry;
+pub use machine::{Fact, Machine, MachineKind, Record, Records};
 pub use reader::{LogError, read};
 pub use replay::{Divergence, Replayed, replay};
 pub use show::{Form, show};

@@ -1,7 +1,7 @@
 //! Reading a log.
 
-use super::entry::{Entry, Record};
-use super::machine::{MachineKind, Records};
+use super::entry::Entry;
+use super::machine::{MachineKind, Record, Records};
 use super::writer::{DECISION, INPUT, MAGIC, REFUSAL, VERSION, sum};
 use crate::time::Time;
 

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use super::entry::{At, Entry, Record};
-use super::machine::{Machine, MachineKind, Records};
+use super::entry::{At, Entry};
+use super::machine::{Machine, MachineKind, Record, Records};
 use super::reader::{LogError, header, read};
 use crate::cluster::{Matchmaker, Scheduler, Shard};
 use crate::device::DeviceScheduler;

@@ -2,8 +2,8 @@
 
 use super::cluster::ClusterRecords;
 use super::device::DeviceRecords;
-use super::entry::{Record, json};
-use super::machine::{MachineKind, Records};
+use super::entry::json;
+use super::machine::{MachineKind, Record, Records};
 use super::reader::{LogError, header, read};
 use crate::time::Time;
 

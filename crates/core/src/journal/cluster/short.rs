@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::record::{Decision, Input, Reply};
 use crate::cluster::{DispatchReason, Output, Reject, Request, StartBound};
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
-use crate::journal::entry::Record;
-use crate::journal::machine::{MachineKind, Records};
+use crate::journal::machine::{MachineKind, Record, Records};
 use crate::journal::writer::{Writer, difference, push, sum};
 use crate::time::{Duration, Time};
 

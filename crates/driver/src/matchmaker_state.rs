@@ -59,7 +59,9 @@ impl MatchmakerState {
                 });
                 matchmaker.handle_answer(answer);
             }
-            ToMatchmaker::Completed(device, batch) => matchmaker.completed(now(), device, batch),
+            ToMatchmaker::Completed(device, batch) => {
+                matchmaker.completed(now(), device, batch);
+            }
             ToMatchmaker::AddModel { limit, shard, latest } => {
                 let model = matchmaker.apply(matchmaker.machine().time(), *limit);
                 let expected = Reply::Model(ModelId(self.models.len() as u32));

@@ -40,7 +40,7 @@ fn log(requests: u64) -> Vec<u8> {
 fn in_folder(log: &[u8], test: impl FnOnce(&Path, &str)) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("shard-0.log"), log).unwrap();
-    std::fs::write(folder.path().join("device-0.log"), "{}").unwrap();
+    std::fs::write(folder.path().join("device-0.log"), b"DBLOG\x04\x03\0").unwrap();
     test(folder.path(), folder.path().to_str().unwrap());
 }
 

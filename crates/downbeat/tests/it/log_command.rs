@@ -160,7 +160,7 @@ fn a_log_is_shown_as_json() {
     assert_eq!(shown(&device_log()), expected);
     let lines = shown(&log());
     let drop = lines.iter().find(|line| line.contains("{\"Drop\"")).unwrap();
-    let detail = r#""detail":{"size":1,"deadline":16000000,"needed":6300000,"target":0}"#;
+    let detail = r#""detail":{"size":1,"deadline":16000000,"needed":6300000,"target":1}"#;
     let expected = format!(r#"{{"Drop":{{"request":5,"model":0,"reason":"Hopeless",{detail}}}}}"#);
     assert_eq!(drop, &format!(r#"{{"at":11600000,"decision":{{"Output":{expected}}}}}"#));
     assert!(

@@ -52,7 +52,7 @@ fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(file).with_context(|| file.display().to_string())
 }
 
-/// Writes the decision log in `bytes`, which are those of `file`, entry by entry, up to the first that cannot be read.
+/// Writes a decision log, entry by entry, up to the first entry that cannot be read. `bytes` is the content of `file`.
 ///
 /// # Errors
 /// If `bytes` are no decision log or a damaged one, or `out` takes no more.

@@ -29,8 +29,8 @@ const EXTENSION: &str = "log";
 /// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and `device-0.log` and so on. A thread
 /// writes them, so that no request waits for the disk.
 ///
-/// **Bound.** 64 MiB wait for the disk, all logs together. If the disk is slower, or takes no more, the log of the machine
-/// that had something to write ends, with a warning and in the metrics. Serving goes on. The written part can be replayed.
+/// **Bound.** 64 MiB wait for the disk, all logs together. Beyond it, or if the disk takes no more, the log of the machine
+/// ends with a warning and is counted. Serving goes on. The written part can be replayed.
 #[derive(Debug)]
 pub struct DecisionLog {
     shared: Arc<Shared>,
@@ -99,8 +99,8 @@ impl LogFile {
 }
 
 impl DecisionLog {
-    /// Begins the logs of a scheduler of so many shards, and of so many devices. The logs of the run before are moved to the
-    /// folder `previous` inside, over what is there.
+    /// Begins the logs of a scheduler of so many shards, and of so many devices. The logs of the run before replace those
+    /// in the folder `previous` inside.
     ///
     /// # Errors
     /// If the folder cannot be written, or another server writes there.
@@ -117,12 +117,7 @@ impl DecisionLog {
         Self::start(files, Some(lock), MAX_WAITING_BYTES, metrics)
     }
 
-    fn start(
-        files: Vec<(MachineKind, PathBuf, File)>,
-        lock: Option<File>,
-        most_waiting_bytes: usize,
-        metrics: &Metrics,
-    ) -> anyhow::Result<Self> {
+    fn start(files: Files, lock: Option<File>, most_waiting_bytes: usize, metrics: &Metrics) -> anyhow::Result<Self> {
         let (to_writer, messages) = channel::<Option<(Arc<LogFile>, Vec<u8>)>>();
         let shared = Arc::new(Shared {
             to_writer,
@@ -180,11 +175,11 @@ impl LogSink for DecisionLog {
     }
 }
 
+/// Machines, and the path and the file of the log of each.
+type Files = Vec<(MachineKind, PathBuf, File)>;
+
 /// Makes the folder and its files. Returns the lock too, which is held as long as they are written.
-fn create(
-    folder: &Path,
-    machines: impl Iterator<Item = MachineKind>,
-) -> anyhow::Result<(Vec<(MachineKind, PathBuf, File)>, File)> {
+fn create(folder: &Path, machines: impl Iterator<Item = MachineKind>) -> anyhow::Result<(Files, File)> {
     std::fs::create_dir_all(folder)?;
     let lock = File::create(folder.join("lock"))?;
     match lock.try_lock() {

@@ -1,4 +1,4 @@
-//! The machines that can be written down, and what their records are made of.
+//! The machines that have a log, and the types of their records.
 
 use std::fmt;
 

@@ -1,15 +1,15 @@
 //! The decision log: the inputs and the decisions of a state machine, so that a run can be read and replayed.
 //!
 //! A [`Journal`] is a state machine of this crate that writes down its inputs, with their times, and its decisions.
-//! [`replay`] feeds the inputs of a log to a fresh machine and compares the decisions. Each [`Machine`] has a log of its
-//! own: the whole [`Scheduler`] on one thread, a [`Shard`] or the [`Matchmaker`] of a driver that runs these apart, and the
-//! [`DeviceScheduler`](crate::device::DeviceScheduler) of a device.
+//! [`replay`] feeds the inputs of a log to a fresh machine and compares the decisions. Each [`Machine`] has its own log:
+//! the whole [`Scheduler`] on one thread; a [`Shard`] and the [`Matchmaker`], where a driver runs these apart; the
+//! [`DeviceScheduler`](crate::device::DeviceScheduler) of each device.
 //!
 //! **Format.** A log begins with `DBLOG`, a byte for the version of the format, and the [`MachineKind`]. The entries
-//! follow, in the form of [`postcard`](https://postcard.jamesmunns.com/wire-format). An entry is a tag and an input, with the
-//! time since the input before; or a tag and a refusal; or a tag and a decision. [`Records`] says which types these are,
-//! and may have shorter forms: those of `cluster/short.rs` take about nine bytes for a request. The format has version 4.
-//! A log that was cut off is read up to its last whole entry.
+//! follow, in the form of [`postcard`](https://postcard.jamesmunns.com/wire-format). An entry is a tag and its content: an
+//! input, with the time since the input before, or a refusal, or a decision. [`Records`] names the types of the content, and
+//! may have shorter forms: a request takes about nine bytes in the form of `cluster/short.rs`. The format has version 4. A
+//! log that was cut off is read up to its last whole entry.
 //!
 //! **Cost.** `crates/sim/examples/journal.rs` measures some nanoseconds a request. Nothing is allocated once the buffer has
 //! grown. A journal that is off costs a branch an input and a branch a decision. The written bytes stay in memory until
@@ -54,10 +54,10 @@ pub use replay::{Divergence, Replayed, replay};
 pub use show::{Form, show};
 use writer::Writer;
 
-/// A machine that writes down its inputs and its decisions, if it is told to. The journal changes nothing of its answers.
+/// A machine and the writer of its inputs and decisions, if it has one. The journal changes no answer of the machine.
 ///
-/// Every input must come through the journal, and every decision must be polled from it: a [`Scheduler`]'s after each
-/// input, a [`Matchmaker`]'s after [`Input::Timeout`] only, and then all.
+/// Every input must come through the journal, and every decision must be polled from it. The driver polls all decisions of
+/// a [`Scheduler`] after each input, and all of a [`Matchmaker`] after [`Input::Timeout`] only.
 #[derive(Debug)]
 pub struct Journal<M: Machine> {
     machine: M,
@@ -136,7 +136,7 @@ impl<M: Machine<Records = ClusterRecords>> Journal<M> {
         handle: impl FnOnce(&mut M) -> Result<Ticket, Reject>,
     ) -> Result<Ticket, Reject> {
         if let Some(writer) = &mut self.writer {
-            writer.input(now, &Input::Request(*request));
+            writer.request(now, request);
         }
         let result = handle(&mut self.machine);
         if let (Some(writer), Err(reject)) = (&mut self.writer, &result) {

@@ -35,11 +35,15 @@ impl<R: Records> Writer<R> {
     }
 
     pub fn input(&mut self, now: Time, input: &R::Input) {
-        let after = difference(now.as_nanos(), self.now.as_nanos());
-        self.now = now;
+        let after = self.after(now);
         if !self.records.write_input(&mut self.bytes, now, after, input) {
             push(&mut self.bytes, &(INPUT, after, input));
         }
+    }
+
+    /// The time since the input before, which is no longer the last.
+    pub fn after(&mut self, now: Time) -> i64 {
+        difference(now.as_nanos(), std::mem::replace(&mut self.now, now).as_nanos())
     }
 
     pub fn refusal(&mut self, refusal: &R::Refusal) {

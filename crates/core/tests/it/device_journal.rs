@@ -1,4 +1,4 @@
-//! The decision log of a device: it can be replayed, says where a replay differs, and does no harm whatever is in it; the table of policies.
+//! The decision log of a device, and the table of policies.
 
 use std::collections::BTreeMap;
 

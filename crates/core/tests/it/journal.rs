@@ -187,7 +187,7 @@ fn entries(log: &[u8]) -> Vec<Record<ClusterRecords>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// What is read is what went in and what came out; replayed, it comes out again. A log that was cut off ends earlier.
+    /// A log has all inputs and decisions, and replays alike. A log that was cut off ends earlier.
     #[test]
     fn a_log_says_what_happened_and_plays_again(steps in prop::collection::vec(steps(), 0..100)) {
         let (log, records) = record(&steps);
@@ -195,7 +195,7 @@ proptest! {
         check(Scheduler::new(), &log);
     }
 
-    /// Whatever a file holds, reading and replaying it ends in an answer, whichever machine it names.
+    /// A damaged log is read and replayed without a panic, for each machine that its header may name.
     #[test]
     fn a_damaged_log_does_no_harm(
         steps in prop::collection::vec(steps(), 0..40),

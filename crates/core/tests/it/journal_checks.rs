@@ -1,8 +1,8 @@
-//! What holds for the log of every machine, whatever happened to it.
+//! Checks of any log of any machine.
 
 use downbeat_core::journal::*;
 
-/// A log is read as it was written and replays alike; so does one that was cut off, up to there; and damage does no harm.
+/// Checks that the log is read as it was written and replays alike, that a part of it does too, and that damage does no harm.
 ///
 /// The entries are handed to a fresh machine, whose journal must write the same bytes: so nothing is lost in reading.
 pub fn check<M: Machine>(fresh: M, log: &[u8]) {
@@ -59,7 +59,7 @@ fn written_again<M: Machine>(fresh: M, entries: &[Entry<M::Records>]) -> Vec<u8>
     log
 }
 
-/// Every entry has a text and an object, which has its time and is told of one thing.
+/// Checks that every entry has a text, and an object with its time and one fact.
 fn shown(log: &[u8], lines: usize) {
     assert_eq!(show(log, Form::Text).unwrap().filter(|line| !line.as_ref().unwrap().is_empty()).count(), lines);
     let objects: Vec<serde_json::Value> =

@@ -127,7 +127,7 @@ fn what_is_no_log_is_said_so() {
     }
 }
 
-/// The log of a device that is told of the model 0, which is not there, and of one that comes without a policy.
+/// The log of a device without models: model 0 goes, and a request for it comes.
 fn device_log() -> Vec<u8> {
     let mut journal = Journal::on(DeviceScheduler::numbered(2));
     let request = DeviceRequest { id: RequestId(1), model: ModelId(0), deadline: Time::MAX, size: 1, length: 0 };

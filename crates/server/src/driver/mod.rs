@@ -67,7 +67,7 @@ pub struct Driver {
 
 impl Driver {
     /// Starts the devices, which are divided into `parts`, with a slot for each of `kinds`, the kinds of each device's partitions, and the alarm. The models' queues are parted into as many shards
-    /// as the options say (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards and devices.
+    /// as the options say (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. Its decisions are written to `log`, which has as many shards and devices.
     ///
     /// What adaptive models do is rehearsed, and what predicts groups of operators is trained with those that were served, in [`ServerOptions::rehearsal_cpu`] of a core's time.
     ///

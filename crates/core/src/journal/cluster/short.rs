@@ -1,4 +1,4 @@
-//! The records of a cluster's machines, and the short forms of those that a log has for every request.
+//! The records of a cluster's machines. Records that a log has for every request have short forms.
 
 use serde::{Deserialize, Serialize};
 
@@ -190,6 +190,12 @@ impl ClusterRecords {
 }
 
 impl Writer<ClusterRecords> {
+    /// As `Writer::input`, without the detour through [`Input`].
+    pub fn request(&mut self, now: Time, request: &Request) {
+        let after = self.after(now);
+        self.records.write_request(&mut self.bytes, now, after, request);
+    }
+
     /// As `Writer::decision`, without the detour through [`Decision`].
     pub fn output(&mut self, output: &Output) {
         if !self.records.write_output(&mut self.bytes, self.now, output) {

@@ -121,7 +121,7 @@ impl Machine for DeviceScheduler {
         self.poll_output()
     }
 
-    /// A host hands over several inputs before it polls: the end of a launch, after what failed in it.
+    /// A host hands over several inputs before it polls, such as cancellations and the end of a launch.
     fn is_polled_after(&self, _input: &DeviceInput) -> bool {
         false
     }

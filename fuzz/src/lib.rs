@@ -15,6 +15,7 @@ mod recipes;
 use std::path::Path;
 
 use bytes::Bytes;
+use downbeat_core::journal::{Form, replay};
 use downbeat_core::roles::SubClusterPlan;
 use downbeat_core::{Duration, LatencyProfile, Time};
 use downbeat_lab::device::Calibration;
@@ -154,11 +155,12 @@ pub fn downbeat_toml(data: &[u8]) {
     }
 }
 
-/// A decision log, of a scheduler and of a device: shown, and played again.
+/// A decision log, of a part of the scheduler or of a device: shown as text and as JSON, and replayed.
 pub fn decision_log(data: &[u8]) {
-    let _ = downbeat::write_log(Path::new("log"), data, &mut std::io::sink());
-    let _ = downbeat_core::cluster::journal::replay(data);
-    let _ = downbeat_core::device::journal::replay(data);
+    for form in [Form::Text, Form::Json] {
+        let _ = downbeat::write_log(Path::new("log"), data, form, &mut std::io::sink());
+    }
+    let _ = replay(data);
 }
 
 /// A world of the simulator.

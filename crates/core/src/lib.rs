@@ -10,6 +10,7 @@ pub mod device_profiles;
 pub mod file_content;
 pub mod ids;
 pub mod isotonic;
+pub mod journal;
 pub mod probes;
 pub mod profile;
 pub mod quantile;

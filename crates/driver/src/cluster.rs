@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use downbeat_core::cluster::journal::{Input, Journal, Machine, TrialRecord};
 use downbeat_core::cluster::{Behaviour, Demand, Matchmaker, ModelOptions, ModelQueue, Order, Shard};
+use downbeat_core::journal::cluster::{Input, TrialRecord};
+use downbeat_core::journal::{Journal, Machine};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, DeviceProfiles, ModelId, Time};
 use parking_lot::{Mutex, RwLock};
 
 use crate::alarm::Alarm;
-use crate::handler::{Handler, LogSink};
+use crate::handler::{Handler, LogSink, hand_over};
 use crate::latest_candidates::LatestCandidates;
 use crate::mailbox::Mailbox;
 use crate::matchmaker_state::{MatchmakerState, ToMatchmaker};
@@ -22,9 +23,6 @@ use crate::sync::Line;
 /// Messages that a thread works off in one mailbox before it looks after the others: a busy shard may not keep the
 /// matchmaker from its grants.
 pub const TURN: usize = 32;
-
-/// Bytes of a log that are written before the sink gets them.
-pub(crate) const LOG_BUFFER: usize = 64 << 10;
 
 /// A model, and where its queue is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -389,14 +387,8 @@ impl<H: Handler> Cluster<H> {
 
     /// Gives the sink a machine's log if there are at least so many bytes of it.
     pub(crate) fn hand_over<M: Machine>(&self, journal: &mut Journal<M>, at_least: usize) {
-        if let Some(log) = &self.log
-            && journal.pending() >= at_least
-        {
-            let mut bytes = Vec::with_capacity(journal.pending());
-            journal.take_log(&mut bytes);
-            if !log.append(journal.machine().kind(), bytes) {
-                journal.stop();
-            }
+        if let Some(log) = &self.log {
+            hand_over(&**log, journal, at_least);
         }
     }
 }

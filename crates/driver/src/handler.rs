@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 
 use downbeat_core::Time;
-use downbeat_core::cluster::journal::{Journal, MachineKind};
 use downbeat_core::cluster::{Output, Shard};
+use downbeat_core::journal::{Journal, Machine, MachineKind};
 
 /// What is done with events and decisions: the part of a driver that has a clock and knows payloads.
 pub trait Handler: Send + Sync + 'static {
@@ -23,11 +23,25 @@ pub trait Handler: Send + Sync + 'static {
     fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, output: Output);
 }
 
-/// Where the decision logs go ([`downbeat_core::cluster::journal`]).
+/// Bytes of a log that are written before the sink gets them.
+pub const LOG_BUFFER: usize = 64 << 10;
+
+/// Where the decision logs go ([`downbeat_core::journal`]).
 pub trait LogSink: Send + Sync + Debug {
     /// The next bytes of a machine's log, whole entries. It must not wait: whoever calls it has an event to work off. `false`: the log
     /// ends before these bytes, and the machine is not written down any more.
     fn append(&self, machine: MachineKind, bytes: Vec<u8>) -> bool;
+}
+
+/// Gives a sink the log of a machine once it has at least so many bytes. Ends the log if the sink refuses them.
+pub fn hand_over<M: Machine>(sink: &dyn LogSink, journal: &mut Journal<M>, at_least: usize) {
+    if journal.pending() >= at_least {
+        let mut bytes = Vec::with_capacity(journal.pending());
+        journal.take_log(&mut bytes);
+        if !sink.append(journal.machine().kind(), bytes) {
+            journal.stop();
+        }
+    }
 }
 
 /// When something is handled, and what is known by then.

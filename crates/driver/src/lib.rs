@@ -54,7 +54,7 @@ mod sync;
 mod turns;
 
 pub use cluster::{Cluster, QueueHandle, TURN};
-pub use handler::{Handler, LogSink, Moment};
+pub use handler::{Handler, LOG_BUFFER, LogSink, Moment, hand_over};
 pub use owned::{OwnMatchmaker, OwnShard};
 pub use round::MAX_SHARDS;
 pub use setup::Setup;

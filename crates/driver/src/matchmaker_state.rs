@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use downbeat_core::cluster::journal::{Input, Journal, Reply};
 use downbeat_core::cluster::{Answer, Grant, Matchmaker};
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::{Input, Reply};
 use downbeat_core::{BatchId, DeviceId, ModelId, Time};
 
 use crate::latest_candidates::LatestCandidates;
@@ -58,7 +59,9 @@ impl MatchmakerState {
                 });
                 matchmaker.handle_answer(answer);
             }
-            ToMatchmaker::Completed(device, batch) => matchmaker.completed(now(), device, batch),
+            ToMatchmaker::Completed(device, batch) => {
+                matchmaker.completed(now(), device, batch);
+            }
             ToMatchmaker::AddModel { limit, shard, latest } => {
                 let model = matchmaker.apply(matchmaker.machine().time(), *limit);
                 let expected = Reply::Model(ModelId(self.models.len() as u32));

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use downbeat_core::ModelId;
-use downbeat_core::cluster::journal::{Input, Journal};
 use downbeat_core::cluster::{Demand, Grant, ModelOptions, Shard};
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::Input;
 
 use crate::handler::Handler;
 use crate::latest_candidates::LatestCandidates;

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use downbeat_core::cluster::journal::Input;
 use downbeat_core::cluster::{Demand, Grant};
+use downbeat_core::journal::cluster::Input;
 use downbeat_core::{DeviceId, Time};
 
-use crate::cluster::{Cluster, LOG_BUFFER, TURN};
-use crate::handler::{Handler, Moment};
+use crate::cluster::{Cluster, TURN};
+use crate::handler::{Handler, LOG_BUFFER, Moment};
 use crate::matchmaker_state::{MatchmakerState, ToMatchmaker};
 use crate::round::Round;
 use crate::shard_state::{ShardState, ToShard};

@@ -1,5 +1,6 @@
-//! The decision log on disk: what the scheduler's parts were told and decided, a file each, for `downbeat log show` and `downbeat log replay`.
+//! The decision log on disk: a file for each part of the scheduler and for each device, for `downbeat log`.
 
+use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -9,49 +10,39 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 
 use anyhow::Context;
-use downbeat_core::cluster::journal::MachineKind;
+use downbeat_core::journal::MachineKind;
 use downbeat_driver::LogSink;
 use parking_lot::Mutex;
 use prometheus::IntCounter;
 
 use crate::metrics::Metrics;
 
-/// Bytes that may wait for the disk: some seconds of a scheduler at its limit. A part's log ends where it would be more.
+/// Bytes that may wait for the disk: some seconds of a scheduler at its limit. The log of a machine that has more ends.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
-/// Where a run's logs are moved when the next begins.
+/// The folder for the logs of the run before.
 const PREVIOUS: &str = "previous";
 
-/// What all file names of logs end with.
+/// The end of the names of all logs.
 const EXTENSION: &str = "log";
 
-/// What the file names of devices' logs begin with.
-const DEVICE: &str = "device-";
-
-/// Bytes of a device's log that are gathered before they are passed on.
-const DEVICE_BUFFER_BYTES: usize = 64 << 10;
-
-/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and for each device
-/// `device-0.log` and so on. A thread writes them, so that no request waits for the disk.
+/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and `device-0.log` and so on. A thread
+/// writes them, so that no request waits for the disk.
 ///
-/// **Bound.** 64 MiB wait for the disk, all logs together. If it is slower than that, or takes no more, the log of the part that
-/// had something to write ends, with a warning and in the metrics; serving goes on. What was written by then plays again.
+/// **Bound.** 64 MiB wait for the disk, all logs together. Beyond it, or if the disk takes no more, the log of the machine
+/// ends with a warning and is counted. Serving goes on. The written part can be replayed.
 #[derive(Debug)]
 pub struct DecisionLog {
     shared: Arc<Shared>,
-    /// The shards', then the matchmaker's.
-    machines: Vec<Arc<LogFile>>,
-    devices: Mutex<Vec<Arc<LogFile>>>,
+    files: BTreeMap<MachineKind, Arc<LogFile>>,
     writer: Mutex<Option<JoinHandle<()>>>,
-    /// `None`: without a folder there are no logs of devices.
-    folder: Option<PathBuf>,
     /// Held, so that no other server writes here.
     _lock: Option<File>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// What is to be written where; `None`: nothing comes after this.
+    /// The bytes to write and their file; `None`: no more come.
     to_writer: Sender<Option<(Arc<LogFile>, Vec<u8>)>>,
     waiting_bytes: AtomicUsize,
     most_waiting_bytes: usize,
@@ -59,65 +50,42 @@ struct Shared {
     closed: AtomicBool,
 }
 
-/// The log of a part of the scheduler or of a device: lines of JSON.
+/// The log of a machine.
 #[derive(Debug)]
-pub struct LogFile {
+struct LogFile {
     path: PathBuf,
     file: Mutex<File>,
-    /// What is gathered before it is passed on.
-    buffer: Mutex<Vec<u8>>,
     ended: AtomicBool,
     /// 1 once it has ended before the server did.
     lost: IntCounter,
-    shared: Arc<Shared>,
+}
+
+/// The name of a machine's log, without the extension.
+fn stem(machine: MachineKind) -> String {
+    match machine {
+        MachineKind::Scheduler => "scheduler".to_owned(),
+        MachineKind::Shard { index, .. } => format!("shard-{index}"),
+        MachineKind::Matchmaker => "matchmaker".to_owned(),
+        MachineKind::Device(number) => format!("device-{number}"),
+    }
+}
+
+/// Whether a file of this name, without the extension, is the log of a machine.
+fn is_stem(name: &str) -> bool {
+    ["shard-", "matchmaker", "device-"].iter().any(|start| name.starts_with(start))
 }
 
 impl LogFile {
-    fn new(path: PathBuf, file: File, shared: &Arc<Shared>, metrics: &Metrics) -> Arc<Self> {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        Arc::new(LogFile {
-            path,
-            file: Mutex::new(file),
-            buffer: Mutex::default(),
-            ended: AtomicBool::new(false),
-            lost: metrics.decision_log_ended(&name),
-            shared: shared.clone(),
-        })
-    }
-
-    /// Writes lines. They are passed on with others, at the latest with the next [`DecisionLog::flush_devices`].
-    pub fn append(self: &Arc<Self>, lines: &[u8]) {
-        let mut buffer = self.buffer.lock();
-        buffer.extend_from_slice(lines);
-        if buffer.len() >= DEVICE_BUFFER_BYTES {
-            self.pass_on(std::mem::take(&mut *buffer));
-        }
-    }
-
-    /// Has the thread write this; says whether it will.
-    fn pass_on(self: &Arc<Self>, bytes: Vec<u8>) -> bool {
-        let (shared, length) = (&self.shared, bytes.len());
-        if shared.closed.load(Ordering::SeqCst) || self.ended.load(Ordering::Relaxed) {
-            return false;
-        }
-        if shared.waiting_bytes.fetch_add(length, Ordering::Relaxed) + length > shared.most_waiting_bytes {
-            shared.waiting_bytes.fetch_sub(length, Ordering::Relaxed);
-            self.end("the disk is too slow: too much waits to be written");
-            return false;
-        }
-        // A writer that is gone was closed.
-        shared.to_writer.send(Some((self.clone(), bytes))).is_ok()
-    }
-
-    fn write(&self, bytes: &[u8]) {
-        // What comes after a gap would not play again.
+    /// Writes the next bytes.
+    fn write(&self, bytes: &[u8], shared: &Shared) {
+        // Bytes behind a gap could not be replayed.
         if !self.ended.load(Ordering::Relaxed) {
             match self.file.lock().write_all(bytes) {
-                Ok(()) => self.shared.written_bytes.inc_by(bytes.len() as u64),
+                Ok(()) => shared.written_bytes.inc_by(bytes.len() as u64),
                 Err(error) => self.end(&error.to_string()),
             }
         }
-        self.shared.waiting_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
+        shared.waiting_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
     }
 
     /// Nothing more is written to it.
@@ -131,44 +99,25 @@ impl LogFile {
 }
 
 impl DecisionLog {
-    /// Begins the logs of a scheduler of so many shards. The logs of the run before are moved to the folder `previous` inside, over what is there.
+    /// Begins the logs of a scheduler of so many shards, and of so many devices. The logs of the run before replace those
+    /// in the folder `previous` inside.
     ///
     /// # Errors
     /// If the folder cannot be written, or another server writes there.
-    pub fn open(folder: &Path, shards: usize, metrics: &Metrics) -> anyhow::Result<Self> {
-        let (files, lock) = create(folder, shards).with_context(|| {
+    pub fn open(folder: &Path, shards: usize, devices: usize, metrics: &Metrics) -> anyhow::Result<Self> {
+        let machines = (0..shards as u32).map(|index| MachineKind::Shard { index, shards: shards as u32 });
+        let devices = (0..devices as u32).map(MachineKind::Device);
+        let machines = machines.chain([MachineKind::Matchmaker]).chain(devices);
+        let (files, lock) = create(folder, machines).with_context(|| {
             format!(
                 "cannot write the decision log in {}: give a folder that can be written with --decision-log or `decision_log` in downbeat.toml",
                 folder.display()
             )
         })?;
-        let mut log = Self::start(files, MAX_WAITING_BYTES, metrics)?;
-        (log.folder, log._lock) = (Some(folder.to_owned()), Some(lock));
-        Ok(log)
+        Self::start(files, Some(lock), MAX_WAITING_BYTES, metrics)
     }
 
-    /// The log of a device; `None` if there is none, or it cannot be made, which is said.
-    pub fn device(&self, device: usize, metrics: &Metrics) -> Option<Arc<LogFile>> {
-        let path = self.folder.as_ref()?.join(format!("{DEVICE}{device}.{EXTENSION}"));
-        let file = File::create(&path).inspect_err(|error| {
-            tracing::warn!(file = %path.display(), %error, "there will be no decision log of this device");
-        });
-        let log = LogFile::new(path.clone(), file.ok()?, &self.shared, metrics);
-        self.devices.lock().push(log.clone());
-        Some(log)
-    }
-
-    /// Passes on what has not been written of the devices' logs.
-    pub fn flush_devices(&self) {
-        for file in self.devices.lock().iter() {
-            let mut buffer = file.buffer.lock();
-            if !buffer.is_empty() {
-                file.pass_on(std::mem::take(&mut *buffer));
-            }
-        }
-    }
-
-    fn start(files: Vec<(PathBuf, File)>, most_waiting_bytes: usize, metrics: &Metrics) -> anyhow::Result<Self> {
+    fn start(files: Files, lock: Option<File>, most_waiting_bytes: usize, metrics: &Metrics) -> anyhow::Result<Self> {
         let (to_writer, messages) = channel::<Option<(Arc<LogFile>, Vec<u8>)>>();
         let shared = Arc::new(Shared {
             to_writer,
@@ -177,23 +126,26 @@ impl DecisionLog {
             written_bytes: metrics.decision_log_bytes(),
             closed: AtomicBool::new(false),
         });
+        let its = shared.clone();
         let write = move || {
             while let Ok(Some((file, bytes))) = messages.recv() {
-                file.write(&bytes);
+                file.write(&bytes, &its);
             }
         };
         let writer = std::thread::Builder::new().name("decision-log".to_owned()).spawn(write)?;
-        let machines = files.into_iter().map(|(path, file)| LogFile::new(path, file, &shared, metrics)).collect();
-        let (devices, writer) = (Mutex::default(), Mutex::new(Some(writer)));
-        Ok(DecisionLog { shared, machines, devices, writer, folder: None, _lock: None })
+        let files = files.into_iter().map(|(machine, path, file)| {
+            let lost = metrics.decision_log_ended(&path.file_stem().unwrap_or_default().to_string_lossy());
+            let ended = AtomicBool::new(false);
+            (machine, Arc::new(LogFile { path, file: Mutex::new(file), ended, lost }))
+        });
+        Ok(DecisionLog { shared, files: files.collect(), writer: Mutex::new(Some(writer)), _lock: lock })
     }
 
     /// Writes what has been appended, and ends. Nothing is written after it.
     pub fn close(&self) {
-        self.flush_devices();
         self.shared.closed.store(true, Ordering::SeqCst);
         if let Some(writer) = self.writer.lock().take() {
-            // It is there to take this: it ends by nothing else. If it has panicked, that was said already.
+            // The thread ends by this message alone. If it has panicked, the panic was reported.
             let _ = self.shared.to_writer.send(None);
             let _ = writer.join();
         }
@@ -208,16 +160,26 @@ impl Drop for DecisionLog {
 
 impl LogSink for DecisionLog {
     fn append(&self, machine: MachineKind, bytes: Vec<u8>) -> bool {
-        let index = match machine {
-            MachineKind::Shard { index, .. } => index as usize,
-            MachineKind::Matchmaker | MachineKind::Scheduler => self.machines.len() - 1,
-        };
-        self.machines[index].pass_on(bytes)
+        let (shared, length) = (&self.shared, bytes.len());
+        let Some(file) = self.files.get(&machine) else { return false };
+        if shared.closed.load(Ordering::SeqCst) || file.ended.load(Ordering::Relaxed) {
+            return false;
+        }
+        if shared.waiting_bytes.fetch_add(length, Ordering::Relaxed) + length > shared.most_waiting_bytes {
+            shared.waiting_bytes.fetch_sub(length, Ordering::Relaxed);
+            file.end("the disk is too slow: too much waits to be written");
+            return false;
+        }
+        // The thread ends only after `closed` is set.
+        shared.to_writer.send(Some((file.clone(), bytes))).is_ok()
     }
 }
 
-/// Makes the folder and its files; what is held as long as they are written.
-fn create(folder: &Path, shards: usize) -> anyhow::Result<(Vec<(PathBuf, File)>, File)> {
+/// Machines, and the path and the file of the log of each.
+type Files = Vec<(MachineKind, PathBuf, File)>;
+
+/// Makes the folder and its files. Returns the lock too, which is held as long as they are written.
+fn create(folder: &Path, machines: impl Iterator<Item = MachineKind>) -> anyhow::Result<(Files, File)> {
     std::fs::create_dir_all(folder)?;
     let lock = File::create(folder.join("lock"))?;
     match lock.try_lock() {
@@ -227,11 +189,10 @@ fn create(folder: &Path, shards: usize) -> anyhow::Result<(Vec<(PathBuf, File)>,
         Err(TryLockError::Error(_)) => {}
     }
     put_away(folder)?;
-    let names = (0..shards).map(|index| format!("shard-{index}")).chain(["matchmaker".to_owned()]);
-    let files = names.map(|name| {
-        let path = folder.join(name).with_extension(EXTENSION);
+    let files = machines.map(|machine| {
+        let path = folder.join(stem(machine)).with_extension(EXTENSION);
         let file = File::create(&path)?;
-        Ok((path, file))
+        Ok((machine, path, file))
     });
     Ok((files.collect::<io::Result<_>>()?, lock))
 }
@@ -242,8 +203,7 @@ fn put_away(folder: &Path) -> io::Result<()> {
     let logs = |folder: &Path| -> io::Result<Vec<PathBuf>> {
         let paths = std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path()));
         let is_log = |path: &PathBuf| {
-            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-            let is_ours = stem == "matchmaker" || stem.starts_with("shard-") || stem.starts_with(DEVICE);
+            let is_ours = is_stem(&path.file_stem().unwrap_or_default().to_string_lossy());
             is_ours && path.extension().is_some_and(|extension| extension == EXTENSION)
         };
         paths.filter(|path| path.as_ref().map_or(true, is_log)).collect()
@@ -271,11 +231,12 @@ mod tests {
     const SHARD: MachineKind = MachineKind::Shard { index: 0, shards: 1 };
 
     fn start(shard: PathBuf, folder: &Path, most_waiting_bytes: usize, metrics: &Metrics) -> DecisionLog {
-        let files = [shard, folder.join("matchmaker.log")].map(|path| {
+        let paths = [(SHARD, shard), (MachineKind::Matchmaker, folder.join("matchmaker.log"))];
+        let files = paths.map(|(machine, path)| {
             let file = File::options().write(true).create(true).truncate(false).open(&path).unwrap();
-            (path, file)
+            (machine, path, file)
         });
-        DecisionLog::start(files.into(), most_waiting_bytes, metrics).unwrap()
+        DecisionLog::start(files.into(), None, most_waiting_bytes, metrics).unwrap()
     }
 
     fn lost(metrics: &Metrics, name: &str) -> u64 {
@@ -310,7 +271,7 @@ mod tests {
     #[test]
     fn a_run_puts_the_logs_of_the_one_before_away_and_nobody_else_writes_meanwhile() {
         let (folder, metrics) = (tempfile::tempdir().unwrap(), Metrics::new().unwrap());
-        let open = |shards| DecisionLog::open(folder.path(), shards, &metrics);
+        let open = |shards| DecisionLog::open(folder.path(), shards, 1, &metrics);
         let first = open(2).unwrap();
         assert!(first.append(MachineKind::Shard { index: 1, shards: 2 }, vec![1]));
         let error = format!("{:#}", open(1).unwrap_err());

@@ -7,8 +7,9 @@
 //! Each row is measured five times in turns and the fastest of each printed: a busy neighbour can only make it slower. With FILE the log of the
 //! last row is written there, for `downbeat log`.
 
-use downbeat_core::cluster::journal::{Input, Journal, Reply, replay};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Reject, Request, Scheduler};
+use downbeat_core::journal::cluster::{Input, Reply};
+use downbeat_core::journal::{Journal, replay};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_sim::{Arrivals, Cluster, Decision, Load, Pace, Simulation};
 use rustix::time::{ClockId, clock_gettime};

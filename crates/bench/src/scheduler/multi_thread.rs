@@ -6,8 +6,8 @@ use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Result, anyhow, ensure};
-use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, Request, Shard};
+use downbeat_core::journal::Journal;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, Time};
 use downbeat_driver::{Cluster, Handler, Moment, OwnShard, QueueHandle, Setup, TURN};
 use hdrhistogram::Histogram;

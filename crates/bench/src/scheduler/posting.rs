@@ -7,8 +7,8 @@ use std::collections::binary_heap::PeekMut;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Result, anyhow, ensure};
-use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, Request, Shard};
+use downbeat_core::journal::Journal;
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_driver::{Cluster, Handler, MAX_SHARDS, Moment, QueueHandle, Setup};
 

@@ -22,7 +22,6 @@ mod dispatch_policy;
 mod id_set;
 mod in_flight;
 mod indexed_heap;
-pub mod journal;
 mod kind_plan;
 mod kind_state;
 mod load_regime;

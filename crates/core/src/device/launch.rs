@@ -53,7 +53,6 @@ pub struct Launch {
     /// The batch that it is part of, by the device's name: unique among all of the device, whoever made them.
     pub batch: BatchId,
     /// What whoever granted the batch calls it ([`GrantedBatch::id`]); `None`: it was made on the device.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granted: Option<BatchId>,
     /// The model.
     pub model: ModelId,

@@ -35,7 +35,6 @@ mod elastic;
 mod granted;
 mod groups;
 mod input_ring;
-pub mod journal;
 mod lanes;
 mod launch;
 mod mix;

@@ -116,14 +116,25 @@ pub struct DeviceScheduler {
     residents: BTreeMap<ResidentKey, (Resident, Box<dyn DevicePolicy>)>,
     device: Device,
     generations: u32,
+    number: u32,
 }
 
 impl DeviceScheduler {
     /// A device of one partition without shared lanes, and without models.
     pub fn new() -> Self {
-        let mut scheduler = DeviceScheduler::default();
+        DeviceScheduler::numbered(0)
+    }
+
+    /// The same for the device with this number: the scheduler's log names the device.
+    pub fn numbered(number: u32) -> Self {
+        let mut scheduler = DeviceScheduler { number, ..DeviceScheduler::default() };
         scheduler.device.share(&[0]);
         scheduler
+    }
+
+    /// The number of the device.
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Divides the device. Partitions that stay keep their shared lanes, but for those that are too many.

@@ -192,6 +192,7 @@ pub struct ModelSpec {
     #[serde(default)]
     pub name: String,
     policy: PolicyName,
+    #[serde(with = "options")]
     options: Value,
     partition: PartitionId,
 }
@@ -223,6 +224,28 @@ impl ModelSpec {
         let model = (entry.build)(&self.options);
         let model = model.map_err(|reason| BadPolicy::Options { policy: entry.name, reason })?;
         Ok(DeviceModel { partition: self.partition, ..model })
+    }
+}
+
+/// The options of a policy in files: the value itself where the format says what each value is, as JSON does. Postcard does
+/// not, and so has the options as JSON text.
+mod options {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use serde_json::Value;
+
+    pub fn serialize<S: Serializer>(options: &Value, serializer: S) -> Result<S::Ok, S::Error> {
+        match serializer.is_human_readable() {
+            true => options.serialize(serializer),
+            false => serializer.collect_str(options),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Value, D::Error> {
+        match deserializer.is_human_readable() {
+            true => Value::deserialize(deserializer),
+            false => serde_json::from_str(&String::deserialize(deserializer)?).map_err(D::Error::custom),
+        }
     }
 }
 

@@ -4,21 +4,23 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::*;
+use downbeat_core::journal::{Form, Journal, replay, show};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 
-/// The system's allocator, counting the calls of this thread.
+/// The system's allocator, counting the calls of this thread and their bytes.
 struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
 // SAFETY: every call is passed on to the system's allocator as it came; the counter allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as u64));
         // SAFETY: the caller's promises are those that the system's allocator asks for.
         unsafe { System.alloc(layout) }
     }
@@ -30,6 +32,7 @@ unsafe impl GlobalAlloc for Counting {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        BYTES.with(|bytes| bytes.set(bytes.get() + size as u64));
         // SAFETY: as above.
         unsafe { System.realloc(pointer, layout, size) }
     }
@@ -130,4 +133,34 @@ fn allocates_nothing(journal: fn(Scheduler) -> Journal<Scheduler>) {
     let batches = scheduler.machine().stats().batches - batches;
     assert!(batches > 2_000, "the load is real: {batches} batches");
     assert_eq!(allocations, 0, "allocations for 20,000 requests in {batches} batches");
+}
+
+/// A log is a file that anybody may have written. A length in it that is beyond the file takes no such memory.
+#[test]
+fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
+    // 2^60, as postcard writes it.
+    let huge = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
+    let (scheduler, device) = (b"DBLOG\x04\0", b"DBLOG\x04\x03\0");
+    let cases: [(&[u8], &[u8]); 6] = [
+        // A dispatch with so many members.
+        (scheduler, &[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
+        // A model added to a scheduler, the same profile for all kinds of devices, with so many batch sizes.
+        (scheduler, &[0x40, 0, 4, 0, 0]),
+        // A layout of so many partitions.
+        (device, &[0x40, 0, 0]),
+        // A model that comes to a device, with a name of so many bytes.
+        (device, &[0x40, 0, 1, 0, 1]),
+        // A refusal of so many bytes.
+        (device, &[0x41]),
+        // So many launches together.
+        (device, &[0x42, 2]),
+    ];
+    for (number, (header, entry)) in cases.into_iter().enumerate() {
+        let log = [header, entry, &huge, &[1; 40]].concat();
+        let before = BYTES.get();
+        assert!(replay(&log).is_ok(), "it is taken for one that was cut off: case {number}");
+        assert_eq!(show(&log, Form::Text).unwrap().count(), 1, "the head: case {number}");
+        let taken = BYTES.get() - before;
+        assert!(taken < 4 << 20, "case {number}: {taken} bytes");
+    }
 }

@@ -1,12 +1,15 @@
-//! The decision log of a device plays again, says where it does not, and does no harm whatever is in it; the table of policies.
+//! The decision log of a device, and the table of policies.
 
 use std::collections::BTreeMap;
 
-use downbeat_core::device::journal::{DeviceInput, DeviceJournal, read, replay};
 use downbeat_core::device::*;
+use downbeat_core::journal::device::{DeviceInput, DeviceRecords};
+use downbeat_core::journal::*;
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
 use serde::{Deserialize, Serialize};
+
+use crate::journal_checks::{check, does_no_harm, entries, taken};
 
 const MODEL: ModelId = ModelId(0);
 
@@ -50,17 +53,25 @@ fn request(id: u64) -> DeviceInput {
 
 /// Four requests for a model with this policy, and their inputs; the end of a launch. With the policy windowed the last is refused.
 fn log(spec: ModelSpec) -> Vec<u8> {
-    let mut journal = DeviceJournal::new(Some("m on device 0".to_owned()));
+    let mut journal = Journal::on(DeviceScheduler::numbered(3));
     let mut tell = |ms, input| {
         let _ = journal.apply(at(ms), input);
-        while journal.poll_output().is_some() {}
+        while journal.poll().is_some() {}
     };
     tell(0, DeviceInput::Model(MODEL, Some(spec)));
     (0..4).for_each(|id| tell(1, request(id)));
     (0..4).for_each(|id| tell(2, DeviceInput::Input(MODEL, RequestId(id))));
     let span = Span { start: at(1), end: at(11) };
     tell(12, DeviceInput::Completion { launch: LaunchId(0), span, exits: Vec::new() });
-    journal.take_log()
+    taken(journal)
+}
+
+/// The header of a log, and its entries.
+fn pieces(log: &[u8]) -> Vec<&[u8]> {
+    let count = |length: usize| read::<DeviceRecords>(&log[..length]).map_or(0, |(_, entries)| 1 + entries.count());
+    let ends: Vec<usize> = (1..=log.len()).filter(|end| count(*end) > count(end - 1)).collect();
+    let begins = std::iter::once(0).chain(ends.iter().copied());
+    begins.zip(&ends).map(|(begin, end)| &log[begin..*end]).collect()
 }
 
 fn spec(options: &impl PolicyOptions) -> ModelSpec {
@@ -69,14 +80,15 @@ fn spec(options: &impl PolicyOptions) -> ModelSpec {
 
 #[test]
 fn a_log_plays_again_and_can_be_read() {
-    let mut bytes = log(spec(&windowed()));
-    // A driver that began anew.
-    bytes.extend(log(spec(&windowed())));
+    for bytes in [log(spec(&windowed())), log(spec(&elastic()))] {
+        check(DeviceScheduler::numbered(3), &bytes);
+    }
+    let bytes = log(spec(&windowed()));
     let replayed = replay(&bytes).unwrap();
-    assert_eq!((replayed.inputs, replayed.divergence), (20, None));
-    let shown: Vec<String> = read(&bytes).map(|line| line.unwrap().1.to_string()).collect();
+    assert_eq!((replayed.inputs, replayed.divergence), (10, None));
+    let shown: Vec<String> = show(&bytes, Form::Text).unwrap().map(Result::unwrap).collect();
     for expected in [
-        "decision log of m on device 0",
+        "decision log of device 3: entry, milliseconds, what came in, -> what was decided",
         "m0 comes: mlp 1 with the policy windowed",
         "request r0: 1 items",
         "-> launch x0 on l0: b0",
@@ -88,56 +100,77 @@ fn a_log_plays_again_and_can_be_read() {
     }
 }
 
+/// Programs that read the lines of JSON of older versions find the same objects.
+#[test]
+fn a_log_has_the_objects_of_the_lines_of_json_before() {
+    let objects: Vec<String> = show(&log(spec(&windowed())), Form::Json).unwrap().map(Result::unwrap).collect();
+    let has = |line: &str| assert!(objects.iter().any(|object| object == line), "{line}: {objects:#?}");
+    assert_eq!(objects[0], r#"{"at":0,"begin":"device 3"}"#);
+    assert!(objects[1].starts_with(r#"{"at":0,"told":{"model":[0,{"name":"mlp 1","policy":"windowed","options":{"#));
+    has(r#"{"at":1000000,"told":{"request":{"id":0,"model":0,"deadline":1000000000,"size":1,"length":0}}}"#);
+    has(r#"{"at":1000000,"refused":"the queue is full: its bound is 2 items"}"#);
+    has(r#"{"at":2000000,"told":{"input":[0,3]}}"#);
+    has(r#"{"at":12000000,"told":{"completion":{"launch":0,"span":{"start":1000000,"end":11000000},"exits":[]}}}"#);
+    has(r#"{"at":12000000,"decision":{"Reply":{"request":0,"launch":0}}}"#);
+}
+
 /// A log of a device on which batches are made ahead has the number in the model's options; one without is of a build that made none.
 #[test]
 fn a_log_with_frozen_batches_plays_again() {
     let options = WindowedOptions { max_batch: 1, ahead: 1, ..windowed() };
     let bytes = log(spec(&options));
     assert_eq!(replay(&bytes).unwrap().divergence, None);
-    let text = String::from_utf8(bytes).unwrap();
-    let without = text.replace(r#""ahead":1,"#, "");
-    assert_ne!(text, without);
-    let divergence = replay(without.as_bytes()).unwrap().divergence.expect("no batch was made ahead of another");
+    let mut without = pieces(&bytes);
+    let model = DeviceInput::Model(MODEL, Some(spec(&WindowedOptions { ahead: 0, ..options })));
+    let model = postcard::to_allocvec(&(0x40u8, 0i64, model)).unwrap();
+    assert_ne!(std::mem::replace(&mut without[1], &model), model);
+    let divergence = replay(&without.concat()).unwrap().divergence.expect("no batch was made ahead of another");
     assert!(divergence.to_string().contains("b1"), "{divergence}");
 }
 
 #[test]
 fn a_log_that_says_something_else_parts_from_its_replay_there() {
-    let text = String::from_utf8(log(spec(&windowed()))).unwrap();
-    let lines: Vec<&str> = text.lines().collect();
-    for (index, line) in
-        lines.iter().enumerate().filter(|(_, line)| line.contains("decision") || line.contains("refused"))
-    {
-        let mut missing = lines.clone();
+    let bytes = log(spec(&windowed()));
+    let pieces = pieces(&bytes);
+    let entries = entries::<DeviceRecords>(&bytes);
+    assert_eq!(pieces.len(), 1 + entries.len());
+    let reply = DeviceOutput::Reply { request: RequestId(77), launch: LaunchId(88) };
+    let reply = postcard::to_allocvec(&(0x42u8, reply)).unwrap();
+    for entry in entries.iter().filter(|entry| !matches!(entry.record, Record::Input(..))) {
+        let index = entry.number as usize;
+        let mut missing = pieces.clone();
         missing.remove(index);
-        let next = replay(missing.join("\n").as_bytes()).unwrap().divergence;
+        let next = replay(&missing.concat()).unwrap().divergence;
         // The last one may have been cut off.
         assert!(
-            next.is_some_and(|divergence| divergence.line > index) || index + 1 >= lines.len() - 1,
-            "without {line}"
+            next.is_some_and(|divergence| divergence.entry >= entry.number) || index + 1 == pieces.len(),
+            "without {entry:?}"
         );
-        let mut other = lines.clone();
-        other[index] = r#"{"at":5,"decision":{"Reply":{"request":77,"launch":88}}}"#;
-        let divergence = replay(other.join("\n").as_bytes()).unwrap().divergence.unwrap();
-        assert_eq!(divergence.line, index + 1);
-        assert!(divergence.to_string().contains("reply to r77 from x88\nreplay: "), "{divergence}");
+        let mut other = pieces.clone();
+        other[index] = &reply;
+        let divergence = replay(&other.concat()).unwrap().divergence.unwrap();
+        assert_eq!(divergence.entry, entry.number);
+        assert!(
+            divergence.to_string().contains("the log says 'reply to r77 from x88', but now it is "),
+            "{divergence}"
+        );
     }
-    let nothing = format!("{}\n{text}", r#"{"at":5,"refused":"so"}"#);
-    assert_eq!(
-        replay(nothing.as_bytes()).unwrap().divergence.map(|divergence| (divergence.line, divergence.replayed)),
-        Some((1, None))
-    );
+    let refused = postcard::to_allocvec(&(0x41u8, "so")).unwrap();
+    let divergence = replay(&[pieces[0], &refused].concat()).unwrap().divergence.unwrap();
+    assert_eq!((divergence.entry, divergence.replayed), (1, None));
 }
 
 #[test]
-fn a_log_that_was_cut_off_is_read_up_to_there_and_a_damaged_line_is_named() {
+fn a_log_that_was_cut_off_is_read_up_to_there_and_a_damaged_entry_is_named() {
     let bytes = log(spec(&windowed()));
-    for length in 0..bytes.len() {
+    let header = pieces(&bytes)[0].len();
+    for length in header..bytes.len() {
         assert_eq!(replay(&bytes[..length]).unwrap().divergence, None, "{length} bytes");
     }
     let mut damaged = bytes.clone();
-    damaged.splice(0..0, *b"{\"at\":1}\n");
-    assert_eq!(replay(&damaged).unwrap_err().line, 1);
+    damaged.insert(header, 0x3f);
+    let error = replay(&damaged).unwrap_err();
+    assert!(matches!(&error, LogError::Damaged { after: 0, .. }), "{error}");
 }
 
 #[test]
@@ -270,26 +303,37 @@ fn a_new_policy_is_its_options_with_their_check_and_itself() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
-    /// Digits of a log are changed: it plays, parts or is refused, and nothing else happens.
+    /// Bytes of a log are changed: it plays, parts or is refused, and nothing else happens.
     #[test]
-    fn nothing_in_a_log_does_harm(policy in 0..2u32, changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..12)) {
+    fn nothing_in_a_log_does_harm(policy in 0..2u32, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)) {
+        let mut bytes = log(if policy == 0 { spec(&windowed()) } else { spec(&elastic()) });
+        for (index, byte) in changes {
+            // Behind the header.
+            let index = 7 + index.index(bytes.len() - 7);
+            bytes[index] = byte;
+        }
+        does_no_harm(&bytes);
+    }
+
+    /// Digits are changed, which are those of a policy's options.
+    #[test]
+    fn no_options_in_a_log_do_harm(policy in 0..2u32, changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..12)) {
         let mut bytes = log(if policy == 0 { spec(&windowed()) } else { spec(&elastic()) });
         let digits: Vec<usize> = (0..bytes.len()).filter(|index| bytes[*index].is_ascii_digit()).collect();
         for (index, digit) in changes {
             bytes[digits[index.index(digits.len())]] = digit;
         }
-        let _ = replay(&bytes);
-        read(&bytes).filter_map(Result::ok).for_each(|(_, record)| drop(record.to_string()));
+        does_no_harm(&bytes);
     }
 }
 
 #[test]
 fn a_limit_of_batches_holds_for_the_policies_that_follow_and_plays_again() {
-    let mut journal = DeviceJournal::new(Some("m on device 0".to_owned()));
+    let mut journal = Journal::on(DeviceScheduler::new());
     let mut rows = Vec::new();
     let mut tell = |ms, input| {
         let told = journal.apply(at(ms), input);
-        while let Some(output) = journal.poll_output() {
+        while let Some(output) = journal.poll() {
             if let DeviceOutput::Launch(launch) = output {
                 rows.push(launch.rows);
             }
@@ -316,6 +360,5 @@ fn a_limit_of_batches_holds_for_the_policies_that_follow_and_plays_again() {
     tell(52, DeviceInput::Model(MODEL, None)).unwrap();
     tell(61, end(4, 61)).unwrap();
     assert_eq!(rows, [1, 3, 1, 1, 3]);
-    let replay = replay(&journal.take_log()).unwrap();
-    assert_eq!(replay.divergence, None);
+    check(DeviceScheduler::new(), &taken(journal));
 }

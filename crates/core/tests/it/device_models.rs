@@ -2,11 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use downbeat_core::device::journal::{DeviceEvent, DeviceInput, DeviceJournal, read, replay};
 use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, Layer, LearnedPredictor, Mlp};
 use downbeat_core::device::*;
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::device::DeviceInput;
 use downbeat_core::{BatchId, Duration, LatencyProfile, ModelId, RequestId, Time};
 use proptest::prelude::*;
+
+use crate::journal_checks::{check, taken};
 
 const PARTITION: PartitionId = PartitionId(0);
 const SEGMENTS: u16 = 3;
@@ -141,7 +144,7 @@ struct Known {
 }
 
 struct World {
-    journal: DeviceJournal,
+    journal: Journal<DeviceScheduler>,
     log: Vec<u8>,
     models: BTreeMap<ModelId, Kind>,
     gone: BTreeSet<ModelId>,
@@ -176,7 +179,7 @@ struct World {
 impl World {
     fn new() -> Self {
         World {
-            journal: DeviceJournal::new(Some("a test".to_owned())),
+            journal: Journal::on(DeviceScheduler::new()),
             log: Vec::new(),
             models: BTreeMap::new(),
             gone: BTreeSet::new(),
@@ -208,11 +211,11 @@ impl World {
 
     fn tell(&mut self, now: Time, input: DeviceInput) -> bool {
         let told = self.journal.apply(now, input);
-        while let Some(output) = self.journal.poll_output() {
+        while let Some(output) = self.journal.poll() {
             self.carry_out(now, output);
         }
         if self.draw(9) == 0 {
-            self.log.extend(self.journal.take_log());
+            self.journal.take_log(&mut self.log);
         }
         told.unwrap_or(false)
     }
@@ -221,7 +224,7 @@ impl World {
         loop {
             let launch = self.ends.first().map(|(at, _)| *at);
             let input = self.inputs.first().map(|(at, ..)| *at);
-            let timer = self.journal.scheduler().poll_timeout().map(|(at, _)| at);
+            let timer = self.journal.machine().poll_timeout().map(|(at, _)| at);
             let Some(at) = [launch, input, timer].into_iter().flatten().min().filter(|at| *at < end) else { return };
             if launch == Some(at) {
                 self.complete(at);
@@ -231,7 +234,7 @@ impl World {
             } else {
                 self.tell(at, DeviceInput::Timeout);
                 assert!(
-                    self.journal.scheduler().poll_timeout().is_none_or(|(next, _)| next > at),
+                    self.journal.machine().poll_timeout().is_none_or(|(next, _)| next > at),
                     "a timer changes something"
                 );
             }
@@ -272,7 +275,7 @@ impl World {
     }
 
     fn launch(&mut self, now: Time, launch: Launch) {
-        let shared = self.journal.scheduler().shared_lanes(PARTITION).contains(&launch.lane);
+        let shared = self.journal.machine().shared_lanes(PARTITION).contains(&launch.lane);
         assert!(
             shared || self.owners.get(&launch.lane) == Some(&launch.model),
             "{} is not {}'s",
@@ -360,7 +363,7 @@ impl World {
                     self.group_lanes.extend(&lanes);
                 }
                 for lane in lanes {
-                    assert_eq!(self.journal.scheduler().lane(lane).map(|spec| spec.partition), Some(partition));
+                    assert_eq!(self.journal.machine().lane(lane).map(|spec| spec.partition), Some(partition));
                     assert!(self.owners.insert(lane, model).is_none(), "{lane} is one model's");
                 }
             }
@@ -386,10 +389,10 @@ impl World {
                 assert!(self.tell(now, DeviceInput::Model(model, Some(kind.spec(drop)))));
                 self.models.insert(model, kind);
                 if kind == Kind::Overlap {
-                    self.group_lanes.extend(self.journal.scheduler().lanes(model));
+                    self.group_lanes.extend(self.journal.machine().lanes(model));
                     self.grouped.extend(drop.then_some(model));
                 }
-                for lane in self.journal.scheduler().lanes(model) {
+                for lane in self.journal.machine().lanes(model) {
                     assert!(self.owners.insert(*lane, model).is_none(), "{lane} is one model's");
                 }
             }
@@ -404,7 +407,7 @@ impl World {
             }
             Step::Move(n, to) => {
                 let Some(model) = pick(&self.models, n) else { return };
-                let lanes = self.journal.scheduler().lanes(model).to_vec();
+                let lanes = self.journal.machine().lanes(model).to_vec();
                 let told = self.tell(now, DeviceInput::Move(model, PartitionId(to)));
                 assert!(!told || to < 2 && !lanes.is_empty());
             }
@@ -447,7 +450,7 @@ impl World {
                 let known =
                     |size| Known { model, deadline, size, done: 0, exited: false, running: None, is_open: true };
                 let first = RequestId(id * 10);
-                let scheduler = self.journal.scheduler();
+                let scheduler = self.journal.machine();
                 assert!(scheduler.free_at(now, model) >= now);
                 if self.models[&model] != Kind::Exclusive {
                     self.requests.insert(first, known(size));
@@ -510,10 +513,7 @@ proptest! {
         }
         prop_assert!(world.owners.is_empty(), "lanes of models that went are free: {:?}", world.owners);
 
-        world.log.extend(world.journal.take_log());
-        let replayed = replay(&world.log).unwrap();
-        prop_assert_eq!(replayed.divergence, None);
-        let inputs = read(&world.log).filter(|line| matches!(&line.as_ref().unwrap().1.event, DeviceEvent::Told(_))).count();
-        prop_assert_eq!(replayed.inputs, inputs as u64);
+        world.log.extend(taken(world.journal));
+        check(DeviceScheduler::new(), &world.log);
     }
 }

@@ -15,6 +15,7 @@ mod device_world;
 mod elision;
 mod imports;
 mod journal;
+mod journal_checks;
 mod load;
 mod model_budgets;
 mod orphans;

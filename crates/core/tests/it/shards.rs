@@ -4,10 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use downbeat_core::cluster::*;
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::{Input, Reply};
 use downbeat_core::{
     BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
 };
 use proptest::prelude::*;
+
+use crate::journal_checks::{check, taken};
 
 const KINDS: u32 = 2;
 const SHARDS: u32 = 3;
@@ -63,8 +67,8 @@ enum ToMatchmaker {
 
 struct World {
     now: Time,
-    shards: Vec<Shard>,
-    matchmaker: Matchmaker,
+    shards: Vec<Journal<Shard>>,
+    matchmaker: Journal<Matchmaker>,
     grants: Vec<VecDeque<Grant>>,
     to_matchmaker: VecDeque<ToMatchmaker>,
     newest: BTreeMap<(ModelId, DeviceKind), Option<Candidate>>,
@@ -93,8 +97,8 @@ fn shard_of(model: ModelId) -> usize {
 
 impl World {
     fn new() -> Self {
-        let mut matchmaker = Matchmaker::new();
-        let mut shards: Vec<Shard> = (0..SHARDS).map(|index| Shard::new(index, SHARDS)).collect();
+        let mut matchmaker = Journal::on(Matchmaker::new());
+        let mut shards: Vec<_> = (0..SHARDS).map(|index| Journal::on(Shard::new(index, SHARDS))).collect();
         let dispatches = [
             DispatchPolicy::Deferred,
             DispatchPolicy::Eager,
@@ -102,7 +106,8 @@ impl World {
         ];
         for index in 0..MODELS {
             let max_in_flight = if index == 0 { 1 } else { u32::MAX };
-            let model = matchmaker.add_model(max_in_flight);
+            let model = ModelId(index);
+            matchmaker.apply(Time::ZERO, Input::AddLimit(max_in_flight));
             let options = ModelOptions {
                 profiles: profiles(index, 100),
                 max_batch: MAX_BATCH,
@@ -113,13 +118,16 @@ impl World {
                 max_wait: Duration::MAX,
                 levels: Vec::new(),
             };
-            shards[shard_of(model)].add_model(Time::ZERO, model, options);
+            shards[shard_of(model)].apply(Time::ZERO, Input::AddModel(model, Box::new(options)));
         }
-        let devices =
-            (0..KINDS).map(|kind| (matchmaker.add_device(DeviceKind(kind)), (DeviceKind(kind), Vec::new()))).collect();
+        let mut device = |kind: u32| {
+            matchmaker.apply(Time::ZERO, Input::AddDevice(DeviceKind(kind)));
+            (DeviceId(kind), (DeviceKind(kind), Vec::new()))
+        };
+        let devices = (0..KINDS).map(&mut device).collect();
         for shard in &mut shards {
             for kind in (0..KINDS).map(DeviceKind) {
-                shard.set_devices(Time::ZERO, kind, 1);
+                shard.apply(Time::ZERO, Input::SetDevices(kind, 1));
             }
         }
         World {
@@ -175,18 +183,21 @@ impl World {
                 if self.devices.len() > 1 {
                     let device = *self.devices.keys().nth(n % self.devices.len()).unwrap();
                     self.devices.remove(&device);
-                    assert!(self.matchmaker.remove_device(device).is_some());
+                    self.matchmaker.apply(now, Input::RemoveDevice(device));
                     self.devices_changed();
                 }
             }
             Step::AddDevice(kind) => {
-                let device = self.matchmaker.add_device(DeviceKind(kind));
+                let Reply::Device(device) = self.matchmaker.apply(now, Input::AddDevice(DeviceKind(kind))) else {
+                    panic!()
+                };
                 self.devices.insert(device, (DeviceKind(kind), Vec::new()));
                 self.devices_changed();
             }
             Step::RemoveModel(model) => {
                 let at = shard_of(ModelId(model));
-                if self.shards[at].remove_model(now, ModelId(model)) {
+                if self.shards[at].machine().queue(ModelId(model)).is_some() {
+                    self.shards[at].apply(now, Input::RemoveModel(ModelId(model)));
                     self.to_matchmaker.push_back(ToMatchmaker::Removed(ModelId(model)));
                 }
                 self.collect(at);
@@ -196,15 +207,16 @@ impl World {
                 );
             }
             Step::SetProfile(model, us) => {
-                self.shards[shard_of(ModelId(model))].set_profile(now, ModelId(model), profiles(model, us));
+                let input = Input::SetProfile(ModelId(model), Box::new(profiles(model, us)));
+                self.shards[shard_of(ModelId(model))].apply(now, input);
                 self.collect(shard_of(ModelId(model)));
             }
             Step::SetNetwork(control, data) => {
                 let [control, data] = [control, data].map(Duration::from_micros);
                 let network = NetworkBudget { control, data, reply: Duration::ZERO };
-                self.matchmaker.set_sends_ahead(network.is_remote());
+                self.matchmaker.apply(now, Input::SetNetwork(network));
                 for shard in 0..self.shards.len() {
-                    self.shards[shard].set_network(now, network);
+                    self.shards[shard].apply(now, Input::SetNetwork(network));
                     self.collect(shard);
                 }
             }
@@ -212,11 +224,11 @@ impl World {
     }
 
     fn devices_changed(&mut self) {
-        assert_eq!(self.matchmaker.devices() as usize, self.devices.len());
+        assert_eq!(self.matchmaker.machine().devices() as usize, self.devices.len());
         for kind in (0..KINDS).map(DeviceKind) {
             let devices = self.devices.values().filter(|(k, _)| *k == kind).count() as u32;
             for shard in 0..self.shards.len() {
-                self.shards[shard].set_devices(self.now, kind, devices);
+                self.shards[shard].apply(self.now, Input::SetDevices(kind, devices));
                 self.collect(shard);
             }
         }
@@ -247,10 +259,13 @@ impl World {
                         "a batch is a stranger's where its device is gone"
                     );
                 }
-                Some(ToMatchmaker::Removed(model)) => self.matchmaker.remove_model(model),
+                Some(ToMatchmaker::Removed(model)) => {
+                    self.matchmaker.apply(self.now, Input::RemoveModel(model));
+                }
             }
         }
-        while let Some(grant) = self.matchmaker.poll_grant(self.now) {
+        self.matchmaker.handle_timeout(self.now);
+        while let Some(grant) = self.matchmaker.poll_grant() {
             self.grants[shard_of(grant.model)].push_back(grant);
         }
     }
@@ -309,19 +324,19 @@ impl World {
             }
             self.apply(&Step::Complete(0));
             if self.to_matchmaker.is_empty() {
-                let due = self.shards.iter().filter_map(|shard| shard.poll_timeout()).map(|(at, _)| at).min();
-                let due = [due, self.matchmaker.poll_timeout().map(|(at, _)| at)].into_iter().flatten().min();
+                let due = self.shards.iter().filter_map(|shard| shard.machine().poll_timeout()).map(|(at, _)| at).min();
+                let due = [due, self.matchmaker.machine().poll_timeout().map(|(at, _)| at)].into_iter().flatten().min();
                 let Some(due) = due else { break };
                 self.now = self.now.max(due);
                 for shard in 0..self.shards.len() {
-                    self.shards[shard].handle_timeout(self.now);
+                    self.shards[shard].apply(self.now, Input::Timeout);
                     self.collect(shard);
                 }
                 self.deliver(usize::MAX);
             }
         }
         assert!(self.waiting.is_empty(), "never answered: {:?}", self.waiting);
-        assert_eq!(self.matchmaker.free_devices() as usize, self.devices.len(), "a device is lost");
+        assert_eq!(self.matchmaker.machine().free_devices() as usize, self.devices.len(), "a device is lost");
     }
 }
 
@@ -329,7 +344,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Whatever overtakes what: each request is answered once, no device runs two batches, no batch is planned to be late, and no
-    /// grant and no device is lost.
+    /// grant and no device is lost. The log of each shard and of the matchmaker says what happened.
     #[test]
     fn messages_may_take_any_time(steps in prop::collection::vec(steps(), 0..250)) {
         let mut world = World::new();
@@ -337,5 +352,9 @@ proptest! {
             world.apply(step);
         }
         world.settle();
+        for (index, shard) in world.shards.into_iter().enumerate() {
+            check(Shard::new(index as u32, SHARDS), &taken(shard));
+        }
+        check(Matchmaker::new(), &taken(world.matchmaker));
     }
 }

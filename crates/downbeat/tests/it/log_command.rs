@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use downbeat_core::cluster::journal::{Decision, Input, Journal};
 use downbeat_core::cluster::*;
+use downbeat_core::device::{DeviceRequest, DeviceScheduler};
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::{Decision, Input};
+use downbeat_core::journal::device::DeviceInput;
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time};
 
 use crate::command_line::{run, stderr, stdout};
@@ -104,50 +107,102 @@ fn a_log_plays_again() {
 
 #[test]
 fn what_is_no_log_is_said_so() {
-    in_file(b"max_batch_size: 8\n", |file| {
-        for command in ["show", "replay"] {
-            let output = run(&["log", command, file.to_str().unwrap()]);
-            let said = stderr(&output).replace(file.to_str().unwrap(), "FILE");
-            assert_eq!(said, "downbeat: FILE: not a decision log: it does not begin with 'DBLOG'\n");
-            assert_eq!(output.status.code(), Some(1));
-        }
-    });
+    let version = "which this program cannot read: it reads version 4; use the downbeat that wrote the log";
+    for (bytes, error) in [
+        (&b"max_batch_size: 8\n"[..], "not a decision log: it does not begin with 'DBLOG'".to_owned()),
+        (b"DBLOG\x03\0\0", format!("a decision log of version 3, {version}")),
+        (
+            b"{\"at\":0,\"begin\":\"device 0\"}\n",
+            format!("the decision log of a device as lines of JSON, the form before version 4, {version}"),
+        ),
+    ] {
+        in_file(bytes, |file| {
+            for command in ["show", "replay"] {
+                let output = run(&["log", command, file.to_str().unwrap()]);
+                let said = stderr(&output).replace(file.to_str().unwrap(), "FILE");
+                assert_eq!(said, format!("downbeat: FILE: {error}\n"));
+                assert_eq!(output.status.code(), Some(1));
+            }
+        });
+    }
+}
+
+/// The log of a device without models: model 0 goes, and a request for it comes.
+fn device_log() -> Vec<u8> {
+    let mut journal = Journal::on(DeviceScheduler::numbered(2));
+    let request = DeviceRequest { id: RequestId(1), model: ModelId(0), deadline: Time::MAX, size: 1, length: 0 };
+    journal.apply(at(5.0), DeviceInput::Model(ModelId(0), None)).unwrap();
+    journal.apply(at(5.0), DeviceInput::Request(request)).unwrap_err();
+    journal.apply(at(6.0), DeviceInput::Timeout).unwrap();
+    let mut log = Vec::new();
+    journal.take_log(&mut log);
+    log
+}
+
+#[test]
+fn a_log_is_shown_as_json() {
+    let shown = |log: &[u8]| {
+        let mut lines = Vec::new();
+        in_file(log, |file| {
+            let output = run(&["log", "show", "--json", file.to_str().unwrap()]);
+            assert_eq!((stderr(&output).as_str(), output.status.code()), ("", Some(0)));
+            lines = stdout(&output).lines().map(str::to_owned).collect();
+        });
+        lines
+    };
+    let expected = [
+        r#"{"at":0,"begin":"device 2"}"#,
+        r#"{"at":5000000,"told":{"model":[0,null]}}"#,
+        r#"{"at":5000000,"told":{"request":{"id":1,"model":0,"deadline":18446744073709551615,"size":1,"length":0}}}"#,
+        r#"{"at":5000000,"refused":"the device does not have model m0"}"#,
+        r#"{"at":6000000,"told":"timeout"}"#,
+    ];
+    assert_eq!(shown(&device_log()), expected);
+    let lines = shown(&log());
+    let drop = lines.iter().find(|line| line.contains("{\"Drop\"")).unwrap();
+    let detail = r#""detail":{"size":1,"deadline":16000000,"needed":6300000,"target":1}"#;
+    let expected = format!(r#"{{"Drop":{{"request":5,"model":0,"reason":"Hopeless",{detail}}}}}"#);
+    assert_eq!(drop, &format!(r#"{{"at":11600000,"decision":{{"Output":{expected}}}}}"#));
+    assert!(
+        lines.contains(&r#"{"at":12000000,"told":{"completion":{"device":0,"batch":0}}}"#.to_owned()),
+        "{lines:#?}"
+    );
 }
 
 #[test]
 fn a_device_log_that_was_cut_off_is_shown_up_to_there() {
-    let head = r#"{"at":0,"begin":"device 0"}"#;
-    let log = format!("{head}\n{{\"at\":5,\"told\":\"timeout\"}}\n{{\"at\":6,\"inp");
-    in_file(log.as_bytes(), |file| {
+    let log = device_log();
+    in_file(&log[..log.len() - 1], |file| {
         let output = run(&["log", "show", file.to_str().unwrap()]);
         assert_eq!((stderr(&output).as_str(), output.status.code()), ("", Some(0)));
-        assert_eq!(stdout(&output).lines().count(), 2, "{}", stdout(&output));
+        assert_eq!(stdout(&output).lines().count(), 4, "{}", stdout(&output));
     });
-    in_file(format!("{head}\n{{\"at\":6,\"inp\n").as_bytes(), |file| {
+    let damaged = [&log[..log.len() - 5], &[0x3f]].concat();
+    in_file(&damaged, |file| {
         let output = run(&["log", "show", file.to_str().unwrap()]);
-        assert!(stderr(&output).contains("line 2: "), "damage is told from a cut: {}", stderr(&output));
+        assert!(stderr(&output).contains("what comes after entry "), "damage is told from a cut: {}", stderr(&output));
         assert_eq!(output.status.code(), Some(1));
     });
 }
 
 #[test]
 fn a_device_log_is_played_again() {
-    let told = r#"{"at":5,"told":{"model":[0,null]}}"#;
-    let log = format!("{{\"at\":0,\"begin\":\"device 0\"}}\n{told}\n");
-    in_file(log.as_bytes(), |file| {
+    let log = device_log();
+    in_file(&log, |file| {
         let output = run(&["log", "replay", file.to_str().unwrap()]);
-        assert_eq!(stdout(&output), "1 inputs give the same 0 decisions again\n");
+        assert_eq!(stdout(&output), "3 inputs give the same 1 decisions again\n");
         assert_eq!(output.status.code(), Some(0));
     });
-    let other = format!("{log}{{\"at\":5,\"refused\":\"so\"}}\n");
-    in_file(other.as_bytes(), |file| {
+    // A refusal, in words.
+    let other = [&log[..], b"\x41\x02so"].concat();
+    in_file(&other, |file| {
         let output = run(&["log", "replay", file.to_str().unwrap()]);
         let said = stdout(&output);
         assert!(
-            said.contains("after 1 inputs and 0 decisions the log and its replay part\nline 3 of the log:"),
+            said.starts_with("after 3 inputs and 2 decisions the log and its replay part\nentry 5, at 6 ms: "),
             "{said}"
         );
-        assert!(said.ends_with("-> refused: so\nreplay: nothing\n"), "{said}");
+        assert!(said.ends_with("the log says 'refused: so', but now it is nothing\n"), "{said}");
         assert_eq!(output.status.code(), Some(1));
     });
 }

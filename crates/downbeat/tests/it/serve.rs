@@ -392,12 +392,15 @@ fn what_a_server_decided_plays_again() {
         assert_eq!(server.http("POST", "/v2/models/digits/infer", &body).0, 200);
     }
     assert!(server.terminate().success());
-    for name in ["shard-0.log", "matchmaker.log"] {
+    for name in ["shard-0.log", "matchmaker.log", "device-0.log"] {
         let output = run(&["log", "replay", log.join(name).to_str().unwrap()]);
         assert!(output.status.success(), "{name}: {}{}", stdout(&output), stderr(&output));
     }
     let shown = stdout(&run(&["log", "show", log.join("shard-0.log").to_str().unwrap()]));
     assert_eq!(shown.matches("-> send ").count(), 3, "{shown}");
+    let shown = stdout(&run(&["log", "show", "--json", log.join("device-0.log").to_str().unwrap()]));
+    assert!(shown.starts_with("{\"at\":0,\"begin\":\"device 0\"}\n"), "{shown}");
+    assert_eq!(shown.matches(r#""decision":{"Reply":"#).count(), 3, "{shown}");
 }
 
 /// What was measured until Ctrl-C is printed and written.

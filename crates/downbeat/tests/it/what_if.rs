@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use downbeat_core::cluster::journal::{Decision, Input, Journal};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Output, Request, Scheduler};
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::{Decision, Input};
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 
 use crate::command_line::{run, stderr, stdout};
@@ -39,7 +40,7 @@ fn log(requests: u64) -> Vec<u8> {
 fn in_folder(log: &[u8], test: impl FnOnce(&Path, &str)) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("shard-0.log"), log).unwrap();
-    std::fs::write(folder.path().join("device-0.log"), "{}").unwrap();
+    std::fs::write(folder.path().join("device-0.log"), b"DBLOG\x04\x03\0").unwrap();
     test(folder.path(), folder.path().to_str().unwrap());
 }
 

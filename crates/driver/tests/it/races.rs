@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, RwLock};
 
-use downbeat_core::cluster::journal::{self, Journal, MachineKind};
 use downbeat_core::cluster::*;
+use downbeat_core::journal::cluster::{ClusterRecords, Decision};
+use downbeat_core::journal::{Journal, MachineKind, Record, read, replay};
 use downbeat_core::{
     BatchId, DeviceId, DeviceKind, DeviceProfiles, Duration, LatencyProfile, ModelId, RequestId, Time,
 };
@@ -324,11 +325,11 @@ impl Logs {
         let mut logged = 0;
         for Log { machine, bytes, ended } in &*logs {
             let context = format!("seed {seed}, {machine:?} of {shards} shards");
-            let replayed = journal::replay(bytes).unwrap_or_else(|error| panic!("{context}: {error}"));
+            let replayed = replay(bytes).unwrap_or_else(|error| panic!("{context}: {error}"));
             assert_eq!(replayed.divergence, None, "{context}: {replayed:?}");
             // What is less than a buffer (64 KiB) comes at the end, in one piece, which no sink has refused.
             assert!(*ended == (self.most < usize::MAX) || bytes.len() < 64 << 10, "{context}");
-            let (_, entries) = journal::read(bytes).unwrap();
+            let (_, entries) = read::<ClusterRecords>(bytes).unwrap();
             logged += entries.filter(|entry| is_dispatch(&entry.as_ref().unwrap().record)).count() as u64;
         }
         assert_eq!(logs.iter().any(|log| log.ended), self.most < usize::MAX, "seed {seed}");
@@ -340,8 +341,8 @@ impl Logs {
     }
 }
 
-fn is_dispatch(record: &journal::Record) -> bool {
-    matches!(record, journal::Record::Decision(journal::Decision::Output(Output::Dispatch { .. })))
+fn is_dispatch(record: &Record<ClusterRecords>) -> bool {
+    matches!(record, Record::Decision(Decision::Output(Output::Dispatch { .. })))
 }
 
 impl LogSink for Logs {

@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 use std::sync::mpsc::channel;
 
-use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::*;
+use downbeat_core::journal::Journal;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_driver::{Cluster, Handler, LogSink, Moment, QueueHandle, Setup, TURN};
 

@@ -67,7 +67,7 @@ pub struct Driver {
 
 impl Driver {
     /// Starts the devices, which are divided into `parts`, with a slot for each of `kinds`, the kinds of each device's partitions, and the alarm. The models' queues are parted into as many shards
-    /// as the options say (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. What it decides is written to `log`, if there is one, which has as many shards.
+    /// as the options say (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. Its decisions are written to `log`, which has as many shards and devices.
     ///
     /// What adaptive models do is rehearsed, and what predicts groups of operators is trained with those that were served, in [`ServerOptions::rehearsal_cpu`] of a core's time.
     ///
@@ -83,19 +83,18 @@ impl Driver {
         log: Option<DecisionLog>,
     ) -> std::io::Result<Self> {
         let devices = kinds.len();
-        let host = |device| {
-            let file = log.as_ref().and_then(|log| log.device(device, metrics));
-            DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), file)
-        };
+        let log = log.map(Arc::new);
+        let sink = log.clone().map(|log| log as Arc<dyn LogSink>);
+        let host =
+            |device| DeviceHost::start(device, parts, clock, metrics.device(device), watchdog.clone(), sink.clone());
         let (shards, rehearsal_cpu) = (options.scheduler_shards().clamp(1, MAX_SHARDS), options.rehearsal_cpu);
         let activity = watchdog.activity().clone();
         let rehearser = Rehearser::new(clock, shards, rehearsal_cpu, log.is_some(), options.order, activity);
         let pool = DevicePool::new(clock, (0..devices).map(host).collect::<Result<_, _>>()?, rehearser.clone());
         let tables = (0..shards).map(|_| WaitingTable::default()).collect();
-        let log = log.map(Arc::new);
         let setup = Setup {
             wake_margin: WAKE_MARGIN,
-            log: log.clone().map(|log| log as Arc<dyn LogSink>),
+            log: sink.clone(),
             planned: Some(devices as u32),
             kinds: kinds.iter().flatten().max().map_or(1, |kind| kind.0 + 1),
             ..Setup::new(0)
@@ -156,15 +155,13 @@ impl Driver {
     /// Passes on what has not been written of the decision log, so that not much is missing should the process be killed.
     pub fn flush_log(&self) {
         self.cluster.flush_log();
-        if let Some(log) = &self.log {
-            log.flush_devices();
-        }
+        self.hosts().iter().for_each(|host| host.flush_log());
     }
 
     /// Writes the decision log to its end. What is decided after this is not in it.
     pub fn close_log(&self) {
         if let Some(log) = &self.log {
-            self.cluster.flush_log();
+            self.flush_log();
             log.close();
         }
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crossbeam_queue::ArrayQueue;
-use downbeat_core::cluster::journal::TrialRecord;
 use downbeat_core::cluster::{
     Behaviour, DispatchPolicy, ModelOptions, NetworkBudget, Order, OrderPolicy, PastArrival, Rehearsal,
     RehearsalDecision,
 };
+use downbeat_core::journal::cluster::TrialRecord;
 use downbeat_core::{DeviceKind, DeviceProfiles, Duration, ModelId, Time};
 use downbeat_driver::{Cluster, QueueHandle};
 use parking_lot::{Condvar, Mutex};

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{Output, PastArrival, Reject, Request, Shard, Ticket};
+use downbeat_core::journal::Journal;
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Handler, Moment, QueueHandle};
 

@@ -2,12 +2,13 @@
 
 use std::sync::{Arc, OnceLock, Weak};
 
-use downbeat_core::device::journal::{DeviceInput, DeviceJournal};
 use downbeat_core::device::{
-    DeviceReject, DeviceRequest, GrantedBatch, LaneSpec, Layout, ModelSpec, PartitionId, Span,
+    DeviceReject, DeviceRequest, DeviceScheduler, GrantedBatch, LaneSpec, Layout, ModelSpec, PartitionId, Span,
 };
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::device::DeviceInput;
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
-use downbeat_driver::Cluster;
+use downbeat_driver::{Cluster, LOG_BUFFER, LogSink, hand_over};
 use downbeat_engine::{Lane, Part, Share};
 use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
@@ -22,7 +23,6 @@ use super::request_table::Entry;
 use super::{answering, lane, own_launch};
 use crate::call::Call;
 use crate::clock::Clock;
-use crate::decision_log::LogFile;
 use crate::device_report::GroupsReport;
 use crate::driver::{DevicePool, QueuedCall, SlotDone};
 use crate::metrics::DeviceMetrics;
@@ -48,7 +48,7 @@ pub struct DeviceHost {
     alarm: Condvar,
     history: Mutex<History>,
     /// Where the scheduler is written down.
-    log: Option<Arc<LogFile>>,
+    log: Option<Arc<dyn LogSink>>,
     /// Whose batches come to the slots.
     cluster: OnceLock<Weak<Cluster<DevicePool>>>,
 }
@@ -64,9 +64,10 @@ impl DeviceHost {
         clock: Clock,
         metrics: DeviceMetrics,
         watchdog: Arc<Watchdog>,
-        log: Option<Arc<LogFile>>,
+        log: Option<Arc<dyn LogSink>>,
     ) -> std::io::Result<Arc<Self>> {
-        let mut journal = DeviceJournal::new(log.is_some().then(|| format!("device {device}")));
+        let scheduler = DeviceScheduler::numbered(device as u32);
+        let mut journal = if log.is_some() { Journal::on(scheduler) } else { Journal::off(scheduler) };
         let layout = DeviceInput::Layout(Layout { shared_lanes: vec![0; parts.len().max(1)] });
         assert!(journal.apply(clock.now(), layout).is_ok(), "a device has as many partitions as there are kinds");
         let shares: Box<[Share]> = match parts {
@@ -206,6 +207,13 @@ impl DeviceHost {
         self.carry_out(actions, None);
         if let Some(ready) = ready {
             ready(Err("the model goes".to_owned()));
+        }
+    }
+
+    /// Passes on the part of the decision log that was not passed on.
+    pub fn flush_log(&self) {
+        if let Some(log) = &self.log {
+            hand_over(&**log, &mut self.inner.lock().journal, 1);
         }
     }
 
@@ -410,7 +418,7 @@ impl DeviceHost {
             self.tell_loads(inner, now);
         }
         if let Some(log) = &self.log {
-            log.append(&inner.journal.take_log());
+            hand_over(&**log, &mut inner.journal, LOG_BUFFER);
         }
         let at = inner.scheduler().poll_timeout().map_or(Time::MAX, |(at, _)| at);
         if at < inner.alarm_at {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use downbeat_core::device::journal::{DeviceInput, DeviceJournal, DeviceRefusal};
 use downbeat_core::device::{
     DeviceDrop, DeviceOutput, DeviceReject, DeviceScheduler, LaneId, Launch, Note, PartitionId, RingRun, Span,
 };
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::device::{DeviceInput, DeviceRefusal};
 use downbeat_core::{DeviceId, ModelId, RequestId, Time};
 use smallvec::SmallVec;
 
@@ -22,7 +23,7 @@ use crate::device_report::{GroupedModel, GroupsReport};
 
 /// What is decided about a device, and what about: all that its lock guards.
 pub struct DeviceState {
-    pub journal: DeviceJournal,
+    pub journal: Journal<DeviceScheduler>,
     pub models: BTreeMap<ModelId, Resident>,
     pub table: RequestTable,
     /// By the scheduler's name for the lane.
@@ -88,7 +89,7 @@ impl Write {
 
 impl DeviceState {
     /// No models and no lanes.
-    pub fn new(journal: DeviceJournal) -> Self {
+    pub fn new(journal: Journal<DeviceScheduler>) -> Self {
         DeviceState {
             journal,
             models: BTreeMap::new(),
@@ -159,7 +160,7 @@ impl DeviceState {
     }
 
     pub fn scheduler(&self) -> &DeviceScheduler {
-        self.journal.scheduler()
+        self.journal.machine()
     }
 
     /// The partition where a model's launches go.
@@ -240,7 +241,7 @@ impl DeviceState {
 
     /// Takes what was decided about `device`.
     pub fn take_outputs(&mut self, now: Time, device: usize, actions: &mut Actions) {
-        while let Some(output) = self.journal.poll_output() {
+        while let Some(output) = self.journal.poll() {
             match output {
                 DeviceOutput::Admit { model, request, slots } => {
                     let Some(model) = self.models.get(&model).map(|resident| resident.model.clone()) else { continue };

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use downbeat_core::device::journal::{DeviceInput, DeviceRefusal};
 use downbeat_core::device::{BadMove, LaneId, PartitionId};
+use downbeat_core::journal::device::{DeviceInput, DeviceRefusal};
 
 use super::crew::Seat;
 use super::device_host::DeviceHost;

@@ -79,7 +79,7 @@ impl Registry {
         let autoscale = options.autoscale.as_ref().map(|o| AutoscaleWatch::new(o, watched)).transpose()?.map(Arc::new);
         let shards = options.scheduler_shards().clamp(1, MAX_SHARDS);
         let log = options.decision_log.as_deref();
-        let log = log.map(|folder| DecisionLog::open(folder, shards, &metrics)).transpose()?;
+        let log = log.map(|folder| DecisionLog::open(folder, shards, placement.kinds.len(), &metrics)).transpose()?;
         let clock = Clock::start();
         let watchdog = Watchdog::start(run_limits(&options, &engines), clock, engines.of_most().clone())?;
         let (parts, kinds) = (&partitions.parts, &placement.kinds);

@@ -1,7 +1,8 @@
 //! Device policies in the server at their limits: full queues, deadlines, cancelled clients, batches that fail, models that come and go.
 
 use downbeat_core::device::DeviceOutput;
-use downbeat_core::device::journal::{self, DeviceEvent, DeviceInput, DeviceRecord};
+use downbeat_core::journal::device::{DeviceInput, DeviceRecords};
+use downbeat_core::journal::{Form, MachineKind, Record, read, replay, show};
 use downbeat_server::error::ServiceError;
 use downbeat_server::options::{AutoscaleOptions, DeviceGroup, ModelControl, PolicyName, ServerOptions};
 use downbeat_server::registry::Registry;
@@ -496,24 +497,27 @@ async fn what_a_device_policy_is_told_and_decides_is_written_down() {
         drained(&registry).await;
         registry.close_decision_log();
         let log = std::fs::read(folder.join("device-0.log")).unwrap();
-        let records: Vec<DeviceRecord> = journal::read(&log).map(|record| record.unwrap().1).collect();
-        assert!(matches!(&records[0].event, DeviceEvent::Begin(name) if name == "device 0"), "{records:?}");
-        assert!(records.is_sorted_by_key(|record| record.at), "time never goes back");
-        let count = |wanted: fn(&DeviceEvent) -> bool| records.iter().filter(|record| wanted(&record.event)).count();
+        let (machine, entries) = read::<DeviceRecords>(&log).unwrap();
+        assert_eq!(machine, MachineKind::Device(0));
+        let records: Vec<Record<DeviceRecords>> = entries.map(|entry| entry.unwrap().record).collect();
+        let times =
+            records.iter().filter_map(|record| if let Record::Input(at, _) = record { Some(*at) } else { None });
+        assert!(times.is_sorted(), "time never goes back");
+        let count = |wanted: fn(&Record<DeviceRecords>) -> bool| records.iter().filter(|record| wanted(record)).count();
         let told = |wanted: fn(&DeviceInput) -> bool| {
-            records.iter().filter(|r| matches!(&r.event, DeviceEvent::Told(input) if wanted(input))).count()
+            records.iter().filter(|record| matches!(record, Record::Input(_, input) if wanted(input))).count()
         };
         assert_eq!(told(|input| matches!(input, DeviceInput::Request(_))), 5, "{policy}");
-        assert_eq!(count(|event| matches!(event, DeviceEvent::Refused(_))), 1, "{policy}");
+        assert_eq!(count(|record| matches!(record, Record::Refused(_))), 1, "{policy}");
         assert_eq!(told(|input| matches!(input, DeviceInput::Cancel(..))), 1, "{policy}");
-        let replies = count(|event| matches!(event, DeviceEvent::Decision(DeviceOutput::Reply { .. })));
+        let replies = count(|record| matches!(record, Record::Decision(DeviceOutput::Reply { .. })));
         assert_eq!(replies, 3, "{policy}");
-        let launches = count(|event| matches!(event, DeviceEvent::Decision(DeviceOutput::Launch(_))));
+        let launches = count(|record| matches!(record, Record::Decision(DeviceOutput::Launch(_))));
         assert_eq!(launches, told(|input| matches!(input, DeviceInput::Completion { .. })), "{policy}");
-        let replay = journal::replay(&log).unwrap();
-        assert_eq!(replay.divergence, None, "{policy}");
-        assert!(replay.decisions >= (replies + launches) as u64, "{policy}: {replay:?}");
-        let shown: Vec<String> = records.iter().map(ToString::to_string).collect();
+        let replayed = replay(&log).unwrap();
+        assert_eq!(replayed.divergence, None, "{policy}");
+        assert!(replayed.decisions >= (replies + launches) as u64, "{policy}: {replayed:?}");
+        let shown: Vec<String> = show(&log, Form::Text).unwrap().map(Result::unwrap).collect();
         assert!(
             shown.iter().any(|line| line.contains(&format!("m0 comes: m 1 with the policy {policy}"))),
             "{shown:?}"

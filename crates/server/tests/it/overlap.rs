@@ -4,9 +4,10 @@ use std::future::Future;
 use std::path::PathBuf;
 use std::task::Poll;
 
-use downbeat_core::device::journal::{self, DeviceEvent};
 use downbeat_core::device::overlap::{GroupOrder, Layer, LearnedPredictor, Mlp};
 use downbeat_core::device::{DeviceOutput, Note};
+use downbeat_core::journal::device::DeviceRecords;
+use downbeat_core::journal::{Record, read, replay};
 use downbeat_engine::Engine;
 use downbeat_server::device_report::GroupsReport;
 use downbeat_server::options::ServerOptions;
@@ -114,12 +115,12 @@ async fn operators_of_two_models_run_side_by_side_and_every_request_is_answered_
     assert_eq!(metric(&registry, "downbeat_batch_events_total", "prepare_failed"), 0.0);
     registry.close_decision_log();
     let log = std::fs::read(folder.join("device-0.log")).unwrap();
-    assert_eq!(journal::replay(&log).unwrap().divergence, None);
-    let events = journal::read(&log).map(|record| record.unwrap().1.event);
-    let is_known = |event: &DeviceEvent| {
-        matches!(event, DeviceEvent::Decision(DeviceOutput::Note { note: Note::Group { predicted: Some(_), .. }, .. }))
+    assert_eq!(replay(&log).unwrap().divergence, None);
+    let entries = read::<DeviceRecords>(&log).unwrap().1.map(|entry| entry.unwrap().record);
+    let is_known = |record: &Record<DeviceRecords>| {
+        matches!(record, Record::Decision(DeviceOutput::Note { note: Note::Group { predicted: Some(_), .. }, .. }))
     };
-    assert_eq!(events.filter(is_known).count() as u64, report.groups, "what each was predicted to take, and took");
+    assert_eq!(entries.filter(is_known).count() as u64, report.groups, "what each was predicted to take, and took");
 }
 
 #[tokio::test]

@@ -7,7 +7,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use downbeat_core::cluster::Output;
-use downbeat_core::cluster::journal::{Decision, Input, Record, read, replay};
+use downbeat_core::journal::cluster::{ClusterRecords, Decision, Input};
+use downbeat_core::journal::{Record, read, replay};
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter};
 use downbeat_server::error::ServiceError;
@@ -790,7 +791,7 @@ async fn what_adaptive_models_do_is_rehearsed() {
 
     registry.close_decision_log();
     let log = std::fs::read(folder.join("shard-0.log")).unwrap();
-    let trials: Vec<_> = read(&log)
+    let trials: Vec<_> = read::<ClusterRecords>(&log)
         .unwrap()
         .1
         .filter_map(|entry| match entry.unwrap().record {
@@ -843,11 +844,11 @@ async fn the_decision_log_of_a_run_plays_again() {
         let replayed = replay(&bytes).unwrap();
         assert_eq!(replayed.divergence, None, "{name}: {replayed:?}");
         assert!(replayed.decisions > 0, "{name}: {replayed:?}");
-        for entry in read(&bytes).unwrap().1 {
+        for entry in read::<ClusterRecords>(&bytes).unwrap().1 {
             match entry.unwrap().record {
                 Record::Decision(Decision::Output(Output::Dispatch { .. })) => dispatched += 1,
                 Record::Decision(Decision::Output(Output::Drop { .. })) => dropped += 1,
-                Record::Decision(Decision::Reject(_)) => rejected += 1,
+                Record::Refused(_) => rejected += 1,
                 Record::Input(_, Input::Cancel { .. }) => cancelled += 1,
                 _ => {}
             }

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use downbeat_core::cluster::journal::{Decision, Entry, Input, LogError, MachineKind, Record, read};
 use downbeat_core::cluster::{DropReason, ModelOptions, NetworkBudget, OrderPolicy, Output, Request};
+use downbeat_core::journal::cluster::{ClusterRecords, Decision, Input};
+use downbeat_core::journal::{Entry, LogError, MachineKind, Record, read};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
 /// What one file says.
@@ -67,7 +68,7 @@ pub(super) struct Batch {
 impl Part {
     /// Reads a file.
     pub fn read(bytes: &[u8]) -> Result<Part, LogError> {
-        let (machine, entries) = read(bytes)?;
+        let (machine, entries) = read::<ClusterRecords>(bytes)?;
         let mut part = Part {
             machine,
             models: BTreeMap::new(),
@@ -88,6 +89,7 @@ impl Part {
             let Entry { record, .. } = entry?;
             match record {
                 Record::Input(now, input) => part.input(now, input),
+                Record::Refused(_) => part.refused(),
                 Record::Decision(decision) => part.decision(decision),
             }
         }
@@ -164,15 +166,16 @@ impl Part {
         *most = devices.max(*most);
     }
 
+    /// The request before was refused.
+    fn refused(&mut self) {
+        if let Some(seen) = self.requests.last_mut() {
+            self.open.remove(&seen.request.id);
+            seen.fate = Fate::Rejected;
+        }
+    }
+
     fn decision(&mut self, decision: Decision) {
         match decision {
-            // It is about the request before.
-            Decision::Reject(_) => {
-                if let Some(seen) = self.requests.last_mut() {
-                    self.open.remove(&seen.request.id);
-                    seen.fate = Fate::Rejected;
-                }
-            }
             Decision::Output(Output::Drop { request, reason, .. }) => self.set(request, Fate::Dropped(reason)),
             Decision::Output(Output::Dispatch { batch, device, model, members, size, start, expected, .. }) => {
                 let index = self.batches.len();

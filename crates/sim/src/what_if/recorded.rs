@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use downbeat_core::cluster::journal::{LogError, MachineKind};
 use downbeat_core::cluster::{ModelOptions, NetworkBudget, OrderPolicy};
+use downbeat_core::journal::{LogError, MachineKind};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, Time};
 
 use super::comparison::Row;
@@ -116,11 +116,12 @@ impl Recorded {
     /// # Errors
     /// As there.
     pub fn of(files: &[(PathBuf, Vec<u8>)]) -> Result<Recorded, BadLog> {
-        if let Some((file, _)) = files.iter().find(|(_, bytes)| bytes.starts_with(b"{")) {
-            return Err(BadLog::OfDevice(file.clone()));
-        }
-        let parts =
-            files.iter().map(|(file, bytes)| Part::read(bytes).map_err(|error| BadLog::Log(file.clone(), error)));
+        let parts = files.iter().map(|(file, bytes)| {
+            Part::read(bytes).map_err(|error| match error {
+                LogError::Machine(MachineKind::Device(_)) => BadLog::OfDevice(file.clone()),
+                error => BadLog::Log(file.clone(), error),
+            })
+        });
         let mut parts: Vec<Part> = parts.collect::<Result<_, _>>()?;
         let completions: HashMap<_, _> =
             parts.iter_mut().flat_map(|part| std::mem::take(&mut part.completions)).collect();

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use downbeat_core::cluster::journal::{Input, Journal, Reply};
 use downbeat_core::cluster::{
     DispatchPolicy, DropPolicy, Grant, Matchmaker, ModelOptions, Reject, Request, Scheduler, Shard,
 };
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::{Input, Reply};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_sim::what_if::{BadLog, Comparison, Figures, Recorded, Row, Setting, Wanted, advise};
 use downbeat_sim::{Arrivals, Cluster, Decision, Load, Pace, Policy, Report, Simulation};

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{NetworkBudget, Output, Request, Shard, Ticket};
+use downbeat_core::journal::Journal;
 use downbeat_core::{Duration, ModelId, RequestId, Time};
 use downbeat_driver::{Cluster, Handler, MAX_SHARDS, Moment, OwnMatchmaker, OwnShard, Setup, TURN};
 use rand_distr::{Distribution, StandardUniform};

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use downbeat::share_report::{MeasuredOn, ShareReport};
-use downbeat_core::cluster::journal::{Input, Journal};
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Request, Scheduler};
+use downbeat_core::journal::Journal;
+use downbeat_core::journal::cluster::Input;
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
 use downbeat_server::share_profiler::ShareMeasurement;
 use serde_json::Value;

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
 use downbeat_bench::scheduler::Workload;
-use downbeat_core::cluster::journal::Journal;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, Output, Request, Shard};
+use downbeat_core::journal::Journal;
 use downbeat_core::{BatchId, DeviceId, Time};
 use downbeat_driver::{Cluster, Handler, Moment, QueueHandle, Setup};
 

@@ -1,42 +1,19 @@
-//! What happens to a machine and what it decides, as data.
+//! The inputs and decisions of a cluster's machines, as data.
 
 use serde::{Deserialize, Serialize};
 
 use super::trial::TrialRecord;
-use crate::cluster::behaviour::Behaviour;
-use crate::cluster::demand::Demand;
-use crate::cluster::dispatch_policy::DispatchPolicy;
-use crate::cluster::messages::{Answer, Candidate, Grant};
-use crate::cluster::model_options::ModelOptions;
-use crate::cluster::network::NetworkBudget;
-use crate::cluster::order::Order;
-use crate::cluster::output::{Output, Reject};
-use crate::cluster::request::Request;
-use crate::cluster::request_queue::Ticket;
+use crate::cluster::{
+    Answer, Behaviour, Candidate, Demand, DispatchPolicy, Grant, ModelOptions, NetworkBudget, Order, Output, Reject,
+    Request, Ticket,
+};
 use crate::device_profiles::DeviceProfiles;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
 use crate::time::{Duration, Time};
 
-/// An entry of a log.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Entry {
-    /// Counted from 1.
-    pub number: u64,
-    /// What it says.
-    pub record: Record,
-}
-
-/// What an entry says.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Record {
-    /// Something happened to the machine at that time.
-    Input(Time, Input),
-    /// The machine decided something, because of the input before.
-    Decision(Decision),
-}
-
 /// An input of a [`Scheduler`](crate::cluster::Scheduler), a [`Shard`](crate::cluster::Shard) or a [`Matchmaker`](crate::cluster::Matchmaker): each takes those that it has a function for.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Input {
     /// A request has arrived.
     Request(Request),
@@ -122,8 +99,6 @@ pub enum Reply {
 pub enum Decision {
     /// Of a scheduler or a shard.
     Output(Output),
-    /// A request was not accepted: of a scheduler or a shard.
-    Reject(Reject),
     /// A shard's newest candidate of a model for a kind of device.
     Candidate(ModelId, DeviceKind, Option<Candidate>),
     /// A shard's answer to a grant.

@@ -4,14 +4,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cluster::behaviour::Behaviour;
-use crate::cluster::order::Order;
-use crate::cluster::rehearsal::{Decision, Ground, RATES, Tried};
+use crate::cluster::{Behaviour, Ground, Order, RATES, RehearsalDecision, Tried};
 use crate::ids::ModelId;
 use crate::time::Duration;
 
 /// What came of a trial of the [`crate::cluster::Rehearsal`]: in the log of a shard, where it changes nothing, before the inputs that follow from it
-/// ([`super::Input::SetBehaviour`], and of the matchmaker [`super::Input::SetOrder`]).
+/// ([`Input::SetBehaviour`](super::Input::SetBehaviour), and of the matchmaker [`Input::SetOrder`](super::Input::SetOrder)).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TrialRecord {
     /// Counted from 1.
@@ -45,7 +43,7 @@ pub struct CandidateRecord {
 
 impl TrialRecord {
     /// Of what was decided in this trial, counted from 1.
-    pub fn new(number: u64, decision: &Decision) -> Self {
+    pub fn new(number: u64, decision: &RehearsalDecision) -> Self {
         let taken = decision.tried.iter().position(|tried| decision.takes(tried)).unwrap_or(0);
         let written = if decision.changed { decision.tried.len() } else { 1 };
         TrialRecord {

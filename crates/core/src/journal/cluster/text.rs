@@ -1,51 +1,18 @@
-//! A log as people read it.
+//! The inputs and decisions of a cluster's machines, in words.
 
 use std::fmt;
 
-use super::reader::Divergence;
-use super::record::{Decision, Entry, Input, Record};
-use crate::cluster::behaviour::Behaviour;
-use crate::cluster::messages::{Answer, Candidate};
-use crate::cluster::network::NetworkBudget;
-use crate::cluster::output::{DropReason, Output};
-use crate::cluster::reason::{DispatchReason, DropDetail, StartBound};
-use crate::cluster::request::Request;
+use super::record::{Decision, Input};
+use crate::cluster::{
+    Answer, Behaviour, Candidate, DispatchReason, DropDetail, DropReason, NetworkBudget, Output, Request, StartBound,
+};
+use crate::journal::entry::At;
+use crate::journal::machine::Fact;
 use crate::time::{Duration, Time};
 
-/// An instant in milliseconds since the log's zero.
-struct At(Time);
-
-impl fmt::Display for At {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.0 == Time::MAX {
-            f.write_str("never")
-        } else {
-            write!(f, "{} ms", self.0.since(Time::ZERO).as_millis_f64())
-        }
-    }
-}
-
-impl Entry {
-    /// The entry in a line (a trial in one more for each candidate): its number and time, what happened, or behind an arrow what was decided. Instants are in milliseconds since zero.
-    /// `now` is the time of the last input, this one included.
-    pub fn line(&self, now: Time) -> String {
-        let Entry { number, record } = self;
-        match record {
-            Record::Input(at, input) => {
-                let millis = format!("{:.6}", at.since(Time::ZERO).as_millis_f64());
-                format!("{number:>8} {millis:>16}  {}", InputAt(*at, input))
-            }
-            Record::Decision(decision) => format!("{number:>8} {:>16}  -> {}", "", DecisionAt(now, decision)),
-        }
-    }
-}
-
-struct InputAt<'a>(Time, &'a Input);
-
-impl fmt::Display for InputAt<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let InputAt(now, input) = *self;
-        match input {
+impl Fact for Input {
+    fn tell(&self, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Input::Request(Request { id, model, deadline, queue_expiry, level, size }) => {
                 write!(f, "request {id} of {model}")?;
                 match *deadline {
@@ -105,7 +72,7 @@ impl fmt::Display for InputAt<'_> {
                 }
                 if *margin > 0 { write!(f, "; with a margin of {margin}%") } else { Ok(()) }
             }
-            Input::Trial(trial) => trial.fmt(f),
+            Input::Trial(trial) => write!(f, "{trial}"),
             Input::SetOrder(order) => write!(f, "whose turn it is: {order}"),
             Input::SetWakeMargin(margin) => write!(f, "wake margin {margin}"),
             Input::SetNetwork(network) => write!(f, "network: {}", Budget(network)),
@@ -123,7 +90,7 @@ impl fmt::Display for InputAt<'_> {
             Input::Candidate(model, kind, candidate) => {
                 write!(f, "candidate of {model} for {kind}: {}", Offer(candidate))
             }
-            Input::Answer(answer) => AnswerText(answer).fmt(f),
+            Input::Answer(answer) => write!(f, "{}", AnswerText(answer)),
         }
     }
 }
@@ -137,12 +104,9 @@ impl fmt::Display for Budget<'_> {
     }
 }
 
-struct DecisionAt<'a>(Time, &'a Decision);
-
-impl fmt::Display for DecisionAt<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DecisionAt(now, decision) = *self;
-        match decision {
+impl Fact for Decision {
+    fn tell(&self, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Decision::Output(Output::Dispatch { batch, device, model, members, size, start, expected, reason }) => {
                 write!(f, "send {batch} of {model} to {device}: {size} items")?;
                 if *start > now {
@@ -168,11 +132,10 @@ impl fmt::Display for DecisionAt<'_> {
                 }
                 if size == 1 { Ok(()) } else { write!(f, " ({size} items)") }
             }
-            Decision::Reject(reject) => write!(f, "reject: {reject}"),
             Decision::Candidate(model, kind, candidate) => {
                 write!(f, "candidate of {model} for {kind}: {}", Offer(candidate))
             }
-            Decision::Answer(answer) => AnswerText(answer).fmt(f),
+            Decision::Answer(answer) => write!(f, "{}", AnswerText(answer)),
             Decision::Grant(grant) => {
                 write!(f, "grant {} to {}", grant.device, grant.model)?;
                 if grant.free_at > now { write!(f, ", free in {}", grant.free_at.since(now)) } else { Ok(()) }
@@ -222,22 +185,6 @@ impl fmt::Display for AnswerText<'_> {
                 write!(f, "{batch} of {} is on {} from {} for {expected}", grant.model, grant.device, At(*arrives))
             }
             Answer::Declined { grant } => write!(f, "{} has nothing for {}", grant.model, grant.device),
-        }
-    }
-}
-
-impl fmt::Display for Divergence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Divergence { entry, at, logged, replayed } = self;
-        write!(f, "entry {entry}, at {}: the log says ", At(*at))?;
-        match logged {
-            Some(decision) => write!(f, "'{}'", DecisionAt(*at, decision))?,
-            None => f.write_str("no more")?,
-        }
-        f.write_str(", but now it is ")?;
-        match replayed {
-            Some(decision) => write!(f, "'{}'", DecisionAt(*at, decision)),
-            None => f.write_str("nothing"),
         }
     }
 }

@@ -1,41 +1,14 @@
-//! The machines that can be written down.
+//! The machines of a cluster: the whole scheduler, or its shards and the matchmaker apart.
 
 use super::record::{Decision, Input, Reply};
-use crate::cluster::matchmaker::Matchmaker;
-use crate::cluster::messages::Answer;
-use crate::cluster::scheduler::Scheduler;
-use crate::cluster::shard::Shard;
+use super::short::ClusterRecords;
+use crate::cluster::{Answer, Matchmaker, Scheduler, Shard};
+use crate::journal::machine::{Machine, MachineKind};
 use crate::time::Time;
 
-/// The machines that can be written down.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MachineKind {
-    /// [`Scheduler`].
-    Scheduler,
-    /// [`Shard`], which one of how many.
-    Shard {
-        /// From 0.
-        index: u32,
-        /// Of all shards.
-        shards: u32,
-    },
-    /// [`Matchmaker`].
-    Matchmaker,
-}
-
-/// A state machine whose inputs and decisions can be written down and played again.
-pub trait Machine {
-    /// Which of the machines it is.
-    fn kind(&self) -> MachineKind;
-
-    /// Handles an input. One that is not for this machine changes nothing, and the reply is [`Reply::Foreign`].
-    fn apply(&mut self, now: Time, input: Input) -> Reply;
-
-    /// The next decision.
-    fn poll(&mut self) -> Option<Decision>;
-}
-
 impl Machine for Scheduler {
+    type Records = ClusterRecords;
+
     fn kind(&self) -> MachineKind {
         MachineKind::Scheduler
     }
@@ -68,9 +41,16 @@ impl Machine for Scheduler {
     fn poll(&mut self) -> Option<Decision> {
         self.poll_output().map(Decision::Output)
     }
+
+    /// The decisions are made by the input and wait.
+    fn is_polled_after(&self, _input: &Input) -> bool {
+        true
+    }
 }
 
 impl Machine for Shard {
+    type Records = ClusterRecords;
+
     fn kind(&self) -> MachineKind {
         let (index, shards) = self.place();
         MachineKind::Shard { index, shards }
@@ -113,9 +93,16 @@ impl Machine for Shard {
         let answer = self.poll_answer().map(Decision::Answer);
         answer.or_else(|| self.poll_output().map(Decision::Output))
     }
+
+    /// A candidate depends on the time of its poll, so a replay must poll as often as the driver did.
+    fn is_polled_after(&self, _input: &Input) -> bool {
+        false
+    }
 }
 
 impl Machine for Matchmaker {
+    type Records = ClusterRecords;
+
     fn kind(&self) -> MachineKind {
         MachineKind::Matchmaker
     }
@@ -156,5 +143,10 @@ impl Machine for Matchmaker {
 
     fn poll(&mut self) -> Option<Decision> {
         self.poll_grant(self.time()).map(Decision::Grant)
+    }
+
+    /// A poll makes a grant, and a poll that gave nothing has consequences too. All polls follow a timeout.
+    fn is_polled_after(&self, input: &Input) -> bool {
+        *input == Input::Timeout
     }
 }

@@ -1,0 +1,122 @@
+//! The machines that have a log, and the types of their records.
+
+use std::fmt;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::time::Time;
+
+/// A machine that has a log, and which of its kind it is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum MachineKind {
+    /// A [`Scheduler`](crate::cluster::Scheduler).
+    Scheduler,
+    /// A [`Shard`](crate::cluster::Shard).
+    Shard {
+        /// Its number, from 0.
+        index: u32,
+        /// The number of all shards.
+        shards: u32,
+    },
+    /// A [`Matchmaker`](crate::cluster::Matchmaker).
+    Matchmaker,
+    /// The [`DeviceScheduler`](crate::device::DeviceScheduler) of the device with this number, from 0.
+    Device(u32),
+}
+
+impl fmt::Display for MachineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MachineKind::Scheduler => f.write_str("the scheduler"),
+            MachineKind::Shard { index, shards } => write!(f, "shard {index} of {shards}"),
+            MachineKind::Matchmaker => f.write_str("the matchmaker"),
+            MachineKind::Device(number) => write!(f, "device {number}"),
+        }
+    }
+}
+
+/// A state machine whose inputs and decisions can be written down and replayed.
+pub trait Machine {
+    /// The types of its inputs and decisions.
+    type Records: Records;
+
+    /// Which of the machines it is.
+    fn kind(&self) -> MachineKind;
+
+    /// Handles an input.
+    fn apply(&mut self, now: Time, input: <Self::Records as Records>::Input) -> <Self::Records as Records>::Reply;
+
+    /// The next decision.
+    fn poll(&mut self) -> Option<<Self::Records as Records>::Decision>;
+
+    /// Whether the driver polls all decisions after this input, before the next. Otherwise a replay polls as many
+    /// decisions as the log has.
+    fn is_polled_after(&self, input: &<Self::Records as Records>::Input) -> bool;
+}
+
+/// The types of the records of some machines, and the short forms in which a log has them.
+pub trait Records: Clone + PartialEq + fmt::Debug + Default + 'static {
+    /// Every input, as data.
+    type Input: Fact;
+    /// The machine's immediate answer to an input.
+    type Reply;
+    /// Why an input changed nothing.
+    type Refusal: Clone + PartialEq + fmt::Debug + fmt::Display + Serialize + DeserializeOwned;
+    /// Every decision, as data.
+    type Decision: Fact;
+
+    /// Whether the log of this machine has these records.
+    fn are_of(machine: MachineKind) -> bool;
+
+    /// The refusal in a reply.
+    fn refusal(reply: &Self::Reply) -> Option<Self::Refusal>;
+
+    /// Whether a reply says that the input is for another machine, or for one in another state. A sound log has none.
+    fn is_foreign(_reply: &Self::Reply) -> bool {
+        false
+    }
+
+    /// Whether a driver can have made this input. A replay hands no other input to a machine.
+    fn is_sound(_input: &Self::Input) -> bool {
+        true
+    }
+
+    /// Writes the short form of an input, `after` nanoseconds after the input before. False: it has none.
+    fn write_input(&mut self, _log: &mut Vec<u8>, _now: Time, _after: i64, _input: &Self::Input) -> bool {
+        false
+    }
+
+    /// Writes the short form of a decision. `now` is the time of the last input. False: it has none.
+    fn write_decision(&mut self, _log: &mut Vec<u8>, _now: Time, _decision: &Self::Decision) -> bool {
+        false
+    }
+
+    /// Reads an entry in a short form. `now` is the time of the last input. Returns the bytes behind it, too.
+    ///
+    /// # Errors
+    /// If the bytes are no entry.
+    fn read_short<'a>(&mut self, _now: Time, _bytes: &'a [u8]) -> postcard::Result<(Record<Self>, &'a [u8])> {
+        Err(postcard::Error::DeserializeBadEnum)
+    }
+}
+
+/// The content of an entry.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Record<R: Records> {
+    /// Something happened to the machine at that time.
+    Input(Time, R::Input),
+    /// The machine refused the input before.
+    Refused(R::Refusal),
+    /// The machine decided something, because of the inputs before.
+    Decision(R::Decision),
+}
+
+/// An input or a decision: data that can be written, compared and told to people.
+pub trait Fact: Clone + PartialEq + fmt::Debug + Serialize + DeserializeOwned {
+    /// Tells it in words. `now` is the time of the last input, the told one included.
+    ///
+    /// # Errors
+    /// If `f` takes no more.
+    fn tell(&self, now: Time, f: &mut fmt::Formatter<'_>) -> fmt::Result;
+}

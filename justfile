@@ -44,7 +44,7 @@ clients *arguments: (_venv "tests/clients/requirements.txt")
     cargo build --release -p downbeat
     {{venv}}/bin/python -m pytest tests/clients {{arguments}}
 
-# What a request costs, without a clock, beside crates/gate/counts.toml; `just counts --write` writes it there. Needs valgrind.
+# What a request costs, without a clock, beside lab/gate/counts.toml; `just counts --write` writes it there. Needs valgrind.
 counts *arguments:
     cargo build --profile ci -p downbeat -p downbeat-gate
     target/ci/downbeat-gate {{arguments}}

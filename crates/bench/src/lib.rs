@@ -3,12 +3,9 @@
 //! [`plan`] resolves the command line ([`args`]); [`run`](mod@run) offers the planned load once, with threads that each
 //! drive one [`load::Generator`] over a [`transport`]; [`capacity`] runs it at one rate after another; [`report`] and
 //! [`html`] show what came of it.
-//!
-//! [`scheduler`] measures the scheduler of `downbeat-core` alone, in this process.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-pub mod allocations;
 pub mod allocator;
 pub mod args;
 pub mod arrivals;
@@ -28,7 +25,6 @@ pub mod report;
 pub mod request;
 pub mod response;
 pub mod run;
-pub mod scheduler;
 pub mod seed;
 pub mod statistics;
 pub mod tensors;

@@ -44,7 +44,6 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
-use downbeat_bench::scheduler::SchedulerArgs;
 use downbeat_report::note;
 use downbeat_server::options::{LogFormat, ServerOptions};
 
@@ -79,7 +78,7 @@ enum Command {
     Profile(Box<profile_command::ProfileArgs>),
     Slice(slice_command::SliceArgs),
     Plan(plan_command::PlanArgs),
-    Bench(Box<BenchArgs>),
+    Bench(Box<downbeat_bench::Args>),
     #[command(subcommand)]
     Simulate(simulate::SimulateCommand),
     #[command(subcommand)]
@@ -96,20 +95,6 @@ enum Command {
     /// Runs a model for the server that started this process, whose socket standard input is.
     #[command(hide = true)]
     Executor,
-}
-
-#[derive(clap::Args, Debug)]
-#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-struct BenchArgs {
-    #[command(subcommand)]
-    command: Option<BenchCommand>,
-    #[command(flatten)]
-    load: downbeat_bench::Args,
-}
-
-#[derive(Subcommand, Debug)]
-enum BenchCommand {
-    Scheduler(SchedulerArgs),
 }
 
 /// Exit status of a wrong command line, as clap's own.
@@ -179,12 +164,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
         Command::Profile(args) => Ok(profile_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Slice(args) => Ok(slice_command::run(&args).map(|()| ExitCode::SUCCESS)?),
         Command::Plan(args) => Ok(plan_command::run(&args).map(|()| ExitCode::SUCCESS)?),
-        Command::Bench(args) => match args.command {
-            Some(BenchCommand::Scheduler(args)) => {
-                Ok(downbeat_bench::scheduler::run(&args).map(|()| ExitCode::SUCCESS)?)
-            }
-            None => Ok(downbeat_bench::run(args.load)?),
-        },
+        Command::Bench(args) => Ok(downbeat_bench::run(*args)?),
         Command::Simulate(command) => Ok(simulate::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Engine(command) => Ok(engine_command::run(&command).map(|()| ExitCode::SUCCESS)?),
         Command::Timeline(args) => Ok(timeline_command::run(&args).map(|()| ExitCode::SUCCESS)?),

@@ -1,7 +1,7 @@
 //! Frontends and backends that are played, around a real `downbeat scheduler`: what does it take in a second, as frames on sockets?
 //! `tools/cluster_bench.py feed` runs it: `cargo run --release -p downbeat-server --example feed -- ADDRESS PER_SECOND SECONDS`.
 //!
-//! As `downbeat bench scheduler`: 20 models, `l(b) = 1.053 b + 5.072` ms, an SLO of 100 ms, deferred, here on 64 backends of 64 devices, more than can be busy, from two frontends in turns. Each millisecond a frontend
+//! As `downbeat-lab scheduler`: 20 models, `l(b) = 1.053 b + 5.072` ms, an SLO of 100 ms, deferred, here on 64 backends of 64 devices, more than can be busy, from two frontends in turns. Each millisecond a frontend
 //! hands in what is due, and a backend says that it is done with what is. No request has tensors, nobody claims any: a scheduler hears of neither.
 
 #[path = "support/peer.rs"]

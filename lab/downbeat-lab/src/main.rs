@@ -2,6 +2,13 @@
 
 use std::process::ExitCode;
 
+use downbeat_bench::allocator::Mimalloc;
+use downbeat_scheduler_bench::allocations::CountingAllocator;
+
+/// The server's allocator, counted: `downbeat-lab scheduler` says how often the scheduler allocates.
+#[global_allocator]
+static ALLOCATOR: CountingAllocator<Mimalloc> = CountingAllocator::new(Mimalloc);
+
 fn main() -> ExitCode {
     downbeat_lab::main()
 }

@@ -8,7 +8,6 @@ mod grpc;
 mod http;
 mod report;
 mod response;
-mod scheduler;
 mod servers;
 #[path = "../../examples/support/service.rs"]
 mod service;

@@ -77,12 +77,6 @@ fn a_wrong_command_line_is_status_2() {
     refuses(&["serve", "m", "--slo-ms", "digits=-5"], 2, "must be more than 0 and at most a day");
     refuses(&["infer"], 2, "required arguments were not provided");
     refuses(&["bench"], 2, "required arguments were not provided");
-    refuses(&["bench", "-m", "digits", "scheduler"], 2, "cannot be used with");
-    refuses(
-        &["bench", "scheduler", "--threads", "2", "--models", "1"],
-        1,
-        "--threads: at most one a model, of which there are 1",
-    );
     refuses(&["infer", "digits"], 2, "required arguments were not provided");
 }
 
@@ -199,17 +193,15 @@ fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
 /// As after `downbeat ... | head -1`: whoever reads has seen enough.
 #[test]
 fn a_reader_that_has_gone_is_no_failure() {
-    let bench = ["bench", "scheduler", "--models", "1", "--devices", "1", "--seconds", "0.01"];
     let slice = ["slice", "digits", "--stages", "2", "--repository", EXAMPLES, "--engine", "rten"];
     let profile = ["profile", "digits", "--batch", "1", "--repository", EXAMPLES, "--engine", "rten", "--budget", "0"];
     for arguments in [
-        &bench[..],
-        &[&bench[..], &["--json"]].concat(),
-        &slice,
+        &slice[..],
         &[&slice[..], &["--json"]].concat(),
         &profile,
         &["plan", "--generate", "3"],
         &CAPACITY,
+        &[&CAPACITY[..], &["--json"]].concat(),
         &["engine", "list"],
         &["completions", "bash"],
         &["config", "check", EXAMPLES],
@@ -246,8 +238,7 @@ fn json_means_the_same_in_every_command() {
     let rten = ["--repository", EXAMPLES, "--engine", "rten"];
     let workload = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/workload.toml");
     for arguments in [
-        &["bench", "scheduler", "--models", "1", "--devices", "1", "--seconds", "0.01"][..],
-        &[&["slice", "digits", "--stages", "2"], &rten[..]].concat(),
+        &[&["slice", "digits", "--stages", "2"], &rten[..]].concat()[..],
         &[&["profile", "digits", "--batch", "1", "--budget", "0"], &rten[..]].concat(),
         &[&["profile", "digits", "--segments", "2", "--batch", "1", "--budget", "0"], &rten[..]].concat(),
         &["plan", workload, "--time-limit", "1", "--method", "search"],

@@ -19,6 +19,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use downbeat::simulate::CapacityArgs;
 use downbeat_report::note;
+use downbeat_scheduler_bench::SchedulerArgs;
 
 use crate::policy::POLICIES;
 
@@ -36,6 +37,7 @@ enum Command {
     /// As `downbeat simulate capacity`, with clockwork, nexus, nexus:FRONTENDS and shepherd too
     Capacity(Box<CapacityArgs>),
     Random(random::RandomArgs),
+    Scheduler(Box<SchedulerArgs>),
     Device(Box<device::DeviceArgs>),
     Figure(device::FigureArgs),
     Calibrate(calibration::CalibrateArgs),
@@ -62,6 +64,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Experiment(args) => experiment::run(args),
         Command::Capacity(args) => downbeat::simulate::capacity(&args, &POLICIES),
         Command::Random(args) => random::run(&args),
+        Command::Scheduler(args) => downbeat_scheduler_bench::run(&args),
         Command::Device(args) => device::run(&args),
         Command::Figure(args) => device::figure(&args),
         Command::Calibrate(args) => calibration::run(&args),

@@ -279,3 +279,14 @@ fn predictors_are_compared_on_groups_of_real_models() {
     }
     refuses(&["predictors", "/none"], "/none: there is no such file");
 }
+
+#[test]
+fn the_scheduler_alone_is_measured() {
+    let quick = ["scheduler", "--models", "1", "--devices", "1", "--seconds", "0.01"];
+    let output = run(&quick);
+    assert!(output.status.success() && stdout(&output).lines().count() > 3, "{output:?}");
+    let json = stdout(&run(&[&quick[..], &["--json"]].concat()));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json["allocations"].is_number(), "the program counts them: {json}");
+    refuses(&["scheduler", "--threads", "2", "--models", "1"], "--threads: at most one a model, of which there are 1");
+}

@@ -12,12 +12,12 @@ use downbeat_core::journal::Journal;
 use downbeat_core::{BatchId, DeviceId, Duration, RequestId, Time};
 use downbeat_driver::{Cluster, Handler, MAX_SHARDS, Moment, QueueHandle, Setup};
 
-use super::multi_thread::Wait;
-use super::report::Measurement;
-use super::single_thread::{Counts, WARM_UP, measurement};
-use super::workload::{SLO, Workload};
 use crate::allocations::Counter;
-use crate::clock::{Clock, thread_cpu};
+use crate::multi_thread::Wait;
+use crate::report::Measurement;
+use crate::single_thread::{Counts, WARM_UP, measurement};
+use crate::workload::{SLO, Workload};
+use downbeat_bench::clock::{Clock, thread_cpu};
 
 /// Requests that a thread posts between two looks at the clock and at its devices.
 const BURST: u64 = 8;

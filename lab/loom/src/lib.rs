@@ -3,9 +3,9 @@
 // The tests call a part of each file only.
 #![allow(dead_code, unused_imports)]
 
-#[path = "../../driver/src/latest_candidates.rs"]
+#[path = "../../../crates/driver/src/latest_candidates.rs"]
 mod latest_candidates;
-#[path = "../../driver/src/mailbox.rs"]
+#[path = "../../../crates/driver/src/mailbox.rs"]
 mod mailbox;
-#[path = "../../driver/src/sync.rs"]
+#[path = "../../../crates/driver/src/sync.rs"]
 mod sync;

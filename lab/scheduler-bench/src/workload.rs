@@ -6,7 +6,7 @@ use rand::RngExt;
 use rand_distr::Exp1;
 use rand_pcg::Pcg64;
 
-use crate::seed::Stream;
+use downbeat_bench::seed::Stream;
 
 /// Fixed and growing part of `l(b)`: ResNet50 as in Symphony's table 2.
 const PROFILE: (Duration, Duration) = (Duration::from_nanos(1_053_000), Duration::from_nanos(5_072_000));

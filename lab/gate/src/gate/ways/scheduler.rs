@@ -6,11 +6,11 @@ use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::Result;
-use downbeat_bench::scheduler::Workload;
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, Output, Request, Shard};
 use downbeat_core::journal::Journal;
 use downbeat_core::{BatchId, DeviceId, Time};
 use downbeat_driver::{Cluster, Handler, Moment, QueueHandle, Setup};
+use downbeat_scheduler_bench::Workload;
 
 use crate::gate::part::Plan;
 

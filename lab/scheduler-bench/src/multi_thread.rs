@@ -12,10 +12,10 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, Time};
 use downbeat_driver::{Cluster, Handler, Moment, OwnShard, QueueHandle, Setup, TURN};
 use hdrhistogram::Histogram;
 
-use super::report::{Latency, Measurement};
-use super::single_thread::{Counts, WARM_UP, measurement};
-use super::workload::{Requests, Workload};
-use crate::clock::{Clock, thread_cpu};
+use crate::report::{Latency, Measurement};
+use crate::single_thread::{Counts, WARM_UP, measurement};
+use crate::workload::{Requests, Workload};
+use downbeat_bench::clock::{Clock, thread_cpu};
 
 /// Requests that a thread handles between two looks at its mailbox and its devices.
 const BURST: usize = 16;

@@ -11,11 +11,11 @@ use downbeat_report::Json;
 /// loop runs as fast as it can; with it, time is real, and the latency of each decision is measured.
 ///
 /// Examples:
-///   downbeat bench scheduler
-///   downbeat bench scheduler --models 1024 --devices 4096 --policy eager --drop head --json result.json
-///   downbeat bench scheduler --devices 8192 --rate 5000000
-///   downbeat bench scheduler --posting-threads 2 --shards 4 --devices 16384
-///   downbeat bench scheduler --sweep
+///   downbeat-lab scheduler
+///   downbeat-lab scheduler --models 1024 --devices 4096 --policy eager --drop head --json result.json
+///   downbeat-lab scheduler --devices 8192 --rate 5000000
+///   downbeat-lab scheduler --posting-threads 2 --shards 4 --devices 16384
+///   downbeat-lab scheduler --sweep
 #[derive(clap::Args, Debug, Clone)]
 #[command(verbatim_doc_comment)]
 pub struct SchedulerArgs {

@@ -11,7 +11,7 @@ use crate::gate::ways::Way;
 
 /// The beginning of the file.
 const HEAD: &str = "# What a request costs on each way: means, by `just counts`. A change that raises one changes it here, by `just counts --write`, and says why in its message.\n\
-                    # docs/results/speed.md says what each way is; crates/gate/src/main.rs what is counted and how.\n";
+                    # docs/results/speed.md says what each way is; lab/gate/src/main.rs what is counted and how.\n";
 
 /// The counts of one request.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]

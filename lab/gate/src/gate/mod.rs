@@ -41,7 +41,7 @@ struct Arguments {
     #[arg(long)]
     write: bool,
     /// The numbers.
-    #[arg(long, default_value = "crates/gate/counts.toml")]
+    #[arg(long, default_value = "lab/gate/counts.toml")]
     file: PathBuf,
 }
 

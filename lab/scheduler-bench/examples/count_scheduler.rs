@@ -1,7 +1,7 @@
 //! The scheduler by a number of requests: a program for `valgrind --tool=callgrind` and `--tool=cachegrind`, which prints how often it allocated.
 //!
 //! ```text
-//! cargo build --profile ci -p downbeat-bench --example count_scheduler
+//! cargo build --profile ci -p downbeat-scheduler-bench --example count_scheduler
 //! valgrind --tool=callgrind target/ci/examples/count_scheduler --policy adaptive --drop adaptive --load 0.3 --requests 100000
 //! ```
 //!
@@ -13,8 +13,8 @@ use std::hint::black_box;
 
 use anyhow::Result;
 use clap::Parser;
-use downbeat_bench::allocations::{Counter, CountingAllocator};
-use downbeat_bench::scheduler::{CountedScheduler, SchedulerArgs, workload};
+use downbeat_scheduler_bench::allocations::{Counter, CountingAllocator};
+use downbeat_scheduler_bench::{CountedScheduler, SchedulerArgs, workload};
 
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<System> = CountingAllocator::new(System);

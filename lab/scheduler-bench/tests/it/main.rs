@@ -1,7 +1,7 @@
 //! The scheduler's benchmark measures what it says, and says what it cannot measure.
 
 use clap::Parser;
-use downbeat_bench::scheduler::{Measurement, SchedulerArgs, measure};
+use downbeat_scheduler_bench::{Measurement, SchedulerArgs, measure};
 
 #[derive(Parser, Debug)]
 struct Command {

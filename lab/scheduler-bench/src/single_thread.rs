@@ -9,10 +9,10 @@ use downbeat_core::cluster::{Output, Request, Scheduler};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, RequestId, Time};
 use hdrhistogram::Histogram;
 
-use super::report::{Latency, Measurement};
-use super::workload::{Requests, Workload};
 use crate::allocations::Counter;
-use crate::clock::{Clock, thread_cpu};
+use crate::report::{Latency, Measurement};
+use crate::workload::{Requests, Workload};
+use downbeat_bench::clock::{Clock, thread_cpu};
 
 /// Time until queues, batches and tables are as they will be: three SLOs, in which devices and rate meter settle.
 pub(super) const WARM_UP: Duration = Duration::from_millis(300);

@@ -14,7 +14,7 @@ const LEAST: f64 = 0.02;
 
 /// The advice behind a list of differences.
 pub const ADVICE: &str = "\
-A request costs something else than crates/gate/counts.toml says.
+A request costs something else than lab/gate/counts.toml says.
 If a number rose, make the change cheaper: `downbeat-gate features WAY` says where instructions are. If the change is worth it,
 write the new number by `just counts --write` in the same commit, and say in its message which rose and why.
 If a number fell, write the lower one by the same command, so that it cannot rise again unseen.";

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 
-use super::single_thread::World;
-use super::workload::Workload;
+use crate::single_thread::World;
+use crate::workload::Workload;
 
 /// The single-threaded scheduler after its warm-up. Equal workloads make equal decisions.
 ///

@@ -120,9 +120,4 @@ impl Machine for DeviceScheduler {
     fn poll(&mut self) -> Option<DeviceOutput> {
         self.poll_output()
     }
-
-    /// A host hands over several inputs before it polls, such as cancellations and the end of a launch.
-    fn is_polled_after(&self, _input: &DeviceInput) -> bool {
-        false
-    }
 }

@@ -140,7 +140,8 @@ impl Machine for Matchmaker {
         self.poll_grant(self.time()).map(Decision::Grant)
     }
 
-    /// A poll makes a grant, and a poll that gave nothing has consequences too. All polls follow a timeout.
+    /// A poll makes a grant, and a poll that gave nothing has consequences too. All polls follow a
+    /// timeout.
     fn is_polled_after(&self, input: &Input) -> bool {
         *input == Input::Timeout
     }

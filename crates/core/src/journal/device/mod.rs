@@ -74,7 +74,8 @@ pub struct DeviceRecords;
 
 impl Records for DeviceRecords {
     type Input = DeviceInput;
-    /// Whether a cancelled request, or lanes to change over to, were there, or batches can be limited. True for all else.
+    /// Whether a cancelled request, or lanes to change over to, were there, or batches can be
+    /// limited. True for all else.
     type Reply = Result<bool, DeviceRefusal>;
     type Refusal = String;
     type Decision = DeviceOutput;

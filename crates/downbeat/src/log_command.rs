@@ -19,7 +19,8 @@ pub enum LogCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Feed what came in to a fresh scheduler and compare its decisions with the log's; fails if one differs
+    /// Feed what came in to a fresh scheduler and compare its decisions with the log's; fails if
+    /// one differs
     Replay(LogArgs),
 }
 
@@ -52,7 +53,8 @@ fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(file).with_context(|| file.display().to_string())
 }
 
-/// Writes a decision log, entry by entry, up to the first entry that cannot be read. `bytes` is the content of `file`.
+/// Writes a decision log, entry by entry, up to the first entry that cannot be read. `bytes` is the
+/// content of `file`.
 ///
 /// # Errors
 /// If `bytes` are no decision log or a damaged one, or `out` takes no more.

@@ -1,4 +1,5 @@
-//! The decision log on disk: a file for each part of the scheduler and for each device, for `downbeat log`.
+//! The decision log on disk: a file for each part of the scheduler and for each device, for
+//! `downbeat log`.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -17,7 +18,8 @@ use prometheus::IntCounter;
 
 use crate::metrics::Metrics;
 
-/// Bytes that may wait for the disk: some seconds of a scheduler at its limit. The log of a machine that has more ends.
+/// Bytes that may wait for the disk: some seconds of a scheduler at its limit. The log of a machine
+/// that has more ends.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
 /// The folder for the logs of the run before.
@@ -26,11 +28,12 @@ const PREVIOUS: &str = "previous";
 /// The end of the names of all logs.
 const EXTENSION: &str = "log";
 
-/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and `device-0.log` and so on. A thread
-/// writes them, so that no request waits for the disk.
+/// The logs of one server, in a folder: `shard-0.log` and so on, `matchmaker.log`, and
+/// `device-0.log` and so on. A thread writes them, so that no request waits for the disk.
 ///
-/// **Bound.** 64 MiB wait for the disk, all logs together. Beyond it, or if the disk takes no more, the log of the machine
-/// ends with a warning and is counted. Serving goes on. The written part can be replayed.
+/// **Bound.** 64 MiB wait for the disk, all logs together. Beyond it, or if the disk takes no more,
+/// the log of the machine ends with a warning and is counted. Serving goes on. The written part can
+/// be replayed.
 #[derive(Debug)]
 pub struct DecisionLog {
     shared: Arc<Shared>,
@@ -99,8 +102,8 @@ impl LogFile {
 }
 
 impl DecisionLog {
-    /// Begins the logs of a scheduler of so many shards, and of so many devices. The logs of the run before replace those
-    /// in the folder `previous` inside.
+    /// Begins the logs of a scheduler of so many shards, and of so many devices. The logs of the
+    /// run before replace those in the folder `previous` inside.
     ///
     /// # Errors
     /// If the folder cannot be written, or another server writes there.

@@ -17,8 +17,9 @@ pub struct Entry<R: Records> {
 }
 
 impl<R: Records> Entry<R> {
-    /// The entry as text: its number and time, and an input, or an arrow and a decision. Most entries are one line; a
-    /// trial has one more for each candidate. `now` is the time of the last input, this one included.
+    /// The entry as text: its number and time, and an input, or an arrow and a decision. Most
+    /// entries are one line; a trial has one more for each candidate. `now` is the time of the last
+    /// input, this one included.
     pub fn text(&self, now: Time) -> String {
         let Entry { number, record } = self;
         let (millis, arrow) = match record {
@@ -39,7 +40,8 @@ impl<R: Records> Entry<R> {
     }
 }
 
-/// A value as JSON. A record has no value without a form in JSON; if one had, the line would say the error.
+/// A value as JSON. A record has no value without a form in JSON; if one had, the line would say
+/// the error.
 pub(super) fn json(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_else(|error| format!("{:?}", error.to_string()))
 }

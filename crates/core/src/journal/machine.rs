@@ -21,7 +21,8 @@ pub enum MachineKind {
     },
     /// A [`Matchmaker`](crate::cluster::Matchmaker).
     Matchmaker,
-    /// The [`DeviceScheduler`](crate::device::DeviceScheduler) of the device with this number, from 0.
+    /// The [`DeviceScheduler`](crate::device::DeviceScheduler) of the device with this number, from
+    /// 0.
     Device(u32),
 }
 
@@ -50,9 +51,12 @@ pub trait Machine {
     /// The next decision.
     fn poll(&mut self) -> Option<<Self::Records as Records>::Decision>;
 
-    /// Whether the driver polls all decisions after this input, before the next. Otherwise a replay polls as many
-    /// decisions as the log has.
-    fn is_polled_after(&self, input: &<Self::Records as Records>::Input) -> bool;
+    /// Whether the driver polls all decisions after this input, before the next. Otherwise a replay
+    /// polls as many decisions as the log has: a device's host hands over several inputs before it
+    /// polls, and a shard's candidate depends on the time of its poll.
+    fn is_polled_after(&self, _input: &<Self::Records as Records>::Input) -> bool {
+        false
+    }
 }
 
 /// The types of the records of some machines, and the short forms in which a log has them.
@@ -72,7 +76,8 @@ pub trait Records: Clone + PartialEq + fmt::Debug + Default + 'static {
     /// The refusal in a reply.
     fn refusal(reply: &Self::Reply) -> Option<Self::Refusal>;
 
-    /// Whether a reply says that the input is for another machine, or for one in another state. A sound log has none.
+    /// Whether a reply says that the input is for another machine, or for one in another state. A
+    /// sound log has none.
     fn is_foreign(_reply: &Self::Reply) -> bool {
         false
     }
@@ -82,17 +87,20 @@ pub trait Records: Clone + PartialEq + fmt::Debug + Default + 'static {
         true
     }
 
-    /// Writes the short form of an input, `after` nanoseconds after the input before. False: it has none.
+    /// Writes the short form of an input, `after` nanoseconds after the input before. False: it has
+    /// none.
     fn write_input(&mut self, _log: &mut Vec<u8>, _now: Time, _after: i64, _input: &Self::Input) -> bool {
         false
     }
 
-    /// Writes the short form of a decision. `now` is the time of the last input. False: it has none.
+    /// Writes the short form of a decision. `now` is the time of the last input. False: it has
+    /// none.
     fn write_decision(&mut self, _log: &mut Vec<u8>, _now: Time, _decision: &Self::Decision) -> bool {
         false
     }
 
-    /// Reads an entry in a short form. `now` is the time of the last input. Returns the bytes behind it, too.
+    /// Reads an entry in a short form. `now` is the time of the last input. Returns the bytes
+    /// behind it, too.
     ///
     /// # Errors
     /// If the bytes are no entry.

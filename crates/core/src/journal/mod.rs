@@ -1,19 +1,24 @@
-//! The decision log: the inputs and the decisions of a state machine, so that a run can be read and replayed.
+//! The decision log: the inputs and the decisions of a state machine, so that a run can be read and
+//! replayed.
 //!
-//! A [`Journal`] is a state machine of this crate that writes down its inputs, with their times, and its decisions.
-//! [`replay`] feeds the inputs of a log to a fresh machine and compares the decisions. Each [`Machine`] has its own log:
-//! the whole [`Scheduler`] on one thread; a [`Shard`] and the [`Matchmaker`], where a driver runs these apart; the
+//! A [`Journal`] is a state machine of this crate that writes down its inputs, with their times,
+//! and its decisions. [`replay`] feeds the inputs of a log to a fresh machine and compares the
+//! decisions. Each [`Machine`] has its own log: the whole [`Scheduler`] on one thread; a [`Shard`]
+//! and the [`Matchmaker`], where a driver runs these apart; the
 //! [`DeviceScheduler`](crate::device::DeviceScheduler) of each device.
 //!
-//! **Format.** A log begins with `DBLOG`, a byte for the version of the format, and the [`MachineKind`]. The entries
-//! follow, in the form of [`postcard`](https://postcard.jamesmunns.com/wire-format). An entry is a tag and its content: an
-//! input, with the time since the input before, or a refusal, or a decision. [`Records`] names the types of the content, and
-//! may have shorter forms: a request takes about nine bytes in the form of `cluster/short.rs`. The format has version 4. A
-//! log that was cut off is read up to its last whole entry.
+//! **Format.** A log begins with `DBLOG`, a byte for the version of the format, and the
+//! [`MachineKind`]. The entries follow, in the form of
+//! [`postcard`](https://postcard.jamesmunns.com/wire-format). An entry is a tag and its content: an
+//! input, with the time since the input before, or a refusal, or a decision. [`Records`] names the
+//! types of the content, and may have shorter forms: a request takes about nine bytes in the form
+//! of `cluster/short.rs`. The format has version 4. A log that was cut off is read up to its last
+//! whole entry.
 //!
-//! **Cost.** `lab/downbeat-lab/examples/journal.rs` measures some nanoseconds a request. Nothing is allocated once the buffer has
-//! grown. A journal that is off costs a branch an input and a branch a decision. The written bytes stay in memory until
-//! [`Journal::take_log`]: the driver must call it often enough to bound the memory.
+//! **Cost.** `lab/downbeat-lab/examples/journal.rs` measures some nanoseconds a request. Nothing is
+//! allocated once the buffer has grown. A journal that is off costs a branch an input and a branch
+//! a decision. The written bytes stay in memory until [`Journal::take_log`]: the driver must call
+//! it often enough to bound the memory.
 //!
 //! ```
 //! use downbeat_core::cluster::Scheduler;
@@ -54,10 +59,12 @@ pub use replay::{Divergence, Replayed, replay};
 pub use show::{Form, show};
 use writer::Writer;
 
-/// A machine and the writer of its inputs and decisions, if it has one. The journal changes no answer of the machine.
+/// A machine and the writer of its inputs and decisions, if it has one. The journal changes no
+/// answer of the machine.
 ///
-/// Every input must come through the journal, and every decision must be polled from it. The driver polls all decisions of
-/// a [`Scheduler`] after each input, and all of a [`Matchmaker`] after [`Input::Timeout`] only.
+/// Every input must come through the journal, and every decision must be polled from it. The driver
+/// polls all decisions of a [`Scheduler`] after each input, and all of a [`Matchmaker`] after
+/// [`Input::Timeout`] only.
 #[derive(Debug)]
 pub struct Journal<M: Machine> {
     machine: M,
@@ -108,7 +115,8 @@ impl<M: Machine> Journal<M> {
         }
     }
 
-    /// Ends the log, without the bytes that were not taken. The bytes that were taken can be replayed.
+    /// Ends the log, without the bytes that were not taken. The bytes that were taken can be
+    /// replayed.
     pub fn stop(&mut self) {
         self.writer = None;
     }
@@ -250,7 +258,8 @@ impl Journal<Shard> {
     }
 }
 
-/// The calls that a driver makes most often. A call without a time has the time of the event before.
+/// The calls that a driver makes most often. A call without a time has the time of the event
+/// before.
 impl Journal<Matchmaker> {
     /// As [`Matchmaker::inform_candidate`].
     pub fn inform_candidate(&mut self, model: ModelId, kind: DeviceKind, candidate: Option<Candidate>) {
@@ -271,7 +280,8 @@ impl Journal<Matchmaker> {
         self.machine.completed(now, device, batch)
     }
 
-    /// Begins to poll grants at `now`. Every grant must be polled before the next input, by [`Journal::poll_grant`].
+    /// Begins to poll grants at `now`. Every grant must be polled before the next input, by
+    /// [`Journal::poll_grant`].
     pub fn handle_timeout(&mut self, now: Time) {
         self.note(now, || Input::Timeout);
         self.machine.set_time(now);

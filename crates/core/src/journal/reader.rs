@@ -51,7 +51,8 @@ pub(super) fn header(bytes: &[u8]) -> Result<(MachineKind, &[u8]), LogError> {
     }
 }
 
-/// The entries of a log, one after another; after an error, none. A log whose last entry was cut off ends before that.
+/// The entries of a log, one after another; after an error, none. A log whose last entry was cut
+/// off ends before that.
 ///
 /// # Errors
 /// If it is no log, of another version, or of a machine that has other records.

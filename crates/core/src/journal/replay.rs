@@ -49,8 +49,9 @@ impl fmt::Display for Divergence {
     }
 }
 
-/// Feeds the inputs of a log to a fresh machine and compares its decisions with the log's. Stops at the first difference.
-/// A log that was cut off may lack the last decisions: these count as no difference.
+/// Feeds the inputs of a log to a fresh machine and compares its decisions with the log's. Stops at
+/// the first difference. A log that was cut off may lack the last decisions: these count as no
+/// difference.
 ///
 /// # Errors
 /// If the log cannot be read, or its machine does not take an input.

@@ -10,10 +10,11 @@ use crate::time::Time;
 /// A form in which a log is shown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// Lines for people: the number of the entry, milliseconds, an input, or an arrow and a decision.
+    /// Lines for people: the number of the entry, milliseconds, an input, or an arrow and a
+    /// decision.
     Text,
-    /// Lines of JSON for programs: the time of the last input as `at`, in nanoseconds, and one of `begin`, `told`,
-    /// `refused` and `decision`.
+    /// Lines of JSON for programs: the time of the last input as `at`, in nanoseconds, and one of
+    /// `begin`, `told`, `refused` and `decision`.
     Json,
 }
 

@@ -76,8 +76,8 @@ pub(super) fn push(log: &mut Vec<u8>, value: &impl Serialize) {
 /// Most entries are shorter.
 const BLOCK: usize = 64;
 
-/// Appends to a buffer. Entries are made of pieces of a few bytes. To append each piece to the vector would check the
-/// capacity and call a copy function for each.
+/// Appends to a buffer. Entries are made of pieces of a few bytes. To append each piece to the
+/// vector would check the capacity and call a copy function for each.
 struct Appender<'a> {
     bytes: &'a mut Vec<u8>,
     entry: [u8; BLOCK],

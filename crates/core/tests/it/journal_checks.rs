@@ -2,9 +2,11 @@
 
 use downbeat_core::journal::*;
 
-/// Checks that the log is read as it was written and replays alike, that a part of it does too, and that damage does no harm.
+/// Checks that the log is read as it was written and replays alike, that a part of it does too, and
+/// that damage does no harm.
 ///
-/// The entries are handed to a fresh machine, whose journal must write the same bytes: so nothing is lost in reading.
+/// The entries are handed to a fresh machine, whose journal must write the same bytes: so nothing
+/// is lost in reading.
 pub fn check<M: Machine>(fresh: M, log: &[u8]) {
     let entries = entries::<M::Records>(log);
     let inputs = entries.iter().filter(|entry| matches!(entry.record, Record::Input(..))).count();

@@ -93,11 +93,6 @@ impl Machine for Shard {
         let answer = self.poll_answer().map(Decision::Answer);
         answer.or_else(|| self.poll_output().map(Decision::Output))
     }
-
-    /// A candidate depends on the time of its poll, so a replay must poll as often as the driver did.
-    fn is_polled_after(&self, _input: &Input) -> bool {
-        false
-    }
 }
 
 impl Machine for Matchmaker {
@@ -145,7 +140,8 @@ impl Machine for Matchmaker {
         self.poll_grant(self.time()).map(Decision::Grant)
     }
 
-    /// A poll makes a grant, and a poll that gave nothing has consequences too. All polls follow a timeout.
+    /// A poll makes a grant, and a poll that gave nothing has consequences too. All polls follow a
+    /// timeout.
     fn is_polled_after(&self, input: &Input) -> bool {
         *input == Input::Timeout
     }

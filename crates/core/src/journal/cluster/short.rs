@@ -11,8 +11,9 @@ use crate::time::{Duration, Time};
 
 /// The records of a cluster's machines: the scheduler, its shards and the matchmaker.
 ///
-/// An id in a short form is the difference to the last of its kind. `after` is the time since the input before; times of
-/// decisions are relative to the last input. All differences wrap, so that every value comes back.
+/// An id in a short form is the difference to the last of its kind. `after` is the time since the
+/// input before; times of decisions are relative to the last input. All differences wrap, so that
+/// every value comes back.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ClusterRecords {
     request: u64,
@@ -21,7 +22,8 @@ pub struct ClusterRecords {
     completed: u64,
 }
 
-/// A short form, as it is read. [`ClusterRecords`] writes the same: the number of the variant, then its fields.
+/// A short form, as it is read. [`ClusterRecords`] writes the same: the number of the variant, then
+/// its fields.
 #[derive(Deserialize)]
 enum Short {
     /// A request of one item, of level 0, without a queue expiry.

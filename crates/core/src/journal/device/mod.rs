@@ -74,7 +74,8 @@ pub struct DeviceRecords;
 
 impl Records for DeviceRecords {
     type Input = DeviceInput;
-    /// Whether a cancelled request, or lanes to change over to, were there, or batches can be limited. True for all else.
+    /// Whether a cancelled request, or lanes to change over to, were there, or batches can be
+    /// limited. True for all else.
     type Reply = Result<bool, DeviceRefusal>;
     type Refusal = String;
     type Decision = DeviceOutput;
@@ -119,10 +120,5 @@ impl Machine for DeviceScheduler {
 
     fn poll(&mut self) -> Option<DeviceOutput> {
         self.poll_output()
-    }
-
-    /// A host hands over several inputs before it polls, such as cancellations and the end of a launch.
-    fn is_polled_after(&self, _input: &DeviceInput) -> bool {
-        false
     }
 }

@@ -129,7 +129,7 @@ fn model_process() {
 
 /// A protocol of which nothing is read is not tried: `tools/record_roles.py` records what is said today.
 #[test]
-fn what_processes_said_to_each_other_is_of_the_protocol_that_they_speak_now() {
+fn recorded_messages_are_of_the_protocol_of_today() {
     let target = TARGETS.iter().find(|target| target.name == "role_frames").unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for (index, data) in seeds(target).iter().enumerate() {

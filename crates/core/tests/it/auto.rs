@@ -97,7 +97,7 @@ fn a_gain_up_to_the_margin_is_none() {
 }
 
 #[test]
-fn a_model_of_microseconds_is_left_to_exclusive_as_its_launches_take_the_cores_of_its_frontends() {
+fn exclusive_keeps_a_model_whose_launches_take_microseconds() {
     // E²bird's naive lanes hand over seven launches where two do, and each answer takes a core as long as a launch.
     let model = inputs(linear(1, 5, 32));
     let choice = model.choose(&overlap(2000));
@@ -255,7 +255,7 @@ fn answers_in_time_count_before_latencies() {
 }
 
 #[test]
-fn exclusive_gives_up_what_cannot_be_in_time_and_answers_more_of_the_others() {
+fn exclusive_drops_hopeless_requests_and_answers_more_others() {
     let deadlines = |drop: bool| {
         let mut requests = Requests::new(drop);
         requests.window(100, 1000, 5000, GuardEnd::Answered);

@@ -159,7 +159,7 @@ fn a_model_that_goes_is_let_go_of_when_its_part_is_done() {
 }
 
 #[test]
-fn without_a_predictor_requests_run_one_at_a_time_by_what_was_measured_of_their_models() {
+fn without_a_predictor_requests_run_alone_by_measured_latencies() {
     let mut device = Device::new(true);
     device.scheduler.handle_groups(at(0), GroupSettings::default());
     device.request(0, 1, 2, 400);

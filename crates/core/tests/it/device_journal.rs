@@ -161,7 +161,7 @@ fn a_log_that_says_something_else_parts_from_its_replay_there() {
 }
 
 #[test]
-fn a_log_that_was_cut_off_is_read_up_to_there_and_a_damaged_entry_is_named() {
+fn a_cut_log_is_read_up_to_its_end_and_a_damaged_entry_is_named() {
     let bytes = log(spec(&windowed()));
     let header = pieces(&bytes)[0].len();
     for length in header..bytes.len() {

@@ -150,7 +150,7 @@ fn from_where_it_stands_it_goes_back() {
 }
 
 #[test]
-fn nothing_is_tried_before_anything_has_come_and_again_only_after_more_has() {
+fn no_trial_before_the_first_request_and_none_without_new_requests() {
     let mut rehearsal = fed(model(None), 10_000, 500);
     assert_eq!(rehearsal.step(u64::MAX), 0);
     let mut rehearsal = fed(model(None), 2_500, 2_000);

@@ -273,7 +273,7 @@ fn what_a_policy_does_not_take_is_refused() {
 }
 
 #[test]
-fn a_model_that_goes_drops_what_waits_and_answers_what_runs_and_its_lanes_are_used_again() {
+fn a_removed_model_answers_its_launches_and_frees_its_lanes() {
     let mut scheduler = DeviceScheduler::new();
     add(&mut scheduler, 0, windowed());
     scheduler.handle_request(at(0), &request(0, 0)).unwrap();
@@ -360,7 +360,7 @@ fn lanes_that_cannot_be_made_change_nothing_and_are_said() {
 }
 
 #[test]
-fn a_model_that_goes_while_its_lanes_are_made_keeps_their_ids_until_they_are() {
+fn a_model_removed_during_preparation_keeps_its_lane_ids() {
     for made in [Ok(()), Err("no memory".to_owned())] {
         let mut scheduler = moving();
         scheduler.handle_timeout(at(100));
@@ -404,7 +404,7 @@ fn a_partition_that_models_are_in_stays() {
 }
 
 #[test]
-fn a_shared_lane_that_goes_while_it_runs_takes_nothing_more_and_is_free_after() {
+fn a_removed_shared_lane_ends_its_launch_and_starts_none() {
     let mut scheduler = DeviceScheduler::new();
     scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1] }).unwrap();
     let lane = scheduler.shared_lanes(P0)[0];

@@ -80,7 +80,7 @@ fn a_loaded_device_is_free_before_a_busy_one_is() {
 
 /// Speed counts before load; kinds that are equally fast are one kind.
 #[test]
-fn a_faster_kind_is_taken_though_it_is_loaded_and_of_equal_kinds_the_less_loaded_device() {
+fn faster_kinds_go_first_then_the_less_loaded_device() {
     for (slow, expected) in [(20, 0), (10, 1)] {
         let mut matchmaker = Matchmaker::new();
         let model = matchmaker.add_model(u32::MAX);

@@ -83,7 +83,7 @@ fn a_model_on_two_kinds_of_devices_is_planned_with_the_way_to_each() {
 }
 
 #[test]
-fn of_backends_of_one_kind_the_worst_counts_unless_it_is_far_from_the_others() {
+fn the_slowest_backend_of_a_kind_counts_unless_it_is_an_outlier() {
     let mut world = World::leading();
     let delays = |fetch| Message::Delays(Delays { control: us(0), fetch, fetch_per_kib: 0 });
     let backends = [1, 3, 4].map(|node| world.backend(node, vec![], offer(1, vec![with_items_of(1, "m")])));

@@ -14,7 +14,7 @@ fn lists<'a>(said: &'a [Message<P>]) -> Vec<Vec<&'a str>> {
 }
 
 #[test]
-fn what_waits_for_a_model_that_nobody_brings_back_is_refused_and_frontends_hear_that_it_is_gone() {
+fn requests_of_a_lost_model_are_refused_and_frontends_learn_of_it() {
     let mut world = World::leading();
     let backend = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
     world.backend(4, vec![], offer(1, vec![model("n", ms(5), 1)]));

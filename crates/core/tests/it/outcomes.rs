@@ -194,7 +194,7 @@ fn completion_for_a_removed_device_is_counted_and_ignored() {
 }
 
 #[test]
-fn completion_on_another_device_or_of_another_batch_is_counted_and_ignored() {
+fn a_foreign_completion_is_counted_and_ignored() {
     let mut s = scheduler(2);
     s.handle_request(at(0), request(0, at(90))).unwrap();
     let (_, batch) = dispatched(&mut s).unwrap();

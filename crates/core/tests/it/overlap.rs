@@ -125,7 +125,7 @@ fn section_6_3_a_multi_way_search_takes_a_logarithm_of_passes() {
 }
 
 #[test]
-fn section_7_7_four_ways_among_the_52_operators_of_resnet152_take_three_passes() {
+fn section_7_7_four_ways_search_52_operators_in_three_passes() {
     let table = Table { operators: vec![vec![1; 52], vec![1; 18]], share: 100 };
     let found = search(&table, 4).find(&[part(1, 0, 18), part(0, 0, 52)], ms(47));
     assert_eq!((found.parts[1], found.passes), (part(0, 0, 29), 4), "one among requests, three among operators");
@@ -137,7 +137,7 @@ fn layout(models: u32, at_once: usize) -> FeatureLayout {
 }
 
 #[test]
-fn figure_8_a_group_is_a_bit_for_each_model_and_four_numbers_for_each_that_runs() {
+fn figure_8_features_are_a_bit_a_model_and_four_numbers_a_member() {
     let layout = layout(7, 2);
     assert_eq!(layout.len(), 7 + 4 * 2);
     let mut features = Vec::new();

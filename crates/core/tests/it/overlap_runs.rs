@@ -137,7 +137,7 @@ fn in_order(order: GroupOrder, free: u64) -> (Vec<u64>, Vec<u64>) {
 }
 
 #[test]
-fn section_7_1_the_baselines_run_one_at_a_time_in_their_order_and_drop_what_is_late_in_its_turn() {
+fn section_7_1_baselines_run_in_order_and_drop_late_requests() {
     assert_eq!(in_order(GroupOrder::Fcfs, 5), (vec![1, 2, 3], vec![]), "as they came");
     assert_eq!(in_order(GroupOrder::Sjf, 5), (vec![3, 1, 2], vec![]), "the shortest first");
     assert_eq!(in_order(GroupOrder::Edf, 5), (vec![2, 3, 1], vec![]), "the earliest deadline first");
@@ -299,7 +299,7 @@ fn trained_for_others(operators: u16) -> LearnedPredictor {
 }
 
 #[test]
-fn models_that_a_predictor_was_not_trained_for_run_one_at_a_time_and_none_is_given_up() {
+fn models_outside_the_predictor_run_alone_and_lose_no_request() {
     // Of model 0 it knows 5 operators, and there are 10: it is another one.
     for predictor in [trained_for_others(10), trained_for_others(5)] {
         let mut overlap = measured(predictor, &[10, 10, 10]);

@@ -97,7 +97,7 @@ fn a_batch_size_that_was_never_run_is_tried_though_smaller_ones_are_known() {
 }
 
 #[test]
-fn what_was_seen_to_be_too_slow_is_refused_and_tried_again_ever_more_rarely() {
+fn slow_sets_are_refused_and_tried_again_ever_more_rarely() {
     let mut world = World::new(profile(200_000.0).learned(0));
     assert!(world.is_taken(0, 1));
     let batch = world.started().unwrap();

@@ -127,7 +127,7 @@ fn at_low_load_nobody_waits_unless_that_is_wished() {
 }
 
 #[test]
-fn nothing_is_tried_before_anything_has_come_and_again_only_after_more_has() {
+fn no_trial_before_the_first_request_and_none_without_new_requests() {
     let mut rehearsal = rehearsal(false, 1, &options(1_000, 5_000), 2);
     assert_eq!(rehearsal.step(u64::MAX), 0);
     feed(&mut rehearsal, 1, ms(25), 500, 2_000);

@@ -252,7 +252,7 @@ fn what_is_said_in_one_round_shares_a_frame() {
 }
 
 #[test]
-fn a_frame_that_was_sent_before_the_peer_had_heard_of_the_link_brings_nothing_up() {
+fn a_frame_from_before_the_link_brings_no_link_up() {
     let mut world = World::new();
     world.connect(0);
     world.send();
@@ -338,7 +338,7 @@ fn a_silent_peer_is_lost_and_its_wire_to_be_closed() {
 }
 
 #[test]
-fn whoever_was_stopped_listens_once_more_before_it_takes_others_for_silent() {
+fn a_stopped_process_listens_again_before_it_calls_peers_silent() {
     let mut world = up();
     world.pass(Duration::from_millis(1_000));
     assert!(world.sides[0].is_up, "it was itself that stood still");

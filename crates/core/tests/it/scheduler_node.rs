@@ -234,7 +234,7 @@ pub fn numbers(plan: &Plan) -> Vec<u64> {
 }
 
 #[test]
-fn a_backend_hears_of_queues_and_frontends_before_a_plan_names_them_and_once() {
+fn backends_learn_queues_and_frontends_once_before_their_plans() {
     let mut world = World::leading();
     let backend = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
     let frontend = world.frontend(2);
@@ -346,7 +346,7 @@ fn a_request_waits_for_backends_that_are_still_on_their_way() {
 }
 
 #[test]
-fn of_a_model_that_nobody_offers_requests_are_refused_once_backends_have_had_their_time() {
+fn requests_of_an_unoffered_model_are_refused_after_the_settle_time() {
     let mut world = World::leading();
     let frontend = world.frontend(2);
     world.ask(frontend, &[0], ms(100));
@@ -390,7 +390,7 @@ fn a_backend_that_never_says_what_it_offers_is_not_waited_for_for_ever() {
 
 /// It went on while another one led, and the frontend had not heard of that.
 #[test]
-fn what_was_handed_to_a_scheduler_when_it_led_before_is_left_to_be_handed_in_anew() {
+fn a_scheduler_that_leads_again_forgets_its_old_requests() {
     let mut world = World::leading();
     let backend = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
     let frontend = world.frontend(2);
@@ -437,7 +437,7 @@ fn a_backend_that_leaves_gets_no_plan_and_finishes_what_it_has() {
 }
 
 #[test]
-fn of_two_backends_that_offer_one_model_differently_the_first_is_used_until_it_is_gone() {
+fn of_two_different_offers_of_a_model_the_first_counts() {
     let mut world = World::leading();
     let first = world.backend(1, vec![], offer(1, vec![model("m", ms(5), 1)]));
     let different = OfferedModel { fingerprint: "g".into(), max_batch: 1, ..model("m", ms(5), 1) };

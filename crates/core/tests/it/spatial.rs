@@ -29,7 +29,7 @@ fn divide(units: u32, grain: u32, spread: bool, claims: &[(f64, f64)]) -> Option
 type Division = (u32, u32, bool, &'static [u32], &'static [u32]);
 
 #[test]
-fn section_3_2_3_the_smallest_demand_is_fulfilled_first_and_the_rest_shared_by_weight() {
+fn section_3_2_3_smallest_demand_first_the_rest_by_weight() {
     let by_demand = |units, grain, spread, demands: &[u32]| {
         let claims: Vec<(f64, f64)> = demands.iter().map(|demand| (f64::from(*demand), f64::from(*demand))).collect();
         divide(units, grain, spread, &claims).unwrap()
@@ -183,7 +183,7 @@ fn figure_16_shares_follow_what_is_measured_when_the_hold_down_is_over() {
 }
 
 #[test]
-fn section_3_3_1_five_batches_in_a_row_that_miss_the_slo_are_not_waited_for() {
+fn section_3_3_1_a_batch_that_misses_the_slo_shrinks_before_five() {
     let mut device = as_in_figure_16();
     device.now = at(10_100);
     device.window(B, 10, 10, 80);
@@ -196,7 +196,7 @@ fn section_3_3_1_five_batches_in_a_row_that_miss_the_slo_are_not_waited_for() {
 }
 
 #[test]
-fn section_3_2_2_when_a_share_does_not_suit_all_models_are_asked_what_they_need() {
+fn section_3_2_2_one_unsuitable_share_has_all_models_asked() {
     let mut device = as_in_figure_16();
     device.now = at(10_100);
     device.window(A, 15, 35, 40);
@@ -274,7 +274,7 @@ fn a_model_without_room_waits_until_another_goes() {
 }
 
 #[test]
-fn a_batch_that_began_with_the_former_share_is_not_held_against_the_new_one() {
+fn a_batch_of_the_former_share_does_not_judge_the_new_share() {
     let mut device = Device::new(SpatialOptions::new(100, 1));
     device.come(A, Some(70));
     device.prepared(A, true);
@@ -290,7 +290,7 @@ fn a_batch_that_began_with_the_former_share_is_not_held_against_the_new_one() {
 
 /// Under a load that goes up and down faster than shares may change (§3.2.1).
 #[test]
-fn section_3_2_1_a_square_wave_changes_shares_no_more_often_than_the_hold_down() {
+fn section_3_2_1_a_square_wave_changes_shares_once_a_hold_down() {
     let mut device = as_in_figure_16();
     let mut changes = Vec::new();
     for second in 1..=120 {
@@ -413,7 +413,7 @@ proptest! {
 
 /// "GSLICE's active-standby": the policy inside does not know that it moves.
 #[test]
-fn section_3_2_4_a_model_moves_between_two_launches_with_its_policy_and_loses_nothing() {
+fn section_3_2_4_a_model_moves_between_launches_and_loses_nothing() {
     let whole = LatencyProfile::from_table((1..=4).map(Duration::from_millis).collect()).unwrap();
     let profile = SegmentProfile::new(vec![0], &[vec![whole]]).unwrap();
     let options = ElasticOptions {

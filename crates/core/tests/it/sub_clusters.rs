@@ -60,7 +60,7 @@ fn two(world: &mut World) -> [(NodeId, Assignment); 2] {
 }
 
 #[test]
-fn section_4_4_a_model_is_loaded_where_it_goes_before_it_is_taken_from_where_it_was() {
+fn section_4_4_a_model_is_loaded_before_it_leaves_its_old_backend() {
     let mut world = leading(2);
     let [(first, _), (second, _)] = two(&mut world);
     divide_anew(&mut world, [1, 1]);
@@ -72,7 +72,7 @@ fn section_4_4_a_model_is_loaded_where_it_goes_before_it_is_taken_from_where_it_
 }
 
 #[test]
-fn section_4_4_all_of_the_new_sub_cluster_have_a_model_before_it_is_taken_from_where_it_was() {
+fn section_4_4_a_whole_sub_cluster_has_a_model_before_others_lose_it() {
     let mut world = leading(2);
     let nodes = [1, 3, 4, 5].map(|node| world.backend(node, vec![], managed(&["m", "n"], None)));
     world.pass(LOST_AFTER);
@@ -95,7 +95,7 @@ fn section_4_4_all_of_the_new_sub_cluster_have_a_model_before_it_is_taken_from_w
 }
 
 #[test]
-fn what_is_told_to_go_is_planned_nowhere_there_also_before_the_backend_has_heard() {
+fn no_plan_uses_a_model_that_is_told_to_leave_its_backend() {
     let mut world = leading(2);
     let [(first, before), (second, _)] = two(&mut world);
     let frontend = world.frontend(2);
@@ -213,7 +213,7 @@ fn a_kept_plan_of_a_lower_stamp_does_not_replace_a_newer_one() {
 }
 
 #[test]
-fn a_model_that_its_sub_cluster_cannot_load_is_in_another_until_the_next_plan() {
+fn a_model_that_fails_to_load_serves_in_another_sub_cluster() {
     let mut world = leading(2);
     let [(first, _), (second, _)] = two(&mut world);
     divide_anew(&mut world, [1, 1]);

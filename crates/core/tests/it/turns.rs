@@ -64,7 +64,7 @@ fn a_large_batch_may_be_the_cheaper_one() {
 
 /// Profiles are not so exact: who came first goes first.
 #[test]
-fn of_batches_that_cost_about_the_same_the_one_that_waits_longest_goes_first() {
+fn of_batches_of_like_cost_the_longest_waiting_goes_first() {
     let (mut matchmaker, models) = waiting(&[batch(10, 100, 5, Time::MAX), batch(10, 99, 6, Time::MAX)]);
     assert_eq!(turn(&mut matchmaker, 10, 0), models[0]);
 }

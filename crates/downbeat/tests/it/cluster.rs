@@ -448,7 +448,7 @@ fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
 }
 
 #[test]
-fn processes_that_are_killed_while_their_memory_is_read_cost_the_others_nothing() {
+fn a_process_killed_during_a_read_costs_the_others_nothing() {
     let mut cluster = Cluster::of(large_digits(), &[], &[]);
     let body = large_request();
     let backend = cluster.backends.remove(0);

@@ -62,7 +62,7 @@ fn is_running(pid: u32) -> bool {
 }
 
 #[test]
-fn a_process_that_is_killed_under_load_costs_its_own_model_only_which_comes_back() {
+fn a_killed_process_costs_its_own_model_only_and_comes_back() {
     let (folder, config) = repository();
     let server = Server::start(folder.path(), &["--config", &config], "\"message\":\"ready\",\"models\":2");
     let request = std::fs::read_to_string(REQUEST).unwrap();
@@ -218,12 +218,12 @@ fn costs_its_model_only(name: &str, more: &[&str], said: &str) {
 }
 
 #[test]
-fn of_models_side_by_side_one_whose_process_is_killed_costs_its_requests_only() {
+fn a_killed_process_among_models_side_by_side_costs_its_own() {
     costs_its_model_only("-KILL", &[], "executor process has ended (signal 9 (SIGKILL))");
 }
 
 #[test]
-fn of_models_side_by_side_one_whose_process_never_answers_costs_its_requests_only() {
+fn a_silent_process_among_models_side_by_side_costs_its_own() {
     costs_its_model_only("-STOP", &["--run-timeout", "0.5", "--run-timeout-factor", "1"], "digits");
 }
 

@@ -17,7 +17,7 @@ fn profile(arguments: &[&str]) -> std::process::Output {
 }
 
 #[test]
-fn a_model_is_measured_and_its_profile_can_be_served_by_the_emulated_engine() {
+fn the_emulated_engine_serves_a_measured_profile() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     fs::create_dir_all(folder.path().join("models/copy/1")).unwrap();
@@ -191,7 +191,7 @@ fn a_pair_can_have_partitions_of_a_gpu() {
 
 /// Abacus §5, on the CPU. `mlp` has two operators that it can be cut at.
 #[test]
-fn groups_of_operators_are_sampled_in_a_file_that_is_gone_on_with_and_a_predictor_is_trained() {
+fn sampling_of_groups_goes_on_in_its_file_and_trains_a_predictor() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (samples, predictor, json, page) = (file("samples"), file("predictor"), file("p.json"), file("p.html"));

@@ -214,7 +214,7 @@ fn the_digit_in_the_picture_is_told_and_sigterm_ends_it_well() {
 }
 
 #[test]
-fn a_model_with_a_wrong_configuration_does_not_keep_the_others_from_being_served() {
+fn a_wrong_configuration_does_not_keep_other_models_out() {
     let folder = digits();
     copy(&Path::new(EXAMPLES).join("digits"), &folder.path().join("typo"));
     fs::write(folder.path().join("typo/config.pbtxt"), "max_batch_size: 8\ndynamic_batchin { }\n").unwrap();

@@ -42,7 +42,7 @@ fn load(engine: &dyn Engine, name: &str, threads: usize, share: Share, cut: Cut)
 
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
-fn threads_of_onnxruntime_are_bound_to_the_cores_of_their_model_also_of_each_stage() {
+fn threads_of_every_stage_are_bound_to_their_models_cores() {
     let Some(engine) = onnxruntime() else { return };
     for (index, (cores, cut)) in ends().into_iter().zip([Cut::Whole, Cut::Stages(3)]).enumerate() {
         let name = format!("ort-bound-{index}");

@@ -89,7 +89,7 @@ fn a_process_gives_the_answers_of_the_engine_whole_and_between_segments() {
 }
 
 #[test]
-fn a_process_that_is_killed_fails_its_runs_and_is_started_again_with_its_lanes() {
+fn a_killed_process_fails_its_runs_and_restarts_with_its_lanes() {
     let apart = isolated(Arc::new(downbeat_engine::Rten::new()));
     let (model, other) = (load(&apart, &example("digits")), load(&apart, &example("digits")));
     let inputs = Random::new("killed").inputs(model.signature(), |_, axis| if axis == 0 { 2 } else { 1 });

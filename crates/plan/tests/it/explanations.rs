@@ -77,7 +77,7 @@ fn crowded() -> Problem {
 }
 
 #[test]
-fn a_disruption_bound_that_is_too_small_is_told_with_the_least_that_would_do() {
+fn too_small_a_disruption_bound_is_told_the_least_that_works() {
     let mut tight = crowded();
     tight.max_disruption = Some(1.0);
     // The cheapest of the three goes to the other device, which has room for it: an unload and a load of 2 each.

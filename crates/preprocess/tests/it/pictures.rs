@@ -70,7 +70,7 @@ fn normalised_is_scaled_less_the_mean_by_the_deviation() {
 }
 
 #[test]
-fn a_single_size_is_that_of_the_shorter_side_and_crops_are_about_the_centre() {
+fn a_single_size_is_the_shorter_side_and_crops_are_central() {
     // 320 x 240 becomes 53 x 40: 53.3 is cut to whole pixels, as torchvision does.
     let steps = json!([{ "step": "decode" }, { "step": "resize", "size": 40 }]);
     let x = spec("x", DataType::Uint8, &[-1, -1, -1, 3]);
@@ -162,7 +162,7 @@ fn a_large_picture_is_decoded_in_steps_that_can_end_it() {
 }
 
 #[test]
-fn a_file_too_short_for_the_pixels_that_it_says_is_refused_before_it_is_decoded() {
+fn a_file_too_short_for_its_pixels_is_refused_before_decoding() {
     let mut long = rgb(1, 1, &[0; 3]);
     long[16..24].copy_from_slice(&[900_u32.to_be_bytes(), 900_u32.to_be_bytes()].concat());
     let said = as_it_is().look(&[Bytes::from(long)]).unwrap_err().to_string();

@@ -384,7 +384,7 @@ async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
 /// What a load request asks for that the server has not told apart from the start.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
-async fn gpus_that_are_not_told_apart_are_refused_where_the_scheduler_makes_batches() {
+async fn gpus_of_unknown_kinds_are_refused_for_cluster_batches() {
     let stand_in = gpus(2);
     for (policy, is_loaded) in [("exclusive", false), ("windowed", true)] {
         let mut options = options(EngineChoice::Cuda, &["digits"]);

@@ -46,7 +46,7 @@ async fn load(registry: &Registry, most: Duration, done: impl Fn() -> bool) -> u
 }
 
 #[tokio::test]
-async fn what_does_better_on_the_last_seconds_takes_the_place_of_exclusive_and_no_request_is_lost() {
+async fn a_better_policy_replaces_exclusive_without_losing_a_request() {
     let models = Models::new();
     models.add("m", 1, (1.0, 4.0), 4, "");
     let registry = where_lanes_do(&models, [200, 200], patient).await;

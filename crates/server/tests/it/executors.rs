@@ -63,7 +63,7 @@ async fn an_instance_group_runs_so_many_batches_at_once() {
 }
 
 #[tokio::test]
-async fn a_model_that_asks_for_nothing_runs_one_batch_at_a_time_whatever_its_requests_shapes() {
+async fn a_model_without_options_runs_one_batch_at_a_time() {
     let models = Models::new();
     models.add("m", 1, (0.0, 200.0), -1, "");
     models.add("other", 1, (0.0, 1.0), 4, "");

@@ -183,7 +183,7 @@ pub fn int(name: &str, i: i64) -> AttributeProto {
 }
 
 #[tokio::test]
-async fn a_request_whose_run_takes_more_memory_than_there_is_is_refused_before_it_runs() {
+async fn a_request_that_needs_too_much_memory_is_refused_before_its_run() {
     for engine in engines() {
         let folder = folder();
         add(folder.path(), "outer", &outer_product());
@@ -232,7 +232,7 @@ async fn a_request_that_names_a_size_gets_no_more_memory_than_there_is() {
 }
 
 #[tokio::test]
-async fn what_a_file_computes_of_its_weights_alone_is_looked_at_before_it_is_computed() {
+async fn constant_subgraphs_are_bounded_before_they_are_computed() {
     for engine in engines() {
         let folder = folder();
         let nodes = vec![
@@ -356,7 +356,7 @@ async fn a_cut_is_kept_and_found_again() {
 }
 
 #[tokio::test]
-async fn a_model_that_has_no_room_beside_the_others_is_refused_with_the_numbers_until_there_is() {
+async fn a_model_without_room_is_refused_with_numbers_until_there_is_room() {
     for engine in engines() {
         let folder = folder();
         ["a", "b"].iter().for_each(|name| add(folder.path(), name, &identity(FLOAT, &[-1, 4])));

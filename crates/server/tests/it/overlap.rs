@@ -99,7 +99,7 @@ async fn clients(registry: &Registry) -> u32 {
 }
 
 #[tokio::test]
-async fn operators_of_two_models_run_side_by_side_and_every_request_is_answered_once() {
+async fn operators_of_two_models_overlap_and_each_request_ends_once() {
     let models = models();
     let predictor = save(&models, training(&models, &["a", "b"]));
     let folder = models.path().join(".decisions");
@@ -124,7 +124,7 @@ async fn operators_of_two_models_run_side_by_side_and_every_request_is_answered_
 }
 
 #[tokio::test]
-async fn without_a_predictor_that_fits_requests_run_one_at_a_time_and_it_says_why() {
+async fn without_a_fitting_predictor_requests_run_alone_and_the_log_says_why() {
     let models = models();
     let nan = || {
         let path = save(&models, training(&models, &["a", "b"]));
@@ -156,7 +156,7 @@ async fn without_a_predictor_that_fits_requests_run_one_at_a_time_and_it_says_wh
 }
 
 #[tokio::test]
-async fn a_model_that_the_predictor_does_not_know_runs_alone_and_the_others_together() {
+async fn a_model_unknown_to_the_predictor_runs_alone() {
     let models = models();
     models.add("c", 1, (1.0, 5.0), 4, "");
     let predictor = save(&models, training(&models, &["a", "b"]));
@@ -253,7 +253,7 @@ async fn order_of(order: GroupOrder) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn section_7_1_the_baselines_are_served_by_the_same_policy_one_at_a_time_in_their_order() {
+async fn section_7_1_the_server_runs_the_baselines_in_their_order() {
     assert_eq!(order_of(GroupOrder::Fcfs).await, ["long", "urgent", "short"]);
     assert_eq!(order_of(GroupOrder::Sjf).await, ["short", "urgent", "long"]);
     assert_eq!(order_of(GroupOrder::Edf).await, ["urgent", "long", "short"]);
@@ -261,7 +261,7 @@ async fn section_7_1_the_baselines_are_served_by_the_same_policy_one_at_a_time_i
 
 #[tokio::test]
 #[cfg_attr(not(feature = "retraining"), ignore = "needs the feature retraining")]
-async fn a_predictor_that_is_wrong_is_trained_with_what_was_served_and_its_file_stays() {
+async fn a_wrong_predictor_is_retrained_and_its_file_stays() {
     let models = models();
     let path = save(&models, training_of(&models, &["a", "b"], 60.0));
     let before = std::fs::read(&path).unwrap();

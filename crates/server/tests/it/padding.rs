@@ -91,7 +91,7 @@ async fn wrong(registry: &Registry, lengths: [i64; 3]) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_changes_for_rare_inputs_is_found_in_service_and_then_nothing_is_padded() {
+async fn padding_ends_once_service_finds_an_input_that_it_changes() {
     for policy in ["windowed", "elastic", "staged"] {
         let settings = json!({ "pad": true, "max_length": 32, "pad_check_every": 1, "window_ms": 20, "stages": 1 });
         let (_folder, registry) = padded(&for_rare_inputs(), policy, settings);

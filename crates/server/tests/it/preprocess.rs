@@ -106,7 +106,7 @@ async fn what_finds_no_place_in_the_queue_is_refused_before_it_is_decoded() {
 }
 
 #[tokio::test]
-async fn a_deadline_that_the_running_batch_makes_impossible_is_refused_before_anything_is_decoded() {
+async fn an_impossible_deadline_is_refused_before_decoding() {
     let models = Models::new();
     model(&models, 400.0, "");
     let registry = serve(&models, |_| {}).await;

@@ -235,7 +235,7 @@ async fn the_bound_of_a_queue_is_exact_and_says_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn a_model_holds_at_most_half_of_the_budget_of_bytes_so_that_others_have_room() {
+async fn a_model_holds_at_most_half_of_the_byte_budget() {
     let models = Models::new();
     models.add("slow", 1, (1.0, 300.0), 256, "max_batch_size: 1");
     models.add("other", 1, (1.0, 0.0), 256, "max_batch_size: 1");
@@ -296,7 +296,7 @@ async fn a_deadline_that_the_running_batch_makes_impossible_is_refused_at_once()
 }
 
 #[tokio::test]
-async fn a_queued_request_is_dropped_when_it_becomes_hopeless_while_the_device_is_busy() {
+async fn a_queued_request_is_dropped_when_it_becomes_hopeless() {
     let models = Models::new();
     models.add("m", 1, (1.0, 400.0), 4, "max_batch_size: 1");
     let registry = models.serve(|_| {}).await;
@@ -313,7 +313,7 @@ async fn a_queued_request_is_dropped_when_it_becomes_hopeless_while_the_device_i
 }
 
 #[tokio::test]
-async fn a_request_that_the_engine_refuses_does_not_cost_its_batch_mates_their_answers() {
+async fn a_refused_request_does_not_cost_its_batch_their_answers() {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models");
     let mut options = ServerOptions::new(models);
     options.engine = downbeat_server::options::EngineChoice::Rten;
@@ -501,7 +501,7 @@ async fn a_guess_keeps_no_shape_from_being_tried() {
 }
 
 #[tokio::test]
-async fn a_reload_loses_no_request_and_a_broken_version_leaves_the_old_one_serving() {
+async fn a_reload_loses_no_request_and_a_broken_version_changes_nothing() {
     let models = Models::new();
     models.add("m", 1, (1.0, 20.0), 4, "");
     let registry = models.serve(|_| {}).await;
@@ -531,7 +531,7 @@ async fn a_reload_loses_no_request_and_a_broken_version_leaves_the_old_one_servi
 }
 
 #[tokio::test]
-async fn the_configuration_of_a_load_request_holds_until_the_files_change_or_the_model_is_unloaded() {
+async fn a_configuration_by_request_holds_until_files_change_or_unload() {
     let models = Models::new();
     models.add("m", 1, (1.0, 1.0), 4, "");
     let registry = models.serve(|_| {}).await;

@@ -103,7 +103,7 @@ async fn no_more_are_loaded_side_by_side_than_was_asked_for() {
 }
 
 #[tokio::test]
-async fn loads_and_unloads_of_one_model_go_in_the_order_that_they_were_asked_for() {
+async fn loads_and_unloads_of_one_model_keep_their_order() {
     let models = Models::new();
     let registry = open(&models, &["m"], 3);
     let steps = Arc::new(Steps::default());

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUresult};
 use crate::program::{Program, allocate, cuda, download, event, free_pinned, pinned, stream, upload};
 
 #[test]
-fn pinned_memory_is_read_when_the_copy_runs_and_pageable_memory_at_the_call() {
+fn pinned_memory_is_read_by_the_copy_and_pageable_at_the_call() {
     let program = Program::start();
     let stream = stream();
     let memory = allocate(2).unwrap();

@@ -85,7 +85,7 @@ fn figure_15_fewer_violations_than_fcfs_sjf_and_edf_with_drop() {
 }
 
 #[test]
-fn figure_14_answers_of_abacus_are_in_time_and_those_of_free_sharing_are_not() {
+fn figure_14_abacus_answers_in_time_and_free_sharing_does_not() {
     for pair in PAIRS {
         let (abacus, free) = (run(ABACUS, &pair, 80.0), run(OverlapServing::Free, &pair, 80.0));
         assert!(abacus.tail() < 1.1 && free.tail() > 1.2, "{pair:?}: {:.2}, free {:.2}", abacus.tail(), free.tail());
@@ -93,7 +93,7 @@ fn figure_14_answers_of_abacus_are_in_time_and_those_of_free_sharing_are_not() {
 }
 
 #[test]
-fn a_group_takes_what_the_oracle_says_but_for_what_differs_from_run_to_run() {
+fn a_group_takes_the_oracles_time_but_for_the_noise_of_runs() {
     let report = run(ABACUS, &PAIRS[0], 120.0);
     let off = report.ratios.iter().map(|ratio| (ratio - 1.0).abs()).sum::<f64>() / report.ratios.len() as f64;
     assert!(report.ratios.len() > 30 && off < 0.05, "{off:.3} of {}", report.ratios.len());
@@ -255,7 +255,7 @@ fn cluster(by: SpreadBy, serving: OverlapServing, devices: usize, rate: f64) -> 
 }
 
 #[test]
-fn section_7_6_clockwork_drops_rather_than_answers_late_and_more_devices_answer_more() {
+fn section_7_6_clockwork_drops_and_more_devices_answer_more() {
     let clockwork = |devices| cluster(SpreadBy::Clockwork, OverlapServing::Fcfs, devices, 900.0);
     let (few, many) = (clockwork(2), clockwork(4));
     // A launch deviates by 4.1%: those that began with nothing to spare may be late.

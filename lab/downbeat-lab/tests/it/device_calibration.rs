@@ -48,19 +48,19 @@ fn within(platform: Platform, published: &[(Architecture, u32, f64)], most: f64)
 }
 
 #[test]
-fn e2bird_section_1_table_1_two_constants_meet_twelve_latencies_within_7_percent() {
+fn e2bird_table_1_two_constants_meet_twelve_latencies_within_7_percent() {
     within(Platform::TITAN_CUDNN, &E2BIRD_TABLE_1, 0.07);
 }
 
 #[test]
-fn gslice_section_4_4_table_5_two_constants_meet_seven_latencies_within_11_percent() {
+fn gslice_table_5_two_constants_meet_seven_latencies_within_11_percent() {
     within(Platform::V100_TENSORRT, &GSLICE_TABLE_5, 0.11);
 }
 
 /// Held out: nothing is fitted to AlexNet, nor to one picture of ResNet-50. "~1 millisecond" of AlexNet's 460 images/s (§4.4) is inference, 0.7 ms the host
 /// after it; 5.86 ms are from table 2's GUE.
 #[test]
-fn gslice_section_4_4_one_picture_takes_as_long_as_published_where_nothing_was_fitted() {
+fn gslice_section_4_4_unfitted_pictures_take_the_published_time() {
     let alone = |architecture| on_v100(architecture).time(1, 0).as_millis_f64();
     let alexnet = alone(Architecture::AlexNet);
     assert!((0.9..1.5).contains(&(alexnet - 0.7)), "{alexnet:.2} ms with the host's 0.7 ms");
@@ -126,7 +126,7 @@ fn e2bird_section_7_1_figure_9_a_convolution_grows_as_a_ladder() {
 
 /// E²bird §3.2, figure 3: gaps are between batches, so that within one the device always has a kernel.
 #[test]
-fn e2bird_section_3_2_figure_3_one_stream_keeps_the_device_busy_within_a_batch() {
+fn e2bird_figure_3_one_stream_keeps_the_device_busy_in_a_batch() {
     let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
     let clients = [Client::new(&model, 32, 0, 72)];
     let (_, busy) = closed_loop(model.limits(), &[72], &clients, Duration::from_millis(1_000));
@@ -135,7 +135,7 @@ fn e2bird_section_3_2_figure_3_one_stream_keeps_the_device_busy_within_a_batch()
 
 /// E²bird figure 12 and table 4: a few large batches are better than one, in rank; 32 of one about four times as slow (fitted: crowding).
 #[test]
-fn e2bird_section_7_3_1_figure_12_a_few_large_batches_are_best_and_many_small_ones_are_four_times_as_slow() {
+fn e2bird_figure_12_many_small_batches_are_four_times_as_slow() {
     let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
     let mean = |mix: &str| measure_mix(&model, &mix.parse().unwrap()).mean.as_millis_f64();
     let (few, one, many) = (mean("8,8,16"), mean("32"), mean(&["1"; 32].join(",")));
@@ -165,7 +165,7 @@ fn throughput(served: &[Served]) -> f64 {
 /// GSLICE figures 2 and 3: the light the model the smaller the share beyond which more units are of little use. 90% of the whole device's throughput come with half
 /// of the units for ResNet-50 (the paper, which names no share of the throughput, has its knee at 60%) and for AlexNet (30%). VGG-19's 70% is missed: three quarters.
 #[test]
-fn gslice_section_2_1_3_figure_2_more_units_than_the_knee_are_of_little_use() {
+fn gslice_figure_2_units_beyond_the_knee_are_of_little_use() {
     let share = |architecture, percent: u32| {
         let model = on_v100(architecture);
         model.time(1, 0).as_secs_f64() / model.time_on(1, 0, 80 * percent / 100).as_secs_f64()
@@ -198,7 +198,7 @@ fn gslice_section_2_1_2_figure_1_shares_beat_free_sharing() {
 
 /// GSLICE §2.1.2, figure 1: without MPS VGG-19 goes from 20 to 60 ms beside two others.
 #[test]
-fn gslice_section_2_1_2_figure_1_time_slices_make_a_large_model_three_times_as_slow() {
+fn gslice_figure_1_time_slices_make_a_large_model_thrice_as_slow() {
     let (resnet, vgg) = (on_v100(Architecture::ResNet50), on_v100(Architecture::Vgg19));
     let limits = DeviceLimits { sharing: Sharing::TimeSliced, ..V100.limits() };
     let served = play(limits, &[80], &[(&resnet, 0), (&resnet, 0), (&vgg, 0)]);

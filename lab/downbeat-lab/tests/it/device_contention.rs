@@ -154,7 +154,7 @@ fn stages_are_the_whole_in_parts_of_nearly_equal_time() {
 }
 
 #[test]
-fn more_stages_than_operators_and_none_are_errors_that_say_how_many_there_are() {
+fn zero_stages_and_too_many_are_errors_that_name_the_most() {
     for stages in [0, 10_000] {
         let error = EmulatedModel::staged(Architecture::Vgg16, Platform::TITAN_TENSORRT, stages).unwrap_err();
         assert!(error.to_string().contains("can be cut into 1 to 21 stages"), "{error}");
@@ -178,7 +178,7 @@ fn the_host_issues_ahead_and_a_gap_is_between_kernels() {
 }
 
 #[test]
-fn who_draws_little_of_the_bandwidth_gets_it_and_the_others_share_the_rest() {
+fn small_demands_for_bandwidth_are_met_and_others_share_the_rest() {
     let drawing = |draw: u32| Kernel { draw: WHOLE_BANDWIDTH / 10 * draw, ..kernel(0, 900, 10) };
     let mut device = ContendedDevice::new(limits(), 3);
     device.set_units(Time::ZERO, 0, 36);

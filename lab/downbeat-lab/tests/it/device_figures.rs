@@ -75,7 +75,7 @@ use Architecture::{BertBase, ResNet152, Vgg19};
 use DevicePolicyName::{DvaBatch, NEbird, NoWait, OptWait};
 
 #[test]
-fn e2bird_figure_14_lanes_hold_more_of_a_deep_network_than_one_batch_at_a_time() {
+fn e2bird_figure_14_lanes_hold_more_of_a_deep_network() {
     let held = |policy| cudnn(ResNet152, policy, 350.0).holds(0.01);
     assert!(held(NEbird) && !held(OptWait));
 }
@@ -89,14 +89,14 @@ fn e2bird_figure_14_lanes_hold_more_of_vgg() {
 }
 
 #[test]
-fn dvabatch_figure_14_high_load_latency_of_resnet152_is_halved_and_more_against_the_papers_server() {
+fn dvabatch_figure_14_resnet152_is_twice_as_fast_at_high_load() {
     let to = |ahead| tensorrt(ResNet152, DvaBatch, ahead, 480.0) / tensorrt(ResNet152, NoWait, ahead, 480.0);
     assert!(to(1) < 0.5 && to(1) < to(0) && to(0) < 0.9, "{:.2}, {:.2}", to(0), to(1));
 }
 
 /// The paper has a shorter latency for VGG19, too. Here small batches compute at a lower rate, and two pairs of buffers mean smaller batches.
 #[test]
-fn dvabatch_figure_14_high_load_latency_of_vgg19_is_longer_by_the_rate_of_small_batches() {
+fn dvabatch_figure_14_vgg19_is_slower_by_its_small_batches() {
     let to = |platform| {
         let mean = |policy| run(platform, Vgg19, policy, 0, 490.0, 1_500).mean_ms;
         mean(DvaBatch) / mean(NoWait)

@@ -22,7 +22,7 @@ fn number(cell: &str) -> f64 {
 }
 
 #[test]
-fn figure_1_shares_have_more_throughput_than_free_sharing_and_than_turns_and_keep_models_apart() {
+fn figure_1_shares_beat_free_sharing_and_turns_in_throughput() {
     let figure = make("gslice-1");
     let last = |mode: &str| rows(&figure, &[mode, "3"])[0].clone();
     let (turns, free, shares) = (last("no MPS"), last("default MPS"), last("25/25/50%"));
@@ -56,7 +56,7 @@ fn figure_5a_a_second_stream_helps_and_costs_latency() {
 }
 
 #[test]
-fn figures_8_and_9_batches_within_the_slo_have_at_least_twice_the_throughput() {
+fn figures_8_and_9_batches_within_the_slo_double_the_throughput() {
     let figure = make("gslice-8");
     for model in ["alexnet", "mobilenet", "resnet50", "vgg19", "vgg16"] {
         let row = rows(&figure, &[model, "GSLICE"])[0];
@@ -70,7 +70,7 @@ fn figures_8_and_9_batches_within_the_slo_have_at_least_twice_the_throughput() {
 }
 
 #[test]
-fn figure_10_models_together_have_more_throughput_than_under_default_mps_and_heavy_ones_do_not_hold_up_light_ones() {
+fn figure_10_shares_beat_default_mps_and_heavy_models_hold_up_no_light() {
     let figure = make("gslice-10");
     for combination in ["C1", "C2", "C3", "C4"] {
         let [free, slab, gslice] =
@@ -87,7 +87,7 @@ fn figure_10_models_together_have_more_throughput_than_under_default_mps_and_hea
 }
 
 #[test]
-fn figures_12c_and_14_slab_settles_within_500_ms_and_has_more_throughput_than_clippers_code() {
+fn figures_12c_and_14_slab_settles_in_500_ms_and_beats_clipper() {
     let figure = make("gslice-14");
     for slo in ["25", "35", "50", "75", "100"] {
         let [slab, code, paper] =
@@ -102,7 +102,7 @@ fn figures_12c_and_14_slab_settles_within_500_ms_and_has_more_throughput_than_cl
 }
 
 #[test]
-fn figure_15_a_model_that_comes_does_not_push_another_out_and_gets_the_device_when_it_goes() {
+fn figure_15_a_new_model_waits_for_the_room_of_another() {
     let figure = make("gslice-15");
     let of = |mode: &str, model: &str| -> Vec<Vec<String>> {
         rows(&figure, &[mode]).into_iter().filter(|row| row[2] == model).cloned().collect()
@@ -151,7 +151,7 @@ fn figure_16_shares_tune_themselves_and_service_goes_on_meanwhile() {
 }
 
 #[test]
-fn a_reserve_answers_in_time_what_comes_by_chance_where_a_share_for_just_that_does_not() {
+fn a_reserve_answers_bursts_in_time_and_an_exact_share_does_not() {
     let slo = Duration::from_millis(50);
     let attained = |reserve| {
         let load = SharingLoad::Poisson(60.0);

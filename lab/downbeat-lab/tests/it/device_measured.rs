@@ -114,7 +114,7 @@ fn sharing_and_crowding_are_found_again_from_pairs() {
 /// which the law has not and which the sum of many operators smooths. TensorRT's convolutions by Winograd's algorithm are not described as well: their blocks are four
 /// times as large, and what they compute whatever the batch shrinks with the units, where the law's fixed time does not.
 #[test]
-fn a_network_of_small_blocks_is_described_within_15_percent_by_one_segment_and_by_six() {
+fn one_segment_or_six_describe_small_blocks_within_15_percent() {
     let error_with = |stages: usize, platform: Platform| {
         let mut measured = Vec::new();
         for units in [10, 20, 30, 40, 50, 60, 70, 80] {

@@ -28,7 +28,7 @@ fn equal_seeds_give_equal_runs_and_others_do_not() {
 
 /// E²bird §8.2: at low load nobody waits for a batch or behind one.
 #[test]
-fn e2bird_section_8_2_at_low_load_elastic_batches_halve_the_latency_of_a_tuned_window() {
+fn e2bird_section_8_2_elastic_halves_the_latency_at_low_load() {
     let (simulation, tuning) = simulation(Architecture::ResNet152, 10.0, 200, 1);
     let mean = |name| simulation.run(tuning.policy(name).unwrap()).unwrap().mean_ms;
     let (windowed, elastic) = (mean(DevicePolicyName::OptWait), mean(DevicePolicyName::NEbird));

@@ -106,7 +106,7 @@ fn of_a_backend_that_is_killed_only_what_ran_there_is_handed_in_again() {
 
 /// Nobody is there from 0.35 s to 1.1 s. Until 0.55 s frontends take requests, 2000 a second without a deadline, which are refused then; from then on they do not know the models.
 #[test]
-fn requests_of_a_model_that_nobody_has_any_more_are_refused_until_somebody_is_back() {
+fn requests_of_a_model_without_a_backend_are_refused_until_one_is_back() {
     for run in runs("backends_gone") {
         assert_eq!(run.good + run.late + run.refused, run.requests, "{run:?}");
         assert!(run.refused >= 350 && (1_100..1_500).contains(&run.unserved), "{run:?}");

@@ -90,7 +90,7 @@ fn models_with_a_knee_of_half_a_device_get_halves_that_both_run_on() {
 }
 
 #[test]
-fn devices_that_no_division_is_better_for_stay_whole_and_nothing_is_written() {
+fn devices_stay_whole_where_no_division_is_better() {
     let measured = Measured::new(&[("a", 1.0)]);
     let file = measured.path("slots.toml");
     let output = measured.plan(&["a", "--slo-ms", "200", "--rate", "30", "--devices", "2", "--toml", &file]);

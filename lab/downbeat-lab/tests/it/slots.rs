@@ -97,7 +97,7 @@ fn mix(devices: u32, models: &[(Architecture, f64, f64)]) -> SlotMix {
 }
 
 #[test]
-fn devices_are_cut_where_requests_are_too_few_for_batches_and_left_whole_where_batching_pays() {
+fn devices_are_cut_where_batching_does_not_pay() {
     let few = mix(2, &[(Architecture::ResNet50, 20.0, 1.0), (Architecture::LinkNet, 12.0, 1.0)]).measure().unwrap();
     let plan = few.problem.choose().unwrap();
     let whole = few.problem.evaluate(&SlotLayout::whole(&few.problem)).unwrap();
@@ -108,7 +108,7 @@ fn devices_are_cut_where_requests_are_too_few_for_batches_and_left_whole_where_b
 
 /// Abacus' prediction (§5) in Symphony's schedulable window (§3.1).
 #[test]
-fn two_batches_at_a_time_hold_more_where_one_leaves_units_idle_if_they_are_planned_with_what_they_take_together() {
+fn two_batches_at_once_hold_more_if_planned_with_their_time_together() {
     let mut mix = mix(1, &[(Architecture::ResNet50, 8.0, 1.0), (Architecture::BertBase, 10.0, 1.0)]);
     (mix.platform, mix.steps) = (Platform::A100_CUDNN, 9);
     let measured = mix.measure().unwrap();
@@ -126,7 +126,7 @@ fn two_batches_at_a_time_hold_more_where_one_leaves_units_idle_if_they_are_plann
 
 /// Two A100s: BERT-large, VGG-19, BERT-base and U-Net.
 #[test]
-fn a_model_without_room_beside_others_runs_by_itself_on_devices_of_its_own() {
+fn a_model_without_room_beside_others_has_devices_of_its_own() {
     let mix = SlotMix::draw(9005, 6);
     let measured = mix.measure().unwrap();
     let problem = |paired: &[usize]| measured.side_by_side(paired, true).unwrap();

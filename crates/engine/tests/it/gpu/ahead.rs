@@ -29,7 +29,7 @@ fn only_where_waited_for(stand_in: &StandIn) {
 
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
-fn a_second_launch_is_enqueued_while_the_first_is_under_way_and_a_third_waits_for_it() {
+fn one_launch_waits_behind_the_running_one_and_a_third_does_not() {
     // Without graphs, and with them: what a graph reads and writes is the same for all its launches.
     for graphs in [false, true] {
         let Some((stand_in, engine)) = gpus_with(1, &CudaOptions { graphs, ..CudaOptions::default() }) else { return };

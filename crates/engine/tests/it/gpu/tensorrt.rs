@@ -7,7 +7,7 @@ use crate::support::{Random, assert_close, copy, example, lane, load as load_on,
 
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
-fn what_is_compiled_is_kept_for_each_model_and_the_ends_of_its_shapes_are_run_at_load() {
+fn compiled_engines_are_kept_and_extreme_shapes_run_at_load() {
     let options = CudaOptions { provider: Provider::Tensorrt, ..CudaOptions::default() };
     let Some((stand_in, engine)) = gpus_with(1, &options) else { return };
     if has_provider(&engine) {

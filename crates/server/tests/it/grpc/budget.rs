@@ -114,7 +114,7 @@ async fn half_messages_on_one_connection_are_bounded_by_the_budget() {
 }
 
 #[tokio::test]
-async fn half_a_message_for_a_model_that_does_not_exist_is_answered_and_costs_nothing() {
+async fn half_a_message_for_an_unknown_model_is_answered_for_free() {
     let (server, budget) = server(64 * MIB).await;
     let connection = connect(&server).await;
     for _ in 0..5 {

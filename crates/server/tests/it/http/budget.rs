@@ -32,7 +32,7 @@ async fn until(condition: impl Fn() -> bool) {
 }
 
 #[tokio::test]
-async fn half_a_body_for_a_model_that_does_not_exist_is_answered_and_costs_nothing() {
+async fn half_a_body_for_an_unknown_model_is_answered_for_free() {
     let (server, budget) = server(MIB).await;
     let mut connections = Vec::new();
     for _ in 0..4 {

@@ -59,7 +59,7 @@ async fn a_stopping_server_answers_what_it_has() {
 }
 
 #[tokio::test]
-async fn a_leaving_server_answers_everybody_and_ends_each_connection_with_the_answer() {
+async fn a_leaving_server_ends_each_connection_with_its_answer() {
     let server = Server::start().await;
     let mut before = server.connect().await;
     assert!(!before.get("/v2/health/live").await.headers.contains_key("connection"));

@@ -18,6 +18,9 @@ use crate::run_output::RunOutput;
 ///
 /// The production scheduler decides, on devices that take their latency profile's time. Every
 /// decision is checked. A run follows from its seed; equal seeds mean equal arrivals for all policies.
+///
+/// Published schedulers, emulated GPUs and the papers' figures have a program of their own:
+/// cargo run --release -p downbeat-lab -- --help
 #[derive(Subcommand, Debug)]
 pub enum SimulateCommand {
     /// The highest rate that a cluster holds, by policy

@@ -53,8 +53,9 @@ pub fn text(bytes: &[u8]) -> Result<&str, FileContentError> {
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-/// Refuses a git-lfs pointer: the small text that a checkout has in the place of a large file before git-lfs fetches it. `bytes` are
-/// the whole file; a file above [`LFS_POINTER_LIMIT`] need not be read for this.
+/// Refuses a git-lfs pointer. A checkout has this small text in the place of a large file until
+/// git-lfs fetches the file. `bytes` are the whole file. A file above [`LFS_POINTER_LIMIT`] need
+/// not be read for this check.
 ///
 /// # Errors
 /// If the bytes are a pointer.

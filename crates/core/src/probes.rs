@@ -1,4 +1,4 @@
-//! When a request is tried that seems to need more time than it has.
+//! When a request is tried although the profile says that it cannot meet its deadline.
 
 use crate::time::{Duration, Time};
 
@@ -107,7 +107,8 @@ impl Probes {
 mod tests {
     use super::*;
 
-    /// The seconds at which one is tried, of requests that come every half second for so long and need 20 ms.
+    /// The seconds at which a request is tried. Requests of 20 ms come every half second, for
+    /// `seconds` seconds.
     fn tried(probes: &mut Probes, doubt: Doubt, from: u64, seconds: u64) -> Vec<u64> {
         tried_of(probes, doubt, Duration::from_millis(20), from, seconds)
     }

@@ -1,4 +1,4 @@
-//! What a candidate is made of: the drop policies and the batch size they aim at.
+//! The drop policies, and the batch size that they aim at.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,14 +19,15 @@ use crate::time::Duration;
 /// would only make more requests late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum DropPolicy {
-    /// Only what can no longer be met.
+    /// Drops requests whose deadlines can no longer be met.
     HeadDrop,
-    /// Also heads that stand in the way of a batch of the target size.
+    /// Also drops heads that stand in the way of a batch of the target size.
     #[default]
     WindowDrop,
-    /// Also heads that stand in the way of a batch of a target size that suits the load of the moment.
+    /// Also drops heads that stand in the way of a batch of a target size that suits the load of
+    /// the moment.
     Adaptive,
-    /// Nothing.
+    /// Drops no request.
     None,
 }
 
@@ -34,9 +35,9 @@ pub enum DropPolicy {
 /// `(1 + 1/n) * l(b) <= budget` on the `n = rate * l(b) / b` devices that the arrivals keep busy, but at
 /// most `devices`; at least 1.
 ///
-/// `l(b) / n` is the longest wait for the next device of the pattern: with fewer requests than devices it is the time
-/// `b / rate` that the batch takes to gather. Without a `rate` (items per second): half the budget for
-/// waiting. `O(log max_batch)`.
+/// `l(b) / n` is the longest wait for the next device of the pattern. With fewer requests than
+/// devices, the wait is the time `b / rate` in which the batch gathers. Without a `rate` (items per
+/// second), half the budget is for waiting. `O(log max_batch)`.
 pub fn staggered_batch(
     profile: &LatencyProfile,
     max_batch: u32,
@@ -47,7 +48,8 @@ pub fn staggered_batch(
     remote_staggered_batch(profile, max_batch, budget, rate, devices, &NetworkBudget::default())
 }
 
-/// [`staggered_batch`] where a batch takes [`NetworkBudget::delay`] to its device, which its requests spend besides.
+/// [`staggered_batch`] with a network: a batch takes [`NetworkBudget::delay`] to its device, at the
+/// cost of its requests' budget.
 pub(super) fn remote_staggered_batch(
     profile: &LatencyProfile,
     max_batch: u32,

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::DeviceKind;
 use crate::profile::{LatencyProfile, ProfileError};
 
-/// A latency profile for every kind of device that a model runs on. The simple case is one
-/// [`LatencyProfile`] for all kinds: `profile.into()`.
+/// A latency profile for every kind of device that a model runs on. If one [`LatencyProfile`] holds
+/// for all kinds, use `profile.into()`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Profiles")]
 pub struct DeviceProfiles(Profiles);
@@ -15,7 +15,7 @@ pub struct DeviceProfiles(Profiles);
 enum Profiles {
     /// One profile for every kind, also for a kind that is not known yet.
     Same(LatencyProfile),
-    /// One profile a kind, in order of kinds; at least one.
+    /// A profile for each kind, in order of kinds; at least one profile.
     ByKind(Vec<(DeviceKind, LatencyProfile)>),
 }
 
@@ -56,8 +56,8 @@ impl DeviceProfiles {
         }
     }
 
-    /// The profile on the first kind that has one. It is the only profile where all devices are
-    /// alike.
+    /// The profile on the first kind that has a profile. If all devices are alike, it is the only
+    /// profile.
     pub fn first(&self) -> &LatencyProfile {
         match &self.0 {
             Profiles::Same(profile) => profile,

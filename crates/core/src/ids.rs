@@ -56,7 +56,8 @@ id! {
     LaunchId(u64), "x"
 }
 id! {
-    /// A partition of a device: dense, from zero; `PartitionId(0)` is the whole of a device that is not divided.
+    /// A partition of a device: dense, from zero; `PartitionId(0)` is the whole of a device that is
+    /// not divided.
     #[derive(Default)]
     PartitionId(u32), "p"
 }

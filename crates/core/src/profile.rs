@@ -19,9 +19,11 @@ pub struct LatencyProfile {
     /// would fill a processor's caches.
     #[serde(serialize_with = "write_table")]
     table: Arc<[Duration]>,
-    /// Nanoseconds that each item beyond the table adds: the slope between its first and its last entry.
+    /// Nanoseconds that each item beyond the table adds: the slope between its first and its last
+    /// entry.
     slope: u64,
-    /// The largest batch size that was measured: larger ones are guesses. `None`: the numbers are certain, as an emulated model's are.
+    /// The largest batch size that was measured: larger ones are guesses. `None`: the numbers are
+    /// certain, as an emulated model's are.
     known: Option<u32>,
 }
 
@@ -139,7 +141,7 @@ impl LatencyProfile {
     }
 
     /// The least time that a batch is known to take: the latency of the largest measured size up to
-    /// `batch`, or zero if there is no such size.
+    /// `batch`. Zero if there is no such size.
     pub fn known_latency(&self, batch: u32) -> Duration {
         self.latency(self.known.map_or(batch, |known| known.min(batch)))
     }
@@ -213,11 +215,11 @@ impl LatencyProfile {
     }
 
     /// The profile of measured points. Where noise made a larger batch faster, both sizes get their
-    /// weighted mean ([`isotonic_fit`]), so that one stalled run does not decide for all larger
-    /// sizes. A size between two points lies on the line through them. A size below the first point
-    /// takes as long as that point. So no guess for a size without a point changes a measured size.
-    /// Points need not be sorted. If a size occurs twice, its faster point counts. The largest
-    /// measured batch is the profile's largest.
+    /// weighted mean ([`isotonic_fit`]). So one stalled run does not decide for all larger sizes. A
+    /// size between two points lies on the line through them. A size below the first point takes as
+    /// long as that point. Thus a guess for a size without a point changes no measured size. Points
+    /// need not be sorted. If a size occurs twice, its faster point counts. The largest measured
+    /// batch is the profile's largest.
     ///
     /// # Errors
     /// If there is no point, a latency is zero, or a batch size is above 2^20.
@@ -242,8 +244,9 @@ impl LatencyProfile {
         Self::from_table(table)
     }
 
-    /// `l(batch)`. Zero for an empty batch; beyond the largest profiled size, extended along the slope between
-    /// the first and the last entry, so that `l(b + 1)` of the largest batch exists.
+    /// `l(batch)`; zero for an empty batch. Beyond the largest profiled size the profile is
+    /// extended along the slope between the first and the last entry, so that `l(b + 1)` of the
+    /// largest batch exists.
     pub fn latency(&self, batch: u32) -> Duration {
         let n = self.table.len();
         match batch as usize {
@@ -266,8 +269,8 @@ impl LatencyProfile {
         self.table.partition_point(|d| *d <= budget) as u32
     }
 
-    /// The largest batch up to `limit` whose latency, extended as [`LatencyProfile::latency`] does, is at most
-    /// `budget`; zero if none. `O(log max_batch)`.
+    /// The largest batch up to `limit` whose latency, extended as [`LatencyProfile::latency`] does,
+    /// is at most `budget`; zero if none. `O(log max_batch)`.
     pub fn largest_up_to(&self, limit: u32, budget: Duration) -> u32 {
         if self.latency(limit) <= budget {
             return limit;
@@ -323,7 +326,8 @@ mod tests {
         assert_eq!(table(&profile), [10, 25, 25, 40]);
     }
 
-    /// A running maximum over the sizes once made one run of 8.4 s at batch 4 count for all larger batches.
+    /// A running maximum over the sizes once made one run of 8.4 s at batch 4 count for all larger
+    /// batches.
     #[test]
     fn one_stalled_run_does_not_decide_for_larger_batches() {
         let point = |batch: u32, ms: u64, runs| ProfilePoint { batch, latency: Duration::from_millis(ms), runs };

@@ -14,8 +14,8 @@ pub fn quantiles<T: PartialOrd + Copy, const N: usize>(
     Some(shares.map(|share| sorted[((last as f64 * share).round() as usize).min(last)]))
 }
 
-/// The median: the larger of the two middle values if their number is even. `None` if no value
-/// counts.
+/// The median: the larger of the two middle values if the number of values is even. `None` if no
+/// value counts.
 pub fn median<T: PartialOrd + Copy>(values: impl IntoIterator<Item = T>) -> Option<T> {
     quantiles(values, [0.5]).map(|[median]| median)
 }

@@ -13,9 +13,9 @@ pub fn nearest_shape<'a, T>(known: impl IntoIterator<Item = (&'a [i64], T)>, sha
     scaled.min_by(|(_, a), (_, b)| a.ln().abs().total_cmp(&b.ln().abs()))
 }
 
-/// The profile of requests with `scale` times as many elements: latencies grow in proportion. All
-/// of it is a guess ([`LatencyProfile::known`] is 0). With an SLO, a batch of one takes at most
-/// half of the SLO, so that a new shape gets its first batch by its deadline.
+/// The profile of requests with `scale` times as many elements: latencies grow in proportion. The
+/// whole profile is a guess ([`LatencyProfile::known`] is 0). With an SLO, a batch of one takes at
+/// most half of the SLO: a new shape gets its first batch by its deadline.
 #[must_use]
 pub fn guessed_profile(profile: &LatencyProfile, scale: f64, slo: Option<Duration>) -> LatencyProfile {
     let alone = profile.latency(1).as_secs_f64();

@@ -6,9 +6,9 @@ use std::fmt;
 
 use crate::time::{Duration, Time};
 
-/// Minimum distance between kept samples: this share of the shorter window, or that of the longer
-/// one, whichever distance is longer. It bounds the number of samples, and how far a window exceeds
-/// its length.
+/// Minimum distance between kept samples: this share of the shorter or of the longer window, and of
+/// both the longer distance. It bounds the number of samples, and how far a window exceeds its
+/// length.
 const APART: (u64, u64) = (10, 1_000);
 /// A bad rate above this value counts as this value, so that advice stays finite where no request
 /// at all is served in time.
@@ -17,7 +17,7 @@ const MOST_BAD_RATE: f64 = 0.9;
 /// was too small.
 const LESS_LOAD: f64 = 0.1;
 
-/// When the autoscale advisor gives which advice.
+/// The thresholds and windows of the autoscale advisor.
 ///
 /// With `idle_threshold` and `spare` at 0 the advice is the paper's: `N * r / (1 - r)` more, or
 /// `N * f` fewer.
@@ -34,8 +34,8 @@ pub struct AutoscaleOptions {
     /// The time over which the bad rate is measured. The number of devices must also stand this
     /// long before more are advised. Default: 10 s.
     pub grow_window: Duration,
-    /// The same for the idle fraction and for fewer devices. It is longer because missing devices
-    /// cost requests. Default: 60 s.
+    /// The same for the idle fraction and for fewer devices. This window is longer, as missing
+    /// devices cost requests. Default: 60 s.
     pub shrink_window: Duration,
     /// With fewer requests in a window, its bad rate leads to no advice. Default: 100.
     pub min_requests: u64,
@@ -111,7 +111,7 @@ pub struct AutoscaleSample {
 /// Why a sample is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadSample {
-    /// The sample is older than the last one. Nothing changes.
+    /// The sample is older than its predecessor. Nothing changes.
     #[error("a sample at {now} comes after one at {last}: time does not go back")]
     TimeWentBack {
         /// Time of this sample.
@@ -152,7 +152,7 @@ pub enum AdviceReason {
     Idle,
     /// The counting began, or the number of devices changed, too recently for a judgement.
     Settling,
-    /// Devices could be given back, but the same load was bad before with so few of them.
+    /// Devices could be given back, but with so few devices the same load was bad before.
     TooFewBefore,
     /// Neither too many bad requests nor too much idle time.
     Enough,
@@ -279,8 +279,8 @@ impl Autoscale {
     }
 
     /// The advised total number of devices, by the last judgement; `None`: there was no judgement
-    /// yet. While a number of devices is too recent for a judgement the last judgement stands. So a
-    /// caller that scales step by step does not take a step for the goal.
+    /// yet. While a number of devices is too recent for a judgement the last judgement stands. This
+    /// keeps a caller that scales in steps from mistaking a step for the goal.
     pub fn wanted(&self) -> Option<u32> {
         self.wanted
     }
@@ -288,7 +288,7 @@ impl Autoscale {
     /// Takes the counters at `now` and gives the advice.
     ///
     /// # Errors
-    /// If the sample contradicts the last one. If the windows begin anew, the advice becomes "no
+    /// If the sample contradicts its predecessor. If the windows begin anew, the advice becomes "no
     /// change"; otherwise it stays as it was.
     pub fn handle_sample(&mut self, now: Time, sample: AutoscaleSample) -> Result<Advice, BadSample> {
         if let Some((last_at, last)) = self.samples.back().copied() {
@@ -419,7 +419,7 @@ impl Autoscale {
     /// Remembers that this number of devices was too small for this rate.
     fn remember(&mut self, devices: u32, rate: f64) {
         self.too_few = Some(match self.too_few {
-            // A larger number was too small for no more load than this one.
+            // A larger number was too small for a load that was no higher.
             Some(known) if known.devices > devices && rate > known.rate * (1.0 - LESS_LOAD) => known,
             Some(known) if known.devices == devices => TooFew { devices, rate: rate.min(known.rate) },
             _ => TooFew { devices, rate },

@@ -82,7 +82,8 @@ impl Batcher {
         if self.queue.weight() == 0 {
             return None;
         }
-        // More than one item beyond the queue's never matters, and would have to be searched for.
+        // Whether more than one item beyond the queue would fit never matters, and would cost a
+        // search.
         let most = self.kinds.max_batch.min(u32::try_from(self.queue.weight() + 1).unwrap_or(u32::MAX));
         'from: loop {
             let mut size = 0u64;
@@ -144,9 +145,8 @@ impl Batcher {
     #[inline(always)]
     pub fn window(&mut self, now: Time, free_at: Time, plan: usize, prefix: Prefix) -> Formed {
         let Prefix { mut size, deadline, since, mut full, .. } = prefix;
-        // If the first arrival of the queue is not in the candidate, there are three possible
-        // causes: the candidate is full, the arrival's level is blocked, or the arrival is passed
-        // over.
+        // The first arrival of the queue may be missing from the candidate. Then the candidate is
+        // full, the arrival's level is blocked, or the arrival is passed over.
         let first_arrival = self.queue.first_arrival().unwrap_or(now);
         if self.flushed.is_some_and(|flushed| first_arrival <= flushed) {
             full = true;
@@ -207,11 +207,10 @@ impl Batcher {
         limit - room
     }
 
-    /// The size of a batch that may start before the delay has passed. It is the largest preferred
-    /// size that a prefix of the candidate fills exactly. If there is none, and the next request
-    /// would go beyond all preferred sizes, it is the size before that request (or of the first
-    /// request alone). Triton does the same. `O(b log n)` if the queue has requests of more than
-    /// one item.
+    /// The size of a batch that may start before the delay has passed: the largest preferred size
+    /// that a prefix of the candidate fills exactly. If no prefix does, and the next request would
+    /// go beyond all preferred sizes, it is the size before that request, or of the first request
+    /// alone. Triton does the same. `O(b log n)` if the queue has requests of more than one item.
     fn preferred_fill(&mut self, now: Time, first_arrival: Time, prefix: Prefix) -> Option<u32> {
         let DispatchPolicy::Timeout { delay, preferred } = &self.dispatch else { return None };
         if preferred.is_empty() || now >= first_arrival + *delay {
@@ -297,9 +296,9 @@ impl Batcher {
     ///
     /// Called when a decision cannot wait: the batch is sent, or it expired. Until then no request
     /// is given up, because a device may come in time for the head. Heads are given up only if the
-    /// batch without them is larger than the batch with them. Then this start serves more requests,
-    /// and a later batch with those heads would be smaller still, for their time only gets shorter.
-    /// No head that is given up would fit beside the larger batch.
+    /// batch becomes larger without them. Then this start serves more requests. The given-up heads
+    /// would later lead even smaller batches, as their time only gets shorter. No head that is
+    /// given up would fit beside the larger batch.
     ///
     /// `O(1)` for each head given up, and `O(max_batch)` to find that there is nothing to gain.
     /// With requests of several items, or strays, it can take `O(n log n)` if nearly the whole
@@ -344,7 +343,7 @@ impl Batcher {
             if weight.min(furthest) <= least {
                 break;
             }
-            // Later deadlines reach further, but have fewer requests behind them. So if anything is
+            // Later deadlines reach further, but have fewer requests behind them. If anything is
             // gained, the last request with enough requests behind it for a larger batch already
             // gains.
             if self.aside.is_empty()
@@ -373,7 +372,7 @@ impl Batcher {
 }
 
 /// When a request's own timer must find it hopeless; `Time::MAX`: no timer is needed. A request of
-/// more than one item needs a timer: requests that are due later may become hopeless later, so that
+/// more than one item needs a timer. Requests that are due later may become hopeless later, so that
 /// it may never be found at the head.
 pub(super) fn hopeless_at(needed: Duration, drop: DropPolicy, deadline: Time, size: u32) -> Time {
     if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - needed + TICK }

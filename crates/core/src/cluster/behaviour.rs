@@ -13,20 +13,20 @@ use crate::profile::LatencyProfile;
 /// ([`super::LoadRegime`]). A [`super::Rehearsal`] finds a better behaviour.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Behaviour {
-    /// How far a candidate waits, in percent of the way from the arrival of its first request to
-    /// its schedulable window. 0 is [`super::DispatchPolicy::Eager`]; 100 and more is
-    /// [`super::DispatchPolicy::Deferred`].
+    /// How far a candidate waits on the way from the arrival of its first request to its
+    /// schedulable window, percent. [`super::DispatchPolicy::Eager`] is 0, and
+    /// [`super::DispatchPolicy::Deferred`] is 100 and more.
     pub wait: u8,
     /// Drops aim at the smallest batch with this share of the staggered batch's throughput,
-    /// percent. 100 and more: the staggered batch itself, as [`super::DropPolicy::WindowDrop`]. 0:
-    /// batches of one, as [`super::DropPolicy::HeadDrop`].
+    /// percent. At 100 and more it is the staggered batch itself, as
+    /// [`super::DropPolicy::WindowDrop`]. At 0 it is a batch of one, as
+    /// [`super::DropPolicy::HeadDrop`].
     pub throughput: u8,
     /// Drops also aim at no more than this share of the staggered batch's size, percent.
     pub size: u8,
     /// Batches are no larger than the smallest batch with this share of the staggered batch's
-    /// throughput, percent, or than the size that drops aim at. 0: batches are as large as
-    /// deadlines allow. Where batching gains little, a limit sends the rest of a burst to other
-    /// devices.
+    /// throughput, percent, or than the drops' target. At 0 they are as large as deadlines allow.
+    /// Where batching gains little, a limit sends the rest of a burst to other devices.
     pub limit: u8,
     /// Executions are planned to take this much longer than in the profile, percent. Execution
     /// times vary: without a margin, the last requests of a batch that just fits would be late

@@ -5,10 +5,11 @@ use crate::time::Time;
 /// Devices of a block, and blocks of a group.
 const BLOCK: usize = 32;
 
-/// One instant for each dense device id; finds the earliest of all.
+/// Holds one instant for each dense device id, and finds the earliest of all.
 ///
-/// A batch writes two instants, and reads are few. So a write only notes that a minimum may have risen, and the next read finds that minimum.
-/// A write is `O(1)`. A read is `O(n / BLOCK^2)`, and `O(BLOCK)` more for each noted minimum. Only a new device allocates.
+/// A batch writes two instants, and reads are few. So a write only notes that a minimum may have
+/// risen, and the next read finds that minimum. A write is `O(1)`. A read is `O(n / BLOCK^2)`, and
+/// `O(BLOCK)` more for each noted minimum. Only a new device allocates.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BusyTimes {
     /// By device; `Time::MAX`: the device has no instant.

@@ -19,10 +19,10 @@ use crate::time::{Duration, Time};
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
 /// | `Adaptive` | as `Eager`, as `Deferred`, or between the two: [`super::Behaviour::wait`] | Downbeat |
 ///
-/// A candidate that cannot grow (it has `max_batch`, or the next request would not fit its
-/// deadline) may start at once under every policy: it could only wait for requests that cannot
-/// join. No policy waits until a member is lost: past `latest` under a drop policy, or past a
-/// `queue_expiry` that rejects. Without a deadline there is no time to count back from, so
+/// A candidate cannot grow if it has `max_batch`, or if the next request would not fit its
+/// deadline. Such a candidate may start at once under every policy: it could only wait for requests
+/// that cannot join. No policy waits until a member is lost: past `latest` under a drop policy, or
+/// past a `queue_expiry` that rejects. Without a deadline there is no time to count back from, so
 /// `Deferred`, `Latest` and `Adaptive` act as `Eager`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum DispatchPolicy {

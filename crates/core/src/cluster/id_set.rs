@@ -1,11 +1,12 @@
 //! A set of dense ids that finds its smallest id.
 
-/// A set of dense ids: a bit for each id, and levels of bits above that mark the words in use. 64
-/// times as many ids cost one more step. The set allocates only when the largest id grows.
+/// A set of dense ids: a bit for each id, and levels of bits above that mark the words in use. An
+/// operation takes one more step for 64 times as many ids. The set allocates only when the largest
+/// id grows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct IdSet {
-    /// The ids. Each further level has a bit for each word of the level below: whether that word
-    /// has any bit. The last level is one word.
+    /// The ids. Each further level has a bit for each 64-bit word of the level below: whether that
+    /// word has any bit. The last level is one word.
     levels: Vec<Vec<u64>>,
     /// Whether the set holds any id.
     any: bool,

@@ -126,9 +126,9 @@ impl KindState {
     /// candidates that wait for a device of this kind. Smith's rule: this order makes the mean wait
     /// the shortest. `None` unless all of them could run before the first of them must start, so
     /// that the order costs no deadline. A candidate without a deadline must start once it has
-    /// waited for ten of its own runs. `None` also if the candidate takes less than a quarter less
-    /// than `urgent`, the most urgent: profiles are not that exact. `O(1)`, as more than 16
-    /// candidates are not compared: there is hardly time for all.
+    /// waited for ten of its own runs. `None` also if the candidate does not save at least a
+    /// quarter against `urgent`, the most urgent: profiles are not that exact. `O(1)`, as more than
+    /// 16 candidates are not compared: there is hardly time for all.
     pub fn cheapest(&self, now: Time, urgent: u32) -> Option<u32> {
         let KindState { candidates, schedulable, present, .. } = self;
         let waiting = &schedulable[0];

@@ -10,12 +10,13 @@ const CROWDED: f64 = 0.85;
 const PEAK: f64 = 1.5;
 /// Half the distance between the limit to enter a state and the limit to leave it.
 const BAND: f64 = 0.01;
-/// Below this share small batches lose nothing, whatever they cost.
+/// Below this share small batches lose nothing, even at a high overhead.
 const QUIET: f64 = 0.4;
 /// From this value on, waiting pays if requests come independently of each other. The value is the
 /// overhead of a batch, as a share of the time between two batches of the model.
 const PATIENT: f64 = 0.39;
-/// `PATIENT` rises by this much for each factor of e in the variance of the arrivals.
+/// `PATIENT` rises by this much for each factor of e by which the variance of the arrivals exceeds
+/// a Poisson variance.
 const PATIENT_BURSTS: f64 = 0.06;
 /// Above this share the devices cannot do the work in batches of any size.
 const FLOODED: f64 = 1.1;
@@ -31,24 +32,24 @@ pub(super) const IMPATIENT_SIZE: u8 = 75;
 /// **Patient or not?** A batch costs `beta` of device time beside its items. Sending a small batch
 /// now instead of a full one later wastes up to `beta`. Holding a free device until the schedulable
 /// window opens wastes up to the time between two batches of this model when all devices are busy.
-/// That time is `l(b) / n`, if the model's share of the work keeps `n` devices busy. So waiting
+/// That time is `l(b) / n`, if the model's share of the work keeps `n` devices busy. Thus waiting
 /// pays if `n * beta / SLO` (with `l(b)` near the SLO) is large: many devices for one model, a
 /// strong batching effect, a tight SLO. Measured on Symphony's table 1 and figure 11, the limit is
-/// about 0.4 for Poisson arrivals. It is higher for burstier arrivals (0.53 for a variance ten
-/// times as great), because a burst misses the devices that were left idle before. Patience depends
-/// on the shares of the work, not on the load. On a single device waiting gains nothing: a batch
-/// grows while the device works. The mean over all models decides, weighted by their work: if only
-/// some models wait, the others have taken the devices when the windows open.
+/// about 0.4 for Poisson arrivals. The limit is higher for burstier arrivals (0.53 for a variance
+/// ten times as great): a burst misses the devices that were left idle before. Patience depends on
+/// the shares of the work, not on the load. On a single device waiting gains nothing: a batch grows
+/// while the device works. The mean over all models decides, weighted by their work: if only some
+/// models wait, the others have taken the devices when the windows open.
 ///
 /// **When may a candidate start?** In a patient pool it starts in its schedulable window (Symphony
-/// §3.1). In an impatient pool it starts at once if the pool is crowded: if deferral would keep
-/// most devices busy in the busier tenths of a second, an idle device now is missed later. If the
-/// pool is not crowded, a device is free whenever a window opens. With `consolidate`, candidates
-/// then wait too, so that the number of busy devices is proportional to the load. Without it they
-/// start at once for the sake of latency. While the pool is quiet, they do so in a patient pool
-/// too.
+/// §3.1). In an impatient pool it starts at once if the pool is crowded. A pool is crowded if
+/// deferral would keep most devices busy in the busier tenths of a second: an idle device now is
+/// missed later. If the pool is not crowded, a device is free whenever a window opens. With
+/// `consolidate`, candidates then wait too, so that the number of busy devices is proportional to
+/// the load. Without it they start at once for the sake of latency. While the pool is quiet, they
+/// do so in a patient pool too.
 ///
-/// **Which batch size do drops aim at?** The staggered batch leaves no room for uneven arrivals: a
+/// **Which batch size do drops aim at?** The staggered batch leaves no room for uneven arrivals. A
 /// queue that falls behind by a little is cut back at once, at the cost of requests that could have
 /// been served. But below the size that keeps up with the arrivals a queue falls behind for good.
 /// Between the two is the smallest batch with 94% of the staggered batch's throughput (one for a
@@ -124,7 +125,8 @@ mod tests {
         LoadRegime::default().next(all, devices)
     }
 
-    /// ResNet50 of Symphony's table 2, alone on 8 devices: 8 * 5.072 / 25 is more than a half at every load.
+    /// ResNet50 of Symphony's table 2, alone on 8 devices: 8 * 5.072 / 25 is more than a half at
+    /// every load.
     #[test]
     fn a_model_with_many_devices_is_patient() {
         for rate in [10.0, 1000.0, 5400.0, 20_000.0] {

@@ -1,4 +1,5 @@
-//! Which candidate meets which device (Symphony §3.2, *OnModelTimer* and *OnGpuTimer*; §4.2, *RankThread*; appendix D).
+//! Which candidate meets which device (Symphony §3.2, *OnModelTimer* and *OnGpuTimer*; §4.2,
+//! *RankThread*; appendix D).
 
 use super::busy_times::BusyTimes;
 use super::device_state::{DeviceState, Sent};
@@ -9,12 +10,13 @@ use super::order::Order;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
 use crate::time::Time;
 
-/// Matches candidates with devices. It is the one place with global knowledge.
+/// Matches candidates with devices, as the one place with global knowledge.
 ///
-/// **Candidates.** A model has one for each kind of device. A candidate waits for its `exec`
-/// (*deferred*: the model timers, earliest first), then for a device of its kind (*schedulable*:
-/// the most urgent `latest` first, and among equals the one whose first request came first). A new
-/// candidate replaces the former one and its timer, so that none is ever stale.
+/// **Candidates.** A model has one for each kind of device. A candidate waits first for its `exec`:
+/// it is *deferred*, among the model timers, earliest first. Then it waits for a device of its
+/// kind: it is *schedulable*. The most urgent `latest` comes first, and among equals the oldest
+/// first request. A new candidate replaces the former one and its timer, so that none is ever
+/// stale.
 ///
 /// **Whose turn.** The [`Order`] decides. By default the most urgent candidate goes first, but if
 /// all candidates that wait for a kind can still make it, the shortest goes first.
@@ -25,30 +27,29 @@ use crate::time::Time;
 /// candidates first and its answer afterwards. A model or a device may be removed while a grant is
 /// open: the removal holds, and the answer closes the grant.
 ///
-/// **Devices.** Of the free devices, the one with the smallest id is taken. So under low load the
+/// **Devices.** Of the free devices, the one with the smallest id is taken. Thus under low load the
 /// devices with large ids stay idle and can be released (§3.2). A device is busy from its grant to
 /// its completion event. The time when it should be free is for planning only: an overdue device is
 /// still busy, and gets no batch until it is done.
 ///
 /// **Load.** A device may also run work from outside the scheduler. [`Matchmaker::set_load`] tells
 /// when that work will probably be done. The load only ranks the devices that could take a batch:
-/// devices without a load come first, then the earliest. It is never a reason to wait: a device
-/// without a batch takes one whatever else it runs.
+/// devices without a load come first, then the earliest. A load is never a reason to wait: a device
+/// without a batch takes one even if it runs other work.
 ///
-/// **Sending ahead.** A batch that takes `delay` to reach its device may be sent `delay` before the
-/// device is expected to be free, so that the device does not wait. So a device holds at most two
-/// batches: one that it runs (or that is on its way), and one behind it. Among the devices that a
-/// candidate can have as soon as it arrives, the smallest id is taken, idle or not. If there is no
-/// such device, the most urgent candidate also takes the earliest device that any waiting candidate
-/// would now have to be sent to (the pseudo-code's *get_by_max_delay*). The device's next batch is
-/// then on its way early rather than late.
+/// **Sending ahead.** A batch that takes `delay` to its device may be sent `delay` before the
+/// device is expected to be free. Then the device does not wait. A device holds at most two
+/// batches: the first runs or is on its way, and the second is behind it. Among the devices that a
+/// candidate can have on its arrival, the smallest id is taken, whether idle or busy. If there is
+/// no such device, the most urgent candidate may also take the earliest device: it does if any
+/// waiting candidate would have to be sent to this device now (the pseudo-code's
+/// *get_by_max_delay*). The device's next batch is then on its way early rather than late.
 ///
 /// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's
 /// batch now, the kind fastest for the model comes first, then the least loaded device, then the
 /// smallest id. While a device of a faster kind is free, no batch of the model goes to a slower
-/// kind, even if the slower kind's window (which opens earlier) is open: the faster device will
-/// take the batch, with more requests. Kinds that are equally fast for a model are one kind to this
-/// model.
+/// kind. The slower kind's window opens earlier, but the faster device will take the batch, with
+/// more requests. Kinds that are equally fast for a model are one kind to this model.
 ///
 /// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate
 /// that finds its limit reached is *parked* until a batch of one of the limit's models is done.
@@ -109,7 +110,8 @@ impl Matchmaker {
         id
     }
 
-    /// Removes a model with its candidates. Its running batches keep their devices until they complete.
+    /// Removes a model with its candidates. Its running batches keep their devices until they
+    /// complete.
     pub fn remove_model(&mut self, model: ModelId) {
         if let Some(state) = self.models.get_mut(model.0 as usize) {
             state.present = false;
@@ -270,7 +272,7 @@ impl Matchmaker {
             && device.is_some_and(|d| d.kind == grant.kind && (!d.present || d.granted == Some(grant.model)))
     }
 
-    /// The next grant at `now`, if a candidate may be sent and a device is ready for it.
+    /// The next grant at `now`, if a candidate may be sent and a device is ready to take it.
     pub fn poll_grant(&mut self, now: Time) -> Option<Grant> {
         self.now = self.now.max(now);
         let now = self.now;
@@ -363,9 +365,8 @@ impl Matchmaker {
     }
 
     /// When [`Matchmaker::poll_grant`] may next give a grant though no event comes, at the
-    /// earliest. A candidate may then be sent (its model timer), or must be sent to a device that
-    /// will be free when it arrives (a device timer). While no device can take a batch, no timer is
-    /// due.
+    /// earliest. Then a candidate may be sent (its model timer), or must be sent to reach a device
+    /// in time (a device timer). While no device can take a batch, no timer is due.
     pub fn poll_timeout(&self) -> Option<(Time, ModelId)> {
         if let [kind] = &self.kinds[..]
             && !kind.is_awaited(Time::MAX)

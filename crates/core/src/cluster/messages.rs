@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
 use crate::time::{Duration, Time};
 
-/// The batch that a model would send next to a device of one kind, and its schedulable window: it
-/// may start in `[exec, latest]`, never before (Symphony §3.1).
+/// The batch that a model would send next to a device of one kind, and its schedulable window
+/// (Symphony §3.1). The batch may start in `[exec, latest]`, never before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Candidate {
     /// Items of the batch.
@@ -22,8 +22,8 @@ pub struct Candidate {
     pub delay: Duration,
     /// How long the batch runs on its device: `l(size)`.
     pub takes: Duration,
-    /// `l(max_batch)` of the model on this kind. It compares the kinds: the kind with the least
-    /// pace is the fastest.
+    /// `l(max_batch)` of the model on this kind, by which kinds are compared: the kind with the
+    /// least pace is the fastest.
     pub pace: Duration,
 }
 

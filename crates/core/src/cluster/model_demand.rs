@@ -22,7 +22,7 @@ pub(super) struct ModelDemand {
     /// Zero unless the model behaves by the regime.
     pub demand: Demand,
     pub regime: LoadRegime,
-    /// The behaviour that was set for the model, whatever the regime.
+    /// The behaviour that was set for the model, in place of the regime's.
     pub set: Option<Behaviour>,
 }
 

@@ -25,7 +25,8 @@ pub struct ModelOptions {
     pub drop: DropPolicy,
     /// When a candidate may start.
     pub dispatch: DispatchPolicy,
-    /// Batches of the model that may run at once; `u32::MAX`: as many as there are devices. 0 is taken as 1.
+    /// Batches of the model that may run at once; `u32::MAX`: as many as there are devices. 0 is
+    /// taken as 1.
     pub max_in_flight: u32,
     /// The model whose `max_in_flight` this model shares. That limit counts the batches of both
     /// models together, and this model's own limit does not count.

@@ -24,35 +24,36 @@ use crate::probes::{Doubt, Probes};
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
-/// The queue of one model: requests in, a [`Candidate`] out (Symphony §3.2, *UpdateCandidate*; §4.2, *ModelThread*).
+/// The queue of one model: requests in, a [`Candidate`] out (Symphony §3.2, *UpdateCandidate*;
+/// §4.2, *ModelThread*).
 ///
 /// **Order.** Higher levels first; within a level by deadline, equal deadlines by arrival. In
-/// deadline order the earliest deadline of a prefix, Symphony's `d`, is the head's, whatever the
-/// requests' own timeouts are. In order of arrival one impatient request behind a patient one would
-/// shrink the batch of both. With one SLO for all, both orders are the same. A request without a
-/// deadline comes after all requests with one. Its `queue_expiry`, or a level of its own, keeps it
-/// from waiting for ever; [`ModelOptions::max_wait`] bounds its wait.
+/// deadline order the earliest deadline of a prefix, Symphony's `d`, is always the head's, also if
+/// requests have timeouts of their own. In order of arrival one impatient request behind a patient
+/// one would shrink the batch of both. With one SLO for all, both orders are the same. Requests
+/// without a deadline come last. A `queue_expiry`, or a level of their own, keeps them from waiting
+/// for ever, and [`ModelOptions::max_wait`] bounds their wait.
 ///
 /// **Kinds of devices.** The queue has a candidate for each kind with a profile and a device in the
-/// cluster. (While there is no such device at all, it has one for each profile.) A request is
+/// cluster. While there is no such device at all, it has one for each profile. A request is
 /// hopeless when the fastest of these kinds cannot serve it in time. A slower kind's candidate
-/// passes over requests that only a faster kind can still serve, or that would hold its batch below
-/// its target; they stay. Requests are sacrificed only for batches of the fastest kind, which has
-/// the least `l(max_batch)`.
+/// passes over requests that only a faster kind can still serve. It also passes over requests that
+/// would hold its batch below its target. These requests stay. Requests are sacrificed only for
+/// batches of the fastest kind, which has the least `l(max_batch)`.
 ///
 /// **Wrong profiles.** A request that needs more time than it has is refused. But a profile may be
-/// a guess, or measured long ago. So now and then such a request becomes a *probe* ([`Probes`]): it
-/// waits without a deadline, and the driver learns how long it takes. The queue never doubts a
-/// profile that is certain.
+/// a guess, or measured long ago. Therefore, now and then such a request becomes a *probe*
+/// ([`Probes`]): it waits without a deadline, and the driver learns how long it takes. The queue
+/// never doubts a profile that is certain.
 ///
 /// **Network.** All planning counts from when a batch can start, [`NetworkBudget::delay`] after it
 /// is sent.
 ///
-/// **Bound.** [`super::PriorityLevel::max_queue`] items a level; a request beyond this bound is
-/// rejected. [`ModelOptions::max_wait`] bounds the wait. A request without a deadline is rejected
-/// if the requests before it, in its level and above, take longer by the profile, on all devices
-/// that the model may have. It is dropped once it has waited that long, for whatever reason the
-/// devices were not free.
+/// **Bound.** A level holds [`super::PriorityLevel::max_queue`] items; a request beyond this bound
+/// is rejected. [`ModelOptions::max_wait`] bounds the wait of a request without a deadline. It is
+/// rejected if the requests before it, in its level and above, take longer. This counts by the
+/// profile, with all devices that the model may have. The request is dropped once it has waited
+/// that long, no matter why no device was free.
 ///
 /// **Cost.** `O(log n)` a request, where n is the queue's length; no allocation once the tables
 /// have grown. The exceptions stand at the functions: preferred sizes with mixed request sizes,
@@ -126,7 +127,8 @@ impl ModelQueue {
         &self.batcher.kinds.fastest().measured
     }
 
-    /// The batch size that [`DropPolicy::WindowDrop`] and [`DropPolicy::Adaptive`] aim at, on the fastest kind of device.
+    /// The batch size that [`DropPolicy::WindowDrop`] and [`DropPolicy::Adaptive`] aim at, on the
+    /// fastest kind of device.
     pub fn target(&self) -> u32 {
         self.batcher.kinds.fastest().target
     }
@@ -352,8 +354,8 @@ impl ModelQueue {
         }
     }
 
-    /// Sets the model's behaviour where it is adaptive, whatever the load; `None`: the behaviour
-    /// follows from the regime.
+    /// Sets the model's behaviour where it is adaptive, at any load; `None`: the behaviour follows
+    /// from the regime.
     pub fn set_behaviour(&mut self, behaviour: Option<Behaviour>) {
         self.elision = UpdateElision::default();
         self.demand.set = behaviour;
@@ -555,8 +557,8 @@ impl ModelQueue {
         }
     }
 
-    /// The batch that starts now, after requests are given up for it. A slower kind gives up no
-    /// requests; it leaves them to the faster kinds.
+    /// The batch that starts now. Requests may be given up for a batch of the fastest kind. A
+    /// slower kind gives up no requests; it leaves them to the faster kinds.
     fn starting(&mut self, now: Time, free_at: Time, plan: usize, passed: Time) -> Option<Formed> {
         let gives_up = plan == self.batcher.kinds.fastest && passed == Time::ZERO;
         if let Some(from) = self.slide(now, free_at, plan, passed) {
@@ -604,7 +606,7 @@ impl ModelQueue {
         }
     }
 
-    /// Drops the hopeless requests and those whose time in the queue is up.
+    /// Drops the hopeless requests and the requests whose time in the queue is up.
     fn expire(&mut self, now: Time) {
         if now < self.wake && self.waiters.is_empty() && self.batcher.queue.next_due().is_none_or(|due| due > now) {
             return;

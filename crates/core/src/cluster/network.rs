@@ -7,8 +7,8 @@ use crate::time::Duration;
 /// The network's part of a request's time, in high percentiles: the scheduler plans with the worst
 /// expected delays (Symphony §4.3, §5.6, appendix D). Without a network all are zero, the default.
 ///
-/// A batch of `b` items is sent [`NetworkBudget::delay`]`(b)` before it can start: the device gets the metadata and then fetches
-/// the inputs from the frontends.
+/// A batch of `b` items is sent [`NetworkBudget::delay`]`(b)` before it can start: the device gets
+/// the metadata and then fetches the inputs from the frontends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NetworkBudget {
     /// `d_ctrl`: a message from the scheduler to a device.

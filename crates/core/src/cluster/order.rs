@@ -22,10 +22,10 @@ pub enum Order {
     /// The candidate that must start first (Symphony §3.2): earliest deadline first, less the time
     /// of the batch.
     Urgency,
-    /// Fair shares of the device time. The model whose next batch begins earliest in the time of
-    /// start-time fair queueing goes first (Goyal, Vin and Cheng 1996, §2), and among equals the
-    /// most urgent. All models have the same weight. A model that asks for less than its share gets
-    /// all that it asks for, whatever the other models ask for.
+    /// Fair shares of the device time. The model whose next batch begins earliest goes first, in
+    /// the time of start-time fair queueing (Goyal, Vin and Cheng 1996, §2). Among equals the most
+    /// urgent goes first. All models have the same weight. A model that asks for less than its
+    /// share gets all that it asks for, even if other models ask for more.
     Fair,
 }
 
@@ -109,10 +109,10 @@ impl fmt::Display for OrderPolicy {
     }
 }
 
-/// The time of start-time fair queueing, on the devices of one kind. It moves on with each grant,
-/// to the begin of the granted batch. A model's next batch begins where its last batch ended, or
-/// now if that is later. So a model that did not ask saves nothing up, and time that other models
-/// used meanwhile counts against none of them. So a candidate waits for no more than a batch of
+/// The time of start-time fair queueing, on the devices of one kind. With each grant, this time
+/// moves on to the begin of the granted batch. A model's next batch begins where its last batch
+/// ended, or now if that is later. A model that did not ask saves nothing up. Time that other
+/// models used meanwhile does not count against them. A candidate thus waits at most for a batch of
 /// each other model, and for the time that these models are behind it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FairTime {

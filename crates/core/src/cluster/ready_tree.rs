@@ -3,13 +3,14 @@
 use super::id_set::IdSet;
 use crate::time::Time;
 
-/// One instant for each dense id; finds the smallest id whose instant is at or before a given time.
+/// Holds one instant for each dense id, and finds the smallest id whose instant is at or before a
+/// given time.
 ///
 /// A binary tree of minima over the ids. Two heaps, one by id and one by instant, could not answer
-/// this question. It asks for the smallest id among the devices that will be free in time, and each
-/// time has another set of such devices. `O(log n)` an operation. The tree allocates only when an
-/// id is added. Ids that are ready at once are in a set beside the tree, which takes far fewer
-/// steps. If no batch is sent ahead, nearly all ready ids are in this set.
+/// this question: each time has another set of devices that will be free in time. `O(log n)` an
+/// operation. The tree allocates only when an id is added. Ids that are ready at once are in a set
+/// beside the tree, which takes far fewer steps. If no batch is sent ahead, nearly all ready ids
+/// are in this set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadyTree {
     /// The ids whose instant is [`Time::ZERO`]. They are absent from the tree.

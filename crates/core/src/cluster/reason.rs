@@ -9,7 +9,8 @@ use crate::time::{Duration, Time};
 pub enum StartBound {
     /// The batch cannot grow: it starts as soon as possible.
     Full,
-    /// One more request could no longer join in time: `d - l(b+1)` ([`super::DispatchPolicy::Deferred`]).
+    /// One more request could no longer join in time: `d - l(b+1)`
+    /// ([`super::DispatchPolicy::Deferred`]).
     Frontrun,
     /// The last moment: `d - l(b)`. Under [`super::DispatchPolicy::Latest`], or because no policy
     /// waits longer.
@@ -30,8 +31,8 @@ pub enum StartBound {
 pub struct DispatchReason {
     /// The last thing that the batch waited for.
     pub bound: StartBound,
-    /// When the window opened. It is before the start if the batch waited for a device, or if the
-    /// last arrival moved the window.
+    /// When the window opened. The window opened before the start if the batch waited for a device,
+    /// or if the last arrival moved the window.
     pub exec: Time,
     /// When the window closes: `d - l(b)`. `Time::MAX` if waiting loses no request.
     pub latest: Time,

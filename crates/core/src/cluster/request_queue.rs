@@ -31,11 +31,12 @@ pub struct Ticket {
 /// other request is a stray, in a heap. The head of a tier is the first of the line or the first of
 /// the strays.
 ///
-/// **Cost.** `O(1)` an operation on a request in line and without a timer, `O(log n)` on any other; no allocation once the tables have
-/// grown.
+/// **Cost.** `O(1)` an operation on a request in line and without a timer, `O(log n)` on any other;
+/// no allocation once the tables have grown.
 ///
-/// **Layout.** The fields come in the order in which a request needs them. With thousands of models each request finds its queue's memory cold.
-/// [`RequestQueue::push_last`] reads only the first two cache lines, and writes the new entry and the one before it.
+/// **Layout.** The fields come in the order in which a request needs them. With thousands of models
+/// each request finds its queue's memory cold. [`RequestQueue::push_last`] reads only the first two
+/// cache lines, and writes the new entry and the one before it.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct RequestQueue {
@@ -54,7 +55,8 @@ pub(super) struct RequestQueue {
     timers: IndexedHeap<Time>,
 }
 
-/// The tiers of a queue. The first holds nearly all requests, so it has its place in the queue itself.
+/// The tiers of a queue. The first holds nearly all requests, so it has its place in the queue
+/// itself.
 #[derive(Debug)]
 #[repr(C)]
 struct Tiers {
@@ -78,7 +80,8 @@ struct Tier {
     strays: IndexedHeap<(Time, u64)>,
 }
 
-/// Requests in order of arrival, each with its entry and its sequence number. The first one waits; of the others some may have left.
+/// Requests in order of arrival, each with its entry and its sequence number. The first one waits;
+/// of the others some may have left.
 #[derive(Debug, Default)]
 struct Arrivals(VecDeque<(u32, u64)>);
 
@@ -110,7 +113,8 @@ const VACANT: u64 = u64::MAX;
 const NONE: u32 = u32::MAX;
 /// The value of `before` in a request that is not in line.
 const STRAY: u32 = u32::MAX - 1;
-/// How many places before the end of its line a request may enter: enough for deadlines that jitter by a few gaps between arrivals.
+/// How many places before the end of its line a request may enter: enough for deadlines that jitter
+/// by a few gaps between arrivals.
 const NEAR_END: usize = 4;
 
 /// Why a request needs attention.
@@ -212,7 +216,8 @@ impl RequestQueue {
         (*weight == 0 || *last_deadline <= deadline) && level.max_queue == u32::MAX
     }
 
-    /// [`RequestQueue::push`] of a request of one item and without a timer at the end of the first tier.
+    /// [`RequestQueue::push`] of a request of one item and without a timer at the end of the first
+    /// tier.
     #[inline(always)]
     pub fn push_last(&mut self, now: Time, id: RequestId, deadline: Time) -> Ticket {
         let sequence = self.next_sequence;
@@ -369,7 +374,7 @@ impl RequestQueue {
     }
 
     /// The first request of a tier that is due at `from` or later, and the items of the requests
-    /// before it. `O(n)` in the number of those requests.
+    /// before it. `O(n)` in the number of requests before it.
     pub fn head_from(&self, tier: usize, from: Time) -> Option<(&QueuedRequest, u64)> {
         let Tier { first, strays, .. } = &self.tiers[tier];
         let mut weight = 0;
@@ -632,7 +637,7 @@ impl IndexMut<usize> for Tiers {
 impl Arrivals {
     /// Adds the request that came last.
     fn add(&mut self, index: u32, sequence: u64, entries: &[QueuedRequest]) {
-        // The clean-up keeps at most as many as there are entries. So it costs no more than the
+        // The clean-up keeps at most as many as there are entries. It thus costs no more than the
         // arrivals since the last clean-up.
         if self.0.len() > 2 * entries.len() {
             self.0.retain(|(index, sequence)| entries[*index as usize].sequence == *sequence);
@@ -697,7 +702,8 @@ mod tests {
     }
 
     proptest! {
-        /// A sorted map gives the same heads and the same first arrival after any operation, for requests in line and for strays.
+        /// A sorted map gives the same heads and the same first arrival after any operation, for
+        /// requests in line and for strays.
         #[test]
         fn is_served_in_order_of_deadline_and_arrival(steps in steps()) {
             let mut queue = RequestQueue::new(Vec::new());
@@ -749,8 +755,8 @@ mod tests {
         }
     }
 
-    /// One far deadline at the end of the line makes strays of all later requests. They are still
-    /// served first.
+    /// A far deadline at the end of the line makes strays of all later requests. The strays are
+    /// still served first.
     #[test]
     fn a_patient_request_does_not_stand_in_the_way() {
         let mut queue = RequestQueue::new(Vec::new());

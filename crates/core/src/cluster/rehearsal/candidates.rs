@@ -26,7 +26,7 @@ const KEPT: [Option<u8>; 3] = [Some(84), None, Some(98)];
 /// A model that can save less than this share of the mean over the models should not wait.
 const LITTLE: f64 = 1.0 / 8.0;
 
-/// One change to a model's behaviour.
+/// A single change to a model's behaviour.
 #[derive(Clone, Copy)]
 enum Change {
     Wait(u8),

@@ -251,8 +251,8 @@ fn between(random: &mut Random, least: f64, most: f64) -> f64 {
     least * (most / least).powf(random.even())
 }
 
-/// A model with 1 to 256 clients. Its SLO lies between twice the time of its largest batch and a
-/// thousand times that of its smallest.
+/// A model with 1 to 256 clients. The SLO lies between twice the time of the largest batch and a
+/// thousand times that of the smallest.
 fn closed_load(random: &mut Random) -> Load {
     let [alpha, beta] = [between(random, 1.0, 300.0) as u64, between(random, 60.0, 3_000.0) as u64];
     let slo = between(random, 2.0, 1_000.0) as u64 * (alpha + beta);
@@ -293,7 +293,7 @@ fn case(seed: u64) -> (Vec<Load>, Noise, By) {
     (loads, noise, By::Rehearsal((random.even() < 0.5).then_some(WAITS)))
 }
 
-/// The rehearsal's good answers, as a share of those under the best fixed behaviour.
+/// The rehearsal's good answers, as a share of the best fixed behaviour's.
 fn share(seed: u64) -> f64 {
     let (loads, noise, by) = case(seed);
     let (best, rehearsed) = (best_fixed(&loads, noise, seed), served(&loads, noise, by, seed, 10));
@@ -301,7 +301,8 @@ fn share(seed: u64) -> f64 {
     rehearsed / best
 }
 
-/// With 200 seeds: `cargo test --release -p downbeat-core clients_of_many_seeds -- --ignored --nocapture`.
+/// With 200 seeds:
+/// `cargo test --release -p downbeat-core clients_of_many_seeds -- --ignored --nocapture`.
 #[test]
 fn what_is_chosen_serves_clients_as_well_as_the_best() {
     // Clients of one model, half of a model, and one of two models. Their rates are low enough for

@@ -37,8 +37,8 @@ const MEMORY: Duration = Duration::from_millis(60_000);
 ///   half of their time on waiting. Requests that do not wait for answers reach their maximum once
 ///   in thousands.
 /// - **Requests stay away at the ceiling.** Example: 32 clients ask 20,000 times a second, mostly
-///   busy with themselves, and at most 5 requests are under way. Then the device stands still for
-///   100 ms. Only 32 requests gather, not the 2,000 that a load without feedback would send.
+///   busy with themselves. At most 5 requests are under way. Then the device stands still for 100
+///   ms. Only 32 requests gather, not the 2,000 that a load without feedback would send.
 ///
 /// A closed loop stays one until more requests are under way than it has clients, or until many are
 /// lost.
@@ -137,8 +137,9 @@ impl ClosedLoop {
         self.told
     }
 
-    /// A client's pause before it asks again, drawn from the measured pauses. `hopeful`: it is
-    /// quick, as if it had the machine to itself. Clients are quick if the device waits for them.
+    /// A client's pause before it asks again, drawn from the measured pauses. `hopeful`: a quick
+    /// pause, as if the client had the machine to itself. If the device waits for clients, they are
+    /// quick.
     pub fn pause(&self, random: &mut Random, hopeful: bool) -> Duration {
         let draws = if hopeful { 4 } else { 1 };
         let drawn = (0..draws).filter_map(|_| self.pauses.draw(random)).min_by(f64::total_cmp);

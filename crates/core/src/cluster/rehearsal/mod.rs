@@ -35,9 +35,9 @@ use crate::time::{Duration, Time};
 
 /// If clients wait for answers, their pause before they ask again depends on the behaviour. On
 /// machines that they share with the device they are slow while it computes, and the device never
-/// waits for slow clients. So a trial takes them for quick (*hopeful*). If they stay slow once the
-/// device waits for them, the next trial reverses the decision. Then no trial is hopeful for this
-/// many trials, twice as many each time.
+/// waits for slow clients. Therefore a *hopeful* trial takes the clients for quick. If they stay
+/// slow once the device waits for them, the next trial reverses the decision. Then no trial is
+/// hopeful for this many trials, twice as many each time.
 const FIRST_SOBER: u32 = 4;
 const MOST_SOBER: u32 = 256;
 /// No trial begins before so many requests have come, over at least this time.
@@ -50,17 +50,17 @@ const LONGEST: Duration = Duration::from_millis(1_000);
 
 /// Tries behaviours of the scheduler on the last seconds' arrivals, and finds the best.
 ///
-/// A pure state machine beside a [`super::Scheduler`] (or its shards). It replays a fresh
-/// scheduler, with the same models and as many devices, on the arrivals of the last seconds, under
-/// each of the behaviours that a model can have. The driver reports events and changes to it, and
+/// A pure state machine beside a [`super::Scheduler`] (or its shards). For each behaviour that a
+/// model can have, it replays the arrivals of the last seconds. It does so with a fresh scheduler,
+/// the same models and as many devices. The driver reports events and changes to the rehearsal, and
 /// lends it time ([`Rehearsal::step`], in replayed events). The driver hands each [`Decision`] to
 /// the scheduler ([`super::Scheduler::set_behaviour`], [`super::Scheduler::set_order`]).
 ///
 /// **A trial** replays all remembered arrivals, in parts, the newest first, and then a rush of the
 /// minute before. After each part, all but the best candidates leave. All candidates meet the same
-/// arrivals, at their own rate and at 1.1 and 1.25 times that rate, so that a cliff is seen before
-/// it is reached. [`Decision`] tells what counts. Another behaviour is taken only for a gain beyond
-/// its noise, or if it is better in a second trial as well.
+/// arrivals, at their own rate and at 1.1 and 1.25 times that rate: a cliff is seen before it is
+/// reached. [`Decision`] tells what counts. Another behaviour is taken only for a gain beyond its
+/// noise, or if it is better in a second trial as well.
 #[derive(Debug)]
 pub struct Rehearsal {
     past: Past,
@@ -155,7 +155,7 @@ impl Rehearsal {
     }
 
     /// Sets whether few busy devices are better than short answers, as long as no request is lost.
-    /// It counts from the next trial on.
+    /// The next trial is the first that uses it.
     pub fn set_consolidate(&mut self, consolidate: bool) {
         self.consolidate = consolidate;
     }
@@ -166,15 +166,15 @@ impl Rehearsal {
         self.changed();
     }
 
-    /// Notes that an execution of a model took `share` of its profile's time. It counts from the
-    /// next trial on.
+    /// Notes that an execution of a model took `share` of its profile's time. The next trial is the
+    /// first that uses it.
     pub fn execution(&mut self, model: ModelId, share: f64) {
         if let Some(noise) = self.stage.noise.get_mut(model.0 as usize) {
             noise.add(share);
         }
     }
 
-    /// Notes that a request came, accepted or not.
+    /// Notes that a request came, whether accepted or rejected.
     pub fn arrival(&mut self, arrival: PastArrival) {
         if let Some(closed) = self.stage.loops.get_mut(arrival.model.0 as usize) {
             closed.arrived(arrival.at);
@@ -186,9 +186,9 @@ impl Rehearsal {
         self.past.push(arrival);
     }
 
-    /// Notes that requests of a model were answered, well or (`lost`) by a rejection or a drop. If
-    /// the driver reports every answer, in the order of time with the arrivals, the rehearsal sees
-    /// which clients wait for their answers, and replays them as closed loops.
+    /// Notes that requests of a model were answered, well or (`lost`) by a rejection or a drop. The
+    /// driver should report every answer, in the order of time with the arrivals. Then the
+    /// rehearsal sees which clients wait for their answers, and replays them as closed loops.
     pub fn answered(&mut self, at: Time, model: ModelId, requests: u32, lost: bool) {
         if let Some(closed) = self.stage.loops.get_mut(model.0 as usize) {
             closed.answered(at, requests, lost);
@@ -248,7 +248,7 @@ impl Rehearsal {
         self.trials += 1;
         self.sober = self.sober.saturating_sub(1);
         if self.stage.hopeful && decision.changed {
-            // The next trial sees the effect of this hope.
+            // Hold off hopeful trials: the next trial must first show the effect of this change.
             (self.sober, self.soberer) = (self.soberer, self.soberer.saturating_mul(2).min(MOST_SOBER));
         }
         self.confirmed = if decision.changed { 0 } else { self.confirmed + 1 };

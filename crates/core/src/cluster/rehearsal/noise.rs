@@ -42,8 +42,8 @@ impl<const MOST: usize> Ring<MOST> {
 }
 
 /// The times of a model's last executions, as shares of its profile's time. Few machines vary as a
-/// normal distribution does: if other programs use the cores too, a run of 0.1 ms takes 5 ms now
-/// and then. So a replay draws from the measured shares.
+/// normal distribution does. If other programs use the cores too, a run of 0.1 ms takes 5 ms now
+/// and then. A replay thus draws from the measured shares.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExecutionNoise(Ring<MOST>);
 

@@ -78,7 +78,7 @@ pub(super) struct Replay {
     ends: IndexedHeap<Time>,
     random: Random,
     network: NetworkBudget,
-    /// By model whose clients wait for answers: its arrivals that are still to come. Their times
+    /// By model whose clients wait for answers: the arrivals that are still to come, at times that
     /// depend on the answers.
     queues: Vec<Option<VecDeque<usize>>>,
     /// Times and arrivals of requests whose clients have had their answers.

@@ -11,8 +11,8 @@ use crate::time::{Duration, Time};
 pub(crate) const RATES: [u64; 3] = [100, 110, 125];
 
 /// Stretches of a replay, each with as many arrivals. Requests are lost together, where many come
-/// at once. So the certainty of a difference follows from how it varies between stretches, not from
-/// the number of requests.
+/// at once. The certainty of a difference thus follows from how it varies between stretches, not
+/// from the number of requests.
 const STRETCHES: usize = 8;
 
 /// The result of a replay.
@@ -315,16 +315,16 @@ impl Score {
     /// score is worse. `sure`: a difference counts from this many standard deviations on.
     ///
     /// The criteria in order: at the recorded rate, the share of bad requests, of the worst model
-    /// and then of all. Then good answers a second to clients that wait for answers, and the share
-    /// of their bad requests. Then the other models' bad requests at higher rates. With
-    /// `consolidate` the number of busy devices comes before the highest rate; otherwise it does
-    /// not count. Last the mean time to the answer.
+    /// and then of all. Then good answers a second to clients that wait for answers (not with
+    /// `consolidate`), and the share of their bad requests. Then the other models' bad requests at
+    /// higher rates. With `consolidate` the number of busy devices comes before the highest rate;
+    /// otherwise it does not count. Last the mean time to the answer.
     pub fn difference(&self, other: &Score, consolidate: bool, sure: f64) -> Option<(Ground, f64)> {
         let mut lower = Lower::default();
         for (level, (own, others)) in self.0.iter().zip(&other.0).enumerate() {
             let rate = RATES[level] as u8;
-            // It is unknown how much more often clients that wait for answers would ask at a higher
-            // rate.
+            // At a higher rate, it is unknown how much more often clients that wait for answers
+            // would ask.
             for closed in if level == 0 { [false, true].iter() } else { [false].iter() } {
                 let (gain, deviation) = own.quicker(others);
                 if *closed && !consolidate && gain.abs() > (sure * deviation).max(ALIKE) {

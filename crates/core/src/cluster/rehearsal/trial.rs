@@ -12,9 +12,9 @@ use crate::cluster::behaviour::Behaviour;
 use crate::cluster::order::Order;
 use crate::time::Duration;
 
-/// The parts of the past, the newest first: 1/4, 1/4 and 1/2 of it, and then the earlier rush if
-/// there is one. Each has the indices of its rates in [`RATES`]. Parts are long, since at high
-/// rates queues take as long to fill as they did.
+/// The parts of the past, the newest first: 1/4, 1/4 and 1/2 of the last arrivals, and then the
+/// earlier rush if there is a rush. Each part has the indices of its rates in [`RATES`]. Parts are
+/// long, since at high rates queues take as long to fill as they did.
 const PARTS: [(usize, &[usize]); 4] = [(4, &[0, 1]), (4, &[0, 1]), (2, &[0, 1, 2]), (1, &[0, 1, 2])];
 /// How many candidates go on after each part. The current setting and the contender go on besides.
 const KEPT: [usize; 4] = [8, 3, 3, 3];
@@ -43,7 +43,7 @@ pub struct Decision {
     pub order: Order,
     /// Whether the decision differs from the former setting.
     pub changed: bool,
-    /// What told it from what was done before; nothing, if that goes on.
+    /// The criterion in which the new setting is better; `None` if the setting stays.
     pub why: Option<Ground>,
     /// The settings of the trial: the former setting first, then the others, the most tried ones
     /// first.
@@ -356,8 +356,8 @@ impl Trial {
         soonest.filter(|_| !self.consolidate).map(|candidate| candidate.setting.clone())
     }
 
-    /// The model whose requests take longest, in proportion to a batch of one. If all models wait
-    /// alike, the model with the quickest batches loses most time.
+    /// The model whose requests take longest, as a multiple of its batch of one. If all models wait
+    /// alike, the model with the quickest batches waits in vain.
     fn longest(&self, score: &Score) -> Option<usize> {
         let delays = score.0[0].delays().enumerate();
         let shares = delays.filter_map(|(index, delay)| {

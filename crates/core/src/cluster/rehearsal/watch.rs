@@ -14,7 +14,8 @@ const MOST: usize = 40;
 const FEWEST: usize = 6;
 /// The rate has fallen if it is below this share of the former rate.
 const FEWER: f64 = 0.75;
-/// It must also fall by this many standard deviations, because the comparison is repeated often.
+/// The rate must also fall by this many standard deviations, because the comparison is repeated
+/// often.
 const SURE: f64 = 4.0;
 /// The hold-off after the first fall; it doubles with each further fall.
 const HOLD_OFF: Duration = Duration::from_millis(8_000);
@@ -107,8 +108,8 @@ impl Spans {
 /// A change after which the requests of some models are answered later.
 ///
 /// A trial replays the arrivals at their recorded times. If some clients wait for answers among
-/// others that do not, waiting looks free in the trial, and then fewer requests come. So a change
-/// to later answers is on trial itself: it is reversed if fewer requests come at once.
+/// others that do not, waiting looks free in the trial. Afterwards fewer requests come. Therefore a
+/// change to later answers is on trial itself: it is reversed if fewer requests come at once.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
     /// The setting before the change.

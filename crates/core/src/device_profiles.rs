@@ -5,17 +5,17 @@ use serde::{Deserialize, Serialize};
 use crate::ids::DeviceKind;
 use crate::profile::{LatencyProfile, ProfileError};
 
-/// A latency profile for every kind of device that a model runs on. The simple case, one for all kinds, is a [`LatencyProfile`]:
-/// `profile.into()`.
+/// A latency profile for every kind of device that a model runs on. If one [`LatencyProfile`] holds
+/// for all kinds, use `profile.into()`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Profiles")]
 pub struct DeviceProfiles(Profiles);
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Profiles {
-    /// The same on every kind, also on one that is not known yet.
+    /// One profile for every kind, also for a kind that is not known yet.
     Same(LatencyProfile),
-    /// In order of kinds, each once, at least one.
+    /// A profile for each kind, in order of kinds; at least one profile.
     ByKind(Vec<(DeviceKind, LatencyProfile)>),
 }
 
@@ -36,10 +36,11 @@ impl TryFrom<Profiles> for DeviceProfiles {
 }
 
 impl DeviceProfiles {
-    /// A profile for each of these kinds; on a device of another kind the model never runs. Of two for one kind the first counts.
+    /// A profile for each of these kinds. The model never runs on a device of another kind. If a
+    /// kind occurs twice, its first profile counts.
     ///
     /// # Errors
-    /// [`ProfileError::Empty`] if there is none.
+    /// [`ProfileError::Empty`] if `profiles` is empty.
     pub fn by_kind(profiles: impl IntoIterator<Item = (DeviceKind, LatencyProfile)>) -> Result<Self, ProfileError> {
         let mut profiles: Vec<_> = profiles.into_iter().collect();
         profiles.sort_by_key(|(kind, _)| *kind);
@@ -47,7 +48,7 @@ impl DeviceProfiles {
         if profiles.is_empty() { Err(ProfileError::Empty) } else { Ok(DeviceProfiles(Profiles::ByKind(profiles))) }
     }
 
-    /// The profile on a device of this kind; `None`: the model does not run there.
+    /// The profile on a device of this kind; `None`: the model does not run on this kind.
     pub fn get(&self, kind: DeviceKind) -> Option<&LatencyProfile> {
         match &self.0 {
             Profiles::Same(profile) => Some(profile),
@@ -55,7 +56,8 @@ impl DeviceProfiles {
         }
     }
 
-    /// The profile on the first kind that has one: the only one where all devices are alike.
+    /// The profile on the first kind that has a profile. If all devices are alike, it is the only
+    /// profile.
     pub fn first(&self) -> &LatencyProfile {
         match &self.0 {
             Profiles::Same(profile) => profile,
@@ -63,7 +65,7 @@ impl DeviceProfiles {
         }
     }
 
-    /// The profiles, each with its kind; one without is for all kinds.
+    /// The profiles, each with its kind. A profile without a kind is for all kinds.
     pub fn iter(&self) -> impl Iterator<Item = (Option<DeviceKind>, &LatencyProfile)> {
         let (same, by_kind) = match &self.0 {
             Profiles::Same(profile) => (Some((None, profile)), &[][..]),

@@ -1,4 +1,5 @@
-//! The content of a file that a user brings, judged by its bytes: text, or something else in the file's place.
+//! The content of a file that a user brings, judged by its bytes: text, or something else in the
+//! file's place.
 //!
 //! ```
 //! use downbeat_core::file_content::text;
@@ -14,14 +15,17 @@ pub const LFS_POINTER_LIMIT: u64 = 1024;
 /// How every git-lfs pointer begins; the number of the specification follows.
 const LFS_START: &[u8] = b"version https://git-lfs.github.com/spec/";
 
-/// The marks at the beginning of a text that say how it is encoded. That of UTF-32 begins as that of UTF-16 does.
+/// The marks at the beginning of a text that say how it is encoded. That of UTF-32 begins as that
+/// of UTF-16 does.
 const OTHER_ENCODINGS: [(&[u8], &str); 4] =
     [(b"\xff\xfe\0\0", "UTF-32"), (b"\0\0\xfe\xff", "UTF-32"), (b"\xff\xfe", "UTF-16"), (b"\xfe\xff", "UTF-16")];
 
-/// Why the bytes of a file are not the content that was expected. The message follows the name of the file.
+/// Why the bytes of a file are not the content that was expected. The message follows the name of
+/// the file.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FileContentError {
-    /// The file is a git-lfs pointer. The text names the size and the digest that the pointer gives.
+    /// The file is a git-lfs pointer. The text names the size and the digest that the pointer
+    /// gives.
     #[error("is a git-lfs pointer{0}, in the place of the file itself; fetch the file: git lfs pull")]
     LfsPointer(String),
     /// The text begins with the byte order mark of this encoding.
@@ -53,8 +57,9 @@ pub fn text(bytes: &[u8]) -> Result<&str, FileContentError> {
     Ok(text.strip_prefix('\u{feff}').unwrap_or(text))
 }
 
-/// Refuses a git-lfs pointer: the small text that a checkout has in the place of a large file before git-lfs fetches it. `bytes` are
-/// the whole file; a file above [`LFS_POINTER_LIMIT`] need not be read for this.
+/// Refuses a git-lfs pointer. A checkout has this small text in the place of a large file until
+/// git-lfs fetches the file. `bytes` are the whole file. A file above [`LFS_POINTER_LIMIT`] need
+/// not be read for this check.
 ///
 /// # Errors
 /// If the bytes are a pointer.

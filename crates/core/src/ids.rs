@@ -1,4 +1,5 @@
-//! Identifiers of the things that are scheduled: dense where a table is indexed by them, opaque where not.
+//! Identifiers of models, devices, requests and batches. An id is dense where it indexes a table,
+//! and opaque elsewhere.
 
 use std::fmt;
 
@@ -24,8 +25,8 @@ macro_rules! id {
 }
 
 id! {
-    /// A model: dense, given out in order from zero, never reused, so that a late message about a removed
-    /// model cannot be taken for one about its successor.
+    /// A model: dense, given out in order from zero, never reused. So a late message about a
+    /// removed model cannot be taken for one about its successor.
     ModelId(u32), "m"
 }
 id! {
@@ -33,12 +34,13 @@ id! {
     DeviceId(u32), "d"
 }
 id! {
-    /// A kind of device: those of one kind run a model alike. Dense, chosen by the driver; `DeviceKind(0)` where all are alike.
+    /// A kind of device: devices of one kind run a model alike. Dense, chosen by the driver;
+    /// `DeviceKind(0)` if all devices are alike.
     #[derive(Default)]
     DeviceKind(u32), "k"
 }
 id! {
-    /// A request: chosen by the driver, unique among the requests it has not yet been answered about.
+    /// A request: chosen by the driver, unique among the requests that are not answered yet.
     RequestId(u64), "r"
 }
 id! {
@@ -46,7 +48,7 @@ id! {
     BatchId(u64), "b"
 }
 id! {
-    /// A lane of a device: dense, from zero; that of a lane that has gone is given to another.
+    /// A lane of a device: dense, from zero. A new lane takes over the id of a lane that has gone.
     LaneId(u32), "l"
 }
 id! {
@@ -54,12 +56,14 @@ id! {
     LaunchId(u64), "x"
 }
 id! {
-    /// A partition of a device: dense, from zero; `PartitionId(0)` is the whole of a device that is not divided.
+    /// A partition of a device: dense, from zero; `PartitionId(0)` is the whole of a device that is
+    /// not divided.
     #[derive(Default)]
     PartitionId(u32), "p"
 }
 
 impl DeviceKind {
-    /// The largest number that a kind may have: each kind up to the largest in use costs every event a look.
+    /// The largest number that a kind may have. Every event looks at each kind up to the largest in
+    /// use.
     pub const LARGEST: DeviceKind = DeviceKind(63);
 }

@@ -13,12 +13,14 @@ impl Block {
     }
 }
 
-/// The never falling values that are nearest to `values`, each a number with its weight, in weighted least squares. A weight of 0 is taken as 1.
-/// Exact to one unit, as means are rounded down. `O(n)`.
+/// Fits never falling values to `values` by weighted least squares. Each value comes with its
+/// weight; a weight of 0 is taken as 1. The result is exact to one unit, as means are rounded down.
+/// `O(n)`.
 ///
-/// `[10, 30, 20, 40]` of equal weights gives `[10, 25, 25, 40]`: the algorithm, *pool adjacent violators*, pools neighbours in the wrong order.
-/// A wild value pools with the values above it, until their mean no longer lies above the next value. So a wild value moves the others
-/// no further than its weight allows.
+/// `[10, 30, 20, 40]` of equal weights gives `[10, 25, 25, 40]`. The algorithm, *pool adjacent
+/// violators*, pools neighbours that fall. A wild value pools with the values above it, until their
+/// mean no longer lies above the next value. So a wild value moves the others no further than its
+/// weight allows.
 pub fn isotonic_fit(values: impl IntoIterator<Item = (u64, u32)>) -> Vec<u64> {
     let mut blocks: Vec<Block> = Vec::new();
     for (value, weight) in values {
@@ -84,7 +86,8 @@ mod tests {
             }
         }
 
-        /// A stalled value of weight 1 adds at most its excess over the weight behind it, however far off it is.
+        /// A stalled value of weight 1 adds at most its excess over the weight behind it, however
+        /// far off it is.
         #[test]
         fn a_wild_value_moves_the_larger_ones_by_its_weight(
             steps in prop::collection::vec(0..100u64, 3..12),

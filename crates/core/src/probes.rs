@@ -1,15 +1,16 @@
-//! When a request is tried that seems to need more time than it has.
+//! When a request is tried although the profile says that it cannot meet its deadline.
 
 use crate::time::{Duration, Time};
 
 /// The first pause between two tries against a guess.
 const AFTER_GUESS: Duration = Duration::from_millis(1_000);
-/// The first pause between two tries against a measurement, at least and at most. Between, the pause is [`NEEDED`] times as long as
-/// the request needs: then tries take a thousandth of the device's time at most.
+/// The first pause between two tries against a measurement, at least and at most. Between, the
+/// pause is [`NEEDED`] times as long as the request needs: then tries take a thousandth of the
+/// device's time at most.
 const AFTER_MEASURED: [Duration; 2] = [Duration::from_millis(1_000), Duration::from_millis(10_000)];
 /// See [`AFTER_MEASURED`].
 const NEEDED: u64 = 1_000;
-/// The longest pause is so many times the first pause.
+/// The longest pause is this many times the first pause.
 const LONGEST: u64 = 64;
 
 /// Why a refusal for want of time may be wrong.
@@ -24,11 +25,11 @@ pub enum Doubt {
 /// The pause until the next try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Pause {
-    /// `None`: it begins with the first refusal.
+    /// `None`: the pause begins with the first refusal.
     until: Option<Time>,
     /// The first pause.
     first: Duration,
-    /// How many times as long as the first the next pause is.
+    /// The next pause is this many times as long as the first.
     times: u64,
 }
 
@@ -42,7 +43,7 @@ impl Pause {
         self.first.saturating_mul(self.times)
     }
 
-    /// Whether it is over; then the next one begins, twice as long as the one before.
+    /// Whether the pause is over. If so, the next pause begins, twice as long as the one before.
     fn is_over(&mut self, now: Time, first: Duration) -> bool {
         self.first = first;
         let next = self.next();
@@ -55,7 +56,7 @@ impl Pause {
         true
     }
 
-    /// Something was learned now: the pause begins anew.
+    /// Begins the pause anew, because the profile was learned at `now`.
     fn restart(&mut self, now: Time) {
         if self.until.is_some() {
             self.until = self.until.max(Some(now + self.next()));
@@ -63,12 +64,15 @@ impl Pause {
     }
 }
 
-/// Decides which requests are tried though a model's profile says that they cannot meet their deadline. Without such tries a wrong profile would
-/// stay for ever, as nobody times a refused request.
+/// Decides which requests are tried although a model's profile says that they cannot meet their
+/// deadline. Without such tries a wrong profile would stay for ever, as a refused request is never
+/// timed.
 ///
-/// - Against a guess the first request is tried at once. The next tries are 1, 2, 4, ... seconds apart, 64 at most.
-/// - Against a measurement of 10 ms or more, the first try is 10 seconds after the first refusal, or after the model was last measured. The
-///   next tries are 10, 20, 40, ... seconds apart, 640 at most. Against a quicker measurement, all pauses are shorter, the first down to 1 s.
+/// - Against a guess the first request is tried at once. The next tries are 1, 2, 4, ... seconds
+///   apart, 64 at most.
+/// - Against a measurement of 10 ms or more, the first try is 10 seconds after the first refusal,
+///   or after the model was last measured. The next tries are 10, 20, 40, ... seconds apart, 640 at
+///   most. Against a quicker measurement, all pauses are shorter, the first down to 1 s.
 /// - Where a try shows that the profile was wrong, the next request is tried at once.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Probes {
@@ -83,7 +87,8 @@ impl Default for Probes {
 }
 
 impl Probes {
-    /// Whether a request is tried that would be refused at `now` for this doubt, as it seems to need so much time.
+    /// Whether to try a request that would be refused at `now`, for this doubt and this needed
+    /// time.
     pub fn tries(&mut self, now: Time, doubt: Doubt, needed: Duration) -> bool {
         let [least, most] = AFTER_MEASURED;
         match doubt {
@@ -92,12 +97,12 @@ impl Probes {
         }
     }
 
-    /// A request that was tried has shown that the profile is wrong: the next one is tried at once.
+    /// Notes that a try has shown the profile to be wrong: the next request is tried at once.
     pub fn was_wrong(&mut self) {
         *self = Probes { measured: Pause::new(Some(Time::ZERO)), ..Probes::default() };
     }
 
-    /// Takes note that the profile was learned anew at `now`: it is fresh.
+    /// Notes that the profile was learned anew at `now`.
     pub fn has_learned(&mut self, now: Time) {
         self.measured.restart(now);
     }
@@ -107,7 +112,8 @@ impl Probes {
 mod tests {
     use super::*;
 
-    /// The seconds at which one is tried, of requests that come every half second for so long and need 20 ms.
+    /// The seconds at which a request is tried. Requests of 20 ms come every half second, for
+    /// `seconds` seconds.
     fn tried(probes: &mut Probes, doubt: Doubt, from: u64, seconds: u64) -> Vec<u64> {
         tried_of(probes, doubt, Duration::from_millis(20), from, seconds)
     }

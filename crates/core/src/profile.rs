@@ -10,17 +10,20 @@ use crate::time::Duration;
 
 /// Execution time of a batch by its size: `l(b)` for `b` in `1..=max_batch`.
 ///
-/// Invariants, checked at construction: at least one entry, every entry positive, never
-/// decreasing with the batch size (a larger batch can always be run as a padded smaller one's upper bound).
+/// Invariants, checked at construction: at least one entry, every entry positive, never decreasing
+/// with the batch size. (A smaller batch can always run padded to a larger one.)
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "UncheckedProfile")]
 pub struct LatencyProfile {
-    /// `table[b - 1]` is `l(b)`. Copies share it: of many models' plans little else would be in a processor's caches.
+    /// `table[b - 1]` is `l(b)`. Copies share the table: with many models' plans, separate tables
+    /// would fill a processor's caches.
     #[serde(serialize_with = "write_table")]
     table: Arc<[Duration]>,
-    /// Nanoseconds that each item beyond the table adds: the slope between its first and its last entry.
+    /// Nanoseconds that each item beyond the table adds: the slope between its first and its last
+    /// entry.
     slope: u64,
-    /// The largest batch size that was measured: larger ones are guesses. `None`: the numbers are certain, as an emulated model's are.
+    /// The largest batch size that was measured: larger ones are guesses. `None`: the numbers are
+    /// certain, as an emulated model's are.
     known: Option<u32>,
 }
 
@@ -45,7 +48,8 @@ impl TryFrom<UncheckedProfile> for LatencyProfile {
     }
 }
 
-/// The largest batch size of a profile: a table of it takes 8 MiB, and a typing error does not take the memory.
+/// The largest batch size of a profile. Its table takes 8 MiB; without the limit a typing error
+/// could use up the memory.
 const MAX_BATCH: u32 = 1 << 20;
 
 /// A batch size that was measured.
@@ -55,7 +59,7 @@ pub struct ProfilePoint {
     pub batch: u32,
     /// The median latency of its runs.
     pub latency: Duration,
-    /// How many runs that was: the point's weight beside others. 0 is taken as 1.
+    /// The number of runs, which is the point's weight beside others. 0 is taken as 1.
     pub runs: u32,
 }
 
@@ -81,12 +85,12 @@ pub enum ProfileError {
     /// A coefficient of a linear profile that is no duration.
     #[error("{name} must be a number of milliseconds, zero or more, not {value}")]
     Negative {
-        /// Which: `alpha` or `beta`.
+        /// The coefficient: `alpha` or `beta`.
         name: &'static str,
-        /// What it was.
+        /// The refused value.
         value: f64,
     },
-    /// A batch size beyond any that is run.
+    /// A batch size above the limit of 2^20.
     #[error("a batch size of {batch} is too large for a latency profile; the largest is {MAX_BATCH}")]
     TooLarge {
         /// The batch size.
@@ -124,7 +128,8 @@ impl LatencyProfile {
         Ok(LatencyProfile { table: table.into(), slope, known: None })
     }
 
-    /// The same profile as something learned: batches of up to `known` items were measured, and larger ones are guesses.
+    /// Marks the profile as learned: batches of up to `known` items were measured, and larger ones
+    /// are guesses.
     #[must_use]
     pub fn learned(self, known: u32) -> Self {
         LatencyProfile { known: Some(known), ..self }
@@ -135,12 +140,13 @@ impl LatencyProfile {
         self.known
     }
 
-    /// The least that a batch is known to take: the latency of the largest measured size up to its own, zero if there is none.
+    /// The least time that a batch is known to take: the latency of the largest measured size up to
+    /// `batch`. Zero if there is no such size.
     pub fn known_latency(&self, batch: u32) -> Duration {
         self.latency(self.known.map_or(batch, |known| known.min(batch)))
     }
 
-    /// Why it may be wrong that a batch takes longer than `allowed`; `None`: it is certain.
+    /// Why "a batch takes longer than `allowed`" may be wrong; `None`: the profile is certain.
     pub fn doubt(&self, batch: u32, allowed: Duration) -> Option<Doubt> {
         self.known?;
         Some(if self.known_latency(batch) <= allowed { Doubt::Guess } else { Doubt::Measured })
@@ -155,11 +161,11 @@ impl LatencyProfile {
         Self::from_table((1..=u64::from(max_batch)).map(|b| alpha.saturating_mul(b) + beta).collect())
     }
 
-    /// The linear profile from a line's numbers as people write them: milliseconds a batch (`beta_ms`) and an item of it
-    /// (`alpha_ms`).
+    /// The linear profile from numbers as people write them, in milliseconds: `beta_ms` for a batch
+    /// and `alpha_ms` for each of its items.
     ///
     /// # Errors
-    /// If a number is negative or not finite, or as [`LatencyProfile::linear`].
+    /// If a number is negative or not finite, or for the reasons of [`LatencyProfile::linear`].
     pub fn linear_ms(alpha_ms: f64, beta_ms: f64, max_batch: u32) -> Result<Self, ProfileError> {
         for (name, value) in [("alpha", alpha_ms), ("beta", beta_ms)] {
             if !(value.is_finite() && value >= 0.0) {
@@ -180,13 +186,13 @@ impl LatencyProfile {
         LatencyProfile { table: self.table.iter().zip(1..).map(slow).collect(), slope, known: self.known }
     }
 
-    /// The profile that is so many percent slower.
+    /// The profile made slower by this percentage.
     #[must_use]
     pub fn with_margin(&self, percent: u8) -> Self {
         self.stretched(100 + u32::from(percent), 100)
     }
 
-    /// The profile that takes `times / of` times as long, where that is more.
+    /// The profile with all latencies multiplied by `times / of`, if that is above 1.
     #[must_use]
     pub fn stretched(&self, times: u32, of: u32) -> Self {
         if times <= of {
@@ -200,7 +206,7 @@ impl LatencyProfile {
         LatencyProfile { table, slope: longer(self.slope), known: self.known }
     }
 
-    /// [`LatencyProfile::fit`] of points `(batch size, latency)` that weigh the same.
+    /// [`LatencyProfile::fit`] of points `(batch size, latency)` of equal weight.
     ///
     /// # Errors
     /// As [`LatencyProfile::fit`].
@@ -208,10 +214,12 @@ impl LatencyProfile {
         Self::fit(points.iter().copied().map(ProfilePoint::from))
     }
 
-    /// The profile of measured points. Where noise made a larger batch faster, both get their weighted mean ([`isotonic_fit`]): one stalled run
-    /// does not decide for all larger sizes. A size between two points lies on the line through them, and one below the first takes
-    /// as long as that point. So no guess for a size without a point changes a measured size.
-    /// Points need not be sorted; of two for one size the faster counts. The largest batch measured is the largest of the profile.
+    /// The profile of measured points. Where noise made a larger batch faster, both sizes get their
+    /// weighted mean ([`isotonic_fit`]). So one stalled run does not decide for all larger sizes. A
+    /// size between two points lies on the line through them. A size below the first point takes as
+    /// long as that point. Thus a guess for a size without a point changes no measured size. Points
+    /// need not be sorted. If a size occurs twice, its faster point counts. The largest measured
+    /// batch is the profile's largest.
     ///
     /// # Errors
     /// If there is no point, a latency is zero, or a batch size is above 2^20.
@@ -236,8 +244,9 @@ impl LatencyProfile {
         Self::from_table(table)
     }
 
-    /// `l(batch)`. Zero for an empty batch; beyond the largest profiled size, extended along the slope between
-    /// the first and the last entry, so that `l(b + 1)` of the largest batch exists.
+    /// `l(batch)`; zero for an empty batch. Beyond the largest profiled size the profile is
+    /// extended along the slope between the first and the last entry, so that `l(b + 1)` of the
+    /// largest batch exists.
     pub fn latency(&self, batch: u32) -> Duration {
         let n = self.table.len();
         match batch as usize {
@@ -260,8 +269,8 @@ impl LatencyProfile {
         self.table.partition_point(|d| *d <= budget) as u32
     }
 
-    /// The largest batch up to `limit` whose latency, extended as [`LatencyProfile::latency`] does, is at most
-    /// `budget`; zero if none. `O(log max_batch)`.
+    /// The largest batch up to `limit` whose latency, extended as [`LatencyProfile::latency`] does,
+    /// is at most `budget`; zero if none. `O(log max_batch)`.
     pub fn largest_up_to(&self, limit: u32, budget: Duration) -> u32 {
         if self.latency(limit) <= budget {
             return limit;
@@ -317,7 +326,8 @@ mod tests {
         assert_eq!(table(&profile), [10, 25, 25, 40]);
     }
 
-    /// A running maximum over the sizes once made one run of 8.4 s at batch 4 count for all larger batches.
+    /// A running maximum over the sizes once made one run of 8.4 s at batch 4 count for all larger
+    /// batches.
     #[test]
     fn one_stalled_run_does_not_decide_for_larger_batches() {
         let point = |batch: u32, ms: u64, runs| ProfilePoint { batch, latency: Duration::from_millis(ms), runs };

@@ -1,8 +1,9 @@
-//! Quantiles of what was measured.
+//! Quantiles of measurements.
 
 use std::cmp::Ordering;
 
-/// The values that these shares (0 to 1) of all are at most, nearest rank; what is no number does not count. `None` of nothing.
+/// The quantiles of the values for these shares (0 to 1), by nearest rank. NaN does not count.
+/// `None` if no value counts.
 pub fn quantiles<T: PartialOrd + Copy, const N: usize>(
     values: impl IntoIterator<Item = T>,
     shares: [f64; N],
@@ -13,7 +14,8 @@ pub fn quantiles<T: PartialOrd + Copy, const N: usize>(
     Some(shares.map(|share| sorted[((last as f64 * share).round() as usize).min(last)]))
 }
 
-/// The value that half of all are at most, the larger of the two in the middle; `None` of nothing.
+/// The median: the larger of the two middle values if the number of values is even. `None` if no
+/// value counts.
 pub fn median<T: PartialOrd + Copy>(values: impl IntoIterator<Item = T>) -> Option<T> {
     quantiles(values, [0.5]).map(|[median]| median)
 }

@@ -1,10 +1,11 @@
-//! A guess at how long requests of a shape take that was never measured, from the most similar shape that was.
+//! Guesses how long requests of a never measured shape take, from the most similar measured shape.
 
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
-/// Of these shapes the one whose number of elements is nearest to that of `shape`, and how many times as many `shape` has; `None` of none.
-/// Dimensions below 1 count as 1.
+/// Finds the shape in `known` whose number of elements is nearest to that of `shape`. Returns its
+/// value, and how many times as many elements `shape` has. `None` if `known` is empty. Dimensions
+/// below 1 count as 1.
 pub fn nearest_shape<'a, T>(known: impl IntoIterator<Item = (&'a [i64], T)>, shape: &[i64]) -> Option<(T, f64)> {
     let elements = |shape: &[i64]| shape.iter().map(|d| (*d).max(1) as f64).product::<f64>();
     let wanted = elements(shape);
@@ -12,14 +13,15 @@ pub fn nearest_shape<'a, T>(known: impl IntoIterator<Item = (&'a [i64], T)>, sha
     scaled.min_by(|(_, a), (_, b)| a.ln().abs().total_cmp(&b.ln().abs()))
 }
 
-/// The profile of requests that have `scale` times as many elements: latencies grow with them. All of it is a guess ([`LatencyProfile::known`] is 0). With an SLO a batch of one takes
-/// at most half of it, so that a new shape gets its first batch by its deadline.
+/// The profile of requests with `scale` times as many elements: latencies grow in proportion. The
+/// whole profile is a guess ([`LatencyProfile::known`] is 0). With an SLO, a batch of one takes at
+/// most half of the SLO: a new shape gets its first batch by its deadline.
 #[must_use]
 pub fn guessed_profile(profile: &LatencyProfile, scale: f64, slo: Option<Duration>) -> LatencyProfile {
     let alone = profile.latency(1).as_secs_f64();
     let scale = slo.map_or(scale, |slo| scale.min(0.5 * slo.as_secs_f64() / alone));
     let scaled = |b| Duration::from_nanos(((profile.latency(b).as_nanos() as f64 * scale) as u64).max(1));
-    // Positive and not falling, as its origin.
+    // The table is positive and never falls, as that of `profile`.
     let guessed = LatencyProfile::from_table((1..=profile.max_batch()).map(scaled).collect());
     guessed.unwrap_or_else(|_| profile.clone()).learned(0)
 }

@@ -1,4 +1,4 @@
-//! What a tensor is called and shaped like: the words that engines, protocol and repository share.
+//! Names, datatypes and shapes of tensors: the words that engines, protocol and repository share.
 
 use std::fmt;
 use std::str::FromStr;
@@ -44,7 +44,7 @@ impl DataType {
         DataType::Bytes,
     ];
 
-    /// Bytes an element takes; `None` for `BYTES`, whose elements carry their own length.
+    /// Bytes of one element; `None` for `BYTES`, whose elements carry their own length.
     pub const fn size(self) -> Option<usize> {
         match self {
             DataType::Bool | DataType::Uint8 | DataType::Int8 => Some(1),

@@ -1,36 +1,43 @@
-//! Whether a cluster needs more devices or has too many: the autoscale advisor (Symphony §3.5).
+//! The autoscale advisor: says whether a cluster needs more devices or has too many (Symphony
+//! §3.5).
 
 use std::collections::VecDeque;
 use std::fmt;
 
 use crate::time::{Duration, Time};
 
-/// Samples are kept so far apart: this share of the shorter window, or that of the longer one, whichever is more. It bounds how
-/// many there are, and how much longer than asked for a window is.
+/// Minimum distance between kept samples: this share of the shorter or of the longer window, and of
+/// both the longer distance. It bounds the number of samples, and how far a window exceeds its
+/// length.
 const APART: (u64, u64) = (10, 1_000);
-/// A bad rate above this is counted as this, so that advice is finite where nothing at all is served in time.
+/// A bad rate above this value counts as this value, so that advice stays finite where no request
+/// at all is served in time.
 const MOST_BAD_RATE: f64 = 0.9;
-/// Share by which the offered rate has to fall before a number of devices that was too small is tried again.
+/// The offered rate must fall by this share before the advisor again tries a number of devices that
+/// was too small.
 const LESS_LOAD: f64 = 0.1;
 
-/// When to advise what.
+/// The thresholds and windows of the autoscale advisor.
 ///
-/// With `idle_threshold` and `spare` at 0 the advice is the paper's: `N * r / (1 - r)` more, or `N * f` fewer.
+/// With `idle_threshold` and `spare` at 0 the advice is the paper's: `N * r / (1 - r)` more, or
+/// `N * f` fewer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AutoscaleOptions {
-    /// Devices are added where the bad rate is above this. Default: 1%, what a capacity tolerates.
+    /// Devices are added if the bad rate is above this share. Default: 1%, the share that a
+    /// capacity tolerates.
     pub bad_threshold: f64,
-    /// Devices are given back only where the idle fraction is above this. Default: 0.25.
+    /// Devices are given back only if the idle fraction is above this share. Default: 0.25.
     pub idle_threshold: f64,
-    /// The idle fraction that giving back leaves. At most `idle_threshold`: the gap between the two is what load may vary by
-    /// without new advice. Default: 0.1.
+    /// The idle fraction that remains after devices are given back. At most `idle_threshold`: load
+    /// may vary by the gap between the two without new advice. Default: 0.1.
     pub spare: f64,
-    /// The time that a bad rate is looked at, and the least that the number of devices stands before more are asked for.
-    /// Default: 10 s.
+    /// The time over which the bad rate is measured. The number of devices must also stand this
+    /// long before more are advised. Default: 10 s.
     pub grow_window: Duration,
-    /// The same for the idle fraction and fewer: longer, for missing devices cost requests. Default: 60 s.
+    /// The same for the idle fraction and for fewer devices. This window is longer, as missing
+    /// devices cost requests. Default: 60 s.
     pub shrink_window: Duration,
-    /// Requests in a window below which its bad rate says nothing. Default: 100.
+    /// With fewer requests in a window, its bad rate leads to no advice. Default: 100.
     pub min_requests: u64,
     /// Fewest devices that are advised, at least 1. Default: 1.
     pub min_devices: u32,
@@ -59,41 +66,41 @@ pub enum BadAutoscaleOptions {
     /// A share outside 0 to 1.
     #[error("{what} is {value}; it must be at least 0 and below 1")]
     Share {
-        /// Which.
+        /// The name of the option.
         what: &'static str,
         /// Its value.
         value: f64,
     },
-    /// Giving back would leave more idle than it is allowed to begin with.
+    /// After devices are given back, more would be idle than `idle_threshold` allows.
     #[error("spare ({spare}) is above idle_threshold ({idle_threshold}); it must be at most that")]
     Spare {
-        /// What is to be left idle.
+        /// The idle fraction that remains after devices are given back.
         spare: f64,
-        /// From where on devices are given back.
+        /// Above this idle fraction, devices are given back.
         idle_threshold: f64,
     },
-    /// A window of no time.
+    /// A window of length zero.
     #[error("{what} is 0; a window needs some time")]
     NoWindow {
-        /// Which.
+        /// The name of the option.
         what: &'static str,
     },
-    /// Less than the least.
+    /// The largest number of devices is below the smallest.
     #[error("max_devices ({most}) is below min_devices ({least})")]
     Devices {
         /// Most devices.
         most: u32,
-        /// Fewest.
+        /// Fewest devices.
         least: u32,
     },
 }
 
-/// What a cluster has done since some beginning: counters that only grow, and the devices that there are now.
+/// A cluster's counters since some beginning, which only grow, and its present number of devices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AutoscaleSample {
     /// Requests that finished by their deadline.
     pub good: u64,
-    /// Requests that did not: rejected, dropped or missed.
+    /// Requests that were rejected, dropped or missed.
     pub bad: u64,
     /// Time in which devices ran batches, all devices together.
     pub busy: Duration,
@@ -101,21 +108,22 @@ pub struct AutoscaleSample {
     pub devices: u32,
 }
 
-/// What is wrong with a sample. It is not used.
+/// Why a sample is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadSample {
-    /// It is older than the last. Nothing changes.
+    /// The sample is older than its predecessor. Nothing changes.
     #[error("a sample at {now} comes after one at {last}: time does not go back")]
     TimeWentBack {
-        /// Of this sample.
+        /// Time of this sample.
         now: Time,
-        /// Of the last.
+        /// Time of the last sample.
         last: Time,
     },
-    /// A counter is below the last sample's: whoever counts has begun anew. The windows begin anew with this sample.
+    /// A counter is below the last sample's, because the counting has begun anew. The windows begin
+    /// anew with this sample.
     #[error("{what} fell: the counting has begun anew, and so do the windows")]
     CountFell {
-        /// Which.
+        /// The counter.
         what: &'static str,
     },
 }
@@ -123,32 +131,32 @@ pub enum BadSample {
 /// How the number of devices should change.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Advice {
-    /// Devices to add, or to give back if negative; 0: stay.
+    /// Devices to add, or to give back if negative; 0: no change.
     pub change: i64,
-    /// Why.
+    /// Why this change is advised.
     pub reason: AdviceReason,
-    /// Share of the requests in the last `grow_window` that were bad; `None` while nothing is known.
+    /// Share of bad requests in the last `grow_window`; `None` while it is unknown.
     pub bad_rate: Option<f64>,
-    /// Share of the devices' time in the last `shrink_window` in which they were idle; `None` while nothing is known.
+    /// Idle share of the devices' time in the last `shrink_window`; `None` while it is unknown.
     pub idle_fraction: Option<f64>,
 }
 
-/// Why a change is advised, or none.
+/// Why the advisor advises a change, or advises none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AdviceReason {
     /// The bad rate is above its threshold: `N * r / (1 - r)` more.
     Overloaded,
     /// There is no device, and there are requests.
     NoDevices,
-    /// The idle fraction is above its threshold: fewer, so that `spare` is left.
+    /// The idle fraction is above its threshold: devices may leave until `spare` remains idle.
     Idle,
-    /// The number of devices, or the beginning, is too recent for a judgement.
+    /// The counting began, or the number of devices changed, too recently for a judgement.
     Settling,
-    /// There would be devices to give back, but with so few the same load was bad before.
+    /// Devices could be given back, but with so few devices the same load was bad before.
     TooFewBefore,
     /// Neither too many bad requests nor too much idle time.
     Enough,
-    /// More would be advised, but there are as many as are allowed.
+    /// The bad rate is above its threshold, but `max_devices` is reached.
     AtMost,
 }
 
@@ -188,27 +196,31 @@ impl fmt::Display for AdviceReason {
 /// idle fraction f:               remove N * f
 /// ```
 ///
-/// Both are right where goodput is stable and device use proportional to the load ("flat-top behaviour"), which deferred
-/// scheduling has and eager scheduling has not: with it devices are always busy, and are never advised to leave.
+/// Both formulas are right if goodput is stable and device use is proportional to the load
+/// ("flat-top behaviour"). Deferred scheduling has this behaviour; eager scheduling has not: it
+/// keeps devices always busy, so that none is ever advised to leave.
 ///
-/// A state machine: [`Autoscale::handle_sample`] takes the time and the counters, at any interval, and gives the advice. It does
-/// not change the number of devices; the next sample says whether somebody did. Memory is bounded.
+/// A state machine: [`Autoscale::handle_sample`] takes the time and the counters, at any interval,
+/// and gives the advice. It does not change the number of devices; the next sample tells whether
+/// the number has changed. Memory is bounded.
 ///
 /// # No oscillation
 ///
-/// On a constant load the advice comes to rest, whatever the cluster is like:
+/// On a constant load the advice comes to rest, for any cluster:
 ///
-/// - Each judgement looks at a whole window with one number of devices; a change begins the windows anew. So advice is
-///   given again only after what it led to has been seen.
-/// - Between "too many bad" and "too much idle" lies a gap, and giving back leaves `spare`.
-/// - A number of devices that was too small for a load is remembered with that load's rate. As long as the rate is
-///   not clearly lower (10%), so few are not advised again. Each time that more are asked for, at least one more number is known to be
-///   too small, so that this ends. The price: where requests come at the same rate but have become cheaper to serve (another
-///   mixture of models), devices are kept until the rate falls.
+/// - Each judgement looks at a whole window with one number of devices, because a change begins the
+///   windows anew. So the advisor sees the effect of its last advice before it advises again.
+/// - A gap lies between "too many bad" and "too much idle", and giving back leaves `spare`.
+/// - A number of devices that was too small for a load is remembered with that load's rate. So few
+///   are not advised again until the rate is clearly lower (10%). Each time that more devices are
+///   advised, at least one more number is known to be too small, so that the search ends. The
+///   price: if requests of another mixture of models are cheaper to serve at the same rate, devices
+///   are kept until the rate falls.
 #[derive(Clone, Debug)]
 pub struct Autoscale {
     options: AutoscaleOptions,
-    /// With the present number of devices, oldest first: one at or before the beginning of the longer window, and those in it.
+    /// Samples with the present number of devices, oldest first: one at or before the beginning of
+    /// the longer window, and all within the window.
     samples: VecDeque<(Time, AutoscaleSample)>,
     too_few: Option<TooFew>,
     advice: Advice,
@@ -219,11 +231,11 @@ pub struct Autoscale {
 #[derive(Clone, Copy, Debug)]
 struct TooFew {
     devices: u32,
-    /// Requests per second that were offered.
+    /// The offered requests a second.
     rate: f64,
 }
 
-/// What happened in a window.
+/// The counts of one window.
 struct Window {
     requests: u64,
     bad: u64,
@@ -232,7 +244,7 @@ struct Window {
 }
 
 impl Autoscale {
-    /// An advisor that has seen nothing.
+    /// An advisor without samples.
     ///
     /// # Errors
     /// If the options contradict themselves.
@@ -266,16 +278,18 @@ impl Autoscale {
         self.advice
     }
 
-    /// How many devices there should be, in all, by the last judgement; `None`: there was none yet. While a number of devices is too recent for a judgement the last one stands, so that whoever scales by it
-    /// does not take the way to a number for the number itself.
+    /// The advised total number of devices, by the last judgement; `None`: there was no judgement
+    /// yet. While a number of devices is too recent for a judgement the last judgement stands. This
+    /// keeps a caller that scales in steps from mistaking a step for the goal.
     pub fn wanted(&self) -> Option<u32> {
         self.wanted
     }
 
-    /// The counters at `now`; gives the advice.
+    /// Takes the counters at `now` and gives the advice.
     ///
     /// # Errors
-    /// If the sample contradicts the last one; then the advice is what it was, or to stay if the windows begin anew.
+    /// If the sample contradicts its predecessor. If the windows begin anew, the advice becomes "no
+    /// change"; otherwise it stays as it was.
     pub fn handle_sample(&mut self, now: Time, sample: AutoscaleSample) -> Result<Advice, BadSample> {
         if let Some((last_at, last)) = self.samples.back().copied() {
             if now < last_at {
@@ -310,13 +324,14 @@ impl Autoscale {
         self.advice = Advice { change: 0, reason: AdviceReason::Settling, bad_rate: None, idle_fraction: None };
     }
 
-    /// Adds a sample, and lets go of what no window reaches.
+    /// Adds a sample, and removes the samples that no window reaches.
     fn keep(&mut self, now: Time, sample: AutoscaleSample) {
         let longest = self.options.grow_window.max(self.options.shrink_window);
         let shortest = self.options.grow_window.min(self.options.shrink_window);
         let apart = Duration::from_nanos((shortest.as_nanos() / APART.0).max(longest.as_nanos() / APART.1));
         let n = self.samples.len();
-        // The newest is always kept, the one before only if it is not too close to the one before that.
+        // The newest sample is always kept. The one before it is kept only if it is far enough from
+        // its predecessor.
         if n >= 2 && self.samples[n - 1].0.since(self.samples[n - 2].0) < apart {
             self.samples.pop_back();
         }
@@ -327,7 +342,8 @@ impl Autoscale {
         }
     }
 
-    /// What happened in the last `length`, or a little more; `None` if that reaches back before the beginning.
+    /// The counts of the last `length`, or of a little more; `None` if the samples do not reach
+    /// back so far.
     fn window(&self, now: Time, last: AutoscaleSample, length: Duration) -> Option<Window> {
         let until = self.samples.iter().rev().find(|(at, _)| now.since(*at) >= length)?;
         let (at, first) = *until;
@@ -345,7 +361,8 @@ impl Autoscale {
         let shrink = self.window(now, sample, self.options.shrink_window);
         let bad_rate = grow.as_ref().filter(|w| w.requests > 0).map(|w| w.bad as f64 / w.requests as f64);
         let idle_fraction = shrink.as_ref().filter(|_| devices > 0).map(|w| {
-            // A batch is counted when it ends, so that a window may show a little more than its own time.
+            // A batch is counted when it ends, so that a window may show a little more than its own
+            // time.
             (1.0 - w.busy.as_secs_f64() / (w.length.as_secs_f64() * f64::from(devices))).clamp(0.0, 1.0)
         });
         let advise = |change: i64, reason: AdviceReason| Advice { change, reason, bad_rate, idle_fraction };
@@ -359,7 +376,8 @@ impl Autoscale {
             };
         }
         let rate = |w: &Window| w.requests as f64 / w.length.as_secs_f64();
-        // Advice that stands falls only once it is clearly wrong: half the threshold, or the middle of the gap.
+        // Standing advice falls only once it is clearly wrong: at half the threshold, or in the
+        // middle of the gap.
         let stands = |reason: AdviceReason| self.advice.reason == reason;
         let too_bad = self.options.bad_threshold * if stands(AdviceReason::Overloaded) { 0.5 } else { 1.0 };
         let too_idle = match self.options.idle_threshold {
@@ -398,10 +416,10 @@ impl Autoscale {
         }
     }
 
-    /// So few devices were too few for this rate.
+    /// Remembers that this number of devices was too small for this rate.
     fn remember(&mut self, devices: u32, rate: f64) {
         self.too_few = Some(match self.too_few {
-            // More were too few for no more load than this.
+            // A larger number was too small for a load that was no higher.
             Some(known) if known.devices > devices && rate > known.rate * (1.0 - LESS_LOAD) => known,
             Some(known) if known.devices == devices => TooFew { devices, rate: rate.min(known.rate) },
             _ => TooFew { devices, rate },

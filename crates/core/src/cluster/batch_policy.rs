@@ -1,4 +1,4 @@
-//! What a candidate is made of: the drop policies and the batch size they aim at.
+//! The drop policies, and the batch size that they aim at.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,28 +15,29 @@ use crate::time::Duration;
 /// | `Adaptive` | as `WindowDrop`, with a target that leaves room for uneven arrivals and is not above what batching gains | yes, down to the target | Downbeat |
 /// | `None` | nothing | no | Triton, TensorFlow Serving |
 ///
-/// With `None` a late request is still served, in a batch as large as the queue allows: under overload small batches
-/// would only make more requests late.
+/// With `None` a late request is still served, in a batch as large as the queue allows. Under
+/// overload small batches would only make more requests late.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum DropPolicy {
-    /// Only what can no longer be met.
+    /// Drops requests whose deadlines can no longer be met.
     HeadDrop,
-    /// Also heads that stand in the way of a batch of the target size.
+    /// Also drops heads that stand in the way of a batch of the target size.
     #[default]
     WindowDrop,
-    /// Also heads that stand in the way of a batch of a target size that suits the load of the moment.
+    /// Also drops heads that stand in the way of a batch of a target size that suits the load of
+    /// the moment.
     Adaptive,
-    /// Nothing.
+    /// Drops no request.
     None,
 }
 
 /// The batch size of the staggered pattern (Symphony §3.3): the largest `b` with
-/// `(1 + 1/n) * l(b) <= budget` on the `n = rate * l(b) / b` devices that the arrivals keep busy, but at
-/// most `devices`; at least 1.
+/// `(1 + 1/n) * l(b) <= budget`, at least 1. `n = rate * l(b) / b` is the number of devices that
+/// the arrivals keep busy, at most `devices`.
 ///
-/// `l(b) / n` is the longest wait for the next device of the pattern: with fewer requests than devices it is the time
-/// `b / rate` that the batch takes to gather. Without a `rate` (items per second): half the budget for
-/// waiting. `O(log max_batch)`.
+/// `l(b) / n` is the longest wait for the next device of the pattern. With fewer requests than
+/// devices, the wait is the time `b / rate` in which the batch gathers. Without a `rate` (items per
+/// second), half the budget is for waiting. `O(log max_batch)`.
 pub fn staggered_batch(
     profile: &LatencyProfile,
     max_batch: u32,
@@ -47,7 +48,8 @@ pub fn staggered_batch(
     remote_staggered_batch(profile, max_batch, budget, rate, devices, &NetworkBudget::default())
 }
 
-/// [`staggered_batch`] where a batch takes [`NetworkBudget::delay`] to its device, which its requests spend besides.
+/// [`staggered_batch`] with a network: a batch takes [`NetworkBudget::delay`] to its device, at the
+/// cost of its requests' budget.
 pub(super) fn remote_staggered_batch(
     profile: &LatencyProfile,
     max_batch: u32,
@@ -67,7 +69,7 @@ pub(super) fn remote_staggered_batch(
         };
         latency + wait + network.delay(b) <= budget
     };
-    // Both terms grow with b, so that `fits` is true up to some size and false from there.
+    // Both terms grow with b, so that `fits` is true up to some size and false above it.
     let (mut good, mut most) = (1, max_batch.max(1));
     while good < most {
         let middle = good + (most - good).div_ceil(2);
@@ -84,7 +86,8 @@ mod tests {
         LatencyProfile::linear(Duration::from_millis_f64(alpha_ms), Duration::from_millis_f64(beta_ms), 64).unwrap()
     }
 
-    /// Symphony table 2: staggered batch sizes 16 and 8 on 8 devices; without coordination (half the budget) 7 and 3.
+    /// Symphony table 2: staggered batch sizes 16 and 8 on 8 devices; without coordination (half
+    /// the budget) 7 and 3.
     #[test]
     fn table_2_batch_sizes() {
         let cases = [(1.053, 5.072, 25, 16, 7), (5.090, 18.368, 70, 8, 3)];

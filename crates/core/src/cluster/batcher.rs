@@ -9,10 +9,10 @@ use super::request_queue::RequestQueue;
 use crate::ids::RequestId;
 use crate::time::{Duration, Time};
 
-/// One nanosecond: a deadline is kept at its instant and missed after it.
+/// One nanosecond. A deadline is kept at its instant, and missed one nanosecond later.
 pub(super) const TICK: Duration = Duration::from_nanos(1);
 
-/// The requests of a model that wait, and what a batch of them is made by.
+/// The waiting requests of a model, and the rules by which a batch of them is made.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Batcher {
@@ -22,38 +22,38 @@ pub(super) struct Batcher {
     /// How far a candidate waits under [`DispatchPolicy::Adaptive`]: [`super::Behaviour::wait`].
     pub wait: u8,
     pub dispatch: DispatchPolicy,
-    /// Who came by then waits for no others.
+    /// Requests that came by this time wait for no others.
     pub flushed: Option<Time>,
     pub wake_margin: Duration,
-    /// Scratch: requests passed over while looking ahead.
+    /// Scratch: the requests that a look ahead passes over.
     aside: Vec<u32>,
 }
 
 /// The largest prefix of the queue that may run together.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prefix {
-    /// Requests that are due before are passed over.
+    /// Requests with an earlier deadline are passed over.
     pub from: Time,
-    /// Items at most.
+    /// Most items.
     pub size: u32,
-    /// Earliest deadline in it.
+    /// Earliest deadline of the prefix.
     pub deadline: Time,
-    /// Arrival of its first request.
+    /// Arrival of the prefix's first request.
     pub since: Time,
-    /// Nothing may join it any more.
+    /// No other request may join the prefix.
     pub full: bool,
-    /// The last tier it takes from.
+    /// The last tier that the prefix takes requests from.
     pub last_tier: usize,
 }
 
-/// A candidate with what it comes from.
+/// A candidate with its origin.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Formed {
     pub prefix: Prefix,
     pub candidate: Candidate,
-    /// When its window opened, which may have passed.
+    /// When the window opened, which may be in the past.
     pub opens: Time,
-    /// What that was counted from.
+    /// The rule that set `opens`.
     pub bound: StartBound,
 }
 
@@ -63,22 +63,27 @@ impl Batcher {
         Batcher { queue, kinds, drop, dispatch, wait: 0, flushed, wake_margin, aside }
     }
 
-    /// *UpdateCandidate*: the largest batch `B` of the queue's head that meets its earliest deadline `d`, with its schedulable window. It may start from
-    /// `exec = max(now, d - l(|B| + 1))` on, when nobody else could join in time ([`DispatchPolicy`] has other rules), until `latest = d - l(|B|)`.
-    /// With several kinds of devices it passes over the requests that this one cannot serve in time, and over all that are due before `from`.
-    /// `free_at`: when the device will be free, if it is known which.
+    /// *UpdateCandidate*: finds the largest batch `B` of the queue's head that meets its earliest
+    /// deadline `d`, and its schedulable window. The window opens at
+    /// `exec = max(now, d - l(|B| + 1))`, when no other request could join in time
+    /// ([`DispatchPolicy`] has other rules). It ends at `latest = d - l(|B|)`. With several kinds
+    /// of devices it passes over the requests that this kind cannot serve in time. It always passes
+    /// over requests that are due before `from`. `free_at`: when the device will be free, if the
+    /// device is known.
     #[inline(always)]
     pub fn update_candidate(&mut self, now: Time, free_at: Time, plan: usize, from: Time) -> Option<Formed> {
         let prefix = self.get_batch(now, free_at, plan, from)?;
         Some(self.window(now, free_at, plan, prefix))
     }
 
-    /// *GetBatch*. `O(n)` in the number passed over, for each time that a request of several items is.
+    /// *GetBatch*. `O(n)` in the number of requests passed over, each time that it passes over a
+    /// request of several items.
     pub fn get_batch(&self, now: Time, free_at: Time, plan: usize, mut from: Time) -> Option<Prefix> {
         if self.queue.weight() == 0 {
             return None;
         }
-        // Nobody asks how many more than are there, and one, would fit: that would have to be searched for.
+        // Whether more than one item beyond the queue would fit never matters, and would cost a
+        // search.
         let most = self.kinds.max_batch.min(u32::try_from(self.queue.weight() + 1).unwrap_or(u32::MAX));
         'from: loop {
             let mut size = 0u64;
@@ -95,13 +100,14 @@ impl Batcher {
                 let Some((head, passed)) = head else { continue };
                 let earliest = deadline.min(head.deadline);
                 if size == 0 {
-                    // Who is larger alone goes alone.
+                    // A request that is larger than the limit runs alone.
                     limit = limit.max(u64::from(head.size));
                 }
                 let cap = u64::from(self.fit(now, free_at, plan, earliest, most)).min(limit);
                 if size + u64::from(head.size) > cap {
                     if size > 0 {
-                        // Higher levels come first, whole: a head of a lower level may not shrink their batch.
+                        // Higher levels come first, whole: a head of a lower level may not shrink
+                        // their batch.
                         break;
                     }
                     if self.kinds.plans.len() == 1 {
@@ -119,12 +125,13 @@ impl Batcher {
                 last_tier = tier;
                 size += self.queue.tier_weight(tier) - passed;
                 if size >= cap {
-                    // Exactly `cap` would be full as well if it is the largest batch; if the deadline sets it, `exec` says the same.
+                    // A size of exactly `cap` is full too if it is the largest batch. If the
+                    // deadline sets `cap`, `exec` has the same effect.
                     let full = size > cap || cap == limit;
                     return Some(Prefix { from, size: cap as u32, deadline, since, full, last_tier });
                 }
                 if size == self.queue.weight() {
-                    // Nobody waits further down.
+                    // No request waits in a lower tier.
                     break;
                 }
             }
@@ -133,12 +140,13 @@ impl Batcher {
         }
     }
 
-    /// The schedulable window of a batch. Inlined, as its callers are: what they make would be copied from place to place right after it was written.
+    /// The schedulable window of a batch. Inlined, as its callers are: otherwise the result would
+    /// be copied from place to place right after it was written.
     #[inline(always)]
     pub fn window(&mut self, now: Time, free_at: Time, plan: usize, prefix: Prefix) -> Formed {
         let Prefix { mut size, deadline, since, mut full, .. } = prefix;
-        // If the first arrival of the queue is not in the candidate, then the candidate is full, its level blocked, or the first
-        // arrival passed over.
+        // The first arrival of the queue may be missing from the candidate. Then the candidate is
+        // full, the arrival's level is blocked, or the arrival is passed over.
         let first_arrival = self.queue.first_arrival().unwrap_or(now);
         if self.flushed.is_some_and(|flushed| first_arrival <= flushed) {
             full = true;
@@ -150,7 +158,8 @@ impl Batcher {
         let forming = Forming { size, deadline, first_arrival, full, wait: self.wait, since, profile, delay };
         let (mut opens, mut bound) = self.dispatch.opens(&forming);
         let latest = if self.drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
-        // No policy waits until a member is lost by it: `latest` bounds its delay, and so does a queue expiry, by which it is sent.
+        // No policy waits until a member is lost. `latest` bounds its delay, and so does a queue
+        // expiry, before which the batch must be sent.
         let lost = latest.min(self.queue.next_rejection().unwrap_or(Time::MAX) - TICK + delay);
         let safe = lost - self.wake_margin;
         if safe < opens {
@@ -162,20 +171,22 @@ impl Batcher {
         Formed { prefix, candidate: Candidate { size, exec, latest, since, delay, takes, pace: *pace }, opens, bound }
     }
 
-    /// The batch whose window is open when it gets to a device that is free at `free_at`, if it is sent now.
+    /// The batch whose window is open when it reaches a device that is free at `free_at`, if it is
+    /// sent now.
     pub fn starting(&mut self, now: Time, free_at: Time, plan: usize, from: Time) -> Option<Formed> {
         let prefix = self.get_batch(now, free_at, plan, from)?;
         self.starting_with(now, free_at, plan, prefix)
     }
 
-    /// [`Batcher::starting`], of this prefix.
+    /// [`Batcher::starting`] with the given prefix.
     #[inline(always)]
     pub fn starting_with(&mut self, now: Time, free_at: Time, plan: usize, prefix: Prefix) -> Option<Formed> {
         let formed = self.window(now, free_at, plan, prefix);
         (formed.opens <= (now + formed.candidate.delay).max(free_at)).then_some(formed)
     }
 
-    /// Moves a batch to `members`; its size: requests of several items may leave some of the room.
+    /// Moves a batch to `members`. Returns its size: requests of several items may leave some of
+    /// the room.
     pub fn pop(&mut self, formed: &Formed, members: &mut Vec<RequestId>) -> u32 {
         let Prefix { from, last_tier, .. } = formed.prefix;
         if from > Time::ZERO {
@@ -196,9 +207,10 @@ impl Batcher {
         limit - room
     }
 
-    /// The largest preferred size that a prefix of the candidate fills exactly, or else, where the next request would go beyond all
-    /// preferred sizes or the first one does, what is there before it; while the delay has not passed. So does Triton. `O(b log n)` if the queue has
-    /// requests of more than one item.
+    /// The size of a batch that may start before the delay has passed: the largest preferred size
+    /// that a prefix of the candidate fills exactly. If no prefix does, and the next request would
+    /// go beyond all preferred sizes, it is the size before that request, or of the first request
+    /// alone. Triton does the same. `O(b log n)` if the queue has requests of more than one item.
     fn preferred_fill(&mut self, now: Time, first_arrival: Time, prefix: Prefix) -> Option<u32> {
         let DispatchPolicy::Timeout { delay, preferred } = &self.dispatch else { return None };
         if preferred.is_empty() || now >= first_arrival + *delay {
@@ -209,7 +221,7 @@ impl Batcher {
             return preferred.iter().copied().filter(|p| *p <= size && *p > 0).max();
         }
         let largest = preferred.iter().copied().max().map_or(0, u64::from);
-        // Walk the prefix sums, in order, and put everything back.
+        // Walk the prefix sums in order. Then put all requests back.
         let mut best = None;
         let mut sum = 0u64;
         'tiers: for tier in 0..=last_tier {
@@ -235,7 +247,8 @@ impl Batcher {
         best
     }
 
-    /// The largest batch of up to `most` items that, sent now to a device that is free at `free_at`, would meet `deadline`. `O(1)` if `most` would.
+    /// The largest batch of up to `most` items that meets `deadline` if it is sent now to a device
+    /// that is free at `free_at`. `O(1)` if a batch of `most` does.
     fn fit(&self, now: Time, free_at: Time, plan: usize, deadline: Time, most: u32) -> u32 {
         if self.drop == DropPolicy::None || deadline == Time::MAX {
             return most;
@@ -245,8 +258,10 @@ impl Batcher {
         if free_at <= now { fit } else { fit.min(profile.largest_up_to(most, deadline.since(free_at))) }
     }
 
-    /// What [`Batcher::get_batch`] makes of the whole queue for the only plan, if its candidate was made of `former`, all of it, and since then nothing
-    /// happened but that others joined at the end of its last tier. `None` if it has to be asked: `former` was the largest batch or cannot leave any more.
+    /// The result of [`Batcher::get_batch`] for the whole queue and the only plan. The last
+    /// candidate must be made of all of `former`, and since then requests may only have joined at
+    /// the end of its last tier. `None` if `get_batch` must be called: `former` was the largest
+    /// batch, or can no longer leave in time.
     #[inline(always)]
     pub fn grow(&self, now: Time, former: Prefix) -> Option<Prefix> {
         let KindPlan { limit, candidate, .. } = &self.kinds.plans[0];
@@ -257,14 +272,15 @@ impl Batcher {
         Some(Prefix { size: size.min(cap), full: size > cap || size == limit, ..former })
     }
 
-    /// When something is due though nothing comes: a candidate expires, or a request does or becomes hopeless. [`Time::MAX`]: nothing.
+    /// When something is due though no event comes: a candidate or a request expires, or a request
+    /// becomes hopeless. [`Time::MAX`]: never.
     pub fn next_due(&self) -> Time {
         let Batcher { queue, kinds, drop, .. } = self;
         let mut due = queue.next_due().unwrap_or(Time::MAX);
         for candidate in kinds.plans.iter().filter_map(|plan| plan.candidate.as_ref()) {
             due = due.min(candidate.latest - candidate.delay + TICK);
         }
-        // With one plan, none of the first tier is hopeless before the candidate expires.
+        // With one plan, no request of the first tier is hopeless before the candidate expires.
         if *drop != DropPolicy::None && (kinds.plans.len() > 1 || queue.tier_weight(0) < queue.weight()) {
             let alone = kinds.needed(1);
             for head in queue.tiers().filter_map(|tier| queue.head(tier)) {
@@ -274,16 +290,19 @@ impl Batcher {
         due
     }
 
-    /// Window drop: slides the start of the batch past heads of the leading tier that hold it below the target. If that gains something, the
-    /// deadline that the batch begins with.
+    /// Window drop: slides the start of the batch past heads of the leading tier that hold the
+    /// batch below the target. If that gains anything, it returns the deadline of the batch's new
+    /// head.
     ///
-    /// Called when a decision cannot wait: the batch is sent, or it expired. Until then nothing is given up, because a device
-    /// may come in time for the head. Heads are given up only if the batch without them is larger than the one they would lead: then
-    /// this start serves more, and what they would have led later is smaller still, for their time only gets shorter. None of those
+    /// Called when a decision cannot wait: the batch is sent, or it expired. Until then no request
+    /// is given up, because a device may come in time for the head. Heads are given up only if the
+    /// batch becomes larger without them. Then this start serves more requests. The given-up heads
+    /// would later lead even smaller batches, as their time only gets shorter. No head that is
     /// given up would fit beside the larger batch.
     ///
-    /// `O(1)` for each head given up, and `O(max_batch)` to find that there is nothing to gain. With requests of several items, or strays, that can take
-    /// `O(n log n)`, if nearly the whole queue is about to expire.
+    /// `O(1)` for each head given up, and `O(max_batch)` to find that there is nothing to gain.
+    /// With requests of several items, or strays, it can take `O(n log n)` if nearly the whole
+    /// queue is about to expire.
     pub fn slide(&mut self, now: Time, free_at: Time, plan: usize, from: Time) -> Option<Time> {
         let lead = self.queue.tiers().find(|tier| {
             let head = if from == Time::ZERO {
@@ -303,12 +322,13 @@ impl Batcher {
             && aim <= max_batch
             && self.fit(now, free_at, plan, head.deadline, aim) == aim
         {
-            // As nearly always.
+            // The common case.
             self.restore();
             return None;
         }
         let target = u64::from(target);
-        // Nobody reaches further than who has most time: often enough to know that there is nothing to gain.
+        // No request reaches further than the latest deadline does. That alone often shows that
+        // there is nothing to gain.
         let furthest = u64::from(self.fit(now, free_at, plan, self.queue.last_deadline(lead), max_batch));
         let mut without = None;
         let mut gain = None;
@@ -323,8 +343,9 @@ impl Batcher {
             if weight.min(furthest) <= least {
                 break;
             }
-            // Later deadlines reach further, but have fewer behind them. So if anything is gained, then already by the last request that has enough behind it
-            // for a larger batch.
+            // Later deadlines reach further, but have fewer requests behind them. If anything is
+            // gained, the last request with enough requests behind it for a larger batch already
+            // gains.
             if self.aside.is_empty()
                 && self.queue.unsized_only()
                 && let Some(deadline) = self.queue.deadline_from_end(lead, least as u32 + 1)
@@ -343,15 +364,16 @@ impl Batcher {
         self.queue.set_aside_before(tier, from, &mut self.aside);
     }
 
-    /// Puts back what was hidden.
+    /// Puts the hidden requests back.
     fn restore(&mut self) {
         self.queue.put_back(&self.aside);
         self.aside.clear();
     }
 }
 
-/// When a request needs its own timer to be found hopeless: if it has more than one item, others that are due later may be
-/// hopeless later, so that it is not found at the head. `Time::MAX`: it needs none.
+/// When a request's own timer must find it hopeless; `Time::MAX`: no timer is needed. A request of
+/// more than one item needs a timer. Requests that are due later may become hopeless later, so that
+/// it may never be found at the head.
 pub(super) fn hopeless_at(needed: Duration, drop: DropPolicy, deadline: Time, size: u32) -> Time {
     if size == 1 || drop == DropPolicy::None { Time::MAX } else { deadline - needed + TICK }
 }
@@ -366,7 +388,7 @@ mod tests {
     use crate::profile::LatencyProfile;
 
     proptest! {
-        /// [`Batcher::slide`] finds what a search through the whole queue finds.
+        /// [`Batcher::slide`] finds the same start as a search through the whole queue.
         #[test]
         fn the_slide_gives_up_what_a_full_search_would(
             (alpha, beta, max_batch) in (1..9u64, 0..30u64, 1..12u32),

@@ -1,35 +1,41 @@
-//! What a model does that leaves it to the scheduler.
+//! The behaviour of a model that leaves its dispatch or its drops to the scheduler.
 
 use serde::{Deserialize, Serialize};
 
 use super::demand::cheapest_with;
 use crate::profile::LatencyProfile;
 
-/// What a model does under [`super::DispatchPolicy::Adaptive`] and [`super::DropPolicy::Adaptive`]: when its candidate may start, and which batch
-/// size its drops aim at.
+/// The behaviour of a model under [`super::DispatchPolicy::Adaptive`] and
+/// [`super::DropPolicy::Adaptive`]: when its candidate may start, and which batch size its drops
+/// aim at.
 ///
-/// Until it is set ([`super::Scheduler::set_behaviour`]) it follows from the load of the moment ([`super::LoadRegime`]); a
-/// [`super::Rehearsal`] finds a better one.
+/// Until [`super::Scheduler::set_behaviour`] sets a behaviour, the load of the moment decides
+/// ([`super::LoadRegime`]). A [`super::Rehearsal`] finds a better behaviour.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Behaviour {
-    /// How far on the way from the arrival of its first request to its schedulable window a candidate waits, percent: 0 is
-    /// [`super::DispatchPolicy::Eager`], 100 (and more) [`super::DispatchPolicy::Deferred`].
+    /// How far a candidate waits on the way from the arrival of its first request to its
+    /// schedulable window, percent. [`super::DispatchPolicy::Eager`] is 0, and
+    /// [`super::DispatchPolicy::Deferred`] is 100 and more.
     pub wait: u8,
-    /// Drops aim at the smallest batch with this share of the staggered batch's throughput, percent (100 and more: at the staggered batch itself,
-    /// as [`super::DropPolicy::WindowDrop`]; 0: at batches of one, which is [`super::DropPolicy::HeadDrop`]).
+    /// Drops aim at the smallest batch with this share of the staggered batch's throughput,
+    /// percent. At 100 and more it is the staggered batch itself, as
+    /// [`super::DropPolicy::WindowDrop`]. At 0 it is a batch of one, as
+    /// [`super::DropPolicy::HeadDrop`].
     pub throughput: u8,
-    /// And at batches of no more than this share of the staggered batch's size, percent.
+    /// Drops also aim at no more than this share of the staggered batch's size, percent.
     pub size: u8,
-    /// Batches are no larger than the smallest with this share of the staggered batch's throughput, percent, or than what drops aim at; 0: they are as
-    /// large as deadlines allow. Where batching gains little, the others of a burst go to other devices.
+    /// Batches are no larger than the smallest batch with this share of the staggered batch's
+    /// throughput, percent, or than the drops' target. At 0 they are as large as deadlines allow.
+    /// Where batching gains little, a limit sends the rest of a burst to other devices.
     pub limit: u8,
-    /// Executions are planned to take so many percent more than the profile says: as they do not take the same each time, the last requests
-    /// of a batch that just fits would be late every other time.
+    /// Executions are planned to take this much longer than in the profile, percent. Execution
+    /// times vary: without a margin, the last requests of a batch that just fits would be late
+    /// every other time.
     pub margin: u8,
 }
 
 impl Behaviour {
-    /// The batch size that drops aim at, where the staggered batch is this.
+    /// The batch size that drops aim at, given the size of the staggered batch.
     pub(super) fn target(self, profile: &LatencyProfile, staggered: u32) -> u32 {
         let enough = match self.throughput {
             0 => 1,
@@ -40,7 +46,8 @@ impl Behaviour {
         enough.min(most.max(1))
     }
 
-    /// The largest batch, where the staggered batch is this; at least what drops aim at, at most `max_batch`.
+    /// The largest batch, given the size of the staggered batch. It is at least the size that drops
+    /// aim at, and at most `max_batch`.
     pub(super) fn limit(self, profile: &LatencyProfile, staggered: u32, max_batch: u32) -> u32 {
         match self.limit {
             0 => max_batch,

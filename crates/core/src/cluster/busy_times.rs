@@ -2,16 +2,17 @@
 
 use crate::time::Time;
 
-/// Devices that share a block, and blocks that share a group.
+/// Devices of a block, and blocks of a group.
 const BLOCK: usize = 32;
 
-/// For dense device ids, each with an instant: the earliest of all.
+/// Holds one instant for each dense device id, and finds the earliest of all.
 ///
-/// A batch writes two instants, and reads are few. So a write only notes that a minimum may have risen, and the next read finds that minimum.
-/// A write is `O(1)`. A read is `O(n / BLOCK^2)`, and `O(BLOCK)` more for each noted minimum. Only a new device allocates.
+/// A batch writes two instants, and reads are few. So a write only notes that a minimum may have
+/// risen, and the next read finds that minimum. A write is `O(1)`. A read is `O(n / BLOCK^2)`, and
+/// `O(BLOCK)` more for each noted minimum. Only a new device allocates.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BusyTimes {
-    /// By device; `Time::MAX`: it has nothing.
+    /// By device; `Time::MAX`: the device has no instant.
     times: Vec<Time>,
     blocks: Vec<Least>,
     groups: Vec<Least>,
@@ -20,13 +21,13 @@ pub(super) struct BusyTimes {
 /// The earliest instant of some devices.
 #[derive(Clone, Copy, Debug)]
 struct Least {
-    /// No instant is earlier. One is equal, unless this is stale.
+    /// No instant is earlier. At least one is equal, unless `stale` is set.
     at: Time,
     stale: bool,
 }
 
 impl BusyTimes {
-    /// Sets the instant of a device; `Time::MAX`: it has nothing.
+    /// Sets the instant of a device; `Time::MAX`: the device has no instant.
     pub fn set(&mut self, device: u32, at: Time) {
         let device = device as usize;
         if device >= self.times.len() {
@@ -81,7 +82,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain table.
+        /// Compares with a plain table.
         #[test]
         fn the_earliest_is_that_of_a_table(steps in prop::collection::vec((devices(), 0..9u64, any::<bool>()), 0..300)) {
             let (mut busy, mut table) = (BusyTimes::default(), vec![Time::MAX; 4100]);

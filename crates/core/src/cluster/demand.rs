@@ -1,4 +1,4 @@
-//! What the models ask of the devices.
+//! The demand of the models on the devices.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,23 +6,27 @@ use super::batch_policy::staggered_batch;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
-/// What one model's arrivals, or several models' together, ask of the devices, as a number of devices that would be busy all the time.
+/// The demand of one or several models' arrivals on the devices, as a number of devices that would
+/// be busy all the time.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Demand {
-    /// With batches as large as the SLO allows: the least that the work can take. Models share the devices in proportion to it.
+    /// With batches as large as the SLO allows: the least device time that the work can take.
+    /// Models share the devices in proportion to this number.
     pub least: f64,
-    /// With batches as large as they become if each waits for its schedulable window.
+    /// With batches of the size that they reach if each waits for its schedulable window.
     pub deferred: f64,
     /// Sum over the models of `least^2 * beta / SLO`: see [`super::LoadRegime`].
     pub overhead: f64,
-    /// Variance of `deferred` from one tenth of a second to the next. Models' arrivals are taken to be independent, so that it adds up.
+    /// Variance of `deferred` from one tenth of a second to the next. It adds up, as models'
+    /// arrivals are taken to be independent.
     pub variance: f64,
-    /// What `variance` would be if the requests came independently of each other (Poisson).
+    /// The value of `variance` if the requests came independently of each other (Poisson).
     pub even_variance: f64,
 }
 
 impl Demand {
-    /// The demand of arrivals with `budget` from arrival to deadline, of which the meter says the rest.
+    /// The demand of one model. `budget` is the time from arrival to deadline; the rate meter gives
+    /// `arrivals`.
     pub(crate) fn of(
         profile: &LatencyProfile,
         max_batch: u32,
@@ -44,12 +48,12 @@ impl Demand {
         }
     }
 
-    /// Its numbers, in the order in which they stand above.
+    /// The five numbers, in the order of the fields.
     pub fn to_array(self) -> [f64; 5] {
         [self.least, self.deferred, self.overhead, self.variance, self.even_variance]
     }
 
-    /// From its numbers.
+    /// The demand with these five numbers.
     pub fn from_array([least, deferred, overhead, variance, even_variance]: [f64; 5]) -> Self {
         Demand { least, deferred, overhead, variance, even_variance }
     }
@@ -79,19 +83,19 @@ pub(super) const ENOUGH: u8 = 94;
 pub(crate) struct Arrivals {
     /// Items a second.
     pub rate: f64,
-    /// Of the rate, from one tenth of a second to the next.
+    /// Variance of the rate from one tenth of a second to the next.
     pub variance: f64,
-    /// What it would be if the requests came independently of each other.
+    /// The value of `variance` if the requests came independently of each other.
     pub even_variance: f64,
 }
 
-/// The largest batch that `budget` allows on a device that waits for it; at least 1.
+/// The largest batch that `budget` allows if a device waits for the batch; at least 1.
 fn largest(profile: &LatencyProfile, max_batch: u32, budget: Duration) -> u32 {
     profile.largest_up_to(max_batch, budget).max(1)
 }
 
-/// The part of `l(b)` that does not grow with `b`: the `beta` of the line through `l(1)` and the largest batch. None if there is
-/// no batching at all.
+/// The part of `l(b)` that does not grow with `b`: the `beta` of the line through `l(1)` and the
+/// largest batch. Zero if the largest batch is 1.
 fn overhead(profile: &LatencyProfile, max_batch: u32, budget: Duration) -> Duration {
     let (one, most) = (profile.latency(1), largest(profile, max_batch, budget));
     let grown = profile.latency(most).saturating_sub(one);
@@ -105,7 +109,7 @@ fn overhead(profile: &LatencyProfile, max_batch: u32, budget: Duration) -> Durat
 pub(super) fn cheapest_with(profile: &LatencyProfile, staggered: u32, share: f64) -> u32 {
     let throughput = |batch: u32| f64::from(batch) / profile.latency(batch).as_secs_f64();
     let least = share * throughput(staggered);
-    // Throughput rises with the batch size, but for the steps of a measured profile.
+    // Throughput rises with the batch size, except at the steps of a measured profile.
     let (mut low, mut high) = (1, staggered);
     while low < high {
         let middle = low + (high - low) / 2;

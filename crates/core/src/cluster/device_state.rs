@@ -1,4 +1,4 @@
-//! A device as the matchmaker knows it.
+//! A device from the matchmaker's point of view.
 
 use crate::ids::{BatchId, DeviceKind, ModelId};
 use crate::time::{Duration, Time};
@@ -6,17 +6,18 @@ use crate::time::{Duration, Time};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeviceState {
     pub kind: DeviceKind,
-    /// Its place among the devices of its kind.
+    /// The device's place among the devices of its kind.
     pub place: u32,
     pub present: bool,
     pub granted: Option<ModelId>,
-    /// What runs, or is on its way to an idle device.
+    /// The batch that runs, or is on its way to an idle device.
     pub first: Option<Sent>,
-    /// What comes after that.
+    /// The batch behind `first`.
     pub second: Option<Sent>,
     /// When `first` is expected to be done.
     pub free_at: Time,
-    /// When what others run there is expected to be done; `Time::ZERO`: there is nothing.
+    /// When work from outside the scheduler is expected to be done; `Time::ZERO`: there is no such
+    /// work.
     pub load: Time,
 }
 
@@ -25,25 +26,25 @@ pub(super) struct DeviceState {
 pub(super) struct Sent {
     pub model: ModelId,
     pub batch: BatchId,
-    /// When it gets there.
+    /// When the batch reaches the device.
     pub arrives: Time,
-    /// How long it runs.
+    /// How long the batch runs.
     pub expected: Duration,
 }
 
 impl DeviceState {
-    /// Present, without a batch.
+    /// A device that is present and has no batch.
     pub fn new(kind: DeviceKind, place: u32) -> Self {
         let (granted, first, second) = (None, None, None);
         DeviceState { kind, place, present: true, granted, first, second, free_at: Time::ZERO, load: Time::ZERO }
     }
 
-    /// Whether it has no batch, and none is about to come.
+    /// Whether the device has no batch, and none is about to come.
     pub fn is_free(&self) -> bool {
         self.first.is_none() && self.granted.is_none()
     }
 
-    /// When it can begin another batch; `Time::MAX`: it takes none.
+    /// When the device can begin another batch; `Time::MAX`: it takes no batch.
     pub fn ready_at(&self, sends_ahead: bool) -> Time {
         if !self.present || self.granted.is_some() || self.second.is_some() {
             return Time::MAX;
@@ -55,7 +56,8 @@ impl DeviceState {
         }
     }
 
-    /// A batch is on its way; when the device is expected to be done with all.
+    /// Notes that a batch is on its way. Returns when the device is expected to be done with all
+    /// its batches.
     pub fn send(&mut self, sent: Sent) -> Time {
         if self.first.is_none() {
             self.first = Some(sent);
@@ -67,10 +69,11 @@ impl DeviceState {
         }
     }
 
-    /// A batch is done at `now`; `None`: it is not there.
+    /// Notes that a batch is done at `now`. `None`: the device does not have this batch.
     pub fn complete(&mut self, now: Time, batch: BatchId) -> Option<Sent> {
         let Some(sent) = self.first.take_if(|sent| sent.batch == batch) else {
-            // It overtook the batch before it, or that one's completion: each ends by its own.
+            // The batch, or its completion, overtook the batch before it. Each batch ends by its
+            // own completion.
             return self.second.take_if(|sent| sent.batch == batch);
         };
         self.first = self.second.take();

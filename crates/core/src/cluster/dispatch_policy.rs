@@ -8,7 +8,8 @@ use crate::time::{Duration, Time};
 
 /// When a candidate of size `b`, earliest deadline `d` and first arrival `a` may start: `exec`.
 ///
-/// `now` stands for the earliest start: with a network the batch has its way before it, [`super::NetworkBudget::delay`]`(b)`.
+/// `now` stands for the earliest start. With a network, that is
+/// [`super::NetworkBudget::delay`]`(b)` after `now`: the batch must travel first.
 ///
 /// | policy | `exec` | used by |
 /// |---|---|---|
@@ -18,57 +19,62 @@ use crate::time::{Duration, Time};
 /// | `Timeout` | `max(now, a + delay)` | TensorFlow Serving (Symphony §2.2, §3.4); Triton with a queue delay and preferred sizes |
 /// | `Adaptive` | as `Eager`, as `Deferred`, or between the two: [`super::Behaviour::wait`] | Downbeat |
 ///
-/// A candidate that cannot grow (it has `max_batch`, or the next request would not fit its deadline) may start at once
-/// under every policy: waiting could only be for requests that cannot join. None waits until a
-/// member is lost by it: past `latest` under a drop policy, or past a `queue_expiry` that rejects. Without a deadline `Deferred`, `Latest` and
-/// `Adaptive` have nothing to count back from and act as `Eager`.
+/// A candidate cannot grow if it has `max_batch`, or if the next request would not fit its
+/// deadline. Such a candidate may start at once under every policy: it could only wait for requests
+/// that cannot join. No policy waits until a member is lost: past `latest` under a drop policy, or
+/// past a `queue_expiry` that rejects. Without a deadline there is no time to count back from, so
+/// `Deferred`, `Latest` and `Adaptive` act as `Eager`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum DispatchPolicy {
-    /// Not before one more request could no longer join in time.
+    /// The candidate starts when one more request could no longer join in time.
     #[default]
     Deferred,
-    /// Not before the last moment.
+    /// The candidate starts at the last moment.
     Latest,
-    /// As soon as a device is free.
+    /// The candidate starts as soon as a device is free.
     Eager,
-    /// Not before the first arrival has waited for some time.
+    /// The candidate starts when the first arrival has waited for some time.
     Timeout {
         /// How long the first arrival of a batch waits for others.
         delay: Duration,
-        /// Sizes that go at once, without the delay: the largest that the queue can fill. Triton's
-        /// `preferred_batch_size`. Past the delay whatever is there goes.
+        /// Sizes that go at once, without the delay: the largest size that the queue can fill.
+        /// Triton's `preferred_batch_size`. After the delay, a batch of any size goes.
         preferred: Vec<u32>,
     },
-    /// Deferred where a larger batch is worth the wait, at once where the device is needed: by the model's share of the devices, its
-    /// batching effect and SLO, and the load of all models.
+    /// Deferred where a larger batch is worth the wait, at once where the device is needed. The
+    /// model's share of the devices, its batching effect and SLO, and the load of all models
+    /// decide.
     Adaptive {
-        /// Whether a batch waits also where nothing but device time is saved by it, so that the number of busy devices follows the
-        /// load. If not, it starts at once while the load is low: shortest latency.
+        /// Whether a batch also waits if it saves nothing but device time, so that the number of
+        /// busy devices follows the load. If not, the batch starts at once while the load is low,
+        /// for the shortest latency.
         consolidate: bool,
     },
 }
 
-/// What a dispatch policy looks at.
+/// The inputs of a dispatch policy's decision.
 pub(crate) struct Forming<'a> {
     /// Size of the candidate.
     pub size: u32,
-    /// Earliest deadline in it.
+    /// Earliest deadline of the candidate.
     pub deadline: Time,
-    /// Arrival of its first request; only [`DispatchPolicy::Timeout`] looks.
+    /// Arrival of the queue's first request; only [`DispatchPolicy::Timeout`] looks at it.
     pub first_arrival: Time,
-    /// Whether it cannot grow.
+    /// Whether the candidate cannot grow.
     pub full: bool,
-    /// How far a candidate waits under [`DispatchPolicy::Adaptive`] ([`super::Behaviour::wait`]); none other looks.
+    /// How far a candidate waits under [`DispatchPolicy::Adaptive`] ([`super::Behaviour::wait`]).
+    /// Other policies ignore this number.
     pub wait: u8,
-    /// Arrival of the first request in it; only [`DispatchPolicy::Adaptive`] looks.
+    /// Arrival of the candidate's first request. Only [`DispatchPolicy::Adaptive`] uses this time.
     pub since: Time,
     pub profile: &'a LatencyProfile,
-    /// How long before its start it is sent.
+    /// How long before its start the batch is sent.
     pub delay: Duration,
 }
 
 impl DispatchPolicy {
-    /// From when on the candidate may start, which may have passed, and what that is counted from.
+    /// The instant from which the candidate may start, which may be in the past, and the rule that
+    /// set it.
     pub(crate) fn opens(&self, forming: &Forming<'_>) -> (Time, StartBound) {
         let Forming { size, deadline, first_arrival, full, wait, since, profile, delay: way } = *forming;
         if full {

@@ -1,17 +1,19 @@
-//! A set of dense ids that finds its smallest.
+//! A set of dense ids that finds its smallest id.
 
-/// A set of dense ids: bits, with bits above that say where there are any. 64 times as many ids cost one step more. Nothing is allocated but
-/// when the largest id grows.
+/// A set of dense ids: a bit for each id, and levels of bits above that mark the words in use. An
+/// operation takes one more step for 64 times as many ids. The set allocates only when the largest
+/// id grows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct IdSet {
-    /// The ids, then by 64 of the level below: whether it has any. The last level is one word.
+    /// The ids. Each further level has a bit for each 64-bit word of the level below: whether that
+    /// word has any bit. The last level is one word.
     levels: Vec<Vec<u64>>,
-    /// There are any.
+    /// Whether the set holds any id.
     any: bool,
 }
 
 impl IdSet {
-    /// Adds `id`, which may be there.
+    /// Adds `id`, which may already be in the set.
     pub fn insert(&mut self, id: u32) {
         let mut at = id as usize;
         if self.levels.first().is_none_or(|ids| ids.len() <= at / 64) {
@@ -43,11 +45,11 @@ impl IdSet {
             }
             at /= 64;
         }
-        // The last level has nothing.
+        // The last level has no bit left.
         self.any = false;
     }
 
-    /// Whether it holds `id`.
+    /// Whether the set holds `id`.
     pub fn contains(&self, id: u32) -> bool {
         let words = self.levels.first().and_then(|ids| ids.get(id as usize / 64));
         words.is_some_and(|word| word & 1 << (id % 64) != 0)
@@ -62,7 +64,7 @@ impl IdSet {
         Some(self.levels.iter().rev().fold(0, first) as u32)
     }
 
-    /// Whether it holds none.
+    /// Whether the set holds no id.
     pub fn is_empty(&self) -> bool {
         !self.any
     }
@@ -89,7 +91,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a sorted set, over three levels.
+        /// Compares with a sorted set, over three levels.
         #[test]
         fn behaves_as_a_sorted_set(steps in prop::collection::vec((any::<bool>(), prop_oneof![0..9u32, 60..70u32, 4090..4100u32]), 0..80)) {
             let (mut set, mut sorted) = (IdSet::default(), BTreeSet::new());

@@ -1,4 +1,4 @@
-//! How many batches run at once, of a model or of several together.
+//! How many batches of a model, or of several models together, run at once.
 
 use crate::ids::ModelId;
 
@@ -12,9 +12,9 @@ pub(super) struct InFlight {
 
 #[derive(Clone, Copy, Debug)]
 struct ModelLimit {
-    /// The model whose limit holds for it: often itself.
+    /// The model whose limit applies, which is often the model itself.
     limit: ModelId,
-    /// It is parked with its limit.
+    /// The model is parked with its limit.
     parked: bool,
 }
 
@@ -23,7 +23,7 @@ struct ModelLimit {
 struct Limit {
     in_flight: u32,
     most: u32,
-    /// The models that wait for nothing but this.
+    /// The models that wait only for this limit.
     parked: Vec<ModelId>,
 }
 
@@ -33,7 +33,8 @@ impl InFlight {
         self.push(ModelId(self.models.len() as u32), most);
     }
 
-    /// Adds the next model, with the limit of another; without such a model it is one batch.
+    /// Adds the next model, with the limit of another model. If there is no such model, the limit
+    /// is one batch.
     pub fn add_sharing(&mut self, other: ModelId) {
         let limit = self.models.get(other.0 as usize).map(|other| other.limit);
         self.push(limit.unwrap_or(ModelId(self.models.len() as u32)), 1);
@@ -53,7 +54,8 @@ impl InFlight {
         self.limit(model).in_flight += 1;
     }
 
-    /// A batch of the model is no longer in flight. Gives the list of the models that waited for that, if any did. The caller returns the list empty.
+    /// A batch of the model is no longer in flight. Returns the list of the models that waited for
+    /// this limit, if there were any. The caller must return the list empty.
     pub fn end(&mut self, model: ModelId) -> Option<Vec<ModelId>> {
         let limit = self.limit(model);
         assert!(limit.in_flight > 0, "a batch that ends had begun");
@@ -71,13 +73,14 @@ impl InFlight {
     /// Takes the list of [`InFlight::end`] back.
     pub fn give_back(&mut self, model: ModelId, list: Vec<ModelId>) {
         let limit = self.limit(model);
-        // One of them may have been parked again: then it has a place already.
+        // If one of the models was parked again, the limit already has a new list.
         if limit.parked.is_empty() {
             limit.parked = list;
         }
     }
 
-    /// Whether the model's limit is reached: then it is told when it no longer is.
+    /// Whether the model's limit is reached. If so, the model is parked, and [`InFlight::end`] will
+    /// name it.
     pub fn park(&mut self, model: ModelId) -> bool {
         let state = &mut self.models[model.0 as usize];
         let limit = &mut self.limits[state.limit.0 as usize];

@@ -1,10 +1,11 @@
-//! A binary min-heap of dense ids that can change and remove any of them.
+//! A binary min-heap of dense ids that can change or remove any id.
 
 /// A binary min-heap of ids in `0..`, each with a key, ordered by `(key, id)`.
 ///
-/// A table of positions makes changing or removing any id `O(log n)`, so that a timer is truly
-/// cancelled: there is no stale entry to be skipped later. Memory is kept, so that a heap of settled size
-/// allocates nothing. Ties go to the smallest id: the order never depends on the history.
+/// A table of positions makes changing or removing any id `O(log n)`. So a timer is truly
+/// cancelled: no stale entry has to be skipped later. The heap keeps its memory, so that at a
+/// settled size it allocates nothing. Ties go to the smallest id: the order never depends on the
+/// history.
 #[derive(Clone, Debug, Default)]
 pub struct IndexedHeap<K> {
     heap: Vec<(K, u32)>,
@@ -25,7 +26,7 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         self.heap.len()
     }
 
-    /// Whether it holds none.
+    /// Whether the heap holds no id.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }
@@ -35,7 +36,7 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         self.heap.first().copied()
     }
 
-    /// All ids, in no order that means anything.
+    /// All ids, in arbitrary order.
     pub fn ids(&self) -> impl Iterator<Item = u32> {
         self.heap.iter().map(|(_, id)| *id)
     }
@@ -66,13 +67,13 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         }
     }
 
-    /// Removes `id`; its key if it was there.
+    /// Removes `id`. Returns its key if the heap held it.
     pub fn remove(&mut self, id: u32) -> Option<K> {
         let at = self.find(id)?;
         let (key, _) = self.heap.swap_remove(at);
         self.position[id as usize] = ABSENT;
         if at < self.heap.len() {
-            // The entry that took the place came from the end: it may have to move either way.
+            // The entry that took the place came from the end, so it may have to move up or down.
             self.position[self.heap[at].1 as usize] = at as u32;
             self.sift_up(at);
             self.sift_down(at);
@@ -87,12 +88,13 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         Some((key, id))
     }
 
-    /// Visits the ids whose key is below `limit`, in no order that means anything, and returns the smallest entry of the others.
-    /// `O(visited)`.
+    /// Visits the ids whose key is below `limit`, in arbitrary order. Returns the smallest entry of
+    /// all other ids. `O(visited)`.
     pub fn visit_below(&self, limit: K, mut visit: impl FnMut(u32)) -> Option<(K, u32)> {
         let mut least: Option<(K, u32)> = None;
-        // Depth first without a stack: from a visited entry to its first child, from any other to the next sibling of it or of
-        // the nearest ancestor that has one.
+        // Depth first without a stack. After a visited entry comes its first child. After any other
+        // entry comes the next sibling, of the entry or of its nearest ancestor that has a sibling
+        // left.
         let mut at = 0;
         loop {
             match self.heap.get(at) {
@@ -168,7 +170,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a sorted map: the same smallest entry after every operation.
+        /// Compares with a sorted map: the smallest entry is the same after every operation.
         #[test]
         fn behaves_as_a_sorted_map(operations in prop::collection::vec((0..24u32, prop::option::of(0..9u8)), 0..200)) {
             let mut heap = IndexedHeap::new();

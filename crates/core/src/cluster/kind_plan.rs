@@ -1,4 +1,4 @@
-//! What a model's batches take on each kind of device.
+//! How long a model's batches take on each kind of device.
 
 use super::messages::Candidate;
 use super::network::NetworkBudget;
@@ -8,22 +8,22 @@ use crate::probes::Doubt;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
-/// What is planned for one kind of device, or for all kinds if they are the same to the model.
+/// The plan for one kind of device, or for all kinds if the model has one profile for all.
 #[derive(Debug)]
 pub(super) struct KindPlan {
     /// `None`: all kinds.
     kind: Option<DeviceKind>,
-    /// What was measured, or is known: what a batch will probably take.
+    /// The expected time of a batch, measured or known.
     pub measured: LatencyProfile,
-    /// `l(b)`: from the start of a batch, with the margin that it is planned with.
+    /// `l(b)`, from the start of a batch, with the planning margin.
     pub profile: LatencyProfile,
-    /// `l(b) + delay(b)`: from the decision to send it.
+    /// `l(b) + delay(b)`, from the decision to send the batch.
     pub sent: LatencyProfile,
-    /// Whether the cluster has a device for it, or for none of the plans.
+    /// Whether the cluster has a device for this plan, or no device for any plan.
     pub in_use: bool,
-    /// What messages to and from its devices take.
+    /// The time of messages to and from the plan's devices.
     pub network: NetworkBudget,
-    /// `l(max_batch)`.
+    /// `l(max_batch)` without the margin.
     pub pace: Duration,
     pub devices: u32,
     /// The batch size that drops aim at.
@@ -33,28 +33,29 @@ pub(super) struct KindPlan {
     pub candidate: Option<Candidate>,
 }
 
-/// The plans of one model: one for each kind that it has a profile for.
+/// The plans of one model: one for each kind that has a profile.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct KindPlans {
     /// [`KindPlans::needed`] for one item, which nearly every request is.
     pub needed_alone: Duration,
-    /// What messages take where `networks` says nothing: its worst, if it says anything.
+    /// The network budget of kinds that `networks` does not name: the worst in `networks`, if it
+    /// names any.
     pub network: NetworkBudget,
     /// In order of kinds, at least one.
     pub plans: Vec<KindPlan>,
-    /// The plan in use with the least `l(max_batch)`: it alone sacrifices requests.
+    /// The plan in use with the least `l(max_batch)`. Only this plan sacrifices requests.
     pub fastest: usize,
     pub max_batch: u32,
     networks: Vec<(DeviceKind, NetworkBudget)>,
-    /// By how much executions are planned longer than measured, percent.
+    /// How much longer than measured executions are planned, percent.
     margin: u8,
-    /// By kind: devices of the cluster.
+    /// By kind: the number of the cluster's devices.
     devices: Vec<u32>,
 }
 
 impl KindPlans {
-    /// For a cluster without devices and without a network.
+    /// Plans for a cluster without devices and without a network.
     pub fn new(profiles: &DeviceProfiles, max_batch: u32) -> Self {
         let (network, needed_alone) = (NetworkBudget::default(), Duration::ZERO);
         let mut kinds = KindPlans {
@@ -76,7 +77,7 @@ impl KindPlans {
         &self.plans[self.fastest]
     }
 
-    /// The plan that a kind of device takes its batches from.
+    /// The plan that gives a kind of device its batches.
     pub fn of(&self, kind: DeviceKind) -> Option<usize> {
         self.plans.iter().position(|plan| plan.kind.is_none_or(|k| k == kind))
     }
@@ -86,7 +87,7 @@ impl KindPlans {
         self.devices.iter().fold(0u32, |all, devices| all.saturating_add(*devices))
     }
 
-    /// The least time from the decision to send a request alone until it is done.
+    /// The least time from the decision to send a request alone until the request is done.
     pub fn needed(&self, size: u32) -> Duration {
         if size == 1 { self.needed_alone } else { self.look_up_needed(size) }
     }
@@ -96,7 +97,7 @@ impl KindPlans {
         in_use.map(|plan| plan.sent.latency(size)).min().unwrap_or(Duration::MAX)
     }
 
-    /// Why it may be wrong that a request alone needs longer than `allowed`; `None`: it is certain.
+    /// Why "a request alone needs longer than `allowed`" may be wrong; `None`: it is certain.
     #[cold]
     pub fn doubt(&self, size: u32, allowed: Duration) -> Option<Doubt> {
         let in_use = self.plans.iter().filter(|plan| plan.in_use);
@@ -113,7 +114,7 @@ impl KindPlans {
     pub fn set_profiles(&mut self, profiles: &DeviceProfiles) {
         let former = std::mem::take(&mut self.plans);
         self.plans.extend(profiles.iter().map(|(kind, profile)| {
-            // The candidate stays until the next update, which looks whether it has expired.
+            // The candidate stays until the next update, which checks whether it has expired.
             let candidate = former.iter().find(|plan| plan.kind == kind).and_then(|plan| plan.candidate);
             let pace = profile.latency(self.max_batch);
             let [measured, planned, sent] = [profile.clone(), profile.clone(), profile.clone()];
@@ -136,7 +137,7 @@ impl KindPlans {
         self.plan();
     }
 
-    /// Executions are planned to take so many percent more than was measured.
+    /// Executions are planned to take this percentage longer than measured.
     pub fn set_margin(&mut self, percent: u8) {
         self.margin = percent;
         self.plan();
@@ -168,7 +169,7 @@ impl KindPlans {
         self.changed();
     }
 
-    /// Whether other plans are in use than before.
+    /// Returns whether the plans in use have changed.
     pub fn set_devices(&mut self, kind: DeviceKind, devices: u32) -> bool {
         let kind = kind.0 as usize;
         if self.devices.len() <= kind {
@@ -178,7 +179,8 @@ impl KindPlans {
         self.changed()
     }
 
-    /// Works out which plans are in use and which is the fastest; whether others are in use than before.
+    /// Works out which plans are in use and which of them is the fastest. Returns whether the plans
+    /// in use have changed.
     fn changed(&mut self) -> bool {
         let all = self.devices();
         for plan in &mut self.plans {

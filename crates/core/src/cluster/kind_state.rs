@@ -1,4 +1,4 @@
-//! The candidates and the devices of one kind, as the matchmaker knows them.
+//! The candidates and the devices of one kind, from the matchmaker's point of view.
 
 use std::cmp::Reverse;
 
@@ -9,27 +9,29 @@ use super::ready_tree::ReadyTree;
 use crate::ids::{DeviceId, DeviceKind, ModelId};
 use crate::time::{Duration, Time};
 
-/// The most candidates whose turns are compared.
+/// The largest number of candidates whose turns are compared.
 const MOST_COMPARED: usize = 16;
-/// A candidate without a deadline has to start once it has waited for so many of its own runs.
+/// A candidate without a deadline must start once it has waited for this many of its own runs.
 const LONGEST_TURN: u64 = 10;
 
-/// What decides between candidates that may be sent: `latest`, then `since`; under [`Order::Fair`] where they begin in its time, then `latest`.
+/// The key that orders candidates that may be sent: `latest`, then `since`. Under [`Order::Fair`]:
+/// the begin in fair time, then `latest`.
 pub(super) type Turn = (Time, Time);
 
 #[derive(Debug, Default)]
 pub(super) struct KindState {
     /// By model.
     pub candidates: Vec<Option<Candidate>>,
-    /// By model: when to send the candidates that may not be sent yet.
+    /// By model: when to send each candidate that may not be sent yet.
     pub deferred: IndexedHeap<Time>,
-    /// By model: the candidates that may be sent. The first heap has those that wait for a device of this kind only; heap
-    /// `1 + f` those that wait, besides, until kind `f`, faster for them, has no free device.
+    /// By model: the candidates that may be sent. The candidates of the first heap wait only for a
+    /// device of this kind. The candidates of heap `1 + f` also wait until kind `f`, which is
+    /// faster for them, has no free device.
     pub schedulable: Vec<IndexedHeap<Turn>>,
-    /// By model: the delays of the schedulable candidates; kept while batches are sent ahead.
+    /// By model: the delays of the schedulable candidates. Kept only while batches are sent ahead.
     pub delays: IndexedHeap<Reverse<Duration>>,
     order: Order,
-    /// Counted under [`Order::Fair`].
+    /// Maintained under [`Order::Fair`] only.
     fair: FairTime,
     pub devices: Vec<DeviceId>,
     /// By place in `devices`: when the device can begin another batch.
@@ -39,7 +41,7 @@ pub(super) struct KindState {
 }
 
 impl KindState {
-    /// Makes room for kinds up to `kind`, and so many models.
+    /// Makes room for kinds up to `kind`, and for `models` models.
     pub fn make_room(kinds: &mut Vec<KindState>, kind: DeviceKind, models: usize, order: Order) {
         while kinds.len() <= kind.0 as usize {
             let (candidates, fair) = (vec![None; models], FairTime::new(models));
@@ -51,13 +53,14 @@ impl KindState {
         }
     }
 
-    /// There is another model.
+    /// Adds the next model.
     pub fn join(&mut self) {
         self.candidates.push(None);
         self.fair.join();
     }
 
-    /// In which order candidates that are scheduled from now on get devices.
+    /// Sets the order in which candidates get devices. It applies to candidates that are scheduled
+    /// from now on.
     pub fn set_order(&mut self, order: Order) {
         (self.order, self.fair) = (order, FairTime::new(self.candidates.len()));
     }
@@ -70,14 +73,14 @@ impl KindState {
         self.ready.set(place, Time::MAX);
     }
 
-    /// The batch of a model that was granted a device takes so long.
+    /// The batch of a model that was granted a device takes this long.
     pub fn runs(&mut self, model: ModelId, takes: Duration) {
         if self.order == Order::Fair {
             self.fair.runs(model, takes);
         }
     }
 
-    /// Takes the model out of what waits here.
+    /// Removes the model from all heaps of this kind.
     pub fn forget(&mut self, model: u32) {
         self.deferred.remove(model);
         self.forget_schedulable(model);
@@ -90,13 +93,13 @@ impl KindState {
         self.delays.remove(model);
     }
 
-    /// The model's candidate waits for its time.
+    /// Notes that the model's candidate waits for its time.
     pub fn defer(&mut self, model: u32, candidate: &Candidate) {
         self.forget_schedulable(model);
         self.deferred.set(model, candidate.send());
     }
 
-    /// The model's candidate waits for a device.
+    /// Notes that the model's candidate waits for a device.
     pub fn schedule(&mut self, model: u32, class: usize, candidate: &Candidate, sends_ahead: bool) {
         let turn = match self.order {
             Order::Shortest | Order::Urgency => (candidate.latest, candidate.since),
@@ -119,10 +122,13 @@ impl KindState {
         self.schedulable.iter().any(|heap| heap.get(model).is_some())
     }
 
-    /// Under [`Order::Shortest`] the candidate that takes the least time an item, of those that wait for a device of this kind, if all could be run before the
-    /// first of them has to start: that makes the mean wait the shortest (Smith's rule), and costs no deadline. What has none has to start once it has waited
-    /// for ten of its own runs. `None` too if it takes not a quarter less than the most `urgent`: profiles are not that exact, and who came first goes first.
-    /// `O(1)`: where there are more than a few, there is hardly time for all.
+    /// Under [`Order::Shortest`]: the candidate with the least device time an item, of the
+    /// candidates that wait for a device of this kind. Smith's rule: this order makes the mean wait
+    /// the shortest. `None` unless all of them could run before the first of them must start, so
+    /// that the order costs no deadline. A candidate without a deadline must start once it has
+    /// waited for ten of its own runs. `None` also if the candidate does not save at least a
+    /// quarter against `urgent`, the most urgent: profiles are not that exact. `O(1)`, as more than
+    /// 16 candidates are not compared: there is hardly time for all.
     pub fn cheapest(&self, now: Time, urgent: u32) -> Option<u32> {
         let KindState { candidates, schedulable, present, .. } = self;
         let waiting = &schedulable[0];
@@ -132,7 +138,7 @@ impl KindState {
         let mut work = Duration::ZERO;
         let mut begins = Time::MAX;
         let mut cheapest: Option<(Candidate, u32)> = None;
-        // By the item, in a common denominator.
+        // Time an item, as fractions with a common denominator.
         let cost = |of: &Candidate, other: &Candidate| u128::from(of.takes.as_nanos()) * u128::from(other.size);
         for model in waiting.ids() {
             let candidate = candidates[model as usize]?;
@@ -158,14 +164,15 @@ impl KindState {
         (now + candidate.takes + share <= begins).then_some(model)
     }
 
-    /// The first of the candidates that need nothing but a device of this kind.
+    /// The first of the candidates that wait only for a device of this kind.
     pub fn next_turn(kinds: &[KindState], kind: usize) -> Option<(Turn, u32)> {
         let heaps = kinds[kind].schedulable.iter().enumerate();
         let open = heaps.filter(|(class, _)| *class == 0 || kinds[class - 1].free == 0);
         open.filter_map(|(_, heap)| heap.peek()).min()
     }
 
-    /// The fastest kind that is faster for the model than `kind` and could take its batch; if `free`, of those with a free device.
+    /// The fastest kind that is faster for the model than `kind` and could take its batch. With
+    /// `free`, only kinds with a free device count.
     pub fn waits_for(kinds: &[KindState], model: u32, kind: usize, free: bool) -> Option<usize> {
         let candidate = |kind: usize| kinds[kind].candidates[model as usize];
         let pace = candidate(kind)?.pace;
@@ -176,7 +183,9 @@ impl KindState {
         (0..kinds.len()).filter_map(faster).min().map(|(_, other)| other)
     }
 
-    /// The device (its place) that is to take a batch, of those that can begin one by a time; `load`: when they are done with what others run there.
+    /// The device (its place) that should take a batch, of the devices that can begin one by `by`.
+    /// `load` tells when a device is done with work from outside the scheduler; the least loaded
+    /// device wins.
     pub fn least_loaded(&self, by: Time, load: impl Fn(DeviceId) -> Time) -> Option<u32> {
         let load = |place: u32| load(self.devices[place as usize]);
         let first = self.ready.first_by(by)?;
@@ -186,7 +195,7 @@ impl KindState {
         self.ready.all_by(by).min_by_key(|place| (load(*place), *place))
     }
 
-    /// The longest way of a candidate that waits for a device.
+    /// The longest delay of a candidate that waits for a device.
     pub fn reach(&self) -> Duration {
         self.delays.peek().map_or(Duration::ZERO, |(Reverse(delay), _)| delay)
     }

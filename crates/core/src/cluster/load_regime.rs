@@ -3,51 +3,60 @@
 use super::behaviour::Behaviour;
 use super::demand::{Demand, ENOUGH};
 
-/// Above this share of the devices deferral may find no device free in its schedulable windows, and idle devices are missed.
+/// Above this share of the devices, a deferred candidate may find no free device in its schedulable
+/// window. Devices that were left idle are then missed.
 const CROWDED: f64 = 0.85;
-/// The busier tenths of a second: so many standard deviations above the mean.
+/// The busier tenths of a second are this many standard deviations above the mean.
 const PEAK: f64 = 1.5;
 /// Half the distance between the limit to enter a state and the limit to leave it.
 const BAND: f64 = 0.01;
-/// Below this share nothing is lost by small batches, whatever they cost.
+/// Below this share small batches lose nothing, even at a high overhead.
 const QUIET: f64 = 0.4;
-/// The overhead of a batch, as a share of the time between two batches of the model, from which on waiting pays if requests come
-/// independently of each other.
+/// From this value on, waiting pays if requests come independently of each other. The value is the
+/// overhead of a batch, as a share of the time between two batches of the model.
 const PATIENT: f64 = 0.39;
-/// How much higher that is for each factor of e by which the variance of the arrivals is greater.
+/// `PATIENT` rises by this much for each factor of e by which the variance of the arrivals exceeds
+/// a Poisson variance.
 const PATIENT_BURSTS: f64 = 0.06;
 /// Above this share the devices cannot do the work in batches of any size.
 const FLOODED: f64 = 1.1;
-/// The share of the staggered batch that drops aim at in an impatient pool, at most, percent.
+/// In an impatient pool, drops aim at no more than this share of the staggered batch, percent.
 pub(super) const IMPATIENT_SIZE: u8 = 75;
 
-/// How the models under [`super::DispatchPolicy::Adaptive`] and [`super::DropPolicy::Adaptive`] behave at the load of the moment: all of
-/// them alike.
+/// How the models under [`super::DispatchPolicy::Adaptive`] and [`super::DropPolicy::Adaptive`]
+/// behave at the load of the moment: all of them alike.
 ///
-/// Worked out whenever a demand changes, ten times a second a model, from the arrivals of the last second.
+/// Computed whenever a demand changes, ten times a second for each model, from the arrivals of the
+/// last second.
 ///
-/// **Patient or not?** A batch costs `beta` of device time beside its items. Sending a small batch now instead of a
-/// full one later wastes up to `beta`; holding a free device until the schedulable window opens wastes up to the time between
-/// two batches of this model when all devices are busy, `l(b) / n` if `n` is the number of devices that the model's share of
-/// the work keeps busy. Waiting pays if `n * beta / SLO` (with `l(b)` near the SLO) is large: many devices
-/// for one model, a strong batching effect, a tight SLO. Measured on Symphony's table 1 and figure 11 the two sides part
-/// at about 0.4 for Poisson arrivals, and the later the burstier they are (0.53 for a variance ten times as great): what is left idle before a burst is
-/// missed in it. It depends on the shares of the work, not on the load. On a single device nothing is gained: a batch grows while the
-/// device works. What decides is the mean over all models, weighted by
-/// their work: if some wait and some do not, those that do not have taken the devices when the windows of the others open.
+/// **Patient or not?** A batch costs `beta` of device time beside its items. Sending a small batch
+/// now instead of a full one later wastes up to `beta`. Holding a free device until the schedulable
+/// window opens wastes up to the time between two batches of this model when all devices are busy.
+/// That time is `l(b) / n`, if the model's share of the work keeps `n` devices busy. Thus waiting
+/// pays if `n * beta / SLO` (with `l(b)` near the SLO) is large: many devices for one model, a
+/// strong batching effect, a tight SLO. Measured on Symphony's table 1 and figure 11, the limit is
+/// about 0.4 for Poisson arrivals. The limit is higher for burstier arrivals (0.53 for a variance
+/// ten times as great): a burst misses the devices that were left idle before. Patience depends on
+/// the shares of the work, not on the load. On a single device waiting gains nothing: a batch grows
+/// while the device works. The mean over all models decides, weighted by their work: if only some
+/// models wait, the others have taken the devices when the windows open.
 ///
-/// **When may a candidate start?** In a patient pool in its schedulable window (Symphony §3.1). In an impatient one at once if it
-/// is crowded: if deferral would keep most devices busy in the busier tenths of a second, an idle device now is one that is missed later. If
-/// it is not crowded, devices are there whenever a window opens: with `consolidate` candidates wait too, so that
-/// the number of busy devices is proportional to the load; without, they start at once for the sake of latency, and in a patient
-/// pool too while it is quiet.
+/// **When may a candidate start?** In a patient pool it starts in its schedulable window (Symphony
+/// §3.1). In an impatient pool it starts at once if the pool is crowded. A pool is crowded if
+/// deferral would keep most devices busy in the busier tenths of a second: an idle device now is
+/// missed later. If the pool is not crowded, a device is free whenever a window opens. With
+/// `consolidate`, candidates then wait too, so that the number of busy devices is proportional to
+/// the load. Without it they start at once for the sake of latency. While the pool is quiet, they
+/// do so in a patient pool too.
 ///
-/// **Which batch size do drops aim at?** The staggered batch leaves no room for arrivals that are not even: a queue that falls behind by a
-/// little is cut back at once, by requests that could have been served. But below the size that keeps up with the
-/// arrivals a queue falls behind for good. Between the two is the smallest batch with 94% of the staggered batch's throughput (one
-/// for a model without batching effect, which sacrifices nothing). In an impatient pool, where batches differ more in size, it is
-/// not more than 75% of the staggered batch either. If the pool is flooded, so that requests are lost whatever is done, it is the staggered
-/// batch itself: the most is served in the largest batches.
+/// **Which batch size do drops aim at?** The staggered batch leaves no room for uneven arrivals. A
+/// queue that falls behind by a little is cut back at once, at the cost of requests that could have
+/// been served. But below the size that keeps up with the arrivals a queue falls behind for good.
+/// Between the two is the smallest batch with 94% of the staggered batch's throughput (one for a
+/// model without batching effect, which sacrifices nothing). In an impatient pool, where batch
+/// sizes differ more, the target is also at most 75% of the staggered batch. In a flooded pool
+/// requests are lost in any case. There the target is the staggered batch itself, as the largest
+/// batches serve the most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LoadRegime {
     patient: bool,
@@ -57,7 +66,8 @@ pub struct LoadRegime {
 }
 
 impl LoadRegime {
-    /// The regime that follows this one, where `all` is the demand of all models. A little more is needed to change it than to keep it.
+    /// The regime that follows this one; `all` is the demand of all models. A change takes a little
+    /// more than staying does.
     pub fn next(self, all: Demand, devices: u32) -> LoadRegime {
         let devices = f64::from(devices.max(1));
         let patience = devices * all.overhead / (all.least * all.least).max(f64::MIN_POSITIVE);
@@ -74,7 +84,7 @@ impl LoadRegime {
         }
     }
 
-    /// What an adaptive model does in it.
+    /// The behaviour of an adaptive model in this regime.
     pub fn behaviour(&self, consolidate: bool) -> Behaviour {
         let (throughput, size) = match (self.flooded, self.patient) {
             (true, _) => (100, 100),
@@ -115,7 +125,8 @@ mod tests {
         LoadRegime::default().next(all, devices)
     }
 
-    /// ResNet50 of Symphony's table 2, alone on 8 devices: 8 * 5.072 / 25 is more than a half at every load.
+    /// ResNet50 of Symphony's table 2, alone on 8 devices: 8 * 5.072 / 25 is more than a half at
+    /// every load.
     #[test]
     fn a_model_with_many_devices_is_patient() {
         for rate in [10.0, 1000.0, 5400.0, 20_000.0] {
@@ -124,7 +135,7 @@ mod tests {
         }
     }
 
-    /// As many models as devices: each batch has to wait for a device anyway, and grows while it does.
+    /// As many models as devices: each batch has to wait for a device anyway, and grows meanwhile.
     #[test]
     fn a_model_with_one_device_of_many_is_not() {
         let (quiet, busy) =

@@ -1,4 +1,5 @@
-//! Which candidate meets which device (Symphony §3.2, *OnModelTimer* and *OnGpuTimer*; §4.2, *RankThread*; appendix D).
+//! Which candidate meets which device (Symphony §3.2, *OnModelTimer* and *OnGpuTimer*; §4.2,
+//! *RankThread*; appendix D).
 
 use super::busy_times::BusyTimes;
 use super::device_state::{DeviceState, Sent};
@@ -9,46 +10,56 @@ use super::order::Order;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId};
 use crate::time::Time;
 
-/// Matches candidates with devices: the one place with global knowledge.
+/// Matches candidates with devices, as the one place with global knowledge.
 ///
-/// **Candidates.** One for each model and kind of device. It waits for its `exec` (*deferred*: the model timers, earliest first), then for
-/// a device of its kind (*schedulable*: the most urgent `latest` first, and of those the one whose first request came first). Setting a
-/// candidate replaces the former one, with its timer: none is ever stale.
+/// **Candidates.** A model has one for each kind of device. A candidate waits first for its `exec`:
+/// it is *deferred*, among the model timers, earliest first. Then it waits for a device of its
+/// kind: it is *schedulable*. The most urgent `latest` comes first, and among equals the oldest
+/// first request. A new candidate replaces the former one and its timer, so that none is ever
+/// stale.
 ///
-/// **Whose turn.** As the [`Order`] says: unless it is another, the most urgent goes first, but where all that waits for devices of a kind can still make it, the shortest.
+/// **Whose turn.** The [`Order`] decides. By default the most urgent candidate goes first, but if
+/// all candidates that wait for a kind can still make it, the shortest goes first.
 ///
-/// A grant is *open* until it is answered, which takes a while where queues run on other threads. Until then the model gets
-/// no second grant: the candidates it sends may still hold the requests that it is about to take. What it sent last
-/// counts once the answer is there, so the queue sends its new candidates first and its answer afterwards. A
-/// model or a device may be removed while a grant is open: the removal holds, and the answer closes the grant.
+/// A grant is *open* until it is answered, which takes a while if queues run on other threads.
+/// Until then the model gets no second grant: its candidates may still hold the requests that it is
+/// about to take. Its last candidates count once the answer arrives, so the queue sends its new
+/// candidates first and its answer afterwards. A model or a device may be removed while a grant is
+/// open: the removal holds, and the answer closes the grant.
 ///
-/// **Devices.** A free device is taken in order of ids, the smallest first, so that under low load the devices with large ids stay idle
-/// and can be released (§3.2). A device is busy from its grant to its completion event. When it was expected to be free is kept
-/// for planning only: a device that is overdue is still busy, and gets nothing until it is done.
+/// **Devices.** Of the free devices, the one with the smallest id is taken. Thus under low load the
+/// devices with large ids stay idle and can be released (§3.2). A device is busy from its grant to
+/// its completion event. The time when it should be free is for planning only: an overdue device is
+/// still busy, and gets no batch until it is done.
 ///
-/// **Load.** A device may run what others than the scheduler send there: [`Matchmaker::set_load`] says when that will probably be done. It is a
-/// preference among devices that could take a batch, the earliest first and those that have none before all, and never a reason to wait: a device without
-/// a batch takes one whatever else it runs.
+/// **Load.** A device may also run work from outside the scheduler. [`Matchmaker::set_load`] tells
+/// when that work will probably be done. The load only ranks the devices that could take a batch:
+/// devices without a load come first, then the earliest. A load is never a reason to wait: a device
+/// without a batch takes one even if it runs other work.
 ///
-/// **Sending ahead.** A batch whose way to the device takes `delay` may be sent `delay` before the device is expected to be free, so that the device does
-/// not wait for it. So a device may hold two batches, one that it runs (or that is on its way to it) and one behind that, and never more. Among the
-/// devices that a candidate can have as soon as it gets there, the one with the smallest id is taken, idle or not. If there is none, the most urgent
-/// candidate also takes the earliest device that any waiting candidate would have to be sent to now (the pseudo-code's *get_by_max_delay*): the device's
-/// next batch is then on its way early rather than late.
+/// **Sending ahead.** A batch that takes `delay` to its device may be sent `delay` before the
+/// device is expected to be free. Then the device does not wait. A device holds at most two
+/// batches: the first runs or is on its way, and the second is behind it. Among the devices that a
+/// candidate can have on its arrival, the smallest id is taken, whether idle or busy. If there is
+/// no such device, the most urgent candidate may also take the earliest device: it does if any
+/// waiting candidate would have to be sent to this device now (the pseudo-code's
+/// *get_by_max_delay*). The device's next batch is then on its way early rather than late.
 ///
-/// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's batch now, those of the kind fastest for the model
-/// are taken, of these the least loaded, then the smallest id. While a device of a faster kind is free, no batch of the model goes to a slower one,
-/// though the slower kind's window (which opens earlier) is open: the faster device will take it, and more of it. Kinds equally fast for a model are one
-/// kind to it.
+/// **Kinds.** A candidate starts at its own kind's `exec`. Of the devices that could take a model's
+/// batch now, the kind fastest for the model comes first, then the least loaded device, then the
+/// smallest id. While a device of a faster kind is free, no batch of the model goes to a slower
+/// kind. The slower kind's window opens earlier, but the faster device will take the batch, with
+/// more requests. Kinds that are equally fast for a model are one kind to this model.
 ///
-/// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate that finds its limit reached is *parked* until a batch
-/// of one of these models is done.
+/// **Limits.** A model's batches in flight are limited, and models may share a limit. A candidate
+/// that finds its limit reached is *parked* until a batch of one of the limit's models is done.
 ///
-/// `O(K (K + log M + log D))` an event with K kinds, and once for each that was parked; `D` more where the first device that could take a batch is
-/// loaded. Nothing is allocated but when a model, a kind or a device joins.
+/// `O(K (K + log M + log D))` an event with K kinds, and the same for each parked model that it
+/// wakes. `D` more if the first device that could take a batch is loaded. The matchmaker allocates
+/// only when a model, a kind or a device joins.
 #[derive(Debug, Default)]
 pub struct Matchmaker {
-    /// Time of the last event that had one.
+    /// Latest time of any event so far.
     now: Time,
     models: Vec<ModelState>,
     in_flight: InFlight,
@@ -56,7 +67,7 @@ pub struct Matchmaker {
     devices: Vec<DeviceState>,
     present: u32,
     free: u32,
-    /// By device: when all it was granted is expected to be done.
+    /// By device: when it is expected to be done with all its batches.
     busy: BusyTimes,
     /// Devices with a load.
     loaded: u32,
@@ -72,19 +83,19 @@ struct ModelState {
 }
 
 impl Matchmaker {
-    /// Without models and devices.
+    /// A matchmaker without models and devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a model; at most `max_in_flight` (at least 1) of its batches run at once.
+    /// Adds a model. At most `max_in_flight` (at least 1) of its batches run at once.
     pub fn add_model(&mut self, max_in_flight: u32) -> ModelId {
         self.in_flight.add(max_in_flight.max(1));
         self.join()
     }
 
-    /// Adds a model that shares the limit of `other`, which may have left: so many batches run at once of both together. Without such a
-    /// model it is one batch.
+    /// Adds a model that shares the limit of `other`, which may have left. The limit counts the
+    /// batches of both models together. If there is no such model, the limit is one batch.
     pub fn add_model_sharing(&mut self, other: ModelId) -> ModelId {
         self.in_flight.add_sharing(other);
         self.join()
@@ -99,7 +110,8 @@ impl Matchmaker {
         id
     }
 
-    /// Removes a model with its candidates. Its running batches keep their devices until they complete.
+    /// Removes a model with its candidates. Its running batches keep their devices until they
+    /// complete.
     pub fn remove_model(&mut self, model: ModelId) {
         if let Some(state) = self.models.get_mut(model.0 as usize) {
             state.present = false;
@@ -111,7 +123,8 @@ impl Matchmaker {
         }
     }
 
-    /// Whether batches may be sent to a device that still runs another: there is a network.
+    /// Sets whether batches may be sent to a device that still runs another batch. They may if
+    /// there is a network.
     pub fn set_sends_ahead(&mut self, sends_ahead: bool) {
         if std::mem::replace(&mut self.sends_ahead, sends_ahead) == sends_ahead {
             return;
@@ -122,7 +135,8 @@ impl Matchmaker {
         self.place_models();
     }
 
-    /// In which order candidates get devices; at first [`Order::Shortest`]. What models had under [`Order::Fair`] counts from when it is set.
+    /// Sets the order in which candidates get devices; at first [`Order::Shortest`]. Under
+    /// [`Order::Fair`], shares count from this call on.
     pub fn set_order(&mut self, order: Order) {
         if std::mem::replace(&mut self.order, order) != order {
             self.kinds.iter_mut().for_each(|kind| kind.set_order(order));
@@ -130,7 +144,7 @@ impl Matchmaker {
         }
     }
 
-    /// What [`Matchmaker::set_order`] said last.
+    /// The order set last by [`Matchmaker::set_order`].
     pub fn order(&self) -> Order {
         self.order
     }
@@ -155,8 +169,8 @@ impl Matchmaker {
         id
     }
 
-    /// Removes a device; its kind, if it was there. Batches that it runs or that are on their way to it are no longer waited for: their
-    /// completions, should they come, are strangers'.
+    /// Removes a device. Returns its kind if the device was present. Batches that it runs, or that
+    /// are on their way, are no longer waited for: their completions, if they come, count as stray.
     pub fn remove_device(&mut self, device: DeviceId) -> Option<DeviceKind> {
         let state = self.devices.get_mut(device.0 as usize).filter(|state| state.present)?;
         let gone = DeviceState { present: false, free_at: Time::MAX, ..DeviceState::new(state.kind, state.place) };
@@ -174,8 +188,9 @@ impl Matchmaker {
         Some(was.kind)
     }
 
-    /// When a device will probably be done with what others than the scheduler run there; `Time::ZERO`: there is nothing, as at first. It
-    /// counts from the next grant on, and none is due for it. Unknown: nothing happens.
+    /// Sets when a device will probably be done with work from outside the scheduler; `Time::ZERO`,
+    /// the default: there is no such work. The load counts from the next grant on, and needs no
+    /// timer. For an unknown device nothing happens.
     pub fn set_load(&mut self, device: DeviceId, until: Time) {
         if let Some(state) = self.devices.get_mut(device.0 as usize) {
             let had = std::mem::replace(&mut state.load, until) != Time::ZERO;
@@ -183,7 +198,7 @@ impl Matchmaker {
         }
     }
 
-    /// What [`Matchmaker::set_load`] said of a device last; `Time::ZERO` for one that is unknown.
+    /// The load set last by [`Matchmaker::set_load`]; `Time::ZERO` for an unknown device.
     pub fn load(&self, device: DeviceId) -> Time {
         self.devices.get(device.0 as usize).map_or(Time::ZERO, |state| state.load)
     }
@@ -203,12 +218,13 @@ impl Matchmaker {
         self.free
     }
 
-    /// When the next device is expected to be done with all that it was granted: `Time::ZERO` if one has nothing, `Time::MAX` if there is none at all.
+    /// When the next device is expected to be done with all its batches. `Time::ZERO` if a device
+    /// has no batch, `Time::MAX` if there is no device at all.
     pub fn expected_free(&mut self) -> Time {
         if self.free == 0 { self.busy.earliest() } else { Time::ZERO }
     }
 
-    /// The model's newest candidate for a kind of device, in place of the former one.
+    /// Takes the model's newest candidate for a kind of device, in place of the former one.
     pub fn inform_candidate(&mut self, model: ModelId, kind: DeviceKind, candidate: Option<Candidate>) {
         if candidate.is_some() && self.kinds.len() <= kind.0 as usize {
             KindState::make_room(&mut self.kinds, kind, self.models.len(), self.order);
@@ -223,7 +239,8 @@ impl Matchmaker {
             *known = candidate;
             self.place(model, index);
             if appears && self.kinds.len() > 1 {
-                // What waits for slower kinds may now have a faster one to wait for, or no longer.
+                // A candidate for a slower kind may now have a faster kind to wait for, or have
+                // lost it.
                 for other in (0..self.kinds.len()).filter(|other| *other != index) {
                     self.place(model, other);
                 }
@@ -241,12 +258,13 @@ impl Matchmaker {
         self.now = self.now.max(now);
     }
 
-    /// Whether some device can take a batch, or is about to. If not, nothing is granted and nothing due, whatever candidates there are.
+    /// Whether some device can take a batch, or is about to. If not, no candidate gets a grant, and
+    /// no timer is due.
     pub fn may_grant(&self) -> bool {
         self.kinds.iter().any(|kind| kind.ready.earliest() != Time::MAX)
     }
 
-    /// Whether a grant is open, so that it can be answered.
+    /// Whether a grant is open, so that an answer is expected.
     pub fn is_open(&self, grant: &Grant) -> bool {
         let model = self.models.get(grant.model.0 as usize);
         let device = self.devices.get(grant.device.0 as usize);
@@ -254,7 +272,7 @@ impl Matchmaker {
             && device.is_some_and(|d| d.kind == grant.kind && (!d.present || d.granted == Some(grant.model)))
     }
 
-    /// The next match at `now`, if a candidate may be sent and a device is ready for it.
+    /// The next grant at `now`, if a candidate may be sent and a device is ready to take it.
     pub fn poll_grant(&mut self, now: Time) -> Option<Grant> {
         self.now = self.now.max(now);
         let now = self.now;
@@ -297,12 +315,12 @@ impl Matchmaker {
         }
     }
 
-    /// What came of a grant. The model's new candidates have to be known by now.
+    /// Takes the answer to a grant. The model's new candidates must be known before.
     pub fn handle_answer(&mut self, answer: Answer) {
         let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
         assert!(std::mem::take(&mut self.models[grant.model.0 as usize].granted), "a grant is answered once");
         let device = &mut self.devices[grant.device.0 as usize];
-        // If it was removed meanwhile, then the model's batch was with it.
+        // If the device was removed meanwhile, the model's batch was removed with it.
         if device.present {
             assert!(device.granted.take() == Some(grant.model), "a device that was granted stays so until the answer");
             match answer {
@@ -319,7 +337,7 @@ impl Matchmaker {
                     self.landed(grant.model);
                 }
             }
-            // One that got a batch was taken when it was granted.
+            // A device that got a batch was marked as taken when it was granted.
             if self.sends_ahead || matches!(answer, Answer::Declined { .. }) {
                 self.refresh_device(grant.device);
             }
@@ -327,8 +345,8 @@ impl Matchmaker {
         self.place_all(grant.model);
     }
 
-    /// A batch is done at `now`: its device is free, or begins the next that was sent to it. The model it was of; `None` for a
-    /// batch that is not there, which changes nothing.
+    /// A batch is done at `now`: its device is free, or begins the next batch that was sent to it.
+    /// Returns the batch's model. `None` if the device has no such batch; then nothing changes.
     pub fn completed(&mut self, now: Time, device: DeviceId, batch: BatchId) -> Option<ModelId> {
         let state = self.devices.get_mut(device.0 as usize)?;
         let Sent { model, .. } = state.complete(now, batch)?;
@@ -346,9 +364,9 @@ impl Matchmaker {
         Some(model)
     }
 
-    /// When [`Matchmaker::poll_grant`] will next have something though nothing came, at the earliest: a candidate may be sent (its model
-    /// timer), or is to be sent to a device that will be free when it arrives (a device timer). Without a device that can take a batch there is
-    /// nothing to wake up for.
+    /// When [`Matchmaker::poll_grant`] may next give a grant though no event comes, at the
+    /// earliest. Then a candidate may be sent (its model timer), or must be sent to reach a device
+    /// in time (a device timer). While no device can take a batch, no timer is due.
     pub fn poll_timeout(&self) -> Option<(Time, ModelId)> {
         if let [kind] = &self.kinds[..]
             && !kind.is_awaited(Time::MAX)
@@ -378,7 +396,7 @@ impl Matchmaker {
         self.kinds[kind].candidates[model as usize]
     }
 
-    /// The device (its place) of this kind that the model's candidate takes now, if there is one.
+    /// The device (its place) of this kind that the model's candidate takes now.
     fn device_for(&mut self, kind: usize, model: u32) -> Option<u32> {
         let candidate = self.candidate(kind, model)?;
         let load = |device: DeviceId| if self.loaded == 0 { Time::ZERO } else { self.load(device) };
@@ -392,15 +410,16 @@ impl Matchmaker {
         let place = found?;
         let device = &self.devices[self.kinds[kind].devices[place as usize].0 as usize];
         if device.first.is_some() && device.free_at <= self.now {
-            // Overdue: nobody knows when it will be done.
+            // Overdue: nothing tells when the device will be done.
             self.kinds[kind].ready.set(place, Time::MAX);
             return self.device_for(kind, model);
         }
         Some(place)
     }
 
-    /// The kind that takes the model's batch, with a device of it, when `kind` could. None if a faster device is free and waits for its
-    /// window: then the candidates of both are put where they wait for that, so that neither comes again before.
+    /// The kind that takes the model's batch, with a device of that kind, when `kind` could take
+    /// it. `None` if a faster device is free and waits for its window. Then the candidates of both
+    /// kinds move to heaps that wait for the faster kind, so that neither comes again before.
     fn fastest(&mut self, model: u32, kind: usize, place: u32) -> Option<(usize, u32)> {
         let rank = |s: &Self, kind: usize, place: u32| {
             let device = s.kinds[kind].devices[place as usize];
@@ -444,7 +463,7 @@ impl Matchmaker {
         Grant { model, device, kind: DeviceKind(kind as u32), free_at }
     }
 
-    /// Says anew when a device can begin another batch.
+    /// Updates when a device can begin another batch.
     fn refresh_device(&mut self, device: DeviceId) {
         let state = &self.devices[device.0 as usize];
         self.kinds[state.kind.0 as usize].ready.set(state.place, state.ready_at(self.sends_ahead));
@@ -459,7 +478,7 @@ impl Matchmaker {
         self.in_flight.give_back(model, parked);
     }
 
-    /// Whether the model's limit is reached: then its candidates wait for that.
+    /// Whether the model's limit is reached. If so, its candidates wait for the limit.
     fn park(&mut self, model: ModelId) -> bool {
         let parked = self.in_flight.park(model);
         if parked {
@@ -470,24 +489,24 @@ impl Matchmaker {
         parked
     }
 
-    /// Puts all candidates where they belong.
+    /// Puts all candidates into their heaps.
     fn place_models(&mut self) {
         for model in 0..self.models.len() {
             self.place_all(ModelId(model as u32));
         }
     }
 
-    /// Puts all the model's candidates where they belong.
+    /// Puts all the model's candidates into their heaps.
     fn place_all(&mut self, model: ModelId) {
         for kind in 0..self.kinds.len() {
             self.place(model, kind);
         }
     }
 
-    /// Puts the model's candidate for a kind where it belongs.
+    /// Puts the model's candidate for a kind into its heap.
     fn place(&mut self, model: ModelId, kind: usize) {
         if self.models[model.0 as usize].granted {
-            // Nothing of the model waits anywhere since it was granted a device.
+            // The grant took the model out of all heaps.
             return;
         }
         let candidate = self.candidate(kind, model.0);

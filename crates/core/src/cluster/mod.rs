@@ -7,9 +7,10 @@
 //! | [`ModelQueue`] | one a model | the queue, the drop policy, the candidate | ModelThread |
 //! | [`Matchmaker`] | one | which candidate may start when, which device is free | RankThread |
 //!
-//! A queue tells the matchmaker its newest [`Candidate`]; the matchmaker answers with a grant of a device; the queue
-//! then takes the batch. Queues that share a thread are a [`Shard`]; [`Scheduler`] is one shard and the matchmaker. What a candidate is made of
-//! ([`DropPolicy`]) and when it may start ([`DispatchPolicy`]) are separate choices.
+//! A queue tells the matchmaker its newest [`Candidate`]; the matchmaker answers with a grant of a
+//! device; the queue then takes the batch. Queues that share a thread are a [`Shard`];
+//! [`Scheduler`] is one shard and the matchmaker. How a candidate is made ([`DropPolicy`]) and when
+//! it may start ([`DispatchPolicy`]) are separate choices.
 
 mod autoscale;
 mod batch_policy;

@@ -1,4 +1,5 @@
-//! What a model asks of the devices at the load of the moment, and the batch sizes that its drops aim at for that.
+//! A model's demand on the devices at the load of the moment, and the batch sizes that follow for
+//! its drops.
 
 use super::batch_policy::{DropPolicy, remote_staggered_batch};
 use super::behaviour::Behaviour;
@@ -9,19 +10,19 @@ use super::load_regime::LoadRegime;
 use super::rate_meter::RateMeter;
 use crate::time::{Duration, Time};
 
-/// The arrivals of one model and what follows from them.
+/// The arrivals of one model, with the demand and behaviour that follow from them.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct ModelDemand {
-    /// The targets must be worked out again.
+    /// The targets must be computed again.
     pub stale: bool,
-    /// It was set since somebody looked.
+    /// The demand was set since the flag was last read.
     pub changed: bool,
     pub meter: RateMeter,
-    /// Nothing but of a model that behaves by the regime.
+    /// Zero unless the model behaves by the regime.
     pub demand: Demand,
     pub regime: LoadRegime,
-    /// What it is told to do, whatever the regime.
+    /// The behaviour that was set for the model, in place of the regime's.
     pub set: Option<Behaviour>,
 }
 
@@ -31,23 +32,24 @@ impl ModelDemand {
         ModelDemand { stale: true, changed: false, meter: RateMeter::new(now), demand, regime, set: None }
     }
 
-    /// Takes a demand over.
+    /// Takes over a new demand.
     pub fn set_demand(&mut self, demand: Demand) {
         self.changed |= demand != self.demand;
         self.demand = demand;
     }
 
-    /// What the model does, if it is adaptive.
+    /// The model's behaviour, if the model is adaptive.
     pub fn behaviour(&self, consolidate: bool) -> Behaviour {
         self.set.unwrap_or_else(|| self.regime.behaviour(consolidate))
     }
 
-    /// The offered load counts, not only what finds room.
+    /// Counts an arrival. Requests that find no room count too: the offered load matters.
     pub fn arrival(&mut self, now: Time, size: u32, allowed: Duration) {
         self.stale |= self.meter.arrival(now, size, allowed);
     }
 
-    /// Works the demand, if the model is adaptive, and the targets out anew if time or a change has made them stale.
+    /// Computes the targets again, and an adaptive model's demand, if time or a change has made
+    /// them stale.
     pub fn refresh(
         &mut self,
         now: Time,
@@ -63,7 +65,8 @@ impl ModelDemand {
         let budget = self.meter.budget().unwrap_or(Duration::MAX);
         let (max_batch, rate) = (kinds.max_batch, self.meter.rate());
         if is_adaptive {
-            // Before the first rates are known nothing can be said, and without deadlines nothing is late.
+            // Before the first rate is known there is no demand to compute, and without deadlines
+            // no request is late.
             let demand = match rate {
                 Some(rate) if budget != Duration::MAX && budget != Duration::ZERO => {
                     let (variance, even_variance) = (self.meter.variance(), self.meter.even_variance());
@@ -74,7 +77,7 @@ impl ModelDemand {
             };
             self.set_demand(demand);
         }
-        // Whether it consolidates makes no difference to what drops aim at.
+        // `consolidate` makes no difference to the size that drops aim at.
         let behaviour = self.behaviour(false);
         for plan in kinds.plans.iter_mut().filter(|plan| plan.in_use) {
             let staggered = remote_staggered_batch(&plan.profile, max_batch, budget, rate, plan.devices, &plan.network);

@@ -1,4 +1,4 @@
-//! How a model is to be scheduled.
+//! The options that say how a model is scheduled.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,34 +10,39 @@ use crate::ids::ModelId;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
-/// Largest batches that a request without a deadline waits for, however long they take.
+/// A request without a deadline may wait for this many of the largest batches, however long they
+/// take.
 pub const PATIENCE: u32 = 10;
 
-/// How a model is to be scheduled.
+/// The options that say how a model is scheduled.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ModelOptions {
     /// `l(b)` of the model on each kind of device.
     pub profiles: DeviceProfiles,
-    /// The largest batch, in items; 0 is taken as 1. A profile is extended if it ends before.
+    /// The largest batch, in items; 0 is taken as 1. A shorter profile is extended.
     pub max_batch: u32,
-    /// What is given up for deadlines.
+    /// Which requests are given up for deadlines.
     pub drop: DropPolicy,
     /// When a candidate may start.
     pub dispatch: DispatchPolicy,
-    /// Batches of the model that may run at once; `u32::MAX`: as many as there are devices. 0 is taken as 1.
+    /// Batches of the model that may run at once; `u32::MAX`: as many as there are devices. 0 is
+    /// taken as 1.
     pub max_in_flight: u32,
-    /// The model with which it shares that model's `max_in_flight`: so many batches run at once of both together, and its own does not count.
+    /// The model whose `max_in_flight` this model shares. That limit counts the batches of both
+    /// models together, and this model's own limit does not count.
     pub shares_limit: Option<ModelId>,
-    /// How long a request may wait that has neither a deadline nor a queue expiry, or as long as [`PATIENCE`] of the largest batches take if that is
-    /// longer; `Duration::MAX`: as long as it takes. One that would wait longer is rejected, one that has is dropped.
+    /// How long a request without a deadline and without a queue expiry may wait. If [`PATIENCE`]
+    /// of the largest batches take longer, it may wait that long. `Duration::MAX`: without a bound.
+    /// A request that would wait longer is rejected, and one that has waited longer is dropped.
     pub max_wait: Duration,
-    /// The priority levels, the highest first. None at all is taken as one without a bound.
+    /// The priority levels, the highest first. An empty list is taken as one level without a bound.
     pub levels: Vec<PriorityLevel>,
 }
 
 impl ModelOptions {
-    /// A model with this profile on every kind of device, in batches as large as it goes, as many at once as there are devices, and with
-    /// one priority level without a bound.
+    /// A model with this profile on every kind of device and one priority level without a bound.
+    /// Its batches are as large as the profile allows, and as many run at once as there are
+    /// devices.
     pub fn new(profile: LatencyProfile, dispatch: DispatchPolicy, drop: DropPolicy) -> Self {
         let max_batch = profile.max_batch();
         ModelOptions {
@@ -52,7 +57,8 @@ impl ModelOptions {
         }
     }
 
-    /// Whether it leaves it to the scheduler when its candidates start, or what is dropped.
+    /// Whether the scheduler decides when the model's candidates start, or which requests are
+    /// dropped.
     pub fn is_adaptive(&self) -> bool {
         matches!(self.dispatch, DispatchPolicy::Adaptive { .. }) || self.drop == DropPolicy::Adaptive
     }

@@ -1,4 +1,4 @@
-//! The queue of one model with the candidate that it would send next.
+//! The queue of one model, with its next candidate.
 
 use std::collections::VecDeque;
 
@@ -24,54 +24,67 @@ use crate::probes::{Doubt, Probes};
 use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
-/// The queue of one model: requests in, a [`Candidate`] out (Symphony §3.2, *UpdateCandidate*; §4.2, *ModelThread*).
+/// The queue of one model: requests in, a [`Candidate`] out (Symphony §3.2, *UpdateCandidate*;
+/// §4.2, *ModelThread*).
 ///
-/// **Order.** Higher levels first; within a level by deadline, equal deadlines by arrival. In deadline order the earliest deadline of a
-/// prefix, Symphony's `d`, is the head's, whatever the requests' own timeouts are; in order of arrival one impatient request
-/// behind a patient one would shrink the batch that both are in. With one SLO for all, both orders are the same. A request
-/// without a deadline comes after all that have one; its `queue_expiry`, or a level of its own, keeps it from waiting for ever, and
-/// [`ModelOptions::max_wait`] says when it is told that this takes too long.
+/// **Order.** Higher levels first; within a level by deadline, equal deadlines by arrival. In
+/// deadline order the earliest deadline of a prefix, Symphony's `d`, is always the head's, also if
+/// requests have timeouts of their own. In order of arrival one impatient request behind a patient
+/// one would shrink the batch of both. With one SLO for all, both orders are the same. Requests
+/// without a deadline come last. A `queue_expiry`, or a level of their own, keeps them from waiting
+/// for ever, and [`ModelOptions::max_wait`] bounds their wait.
 ///
-/// **Kinds of devices.** There is a candidate for each kind that the model has a profile for and the cluster a device of (for each profile, while
-/// there is no such device at all). A request is hopeless when the fastest of them cannot serve it in time. A slower kind's candidate passes over the
-/// requests that only a faster kind can still serve, or that would hold its batch below its target; they stay. Requests are
-/// sacrificed only for batches of the fastest kind, the one with the least `l(max_batch)`.
+/// **Kinds of devices.** The queue has a candidate for each kind with a profile and a device in the
+/// cluster. While there is no such device at all, it has one for each profile. A request is
+/// hopeless when the fastest of these kinds cannot serve it in time. A slower kind's candidate
+/// passes over requests that only a faster kind can still serve. It also passes over requests that
+/// would hold its batch below its target. These requests stay. Requests are sacrificed only for
+/// batches of the fastest kind, which has the least `l(max_batch)`.
 ///
-/// **Wrong profiles.** A request that needs more time than it has is refused. But a profile may be a guess, or measured long ago. Then one
-/// such request is now and then a *probe* ([`Probes`]): it waits without a deadline, and the driver learns how long it takes. The queue
+/// **Wrong profiles.** A request that needs more time than it has is refused. But a profile may be
+/// a guess, or measured long ago. Therefore, now and then such a request becomes a *probe*
+/// ([`Probes`]): it waits without a deadline, and the driver learns how long it takes. The queue
 /// never doubts a profile that is certain.
 ///
-/// **Network.** Whatever is planned is planned by when a batch can start, [`NetworkBudget::delay`] after it is sent.
+/// **Network.** All planning counts from when a batch can start, [`NetworkBudget::delay`] after it
+/// is sent.
 ///
-/// **Bound.** [`super::PriorityLevel::max_queue`] items a level; beyond it a request is rejected. In time: [`ModelOptions::max_wait`]. A request without a
-/// deadline is rejected when what waits before it in its level takes longer than that by the profile, on all devices that the model may have; and
-/// dropped when it has waited for so long, in whatever way the devices were kept from it.
+/// **Bound.** A level holds [`super::PriorityLevel::max_queue`] items; a request beyond this bound
+/// is rejected. [`ModelOptions::max_wait`] bounds the wait of a request without a deadline. It is
+/// rejected if the requests before it, in its level and above, take longer. This counts by the
+/// profile, with all devices that the model may have. The request is dropped once it has waited
+/// that long, no matter why no device was free.
 ///
-/// **Cost.** `O(log n)` a request, where n is the queue's length; no allocation once the tables have grown. The exceptions are
-/// at the functions: preferred sizes with mixed request sizes, window drop of requests out of order or of several items when nearly all is about to expire, and requests that a slower kind
-/// of device passes over.
+/// **Cost.** `O(log n)` a request, where n is the queue's length; no allocation once the tables
+/// have grown. The exceptions stand at the functions: preferred sizes with mixed request sizes,
+/// requests that a slower kind of device passes over, and window drop. Window drop costs more for
+/// requests out of order or of several items, when nearly all requests are about to expire.
 ///
-/// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue; call [`ModelQueue::update`] afterwards (after `enqueue` only
-/// unless [`ModelQueue::is_settled`]), and whenever [`ModelQueue::wake`] comes, and pass its candidates on. Whatever was dropped on the way is in [`ModelQueue::pop_dropped`].
+/// **Contract.** `enqueue`, `cancel`, `take` and the setters change the queue. Call
+/// [`ModelQueue::update`] afterwards (after `enqueue` only unless [`ModelQueue::is_settled`]), and
+/// whenever [`ModelQueue::wake`] comes, and pass the queue's candidates on.
+/// [`ModelQueue::pop_dropped`] gives the requests dropped meanwhile.
 ///
-/// **Layout.** The fields come in the order in which most requests need them (`ModelQueue::join`). With thousands of models their memory is
-/// cold, and each cache line is paid for.
+/// **Layout.** The fields come in the order in which most requests need them (`ModelQueue::join`).
+/// With thousands of models their memory is cold, and each cache line costs time.
 #[derive(Debug)]
 #[repr(C)]
 pub struct ModelQueue {
     elision: UpdateElision,
     demand: ModelDemand,
     batcher: Batcher,
-    /// [`ModelQueue::wake`], as of the last update: before it nothing is due but what came since. [`Time::ZERO`]: there was none.
+    /// [`ModelQueue::wake`], as of the last update. Before this time, only requests that came since
+    /// can make anything due. [`Time::ZERO`]: no update since a change.
     wake: Time,
     max_in_flight: u32,
     max_wait: Duration,
-    /// In order of arrival: those that `max_wait` is for. The first waits, as of the last [`ModelQueue::update`]; of the others some may
-    /// have left.
+    /// The requests that `max_wait` applies to, in order of arrival. The first one waits, as of the
+    /// last [`ModelQueue::update`]. Some of the rest may have left.
     waiters: VecDeque<(Time, Ticket)>,
     dropped: VecDeque<Dropped>,
     probes: Probes,
-    /// The last probe of a measured size, until something is learned: the size, and the time that it seemed to need.
+    /// The size of the last probe of a measured size, and the time that it seemed to need. Kept
+    /// until new profiles are learned.
     probed: Option<(u32, Duration)>,
     /// A probe of a guess may be in the queue.
     tries_guess: bool,
@@ -114,7 +127,8 @@ impl ModelQueue {
         &self.batcher.kinds.fastest().measured
     }
 
-    /// The batch size that [`DropPolicy::WindowDrop`] and [`DropPolicy::Adaptive`] aim at, on the fastest kind of device.
+    /// The batch size that [`DropPolicy::WindowDrop`] and [`DropPolicy::Adaptive`] aim at, on the
+    /// fastest kind of device.
     pub fn target(&self) -> u32 {
         self.batcher.kinds.fastest().target
     }
@@ -128,7 +142,7 @@ impl ModelQueue {
     /// Adds a request. The ticket is for [`ModelQueue::cancel`].
     ///
     /// # Errors
-    /// If it is malformed, hopeless already, or there is no room for it.
+    /// If the request is malformed, already hopeless, or finds no room.
     #[inline(always)]
     pub fn enqueue(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
         match self.join(now, request) {
@@ -137,8 +151,9 @@ impl ModelQueue {
         }
     }
 
-    /// Adds a request of one item whose deadline can be met to the end of the first tier. Nearly all requests are such. `None`: this request is not such a
-    /// request, and nothing has changed. [`ModelQueue::enqueue_any`] would do the same.
+    /// Adds a request to the end of the first tier, if it has one item and its deadline can be met.
+    /// Nearly all requests are of this sort. `None`: this request is not, and nothing has changed.
+    /// [`ModelQueue::enqueue_any`] would do the same.
     #[inline(always)]
     fn join(&mut self, now: Time, request: &Request) -> Option<Ticket> {
         let Batcher { queue, kinds, .. } = &self.batcher;
@@ -176,7 +191,7 @@ impl ModelQueue {
         let mut allowed = if request.deadline == Time::MAX { Duration::MAX } else { request.deadline.since(now) };
         let (needed, drop) = (kinds.needed(size), *drop);
         if drop != DropPolicy::None && needed > allowed {
-            // A request that is late, or finds no room, must not use up the try.
+            // A late request, or one that finds no room, must not use up the try.
             let may_try = allowed > Duration::ZERO && queue.has_room(level, size);
             if !may_try || !self.is_probe(now, size, needed, allowed) {
                 return Err(Reject::DeadlineImpossible { needed, allowed });
@@ -196,7 +211,7 @@ impl ModelQueue {
             }
         }
         let hopeless_at = hopeless_at(needed, drop, deadline, size);
-        // The first of those that may not wait for long has to be looked for.
+        // The first request with a bounded wait makes a wake-up due.
         let is_due = self.demand.stale && self.is_adaptive() || waits && self.waiters.is_empty();
         self.elision.join(now, level as usize * 2, size, || {
             hopeless_at == Time::MAX && !is_due && self.batcher.queue.joins_end(&request)
@@ -208,12 +223,13 @@ impl ModelQueue {
         Ok(ticket)
     }
 
-    /// Whether a request is let through without a deadline that needs longer than is allowed.
+    /// Whether a request that needs longer than is allowed is let through, without a deadline.
     #[cold]
     fn is_probe(&mut self, now: Time, size: u32, needed: Duration, allowed: Duration) -> bool {
         let Some(doubt) = self.batcher.kinds.doubt(size, allowed) else { return false };
         let is_probe = self.probes.tries(now, doubt, needed);
-        // One run replaces a guess. A measurement it corrects in part, so that the next may have to follow.
+        // One run replaces a guess. A run corrects a measurement only in part, so that another
+        // probe may have to follow.
         match doubt {
             Doubt::Measured if is_probe => self.probed = Some((size, needed)),
             Doubt::Guess if is_probe => self.tries_guess = true,
@@ -222,20 +238,20 @@ impl ModelQueue {
         is_probe
     }
 
-    /// Whether the request that was enqueued last changes nothing that anybody has to know before [`ModelQueue::wake`], as that was after the last
-    /// update. Then [`ModelQueue::update`] may be left out.
+    /// Whether the request enqueued last has no effect before [`ModelQueue::wake`], as it stood
+    /// after the last update. Then [`ModelQueue::update`] may be left out.
     pub fn is_settled(&self) -> bool {
         self.elision.elided
     }
 
-    /// How long what waits in a level and those above takes, at least: in batches as large as possible, as many at once as may be, and if
-    /// the devices do nothing else.
+    /// How long the requests in a level and the levels above take, at least. It assumes the largest
+    /// batches, as many at once as allowed, and devices that do nothing else.
     fn wait_before(&self, level: u32) -> Duration {
         let Batcher { queue, kinds, .. } = &self.batcher;
         let items: u64 = (0..(level as usize + 1) * 2).map(|tier| queue.tier_weight(tier)).sum();
         let at_once = match self.max_in_flight {
             u32::MAX => kinds.devices().max(1),
-            // Whoever limits it may know of more devices than the plans do.
+            // The caller that set the limit may know of more devices than the plans do.
             most => most,
         };
         let pace = u128::from(kinds.fastest().pace.as_nanos());
@@ -248,13 +264,14 @@ impl ModelQueue {
         self.max_wait.max(self.batcher.kinds.fastest().pace.saturating_mul(u64::from(PATIENCE)))
     }
 
-    /// Lets those that wait now go without waiting for others to join ([`DispatchPolicy::Timeout`]): somebody came who cannot.
+    /// Lets all waiting requests go without waiting for others to join
+    /// ([`DispatchPolicy::Timeout`]). For use when a request came that cannot join.
     pub fn flush(&mut self, now: Time) {
         self.batcher.flushed = Some(now);
         self.elision = UpdateElision::default();
     }
 
-    /// Takes a request out; whether it was there.
+    /// Takes a request out. Returns whether the request was still queued.
     pub fn cancel(&mut self, ticket: Ticket) -> bool {
         let left = self.batcher.queue.remove(ticket).is_some();
         if left {
@@ -263,7 +280,7 @@ impl ModelQueue {
         left
     }
 
-    /// Replaces the profiles by new ones, which the driver learned from batches.
+    /// Replaces the profiles by new ones, learned by the driver from batches.
     pub fn set_profiles(&mut self, now: Time, profiles: &DeviceProfiles) {
         self.change_kinds(|kinds| kinds.set_profiles(profiles));
         self.elision = UpdateElision::default();
@@ -277,20 +294,23 @@ impl ModelQueue {
         }
     }
 
-    /// Sets what messages take. A reply's delay is taken off the deadlines of requests that come from now on.
+    /// Sets the network budget. Requests that come from now on lose a reply's delay from their
+    /// deadlines.
     pub fn set_network(&mut self, network: NetworkBudget) {
         self.change_kinds(|kinds| kinds.set_network(network));
         self.elision = UpdateElision::default();
     }
 
-    /// [`ModelQueue::set_network`] by kind of device; of other kinds, and of replies, the worst of these is expected.
+    /// [`ModelQueue::set_network`] by kind of device. For other kinds, and for replies, the worst
+    /// of these budgets is expected.
     pub fn set_networks(&mut self, networks: &[(DeviceKind, NetworkBudget)]) {
         self.change_kinds(|kinds| kinds.set_networks(networks));
         self.elision = UpdateElision::default();
     }
 
-    /// How many devices of a kind the cluster has: for the staggered target, and for what the fastest kind is. Whether that needs
-    /// an update: which kinds there are has changed.
+    /// Sets how many devices of a kind the cluster has, which changes the staggered target and
+    /// perhaps the fastest kind. Returns whether the queue needs an update because other kinds are
+    /// in use.
     pub fn set_devices(&mut self, kind: DeviceKind, devices: u32) -> bool {
         self.change_kinds(|kinds| kinds.set_devices(kind, devices))
     }
@@ -318,7 +338,8 @@ impl ModelQueue {
         }
     }
 
-    /// How late a wake-up may come: a candidate may start this much before the moment at which a member would be lost.
+    /// Sets how late a wake-up may come. A candidate may start this much before the moment at which
+    /// a member would be lost.
     pub fn set_wake_margin(&mut self, margin: Duration) {
         self.elision = UpdateElision::default();
         self.wake = Time::ZERO;
@@ -333,14 +354,15 @@ impl ModelQueue {
         }
     }
 
-    /// Sets what the model does where it is adaptive, whatever the load; `None`: as follows from the regime.
+    /// Sets the model's behaviour where it is adaptive, at any load; `None`: the behaviour follows
+    /// from the regime.
     pub fn set_behaviour(&mut self, behaviour: Option<Behaviour>) {
         self.elision = UpdateElision::default();
         self.demand.set = behaviour;
         self.behave();
     }
 
-    /// Takes over what the model is to do now.
+    /// Takes over the model's current behaviour.
     fn behave(&mut self) {
         let Behaviour { wait, margin, .. } = self.behaviour();
         self.batcher.wait = wait;
@@ -351,23 +373,24 @@ impl ModelQueue {
         }
     }
 
-    /// What the model does where it is adaptive.
+    /// The model's behaviour where it is adaptive.
     pub fn behaviour(&self) -> Behaviour {
         let consolidate = matches!(self.batcher.dispatch, DispatchPolicy::Adaptive { consolidate: true });
         self.demand.behaviour(consolidate)
     }
 
-    /// What the model asks of the devices; nothing but under [`DispatchPolicy::Adaptive`] or [`DropPolicy::Adaptive`].
+    /// The model's demand on the devices; zero except under [`DispatchPolicy::Adaptive`] or
+    /// [`DropPolicy::Adaptive`].
     pub fn demand(&self) -> Demand {
         self.demand.demand
     }
 
-    /// Whether the demand may be another than it was when this was asked last.
+    /// Whether the demand may have changed since the last call.
     pub fn take_demand_change(&mut self) -> bool {
         std::mem::take(&mut self.demand.changed)
     }
 
-    /// Works the demand out anew if time has made it stale. [`ModelQueue::update`] does it too.
+    /// Computes the demand again if time has made it stale. [`ModelQueue::update`] also does this.
     pub fn refresh_demand(&mut self, now: Time) {
         if self.is_adaptive() {
             self.refresh_target(now);
@@ -380,12 +403,12 @@ impl ModelQueue {
         self.demand.refresh(now, is_adaptive, *drop, dispatch, kinds);
     }
 
-    /// Whether it behaves by the [`LoadRegime`].
+    /// Whether the model behaves by the [`LoadRegime`].
     pub fn is_adaptive(&self) -> bool {
         self.batcher.drop == DropPolicy::Adaptive || matches!(self.batcher.dispatch, DispatchPolicy::Adaptive { .. })
     }
 
-    /// Drops every request because the model is going.
+    /// Drops every request, because the model is removed.
     pub fn clear(&mut self) {
         for tier in self.batcher.queue.tiers() {
             while let Some(ticket) = self.batcher.queue.head_ticket(tier) {
@@ -401,8 +424,9 @@ impl ModelQueue {
         self.dropped.pop_front()
     }
 
-    /// When the queue needs [`ModelQueue::update`] though nothing came: its candidate expires, a request becomes hopeless or
-    /// has waited for too long, or requests for which no update was needed would let the candidate start.
+    /// When the queue needs [`ModelQueue::update`] though no event comes. Then its candidate
+    /// expires, a request becomes hopeless or has waited for too long, or requests that needed no
+    /// update would let the candidate start.
     pub fn wake(&self) -> Option<Time> {
         let wake = if self.wake == Time::ZERO { self.next_wake() } else { self.wake };
         (wake != Time::MAX).then_some(wake)
@@ -413,17 +437,17 @@ impl ModelQueue {
         self.waiters.front().map_or(due, |(arrival, _)| due.min(*arrival + self.patience()))
     }
 
-    /// Works out the candidates anew (Symphony §3.2, *UpdateCandidate*) and returns that for the fastest kind. Requests that became hopeless or
-    /// waited for too long leave or move first.
+    /// Computes the candidates again (Symphony §3.2, *UpdateCandidate*) and returns the one for the
+    /// fastest kind. Requests that became hopeless or waited for too long leave or move first.
     pub fn update(&mut self, now: Time) -> Option<Candidate> {
         self.refresh(now);
         self.batcher.kinds.fastest().candidate
     }
 
-    /// [`ModelQueue::update`], where nobody asks for the candidate.
+    /// [`ModelQueue::update`] without its result.
     pub(super) fn refresh(&mut self, now: Time) {
         self.update_candidates(now);
-        // An empty queue has no candidate and nothing due.
+        // An empty queue has no candidate and no timer.
         self.wake = if self.batcher.queue.weight() == 0 { Time::MAX } else { self.next_wake() };
     }
 
@@ -438,7 +462,7 @@ impl ModelQueue {
             && !(self.demand.stale && self.is_adaptive())
             && let Some(grown) = self.batcher.grow(now, former)
         {
-            // What is due by now was done when it was, before they came.
+            // All that is due by now was done before these requests came.
             let formed = self.batcher.window(now, Time::ZERO, 0, grown);
             self.batcher.kinds.plans[0].candidate = Some(formed.candidate);
             self.foresee(now, &formed);
@@ -450,8 +474,8 @@ impl ModelQueue {
         if let Some(candidate) = self.batcher.kinds.fastest().candidate
             && now + candidate.delay > candidate.latest
         {
-            // The candidate was schedulable and found no device: its head can only leave in a smaller batch. A head that
-            // the fastest kind passes over is left to the other kinds.
+            // The candidate was schedulable and found no device: its head can only leave in a
+            // smaller batch. A head that the fastest kind passes over is left to the other kinds.
             if self.passed(now, Time::ZERO, fastest) == Some(Time::ZERO)
                 && let Some(from) = self.slide(now, Time::ZERO, fastest, Time::ZERO)
             {
@@ -470,22 +494,24 @@ impl ModelQueue {
         }
     }
 
-    /// [`UpdateElision::foresee`], by the rate of the arrivals unless the model is adaptive: such a model learns the regime and says its demand with each
-    /// update, so that other updates would be other decisions.
+    /// [`UpdateElision::foresee`], by the rate of the arrivals unless the model is adaptive. An
+    /// adaptive model learns the regime and reports its demand with each update, so that skipped
+    /// updates would change decisions.
     fn foresee(&mut self, now: Time, formed: &Formed) {
         let meter = if self.is_adaptive() { None } else { Some(&self.demand.meter) };
         self.elision.foresee(now, &mut self.batcher, formed, meter);
     }
 
-    /// Whether nothing waits, so that there is no candidate, and nothing is due.
+    /// Whether no request waits, so that there is no candidate and no timer.
     fn is_bare(&self) -> bool {
         let Batcher { queue, kinds, .. } = &self.batcher;
         queue.weight() == 0 && self.waiters.is_empty() && kinds.plans.iter().all(|plan| plan.candidate.is_none())
     }
 
-    /// Takes the batch that is sent now to a device of this kind, which is expected to be free at `free_at`: appends its members. `None` if none may
-    /// be sent, which is so when giving up what held it below the target has moved its window, or when a grant crossed
-    /// a change of the queue.
+    /// Takes the batch that is sent now to a device of this kind, expected to be free at `free_at`,
+    /// and appends its members. `None` if no batch may be sent. One cause: its window has moved,
+    /// because heads that held it below the target were given up. Another cause: a grant crossed a
+    /// change of the queue.
     #[inline(always)]
     pub fn take(
         &mut self,
@@ -513,7 +539,8 @@ impl ModelQueue {
         let start = arrives.max(free_at);
         let bound = if waited || start > arrives { StartBound::Device } else { formed.bound };
         let deadline = formed.prefix.deadline;
-        // The guess of a probe would make the device look busy, and others would be refused for it.
+        // The guess of a probe would make the device look busy, so that other requests would be
+        // refused.
         let expected = if self.tries_guess { measured.known_latency(size) } else { measured.latency(size) };
         self.tries_guess &= self.batcher.queue.weight() > 0;
         let latest = if *drop == DropPolicy::None { Time::MAX } else { deadline - profile.latency(size) };
@@ -521,7 +548,8 @@ impl ModelQueue {
         Some(Departure { size, arrives, start, expected, reason })
     }
 
-    /// A plan passes over the requests with a deadline before this time: its devices are too slow. `None`: it passes over all requests.
+    /// A plan passes over the requests with a deadline before this time: its devices are too slow.
+    /// `None`: it passes over all requests.
     fn passed(&self, now: Time, free_at: Time, plan: usize) -> Option<Time> {
         match self.batcher.kinds.plans.len() {
             1 => Some(Time::ZERO),
@@ -529,7 +557,8 @@ impl ModelQueue {
         }
     }
 
-    /// The batch that starts now, with what it costs to give up: what a slower kind cannot make good use of is left to the faster ones.
+    /// The batch that starts now. Requests may be given up for a batch of the fastest kind. A
+    /// slower kind gives up no requests; it leaves them to the faster kinds.
     fn starting(&mut self, now: Time, free_at: Time, plan: usize, passed: Time) -> Option<Formed> {
         let gives_up = plan == self.batcher.kinds.fastest && passed == Time::ZERO;
         if let Some(from) = self.slide(now, free_at, plan, passed) {
@@ -542,7 +571,8 @@ impl ModelQueue {
         self.batcher.starting(now, free_at, plan, Time::ZERO)
     }
 
-    /// All that waits, if it was the candidate and may leave together now, on a free device of the only kind. Then nothing has to be given up.
+    /// All waiting requests, if they were the candidate and may leave together now on a free device
+    /// of the only kind. Then no request has to be given up.
     fn whole(&mut self, now: Time, free_at: Time) -> Option<Prefix> {
         let former = self.elision.whole()?;
         if self.has_target() {
@@ -556,7 +586,7 @@ impl ModelQueue {
         matches!(self.batcher.drop, DropPolicy::WindowDrop | DropPolicy::Adaptive)
     }
 
-    /// [`Batcher::slide`], of the policies that do.
+    /// [`Batcher::slide`], for the drop policies with a target.
     fn slide(&mut self, now: Time, free_at: Time, plan: usize, from: Time) -> Option<Time> {
         if !self.has_target() {
             return None;
@@ -576,7 +606,7 @@ impl ModelQueue {
         }
     }
 
-    /// Drops the hopeless and those whose time in the queue is up.
+    /// Drops the hopeless requests and the requests whose time in the queue is up.
     fn expire(&mut self, now: Time) {
         if now < self.wake && self.waiters.is_empty() && self.batcher.queue.next_due().is_none_or(|due| due > now) {
             return;

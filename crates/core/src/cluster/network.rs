@@ -1,14 +1,14 @@
-//! What messages between the scheduler, the frontends and the devices may take.
+//! How long messages between the scheduler, the frontends and the devices may take.
 
 use serde::{Deserialize, Serialize};
 
 use crate::time::Duration;
 
-/// The network's part of a request's time, as high percentiles: the scheduler plans with the worst it has to expect
-/// (Symphony §4.3, §5.6, appendix D). All zero, the default, where there is no network.
+/// The network's part of a request's time, in high percentiles: the scheduler plans with the worst
+/// expected delays (Symphony §4.3, §5.6, appendix D). Without a network all are zero, the default.
 ///
-/// A batch of `b` items is sent [`NetworkBudget::delay`]`(b)` before it can start: the device gets the metadata and then fetches
-/// the inputs from the frontends.
+/// A batch of `b` items is sent [`NetworkBudget::delay`]`(b)` before it can start: the device gets
+/// the metadata and then fetches the inputs from the frontends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct NetworkBudget {
     /// `d_ctrl`: a message from the scheduler to a device.
@@ -20,12 +20,13 @@ pub struct NetworkBudget {
 }
 
 impl NetworkBudget {
-    /// `d_ctrl + d_data * items`: from the decision to the instant at which the batch can start.
+    /// `d_ctrl + d_data * items`: the time from the decision to the instant at which the batch can
+    /// start.
     pub const fn delay(&self, items: u32) -> Duration {
         Duration::from_nanos(self.control.as_nanos().saturating_add(self.data.saturating_mul(items as u64).as_nanos()))
     }
 
-    /// What has to be expected of both: the worse of each part.
+    /// The worse of both budgets, for each part.
     #[must_use]
     pub fn worse(self, other: NetworkBudget) -> NetworkBudget {
         NetworkBudget {

@@ -1,4 +1,4 @@
-//! Whose turn it is.
+//! The order in which candidates get devices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,26 +8,32 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
-/// In which order candidates that wait for nothing but a device get one, those of all models.
+/// The order in which candidates get devices, among the candidates of all models that wait only for
+/// a device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Shortest feasible first: where all that waits could be run before the first of it has to start, no order costs a deadline, and what takes the least
-    /// device time an item goes first (Smith's rule), if a quarter less; everywhere else as [`Order::Urgency`].
+    /// Shortest feasible first. If all waiting candidates could run before the first of them must
+    /// start, no order costs a deadline. Then the candidate with the least device time an item goes
+    /// first (Smith's rule), provided that it takes a quarter less. In all other cases as
+    /// [`Order::Urgency`].
     #[default]
     Shortest,
-    /// The one that has to start first (Symphony §3.2): earliest deadline first, less what the batch takes.
+    /// The candidate that must start first (Symphony §3.2): earliest deadline first, less the time
+    /// of the batch.
     Urgency,
-    /// Fair shares of the device time: the model whose next batch begins earliest in the time of start-time fair queueing (Goyal, Vin and Cheng 1996, §2), all
-    /// models with the same weight, and of those the most urgent. Who asks for less than its share gets all of it, whatever the others ask for.
+    /// Fair shares of the device time. The model whose next batch begins earliest goes first, in
+    /// the time of start-time fair queueing (Goyal, Vin and Cheng 1996, §2). Among equals the most
+    /// urgent goes first. All models have the same weight. A model that asks for less than its
+    /// share gets all that it asks for, even if other models ask for more.
     Fair,
 }
 
 impl Order {
-    /// All there are.
+    /// All orders.
     pub const ALL: [Order; 3] = [Order::Shortest, Order::Urgency, Order::Fair];
 
-    /// As it is written.
+    /// The order's name in configuration and messages.
     pub fn name(self) -> &'static str {
         match self {
             Order::Shortest => "shortest",
@@ -37,31 +43,31 @@ impl Order {
     }
 }
 
-/// As [`Order::name`].
+/// Prints [`Order::name`].
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// Who says which order it is.
+/// How the order is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OrderPolicy {
-    /// It is this one.
+    /// Always this order.
     Fixed(Order),
-    /// The [`super::Rehearsal`], which begins with [`Order::Shortest`].
+    /// The [`super::Rehearsal`] chooses, and begins with [`Order::Shortest`].
     Rehearsed,
 }
 
 impl OrderPolicy {
     const REHEARSED: &str = "rehearsed";
 
-    /// As they are written, by the names of the orders.
+    /// The names of all policies: the names of the orders, and `rehearsed`.
     pub fn names() -> impl Iterator<Item = &'static str> {
         Order::ALL.into_iter().map(Order::name).chain([OrderPolicy::REHEARSED])
     }
 
-    /// What holds until something else is said.
+    /// The order at the beginning.
     pub fn first(self) -> Order {
         match self {
             OrderPolicy::Fixed(order) => order,
@@ -76,7 +82,7 @@ impl Default for OrderPolicy {
     }
 }
 
-/// A word that is no order.
+/// A name that no order policy has.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown order '{0}'; expected one of: {names}", names = OrderPolicy::names().collect::<Vec<_>>().join(", "))]
 pub struct UnknownOrder(String);
@@ -93,7 +99,7 @@ impl FromStr for OrderPolicy {
     }
 }
 
-/// As it is written.
+/// Prints the policy's name.
 impl fmt::Display for OrderPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -103,39 +109,41 @@ impl fmt::Display for OrderPolicy {
     }
 }
 
-/// The time of start-time fair queueing, on the devices of one kind: it goes on as device time is given out, to the begin of the batch that was granted last.
-/// A model's next batch begins in it where its last one ended, or now if that is later: who did not ask saves nothing up, and what others had meanwhile is
-/// held against nobody. So a candidate waits for no more than a batch of each other model, and what they are behind it.
+/// The time of start-time fair queueing, on the devices of one kind. With each grant, this time
+/// moves on to the begin of the granted batch. A model's next batch begins where its last batch
+/// ended, or now if that is later. A model that did not ask saves nothing up. Time that other
+/// models used meanwhile does not count against them. A candidate thus waits at most for a batch of
+/// each other model, and for the time that these models are behind it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FairTime {
     now: Time,
-    /// By model: where its last batch ended.
+    /// By model: the end of its last batch.
     ends: Vec<Time>,
 }
 
 impl FairTime {
-    /// At its begin, of so many models.
+    /// The beginning of time, for `models` models.
     pub fn new(models: usize) -> Self {
         FairTime { now: Time::ZERO, ends: vec![Time::ZERO; models] }
     }
 
-    /// There is another model.
+    /// Adds the next model.
     pub fn join(&mut self) {
         self.ends.push(Time::ZERO);
     }
 
-    /// Where a model's next batch begins.
+    /// The begin of a model's next batch.
     pub fn begin(&self, model: u32) -> Time {
         self.now.max(self.ends[model as usize])
     }
 
-    /// A model is granted a device.
+    /// Notes that a model is granted a device.
     pub fn granted(&mut self, model: ModelId) {
         self.now = self.begin(model.0);
         self.ends[model.0 as usize] = self.now;
     }
 
-    /// Its batch takes so long.
+    /// Notes how long the granted batch takes.
     pub fn runs(&mut self, model: ModelId, takes: Duration) {
         self.ends[model.0 as usize] += takes;
     }

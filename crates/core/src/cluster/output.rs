@@ -1,4 +1,4 @@
-//! What is decided about requests.
+//! The scheduler's decisions about requests.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,26 +6,28 @@ use super::reason::{DispatchReason, DropDetail};
 use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
-/// A decision.
+/// A decision about a batch or a request.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Output {
-    /// Send this batch now. The device runs it once it is there and what was sent before is done.
+    /// Send this batch now. The device runs it once it has arrived and the batches sent before are
+    /// done.
     Dispatch {
-        /// To be named in [`super::Scheduler::handle_completion`].
+        /// The id that [`super::Scheduler::handle_completion`] must name.
         batch: BatchId,
-        /// Where.
+        /// The device that runs the batch.
         device: DeviceId,
-        /// Of which model.
+        /// The batch's model.
         model: ModelId,
-        /// The requests, in queue order. To be given back with [`super::Scheduler::recycle`].
+        /// The requests, in queue order. The driver should return the vector with
+        /// [`super::Scheduler::recycle`].
         members: Vec<RequestId>,
         /// Items: the sum of the members' sizes.
         size: u32,
-        /// When it is planned to start: now, without a network.
+        /// When the batch is planned to start: now, without a network.
         start: Time,
-        /// `l(size)` on this device; of a probe as far as it is known.
+        /// `l(size)` on this device. With a probe in the batch, only the known part.
         expected: Duration,
-        /// Why now.
+        /// Why the batch leaves now.
         reason: DispatchReason,
     },
     /// This request will not run.
@@ -34,9 +36,9 @@ pub enum Output {
         request: RequestId,
         /// Its model.
         model: ModelId,
-        /// Why.
+        /// Why the request is dropped.
         reason: DropReason,
-        /// The numbers behind it.
+        /// The numbers behind the reason.
         detail: DropDetail,
     },
 }
@@ -44,42 +46,44 @@ pub enum Output {
 /// Why a request left the queue without running.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum DropReason {
-    /// It could not have met its deadline even alone: `now + l(size) > deadline`.
+    /// The request could not have met its deadline even alone: `now + l(size) > deadline`.
     Hopeless,
-    /// It would have held its batch below the target size ([`super::DropPolicy::WindowDrop`]).
+    /// The request would have held its batch below the target size
+    /// ([`super::DropPolicy::WindowDrop`]).
     Sacrificed,
-    /// Its `queue_expiry` passed, and its level says [`super::TimeoutAction::Reject`].
+    /// The request's `queue_expiry` passed, and its level says [`super::TimeoutAction::Reject`].
     QueueTimeout,
-    /// Its model was removed.
+    /// The request's model was removed.
     ModelRemoved,
-    /// It had no deadline, and waited for as long as it may ([`super::ModelOptions::max_wait`]).
+    /// The request had no deadline, and waited for as long as allowed
+    /// ([`super::ModelOptions::max_wait`]).
     WaitTooLong,
 }
 
 /// Why a request was not accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
 pub enum Reject {
-    /// Its level's queue has no room.
+    /// The queue of the request's level has no room.
     #[error("the queue is full: its bound is {bound} items")]
     QueueFull {
         /// [`super::PriorityLevel::max_queue`].
         bound: u32,
     },
-    /// It cannot meet its deadline even on an idle device.
+    /// The request cannot meet its deadline even on an idle device.
     #[error("the deadline cannot be met: execution takes {needed}, {allowed} are left")]
     DeadlineImpossible {
         /// `l(size)`.
         needed: Duration,
-        /// Time to the deadline.
+        /// Time left until the deadline.
         allowed: Duration,
     },
-    /// It is larger than a batch may be.
+    /// The request is larger than the largest batch.
     #[error("the request is larger than the largest batch ({max_batch})")]
     TooLarge {
         /// [`super::ModelOptions::max_batch`].
         max_batch: u32,
     },
-    /// There is no such model, or not any more.
+    /// The model does not exist, or was removed.
     #[error("there is no such model")]
     UnknownModel,
     /// A request of no items.
@@ -88,12 +92,12 @@ pub enum Reject {
     /// The model has no such priority level.
     #[error("the model has no such priority level")]
     UnknownLevel,
-    /// It has no deadline, and what waits before it takes longer than it may wait.
+    /// The request has no deadline, and would wait longer than allowed for the requests before it.
     #[error("it would wait for {wait} or longer; the bound is {bound}")]
     WaitTooLong {
-        /// How long what waits before it takes, at least.
+        /// How long the requests before it take, at least.
         wait: Duration,
-        /// How long it may wait ([`super::ModelOptions::max_wait`]).
+        /// How long the request may wait ([`super::ModelOptions::max_wait`]).
         bound: Duration,
     },
 }
@@ -103,9 +107,9 @@ pub enum Reject {
 pub struct Dropped {
     /// The request.
     pub request: RequestId,
-    /// Why.
+    /// Why the request left.
     pub reason: DropReason,
-    /// What it was judged by.
+    /// The numbers behind the reason.
     pub detail: DropDetail,
 }
 
@@ -114,12 +118,13 @@ pub struct Dropped {
 pub struct Departure {
     /// Items.
     pub size: u32,
-    /// When it gets to its device.
+    /// When the batch reaches its device.
     pub arrives: Time,
-    /// When it is planned to start: once it is there and the device is expected to be done with what it has.
+    /// When the batch is planned to start: once it has arrived and the device is expected to be
+    /// done with earlier batches.
     pub start: Time,
-    /// `l(size)` on its device; of a probe as far as it is known.
+    /// `l(size)` on its device. With a probe in the batch, only the known part.
     pub expected: Duration,
-    /// Why now.
+    /// Why the batch leaves now.
     pub reason: DispatchReason,
 }

@@ -1,4 +1,4 @@
-//! What a model's arrivals have been like lately: their rate and their time budgets.
+//! The rate and the time budgets of a model's recent arrivals.
 
 use crate::time::{Duration, Time};
 
@@ -9,22 +9,23 @@ const BUCKETS: usize = 10;
 
 /// Rate and mean time budget of the arrivals of the last second, in buckets of 100 ms.
 ///
-/// Needs no timer: buckets roll when it is told of an arrival or asked.
+/// The meter needs no timer: its buckets roll when an arrival is counted, or on request.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct RateMeter {
     filling: Bucket,
     /// When the bucket that is being filled is complete.
     end: Time,
-    /// Until when [`RateMeter::count`] may count: `end`, or [`Time::ZERO`] while no budget is known.
+    /// [`RateMeter::count`] may count before this time: `end`, or [`Time::ZERO`] while no budget is
+    /// known.
     counts_until: Time,
-    /// The bucket that is being filled: `now / BUCKET`.
+    /// The number of the bucket that is being filled: `now / BUCKET`.
     current: u64,
-    /// Buckets that have been lived through, the current one included; at most `BUCKETS + 1`.
+    /// Buckets since the beginning, the current one included; at most `BUCKETS + 1`.
     lived: u64,
     /// Complete buckets, a ring indexed by bucket number.
     complete: [Bucket; BUCKETS],
-    /// Over `complete`.
+    /// Sum over `complete`.
     sum: Bucket,
     /// Sum of the squares of the items, over `complete`.
     squares: u128,
@@ -60,7 +61,7 @@ fn end_of(bucket: u64) -> Time {
 }
 
 impl RateMeter {
-    /// A meter that has seen nothing.
+    /// A meter without arrivals.
     pub fn new(now: Time) -> Self {
         let current = now.as_nanos() / BUCKET.as_nanos();
         RateMeter {
@@ -75,8 +76,9 @@ impl RateMeter {
         }
     }
 
-    /// Counts an arrival of `items` with `budget` until its deadline (`Duration::MAX`: it has none).
-    /// Whether [`RateMeter::rate`] may have changed because a bucket is complete, or the first budget is known.
+    /// Counts an arrival of `items` with `budget` until its deadline (`Duration::MAX`: no
+    /// deadline). Returns whether [`RateMeter::rate`] may have changed because a bucket is
+    /// complete, or the first budget is known.
     pub fn arrival(&mut self, now: Time, items: u32, budget: Duration) -> bool {
         let rolled = self.roll(now);
         self.filling.items += u64::from(items);
@@ -90,13 +92,13 @@ impl RateMeter {
         rolled || is_first
     }
 
-    /// Whether [`RateMeter::arrival`] of a request with a deadline would answer false.
+    /// Whether [`RateMeter::arrival`] of a request with a deadline would return false.
     #[inline(always)]
     pub(super) fn may_count(&self, now: Time) -> bool {
         now < self.counts_until
     }
 
-    /// [`RateMeter::arrival`] of one item that has a deadline, where [`RateMeter::may_count`].
+    /// [`RateMeter::arrival`] of one item with a deadline, while [`RateMeter::may_count`] is true.
     #[inline(always)]
     pub(super) fn count(&mut self, budget: Duration) {
         self.filling.items += 1;
@@ -104,9 +106,9 @@ impl RateMeter {
         self.filling.budget += u128::from(budget.as_nanos());
     }
 
-    /// Completes the buckets that `now` has left behind; whether there was one.
+    /// Completes the buckets that end by `now`. Returns whether any was completed.
     pub fn roll(&mut self, now: Time) -> bool {
-        // Asked for every arrival, so that it costs no division.
+        // Called for every arrival, so that the common case costs no division.
         if now < self.end {
             return false;
         }
@@ -125,7 +127,7 @@ impl RateMeter {
             self.squares = self.squares + square(done.items) - square(old.items);
         }
         if steps > BUCKETS as u64 + 1 {
-            // Longer ago than the meter looks back: nothing is left.
+            // A gap longer than the meter's memory: no old bucket counts.
             self.complete = [Bucket::default(); BUCKETS];
             self.sum = Bucket::default();
             self.squares = 0;
@@ -143,8 +145,8 @@ impl RateMeter {
         (buckets > 0).then(|| self.sum.items as f64 / (buckets as f64 * BUCKET.as_secs_f64()))
     }
 
-    /// Variance of the rate from one bucket to the next, (requests per second)^2: how bursty the arrivals are. Zero before the second
-    /// bucket is complete.
+    /// Variance of the rate from one bucket to the next, (requests per second)^2. It tells how
+    /// bursty the arrivals are. Zero before the second bucket is complete.
     pub fn variance(&self) -> f64 {
         let buckets = self.lived.min(BUCKETS as u64) as f64;
         if buckets < 2.0 {
@@ -155,12 +157,14 @@ impl RateMeter {
         items_variance.max(0.0) / BUCKET.as_secs_f64().powi(2)
     }
 
-    /// What [`RateMeter::variance`] would be of requests that come independently of each other, one item each, at the same rate.
+    /// The value of [`RateMeter::variance`] if requests of one item came independently of each
+    /// other, at the same rate.
     pub fn even_variance(&self) -> f64 {
         self.rate().map_or(0.0, |rate| rate / BUCKET.as_secs_f64())
     }
 
-    /// Mean time from arrival to deadline of the arrivals that have one, those of the bucket being filled included.
+    /// Mean time from arrival to deadline, over the arrivals with a deadline. The bucket being
+    /// filled counts too.
     pub fn budget(&self) -> Option<Duration> {
         let bounded = self.sum.bounded + self.filling.bounded;
         let total = self.sum.budget + self.filling.budget;
@@ -227,7 +231,7 @@ mod tests {
         let mut bursts = RateMeter::new(ms(0));
         for t in 0..2000 {
             even.arrival(ms(t), 1, Duration::MAX);
-            // All of 200 ms at once: 200 items in every other bucket.
+            // All arrivals of 200 ms at once: 200 items in every other bucket.
             if t % 200 == 0 {
                 bursts.arrival(ms(t), 200, Duration::MAX);
             }

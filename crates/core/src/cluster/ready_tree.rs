@@ -1,17 +1,19 @@
-//! Which device can start a batch by a given time: the smallest id first.
+//! Finds the smallest device id that can start a batch by a given time.
 
 use super::id_set::IdSet;
 use crate::time::Time;
 
-/// For dense ids, each with an instant: the smallest id whose instant is not after a given one.
+/// Holds one instant for each dense id, and finds the smallest id whose instant is at or before a
+/// given time.
 ///
-/// A binary tree of minima over the ids. Two heaps, one by id and one by instant, do not answer it: the free device with the smallest
-/// id is wanted among those that will be free in time, and that is a different set for every time. `O(log n)` an operation; nothing is
-/// allocated but when an id is added. Those that are ready at once, nearly all that are ready where no batch is sent ahead, are a set beside the
-/// tree, which takes far fewer steps.
+/// A binary tree of minima over the ids. Two heaps, one by id and one by instant, could not answer
+/// this question: each time has another set of devices that will be free in time. `O(log n)` an
+/// operation. The tree allocates only when an id is added. Ids that are ready at once are in a set
+/// beside the tree, which takes far fewer steps. If no batch is sent ahead, nearly all ready ids
+/// are in this set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadyTree {
-    /// Those whose instant is [`Time::ZERO`]. They are absent from the tree.
+    /// The ids whose instant is [`Time::ZERO`]. They are absent from the tree.
     at_once: IdSet,
     /// A complete tree, root at 1, the leaf of id `i` at `leaves + i`; absent: `Time::MAX`.
     minima: Vec<Time>,
@@ -50,19 +52,19 @@ impl ReadyTree {
         }
     }
 
-    /// The earliest instant of all; `Time::MAX`: there is none.
+    /// The earliest instant of all; `Time::MAX`: no id has an instant.
     pub fn earliest(&self) -> Time {
         if self.at_once.is_empty() { self.later() } else { Time::ZERO }
     }
 
-    /// The earliest of those that are not ready at once.
+    /// The earliest instant in the tree, so without the ids that are ready at once.
     fn later(&self) -> Time {
         self.minima.get(1).copied().unwrap_or(Time::MAX)
     }
 
     /// The smallest id whose instant is `limit` or before.
     pub fn first_by(&self, limit: Time) -> Option<u32> {
-        // Who is absent is not found by any limit.
+        // Absent ids have `Time::MAX` and must not match any limit.
         let limit = limit.min(Time::from_nanos(u64::MAX - 1));
         let at_once = self.at_once.first();
         if self.later() > limit {
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Against a plain table.
+        /// Compares with a plain table.
         #[test]
         fn finds_what_a_scan_finds(steps in prop::collection::vec((0..40u32, 0..9u64, 0..9u64), 0..120)) {
             let (mut tree, mut table) = (ReadyTree::default(), vec![Time::MAX; 40]);

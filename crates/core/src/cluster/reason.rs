@@ -1,51 +1,56 @@
-//! Why a batch left when it did, and why a request did not: the numbers behind a decision.
+//! The numbers behind a decision: why a batch left when it did, and why a request was dropped.
 
 use serde::{Deserialize, Serialize};
 
 use crate::time::{Duration, Time};
 
-/// What decided when a batch starts.
+/// The rule that decided when a batch starts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum StartBound {
-    /// It cannot grow: it starts as soon as it can.
+    /// The batch cannot grow: it starts as soon as possible.
     Full,
-    /// One more request could no longer join in time: `d - l(b+1)` ([`super::DispatchPolicy::Deferred`]).
+    /// One more request could no longer join in time: `d - l(b+1)`
+    /// ([`super::DispatchPolicy::Deferred`]).
     Frontrun,
-    /// The last moment: `d - l(b)` ([`super::DispatchPolicy::Latest`], or no policy waits longer).
+    /// The last moment: `d - l(b)`. Under [`super::DispatchPolicy::Latest`], or because no policy
+    /// waits longer.
     Latest,
     /// The first request has waited for the configured delay ([`super::DispatchPolicy::Timeout`]).
     Timeout,
-    /// The wake margin before a member would have been lost.
+    /// The last moment less the wake margin.
     WakeMargin,
-    /// It may start at once ([`super::DispatchPolicy::Eager`], or there is no deadline to count back from).
+    /// The batch may start at once: under [`super::DispatchPolicy::Eager`], or because no deadline
+    /// gives a time to count back from.
     Eager,
-    /// Its window was open, and it waited for a device.
+    /// The batch's window was open, and it waited for a device.
     Device,
 }
 
-/// Why a batch leaves now: the numbers that decided it.
+/// The numbers that decided why a batch leaves now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DispatchReason {
-    /// What it waited for last.
+    /// The last thing that the batch waited for.
     pub bound: StartBound,
-    /// When its window opened; before the start if it waited for a device or if the last arrival moved it.
+    /// When the window opened. The window opened before the start if the batch waited for a device,
+    /// or if the last arrival moved the window.
     pub exec: Time,
-    /// When its window closes: `d - l(b)`; `Time::MAX` if nothing is lost by waiting.
+    /// When the window closes: `d - l(b)`. `Time::MAX` if waiting loses no request.
     pub latest: Time,
-    /// `d`, the earliest deadline in it, without the reply's delay.
+    /// `d`, the earliest deadline in the batch, without the reply's delay.
     pub deadline: Time,
     /// Items that stay in the queue.
     pub left: u32,
 }
 
-/// What a dropped request was judged by.
+/// The numbers that led to a request's drop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DropDetail {
-    /// Its items.
+    /// Items of the request.
     pub size: u32,
-    /// When its batch had to be done, without the reply's delay.
+    /// When the request's batch had to be done, without the reply's delay.
     pub deadline: Time,
-    /// The least time that it needed, alone and on an idle device: `l(size)` and the way there.
+    /// The least time that the request needed, alone and on an idle device: `l(size)` and the way
+    /// to the device.
     pub needed: Duration,
     /// The batch size that the window drop aimed at; 0 where the policy has no target.
     pub target: u32,

@@ -1,4 +1,4 @@
-//! The requests of one model that wait, in the order in which they are served.
+//! The waiting requests of one model, in the order in which they are served.
 
 use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
@@ -10,30 +10,33 @@ use super::request::{PriorityLevel, Request, TimeoutAction};
 use crate::ids::RequestId;
 use crate::time::Time;
 
-/// Names a request that waits to the queue that it waits in, to cancel it. Never given out twice by a queue: a ticket of a request that
-/// has left names nothing.
+/// Names a waiting request in its queue, so that it can be cancelled. A queue never gives a ticket
+/// out twice: the ticket of a request that has left names no request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Ticket {
     index: u32,
-    /// Of the request, which no other of the queue has had: the generation of the entry.
+    /// The request's sequence number, unique in its queue: the generation of the entry.
     sequence: u64,
 }
 
-/// The requests of one model that wait, in the order in which they are served.
+/// The waiting requests of one model, in the order in which they are served.
 ///
 /// The order is that of [`super::ModelQueue`].
 ///
-/// **Tiers.** A level is two tiers: the regular one, `2 * level`, and behind it those that were delayed, `2 * level + 1`.
+/// **Tiers.** A level has two tiers: the regular tier `2 * level`, and behind it the tier of
+/// delayed requests, `2 * level + 1`.
 ///
-/// **Line and strays.** Requests come nearly in the order of their deadlines. One that belongs at or near the end of its tier joins
-/// the tier's line, a list through the entries. Any other is a stray, in a heap. The head of a tier is the first of the line or the first of the
-/// strays.
+/// **Line and strays.** Requests come nearly in the order of their deadlines. A request that
+/// belongs at or near the end of its tier joins the tier's line, a list through the entries. Any
+/// other request is a stray, in a heap. The head of a tier is the first of the line or the first of
+/// the strays.
 ///
-/// **Cost.** `O(1)` an operation on a request in line and without a timer, `O(log n)` on any other; no allocation once the tables have
-/// grown.
+/// **Cost.** `O(1)` an operation on a request in line and without a timer, `O(log n)` on any other;
+/// no allocation once the tables have grown.
 ///
-/// **Layout.** The fields come in the order in which a request needs them. With thousands of models each request finds its queue's memory cold.
-/// [`RequestQueue::push_last`] reads only the first two cache lines, and writes the new entry and the one before it.
+/// **Layout.** The fields come in the order in which a request needs them. With thousands of models
+/// each request finds its queue's memory cold. [`RequestQueue::push_last`] reads only the first two
+/// cache lines, and writes the new entry and the one before it.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct RequestQueue {
@@ -52,7 +55,8 @@ pub(super) struct RequestQueue {
     timers: IndexedHeap<Time>,
 }
 
-/// The tiers of a queue. The first holds nearly all requests, so it has its place in the queue itself.
+/// The tiers of a queue. The first holds nearly all requests, so it has its place in the queue
+/// itself.
 #[derive(Debug)]
 #[repr(C)]
 struct Tiers {
@@ -70,13 +74,14 @@ struct Tier {
     weight: u64,
     /// The latest deadline that entered since the tier was empty.
     last_deadline: Time,
-    /// Of which level it is.
+    /// The tier's priority level.
     level: PriorityLevel,
     /// By entry: `(deadline, sequence)` of the requests that are not in line.
     strays: IndexedHeap<(Time, u64)>,
 }
 
-/// Requests in order of arrival, each with its entry and its sequence number. The first one waits; of the others some may have left.
+/// Requests in order of arrival, each with its entry and its sequence number. The first one waits;
+/// of the others some may have left.
 #[derive(Debug, Default)]
 struct Arrivals(VecDeque<(u32, u64)>);
 
@@ -88,15 +93,17 @@ pub(super) struct QueuedRequest {
     pub deadline: Time,
     pub arrival: Time,
     queue_expiry: Time,
-    /// When it is certain not to meet its deadline, if that is to be told by its own timer; else `Time::MAX`.
+    /// When a timer must report that the request cannot meet its deadline; `Time::MAX`: no timer is
+    /// needed.
     hopeless_at: Time,
-    /// [`VACANT`] once it has left.
+    /// [`VACANT`] once the request has left.
     sequence: u64,
     pub size: u32,
     tier: u32,
-    /// The entry before it in line, or `NONE`; `STRAY` if it is not in line.
+    /// The entry before the request in line, or `NONE`; `STRAY` if the request is not in line.
     before: u32,
-    /// The entry after it in line, or `NONE`. Of a vacant entry, the one that was vacated before it.
+    /// The entry after the request in line, or `NONE`. In a vacant entry: the entry that was
+    /// vacated before.
     after: u32,
 }
 
@@ -104,23 +111,24 @@ pub(super) struct QueuedRequest {
 const VACANT: u64 = u64::MAX;
 /// No entry.
 const NONE: u32 = u32::MAX;
-/// In place of the entry before a request that is not in line.
+/// The value of `before` in a request that is not in line.
 const STRAY: u32 = u32::MAX - 1;
-/// How many places before the end of its line a request may enter: enough for deadlines that jitter by a few gaps between arrivals.
+/// How many places before the end of its line a request may enter: enough for deadlines that jitter
+/// by a few gaps between arrivals.
 const NEAR_END: usize = 4;
 
 /// Why a request needs attention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Due {
     Hopeless(Ticket),
-    /// Its level says [`TimeoutAction::Reject`].
+    /// The level's action is [`TimeoutAction::Reject`].
     Expired(Ticket),
-    /// Its level says [`TimeoutAction::Delay`], and it has gone behind the others.
+    /// The level's action is [`TimeoutAction::Delay`], and the request has moved behind the others.
     Delayed,
 }
 
 impl RequestQueue {
-    /// An empty queue. No level at all is taken as one without a bound.
+    /// An empty queue. Without any level, it has one level without a bound.
     pub fn new(mut levels: Vec<PriorityLevel>) -> Self {
         if levels.is_empty() {
             levels.push(PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject });
@@ -173,7 +181,8 @@ impl RequestQueue {
         weight + u64::from(size) <= u64::from(bound)
     }
 
-    /// Adds a request, of a level that is there. `hopeless_at` is told by [`RequestQueue::pop_due`].
+    /// Adds a request of an existing level. [`RequestQueue::pop_due`] reports the request at
+    /// `hopeless_at`.
     pub fn push(&mut self, now: Time, request: &Request, hopeless_at: Time) -> Ticket {
         let Request { id, model: _, deadline, queue_expiry, level, size } = *request;
         let sequence = self.next_sequence;
@@ -207,7 +216,8 @@ impl RequestQueue {
         (*weight == 0 || *last_deadline <= deadline) && level.max_queue == u32::MAX
     }
 
-    /// [`RequestQueue::push`] of a request of one item and without a timer at the end of the first tier.
+    /// [`RequestQueue::push`] of a request of one item and without a timer at the end of the first
+    /// tier.
     #[inline(always)]
     pub fn push_last(&mut self, now: Time, id: RequestId, deadline: Time) -> Ticket {
         let sequence = self.next_sequence;
@@ -261,13 +271,13 @@ impl RequestQueue {
         index
     }
 
-    /// Whether a request is there.
+    /// Whether the ticket's request still waits.
     pub fn holds(&self, ticket: Ticket) -> bool {
         let Ticket { index, sequence } = ticket;
         sequence != VACANT && self.entries.get(index as usize).is_some_and(|waiting| waiting.sequence == sequence)
     }
 
-    /// Takes a request out, if it is there.
+    /// Takes a request out, if it still waits.
     pub fn remove(&mut self, ticket: Ticket) -> Option<QueuedRequest> {
         let Ticket { index, sequence } = ticket;
         let waiting =
@@ -277,8 +287,8 @@ impl RequestQueue {
         Some(waiting)
     }
 
-    /// Takes requests from the head of a tier for as long as they fit into `room` items, and appends them to `members`. Gives the
-    /// room that is left.
+    /// Takes requests from the head of a tier for as long as they fit into `room` items, and
+    /// appends them to `members`. Returns the remaining room.
     pub fn pop_into(&mut self, tier: usize, mut room: u32, members: &mut Vec<RequestId>) -> u32 {
         if self.sized == 0 && self.timers.is_empty() && self.tiers[tier].strays.is_empty() {
             return self.pop_line(tier, room, members);
@@ -296,7 +306,8 @@ impl RequestQueue {
         room
     }
 
-    /// [`RequestQueue::pop_into`] of a tier that is a line of requests of one item and without timers: the line is walked once, and its ends are set once.
+    /// [`RequestQueue::pop_into`] for a tier that is only a line of requests of one item without
+    /// timers. It walks the line once, and sets its ends once.
     fn pop_line(&mut self, tier: usize, room: u32, members: &mut Vec<RequestId>) -> u32 {
         let tier = &mut self.tiers[tier];
         let mut left = room;
@@ -328,8 +339,8 @@ impl RequestQueue {
         0..self.tiers.len()
     }
 
-    /// Whether `request`, which has no timer but perhaps its `queue_expiry`, would join the end of a tier that is not empty, and need no attention on
-    /// its own.
+    /// Whether `request` would join the end of a tier that is not empty, and need no timer. The
+    /// request must have no timer other than for its `queue_expiry`.
     pub fn joins_end(&self, request: &Request) -> bool {
         let tier = &self.tiers[request.level as usize * 2];
         request.queue_expiry == Time::MAX && tier.weight > 0 && tier.last_deadline <= request.deadline
@@ -345,8 +356,9 @@ impl RequestQueue {
         self.tiers[tier].last_deadline
     }
 
-    /// The deadline of the `n`th request of a tier from its end, the last one being the first; `None` if there are fewer, or if there are strays, so
-    /// that it would have to be searched for. `O(n)`.
+    /// The deadline of the `n`th request of a tier from its end; `n = 1` is the last request.
+    /// `None` if there are fewer requests, or if there are strays, which would make this a search.
+    /// `O(n)`.
     pub fn deadline_from_end(&self, tier: usize, n: u32) -> Option<Time> {
         let Tier { last, strays, .. } = &self.tiers[tier];
         let mut waiting = self.entries.get(*last as usize).filter(|_| strays.is_empty())?;
@@ -361,7 +373,8 @@ impl RequestQueue {
         self.head_index(tier).map(|index| &self.entries[index as usize])
     }
 
-    /// The first of a tier among those that are due at `from` or later, with the items of those before it. `O(those before it)`.
+    /// The first request of a tier that is due at `from` or later, and the items of the requests
+    /// before it. `O(n)` in the number of requests before it.
     pub fn head_from(&self, tier: usize, from: Time) -> Option<(&QueuedRequest, u64)> {
         let Tier { first, strays, .. } = &self.tiers[tier];
         let mut weight = 0;
@@ -381,7 +394,7 @@ impl RequestQueue {
         first.map(|waiting| (waiting, weight))
     }
 
-    /// The name of the head of a tier.
+    /// The ticket of the head of a tier.
     pub fn head_ticket(&self, tier: usize) -> Option<Ticket> {
         self.head_index(tier).map(|index| self.ticket(index))
     }
@@ -391,7 +404,8 @@ impl RequestQueue {
         self.entries[index as usize].size
     }
 
-    /// Hides the head of a tier from the order, to look at the next: its number for [`RequestQueue::put_back`].
+    /// Hides the head of a tier, so that the next request becomes the head. Returns the hidden
+    /// entry for [`RequestQueue::put_back`].
     pub fn set_aside(&mut self, tier: usize) -> Option<u32> {
         let index = self.head_index(tier)?;
         self.unlink(index);
@@ -405,9 +419,10 @@ impl RequestQueue {
         }
     }
 
-    /// Puts requests that were set aside, in the order in which they were, back into their places.
+    /// Puts requests back into their places. `aside` must be in the order in which they were set
+    /// aside.
     pub fn put_back(&mut self, aside: &[u32]) {
-        // Backwards, so that each that was in line was its first.
+        // Backwards, so that each request that was in line was its first.
         for &index in aside.iter().rev() {
             let QueuedRequest { deadline, sequence, tier, before, .. } = self.entries[index as usize];
             let tier = &mut self.tiers[tier as usize];
@@ -424,19 +439,20 @@ impl RequestQueue {
         }
     }
 
-    /// When [`RequestQueue::pop_due`] will have something.
+    /// When [`RequestQueue::pop_due`] will next report a request.
     pub fn next_due(&self) -> Option<Time> {
         self.timers.peek().map(|(at, _)| at)
     }
 
-    /// When the next request is lost for having waited too long (or for being hopeless, if that comes first).
+    /// When the next request is lost for having waited too long (or for being hopeless, if that
+    /// comes first).
     pub fn next_rejection(&self) -> Option<Time> {
         let (at, index) = self.timers.peek()?;
         let tier = self.entries[index as usize].tier as usize;
         (self.tiers[tier].level.timeout_action == TimeoutAction::Reject).then_some(at)
     }
 
-    /// The next request whose own timer is due, with what to do about it.
+    /// The next request whose own timer is due, and the reason.
     pub fn pop_due(&mut self, now: Time) -> Option<Due> {
         let (_, index) = self.timers.peek().filter(|(at, _)| *at <= now)?;
         let QueuedRequest { queue_expiry, hopeless_at, tier, .. } = self.entries[index as usize];
@@ -462,7 +478,7 @@ impl RequestQueue {
         }
     }
 
-    /// Keeps the order of arrival, or no longer.
+    /// Sets whether the order of arrival is kept.
     pub fn keep_arrivals(&mut self, keep: bool) {
         self.arrivals = keep.then(|| {
             let mut arrivals: Vec<_> =
@@ -478,7 +494,7 @@ impl RequestQueue {
         Some(self.entries[*index as usize].arrival)
     }
 
-    /// The entries in use, in no order that means anything.
+    /// The entries in use, in arbitrary order.
     fn occupied(&self) -> Vec<u32> {
         (0..self.entries.len() as u32).filter(|index| self.entries[*index as usize].sequence != VACANT).collect()
     }
@@ -621,7 +637,8 @@ impl IndexMut<usize> for Tiers {
 impl Arrivals {
     /// Adds the request that came last.
     fn add(&mut self, index: u32, sequence: u64, entries: &[QueuedRequest]) {
-        // As many as there are entries remain, so that this is paid for by as many requests that came.
+        // The clean-up keeps at most as many as there are entries. It thus costs no more than the
+        // arrivals since the last clean-up.
         if self.0.len() > 2 * entries.len() {
             self.0.retain(|(index, sequence)| entries[*index as usize].sequence == *sequence);
         }
@@ -639,7 +656,7 @@ impl Arrivals {
 }
 
 impl QueuedRequest {
-    /// When it needs attention on its own; `Time::MAX`: never.
+    /// When the request's timer fires; `Time::MAX`: never.
     fn timer(&self) -> Time {
         self.queue_expiry.min(self.hopeless_at)
     }
@@ -668,7 +685,8 @@ mod tests {
     }
 
     fn steps_below(size: u32) -> impl Strategy<Value = Vec<Step>> {
-        // Mostly in order, some a little out of order, some far out of it, some without a deadline.
+        // Mostly in order, some a little out of order, some far out of order, and some without a
+        // deadline.
         let deadline = prop_oneof![8 => 90..100u64, 2 => 0..100u64, 1 => Just(u64::MAX)];
         let step = prop_oneof![
             8 => (deadline, 1..size).prop_map(|(deadline, size)| Step::Push { deadline, size }),
@@ -684,7 +702,8 @@ mod tests {
     }
 
     proptest! {
-        /// A sorted map gives the same heads and the same first arrival after any operation, for requests in line and for strays.
+        /// A sorted map gives the same heads and the same first arrival after any operation, for
+        /// requests in line and for strays.
         #[test]
         fn is_served_in_order_of_deadline_and_arrival(steps in steps()) {
             let mut queue = RequestQueue::new(Vec::new());
@@ -736,7 +755,8 @@ mod tests {
         }
     }
 
-    /// One far deadline at the end of the line makes strays of all that follow; they are served first all the same.
+    /// A far deadline at the end of the line makes strays of all later requests. The strays are
+    /// still served first.
     #[test]
     fn a_patient_request_does_not_stand_in_the_way() {
         let mut queue = RequestQueue::new(Vec::new());

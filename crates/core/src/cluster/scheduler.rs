@@ -17,24 +17,27 @@ use crate::time::{Duration, Time};
 
 /// The cluster scheduler: requests and completions in, dispatches and drops out.
 ///
-/// It is one [`Shard`] with all models and the [`Matchmaker`], with messages between them that take no time. A driver on several threads
-/// runs the same parts with several shards.
+/// The scheduler is one [`Shard`] with all models, and the [`Matchmaker`]. Messages between them
+/// take no time. A driver on several threads runs the same parts with several shards.
 ///
-/// A pure state machine. The driver calls a `handle_*` (or a command: `add_*`, `remove_*`, `set_*`) with the time of the
-/// event, then takes every [`Scheduler::poll_output`], then asks [`Scheduler::poll_timeout`] when to call
-/// [`Scheduler::handle_timeout`] if nothing else happens before. A call too early, too late or once too
-/// often does no harm: whatever is due by the time of an event is done before the event.
+/// A pure state machine. The driver calls a `handle_*` (or a command: `add_*`, `remove_*`, `set_*`)
+/// with the time of the event. Then it takes every [`Scheduler::poll_output`], and asks
+/// [`Scheduler::poll_timeout`] when to call [`Scheduler::handle_timeout`] if no event comes before.
+/// A call too early, too late or once too often does no harm: all that is due by the time of an
+/// event is done before the event.
 ///
-/// Time never goes back: an event with an earlier time than its predecessor is taken as of the predecessor's.
+/// Time never goes back: an event with an earlier time than its predecessor is taken as of the
+/// predecessor's time.
 ///
-/// Each accepted request is answered exactly once: it is a member of one [`Output::Dispatch`], or is the subject of one [`Output::Drop`],
-/// or a [`Scheduler::handle_cancel`] returned `true` for it.
+/// Each accepted request is answered exactly once. It is a member of one [`Output::Dispatch`], or
+/// the subject of one [`Output::Drop`], or a [`Scheduler::handle_cancel`] returned `true`.
 #[derive(Debug)]
 pub struct Scheduler {
     shard: Shard,
     matchmaker: Matchmaker,
     stray_completions: u64,
-    /// What [`Scheduler::poll_timeout`] says. Before it, and unless the shard updates a queue or a device changes, there is nothing to exchange.
+    /// The value of [`Scheduler::poll_timeout`]. Before this time there is no message to exchange,
+    /// unless the shard updates a queue or a device changes.
     timeout: Option<(Time, TimeoutReason)>,
 }
 
@@ -44,7 +47,7 @@ impl Default for Scheduler {
     }
 }
 
-/// What a wake-up is for.
+/// Why the scheduler needs a wake-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimeoutReason {
     /// A candidate may start (its `exec`), and a device is free.
@@ -53,12 +56,12 @@ pub enum TimeoutReason {
     QueueDue(ModelId),
 }
 
-/// What has happened so far, in numbers.
+/// Counters since the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Batches dispatched.
     pub batches: u64,
-    /// Items in them.
+    /// Items in the dispatched batches.
     pub items: u64,
     /// Completions that named no running batch: late, duplicate, or of a removed device.
     pub stray_completions: u64,
@@ -67,7 +70,7 @@ pub struct Stats {
 }
 
 impl Scheduler {
-    /// Without models and devices.
+    /// A scheduler without models and devices.
     pub fn new() -> Self {
         Self::default()
     }
@@ -87,7 +90,8 @@ impl Scheduler {
         self.matchmaker.free_devices()
     }
 
-    /// When the next device is expected to be free: `Time::ZERO` if one is, `Time::MAX` if there is none at all.
+    /// When the next device is expected to be free: `Time::ZERO` if a device is free, `Time::MAX`
+    /// if there is no device at all.
     pub fn expected_free(&mut self) -> Time {
         self.matchmaker.expected_free()
     }
@@ -97,17 +101,17 @@ impl Scheduler {
         self.shard.queue(model).map_or(0, ModelQueue::target)
     }
 
-    /// What has happened so far.
+    /// The counters since the beginning.
     pub fn stats(&self) -> Stats {
         let (batches, items) = self.shard.started();
         let time_reversals = self.shard.time_reversals();
         Stats { batches, items, stray_completions: self.stray_completions, time_reversals }
     }
 
-    /// A request has arrived. The ticket is for [`Scheduler::handle_cancel`].
+    /// Takes a request that has arrived. The ticket is for [`Scheduler::handle_cancel`].
     ///
     /// # Errors
-    /// If it cannot be accepted; then it is answered by that, and nothing else will be said of it.
+    /// If the request cannot be accepted. The error is its answer, and no output will name it.
     pub fn handle_request(&mut self, now: Time, request: Request) -> Result<Ticket, Reject> {
         let now = self.advance(now);
         let updates = self.shard.updates();
@@ -118,8 +122,8 @@ impl Scheduler {
         Ok(ticket)
     }
 
-    /// A client is no longer interested. `true`: the request that `model` gave this ticket to was queued and has left. `false`: it is
-    /// not there any more (it runs, or was answered before).
+    /// A client has cancelled. `true`: the request that `model` gave this ticket to was queued and
+    /// has left. `false`: the request no longer waits (it runs, or was answered before).
     pub fn handle_cancel(&mut self, now: Time, model: ModelId, ticket: Ticket) -> bool {
         let now = self.advance(now);
         let left = self.shard.handle_cancel(now, model, ticket);
@@ -127,8 +131,8 @@ impl Scheduler {
         left
     }
 
-    /// A batch is done, well or badly: its device is free. One that does not run there (late, duplicate, unknown, of a removed
-    /// device) is counted and ignored.
+    /// A batch is done, well or badly: its device is free. A batch that does not run on this device
+    /// (late, duplicate, unknown, of a removed device) is counted and ignored.
     pub fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
         let now = self.advance(now);
         match self.matchmaker.completed(now, device, batch) {
@@ -137,7 +141,7 @@ impl Scheduler {
         }
     }
 
-    /// Does what is due.
+    /// Does all that is due by `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         self.advance(now);
     }
@@ -153,7 +157,8 @@ impl Scheduler {
         id
     }
 
-    /// Removes a model. Its queued requests are dropped, its running batches go on. Unknown: nothing happens.
+    /// Removes a model. Its queued requests are dropped, its running batches go on. For an unknown
+    /// model nothing happens.
     pub fn remove_model(&mut self, now: Time, model: ModelId) {
         let now = self.advance(now);
         if self.shard.remove_model(now, model) {
@@ -162,63 +167,68 @@ impl Scheduler {
         }
     }
 
-    /// Replaces a model's latency profiles, also for what is queued. Unknown: nothing happens.
+    /// Replaces a model's latency profiles, also for queued requests. For an unknown model nothing
+    /// happens.
     pub fn set_profile(&mut self, now: Time, model: ModelId, profiles: impl Into<DeviceProfiles>) {
         let now = self.advance(now);
         self.shard.set_profile(now, model, profiles);
         self.exchange(now);
     }
 
-    /// Replaces a model's dispatch policy, also for what is queued. Unknown: nothing happens.
+    /// Replaces a model's dispatch policy, also for queued requests. For an unknown model nothing
+    /// happens.
     pub fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         let now = self.advance(now);
         self.shard.set_dispatch(now, model, dispatch);
         self.exchange(now);
     }
 
-    /// Sets what a model does where it is adaptive, in place of what follows from the load of the moment ([`super::LoadRegime`]); `None`: that again.
-    /// Unknown: nothing happens.
+    /// Sets the behaviour of a model where it is adaptive; `None`: it follows from the load of the
+    /// moment ([`super::LoadRegime`]). For an unknown model nothing happens.
     pub fn set_behaviour(&mut self, now: Time, model: ModelId, behaviour: Option<Behaviour>) {
         let now = self.advance(now);
         self.shard.set_behaviour(now, model, behaviour);
         self.exchange(now);
     }
 
-    /// What a model does where it is adaptive; `None` if there is no such model.
+    /// The behaviour of a model where it is adaptive; `None` for an unknown model.
     pub fn behaviour(&self, model: ModelId) -> Option<Behaviour> {
         self.shard.queue(model).map(ModelQueue::behaviour)
     }
 
-    /// In which order the candidates of all models get devices ([`Matchmaker::set_order`]).
+    /// Sets the order in which the candidates of all models get devices
+    /// ([`Matchmaker::set_order`]).
     pub fn set_order(&mut self, now: Time, order: Order) {
         let now = self.advance(now);
         self.matchmaker.set_order(order);
         self.exchange(now);
     }
 
-    /// What [`Scheduler::set_order`] said last; at first [`Order::Shortest`].
+    /// The order set last by [`Scheduler::set_order`]; at first [`Order::Shortest`].
     pub fn order(&self) -> Order {
         self.matchmaker.order()
     }
 
-    /// Lets what waits for a model go without waiting for others to join, where its dispatch policy would make it wait
-    /// ([`DispatchPolicy::Timeout`]). Unknown: nothing happens.
+    /// Lets a model's waiting requests go, even if its dispatch policy would wait for others to
+    /// join ([`DispatchPolicy::Timeout`]). For an unknown model nothing happens.
     pub fn flush(&mut self, now: Time, model: ModelId) {
         let now = self.advance(now);
         self.shard.flush(now, model);
         self.exchange(now);
     }
 
-    /// How late the driver's wake-ups may come (zero at first, as in the simulator). A batch that is deferred on purpose starts
-    /// at least this much before the moment at which a member would be lost. It matters where `l(b+1)` is close to `l(b)`, so that
-    /// the schedulable window is narrower than the clock is punctual, and for queue expiries.
+    /// Sets how late the driver's wake-ups may come (zero at first, as in the simulator). A batch
+    /// that is deferred on purpose starts at least this much before the moment at which a member
+    /// would be lost. The margin matters for queue expiries, and where `l(b+1)` is close to `l(b)`:
+    /// the schedulable window is then narrower than the clock is punctual.
     pub fn set_wake_margin(&mut self, now: Time, margin: Duration) {
         let now = self.advance(now);
         self.shard.set_wake_margin(now, margin);
         self.exchange(now);
     }
 
-    /// What messages take (nothing at first), for all models and those to come. Requests that are queued keep the deadlines that they have.
+    /// Sets the network budget (zero at first) of all models, also of models added later. Queued
+    /// requests keep their deadlines.
     pub fn set_network(&mut self, now: Time, network: NetworkBudget) {
         let now = self.advance(now);
         self.matchmaker.set_sends_ahead(network.is_remote());
@@ -226,11 +236,14 @@ impl Scheduler {
         self.exchange(now);
     }
 
-    /// What messages take for one model, in place of what was said before: by the kind of device that runs its batches. Of other kinds, and of replies, which are
-    /// taken off deadlines before the kind is known, the worst of these is expected. Unknown: nothing happens.
+    /// Sets the network budgets of one model, in place of the former ones, by the kind of device
+    /// that runs its batches. For other kinds the worst of these budgets is expected. The same
+    /// holds for replies, which are taken off deadlines before the kind is known. For an unknown
+    /// model nothing happens.
     pub fn set_model_network(&mut self, now: Time, model: ModelId, networks: &[(DeviceKind, NetworkBudget)]) {
         let now = self.advance(now);
-        // Once there is a network for one, there is: it makes no difference to models that have none.
+        // With one remote model, sending ahead is on for all. Models without a network behave as
+        // before.
         if networks.iter().any(|(_, network)| network.is_remote()) {
             self.matchmaker.set_sends_ahead(true);
         }
@@ -238,7 +251,7 @@ impl Scheduler {
         self.exchange(now);
     }
 
-    /// Adds a device, free. There should be few kinds, numbered from 0: each costs every event a look.
+    /// Adds a device, free. Kinds should be few, numbered from 0: every event looks at each kind.
     pub fn add_device(&mut self, now: Time, kind: DeviceKind) -> DeviceId {
         let now = self.advance(now);
         let id = self.matchmaker.add_device(kind);
@@ -246,7 +259,8 @@ impl Scheduler {
         id
     }
 
-    /// Removes a device. The batches that were sent to it are no longer waited for. Unknown: nothing happens.
+    /// Removes a device. The batches that were sent to it are no longer waited for. For an unknown
+    /// device nothing happens.
     pub fn remove_device(&mut self, now: Time, device: DeviceId) {
         let now = self.advance(now);
         if let Some(kind) = self.matchmaker.remove_device(device) {
@@ -254,9 +268,10 @@ impl Scheduler {
         }
     }
 
-    /// When a device will probably be done with what others than the scheduler run there; `Time::ZERO`: there is nothing, as at first. Of the devices
-    /// that could take a batch the one that is done first is taken; none waits for it ([`Matchmaker::set_load`]). Nothing is due for it, so it needs no
-    /// time. Unknown: nothing happens.
+    /// Sets when a device will probably be done with work from outside the scheduler; `Time::ZERO`,
+    /// the default: there is no such work. Of the devices that could take a batch, the one that is
+    /// done first takes it; no batch waits for the load ([`Matchmaker::set_load`]). The load starts
+    /// no timer, so this call needs no time. For an unknown device nothing happens.
     pub fn set_load(&mut self, device: DeviceId, until: Time) {
         self.matchmaker.set_load(device, until);
     }
@@ -266,7 +281,7 @@ impl Scheduler {
         self.shard.poll_output()
     }
 
-    /// When to call [`Scheduler::handle_timeout`] if nothing happens before, and what for.
+    /// When to call [`Scheduler::handle_timeout`] if no event comes before, and why.
     pub fn poll_timeout(&self) -> Option<(Time, TimeoutReason)> {
         self.timeout
     }
@@ -280,12 +295,12 @@ impl Scheduler {
         }
     }
 
-    /// Gives the member vector of a dispatch back, for reuse.
+    /// Returns the member vector of a dispatch, for reuse.
     pub fn recycle(&mut self, members: Vec<RequestId>) {
         self.shard.recycle(members);
     }
 
-    /// Moves time on and does everything that was due by then.
+    /// Moves time on and does all that was due by then.
     fn advance(&mut self, now: Time) -> Time {
         let now = self.shard.handle_timeout(now);
         if self.timeout.is_some_and(|(at, _)| at <= now) {
@@ -294,8 +309,9 @@ impl Scheduler {
         now
     }
 
-    /// Carries the messages, until candidates or devices have run out. While no device can take one, candidates stay with their queues, and
-    /// only the newest of each is told once there is a device.
+    /// Exchanges messages until candidates or devices have run out. While no device can take a
+    /// batch, candidates stay with their queues. Once a device can, only the newest candidate of
+    /// each queue is sent.
     fn exchange(&mut self, now: Time) {
         self.matchmaker.set_time(now);
         while self.matchmaker.may_grant() || self.shard.has_answers() {

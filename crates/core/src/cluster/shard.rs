@@ -1,4 +1,4 @@
-//! Some of the models' queues, on one thread.
+//! A shard: the queues of some models, on one thread.
 
 use std::collections::VecDeque;
 
@@ -18,16 +18,19 @@ use crate::device_profiles::DeviceProfiles;
 use crate::ids::{BatchId, DeviceKind, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
-/// Spare vectors kept, at most.
+/// Most spare vectors that are kept.
 const MAX_SPARE: usize = 1024;
 
-/// A model of which nothing was heard for so long is asked for its demand. A part of the time that its meter looks back.
+/// A model computes its demand again after a silence of this length, which is a part of the time
+/// that its meter looks back.
 const SILENCE: Duration = Duration::from_millis(200);
 
-/// Some of the models' queues: what one thread works on (Symphony §4.2, several *ModelThreads* in one).
+/// The queues of some models, which one thread works on (Symphony §4.2, several *ModelThreads* in
+/// one).
 ///
-/// A pure state machine that knows nothing of the other shards. It talks with the matchmaker in messages, which may take
-/// any time on their way, as long as those of a kind arrive in the order in which they were sent:
+/// A pure state machine that knows nothing of the other shards and exchanges messages with the
+/// matchmaker. The messages may take any time on their way, as long as messages of one kind arrive
+/// in the order in which they were sent:
 ///
 /// | message | from | to | lost if a newer one comes first |
 /// |---|---|---|---|
@@ -35,25 +38,29 @@ const SILENCE: Duration = Duration::from_millis(200);
 /// | [`Grant`], [`Shard::handle_grant`] | matchmaker | shard | no |
 /// | [`Answer`], [`Shard::poll_answer`] | shard | matchmaker | no |
 ///
-/// After each event the driver takes, in this order, every [`Shard::poll_candidate`], every [`Shard::poll_answer`] (so that
-/// the matchmaker knows a model's new candidate when it hears what became of the last) and every [`Shard::poll_output`] (so
-/// that it has heard of a batch before the batch can complete). Then [`Shard::poll_timeout`] says when to call
-/// [`Shard::handle_timeout`] if nothing else happens before.
+/// After each event the driver takes first every [`Shard::poll_candidate`], then every
+/// [`Shard::poll_answer`], so that the matchmaker knows a model's new candidate when it hears the
+/// answer about the last one. Last come all [`Shard::poll_output`], so that the matchmaker knows a
+/// batch before the batch can complete. Then [`Shard::poll_timeout`] gives the time to call
+/// [`Shard::handle_timeout`] if no event comes before.
 ///
-/// **Races**, all of them ordinary: a grant that meets a queue that has changed since its candidate was sent (an arrival, a
-/// cancellation, an expiry, another profile) takes what may start by now, or is declined if nothing may. A grant for
-/// a model that was removed is declined. A grant of a device that was removed starts a batch there, as if the device had been removed a
-/// moment later.
+/// **Races**, all of them ordinary. A grant may meet a queue that has changed since its candidate
+/// was sent (an arrival, a cancellation, an expiry, another profile). The grant takes the batch
+/// that may start by now, or is declined if none may. A grant for a model that was removed is
+/// declined. A grant of a device that was removed starts a batch on this device, as if it had been
+/// removed a moment later.
 ///
-/// Time never goes back: an event with an earlier time than its predecessor is taken as of the predecessor's.
+/// Time never goes back: an event with an earlier time than its predecessor is taken as of the
+/// predecessor's time.
 #[derive(Debug)]
 pub struct Shard {
     now: Time,
-    /// By model, of whichever shard; `None`: another shard's, or removed.
+    /// By model, over all shards; `None`: a removed model, or one of another shard.
     members: Vec<Option<Box<Member>>>,
-    /// By model: when its queue needs attention, or earlier: it is set anew only when it comes first, or moves forward. The first is exact.
+    /// By model: when its queue needs attention, or earlier. An entry is updated only when it comes
+    /// first, or moves to an earlier time. The first entry is exact.
     wakes: IndexedHeap<Time>,
-    /// Models whose candidate is another than the one sent last.
+    /// Models whose candidate differs from the one sent last.
     changed: Vec<ModelId>,
     answers: VecDeque<Answer>,
     outputs: VecDeque<Output>,
@@ -62,19 +69,20 @@ pub struct Shard {
     shards: u64,
     /// Vectors given back by [`Shard::recycle`].
     spare: Vec<Vec<RequestId>>,
-    /// By kind: devices of the cluster.
+    /// By kind: number of the cluster's devices.
     devices: Vec<u32>,
-    /// Of this shard's models.
+    /// The demand of this shard's models.
     demand: Demand,
-    /// Of other shards' models.
+    /// The demand of other shards' models.
     other_demand: Demand,
-    /// For the demand of all models.
+    /// The regime for the demand of all models.
     regime: LoadRegime,
-    /// How often it has changed.
+    /// How often `regime` has changed.
     regimes: u64,
-    /// The models are being told of a new regime: should it change once more meanwhile, those told already learn it at their next event.
+    /// The models are being told of a new regime. If it changes once more meanwhile, the models
+    /// told already learn it at their next event.
     changing_regime: bool,
-    /// By model with a demand: when it is to be worked out again though nothing came.
+    /// By model with a demand: when the demand is computed again though no event came.
     quiet: IndexedHeap<Time>,
     wake_margin: Duration,
     network: NetworkBudget,
@@ -84,26 +92,26 @@ pub struct Shard {
     updates: u64,
 }
 
-/// A model of the shard, from the begin of a pair of cache lines on.
+/// A model of the shard, aligned to a pair of cache lines.
 #[derive(Debug)]
 #[repr(C, align(128))]
 struct Member {
     queue: ModelQueue,
-    /// By kind: what the matchmaker was told last.
+    /// By kind: the candidate that the matchmaker was told last.
     sent: Vec<Option<Candidate>>,
-    /// The regime that it was told of last: [`Shard::regimes`] by then.
+    /// The value of [`Shard::regimes`] when the model was last told the regime.
     regimes: u64,
-    /// The demand that is in the shard's sum.
+    /// The model's demand as counted in the shard's sum.
     counted: Demand,
-    /// It is in [`Shard::changed`].
+    /// The model is in [`Shard::changed`].
     changed: bool,
     /// When the queue needs attention, as of its last update.
     wake: Option<Time>,
 }
 
 impl Shard {
-    /// Shard `index` of `shards`, without models; the cluster has no device yet. Batch ids are given out so that no two shards
-    /// share one.
+    /// Shard `index` of `shards`, without models, for a cluster without devices. No two shards give
+    /// out the same batch id.
     pub fn new(index: u32, shards: u32) -> Self {
         assert!(index < shards, "shards are counted from zero");
         Shard {
@@ -133,17 +141,17 @@ impl Shard {
         }
     }
 
-    /// Which shard it is, and of how many.
+    /// The shard's index, and the number of shards.
     pub fn place(&self) -> (u32, u32) {
         (self.index, self.shards as u32)
     }
 
-    /// The model's queue, if it is there.
+    /// The model's queue, if this shard has the model.
     pub fn queue(&self, model: ModelId) -> Option<&ModelQueue> {
         Some(&self.members.get(model.0 as usize)?.as_deref()?.queue)
     }
 
-    /// Batches started, and the items in them.
+    /// Batches started, and the items in these batches.
     pub fn started(&self) -> (u64, u64) {
         (self.batches, self.items)
     }
@@ -153,22 +161,23 @@ impl Shard {
         self.time_reversals
     }
 
-    /// How often a queue was updated. After an event that has not moved it there is nothing to poll, and [`Shard::poll_timeout`] says what it said
-    /// before: so it is with most requests, which make a batch larger that will leave later.
+    /// How often a queue was updated. If an event does not change this number, there is nothing to
+    /// poll, and [`Shard::poll_timeout`] has not changed. This is the common case: most requests
+    /// only enlarge a batch that will leave later.
     pub fn updates(&self) -> u64 {
         self.updates
     }
 
-    /// A request has arrived. The ticket is for [`Shard::handle_cancel`].
+    /// Takes a request that has arrived. The ticket is for [`Shard::handle_cancel`].
     ///
     /// # Errors
-    /// If it cannot be accepted; then it is answered by that, and nothing else will be said of it.
+    /// If the request cannot be accepted. The error is its answer, and no output will name it.
     pub fn handle_request(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
         let now = self.advance(now);
         self.enqueue(now, request)
     }
 
-    /// [`Shard::handle_request`], when everything that was due by `now` was done.
+    /// [`Shard::handle_request`] after all that was due by `now` was done.
     #[inline(always)]
     pub(super) fn enqueue(&mut self, now: Time, request: &Request) -> Result<Ticket, Reject> {
         let member = member(&mut self.members, request.model).ok_or(Reject::UnknownModel)?;
@@ -179,8 +188,8 @@ impl Shard {
         Ok(ticket)
     }
 
-    /// A client is no longer interested. `true`: the request that `model` gave this ticket to was queued and has left. `false`: it is
-    /// not there any more (it runs, or was answered before).
+    /// A client has cancelled. `true`: the request that `model` gave this ticket to was queued and
+    /// has left. `false`: the request no longer waits (it runs, or was answered before).
     pub fn handle_cancel(&mut self, now: Time, model: ModelId, ticket: Ticket) -> bool {
         let now = self.advance(now);
         let left = member(&mut self.members, model).is_some_and(|member| member.queue.cancel(ticket));
@@ -190,7 +199,8 @@ impl Shard {
         left
     }
 
-    /// A device for one of the models: its batch starts, or the grant is declined, which [`Shard::poll_answer`] tells.
+    /// Takes a device for one of the models. The model's batch starts, or the grant is declined;
+    /// [`Shard::poll_answer`] gives the answer.
     pub fn handle_grant(&mut self, now: Time, grant: Grant) {
         let now = self.advance(now);
         let Grant { model, device, kind, free_at } = grant;
@@ -217,12 +227,14 @@ impl Shard {
         self.refresh(now, model);
     }
 
-    /// Does what is due. Gives the time as of which it was: `now`, or later if time went back.
+    /// Does all that is due. Returns the time as of which it was done: `now`, or later if time went
+    /// back.
     pub fn handle_timeout(&mut self, now: Time) -> Time {
         self.advance(now)
     }
 
-    /// Adds a model, which must be no shard's yet. The matchmaker gives ids out, and has to know the model before its candidate.
+    /// Adds a model, which no shard may have yet. The matchmaker gives out the id, and must know
+    /// the model before its candidate.
     pub fn add_model(&mut self, now: Time, model: ModelId, options: ModelOptions) {
         let now = self.advance(now);
         let mut queue = ModelQueue::new(now, options);
@@ -246,7 +258,8 @@ impl Shard {
         }));
     }
 
-    /// Removes a model; whether it was there. Its queued requests are dropped, its running batches go on. The matchmaker is to be told.
+    /// Removes a model. Returns whether this shard had the model. Its queued requests are dropped,
+    /// its running batches go on. The caller must tell the matchmaker.
     pub fn remove_model(&mut self, now: Time, model: ModelId) -> bool {
         self.advance(now);
         let Some(mut member) = self.members.get_mut(model.0 as usize).and_then(Option::take) else { return false };
@@ -259,28 +272,31 @@ impl Shard {
         true
     }
 
-    /// Replaces a model's latency profiles, also for what is queued. Unknown: nothing happens.
+    /// Replaces a model's latency profiles, also for queued requests. For an unknown model nothing
+    /// happens.
     pub fn set_profile(&mut self, now: Time, model: ModelId, profiles: impl Into<DeviceProfiles>) {
         let profiles = profiles.into();
         self.change(now, model, |queue| queue.set_profiles(now, &profiles));
     }
 
-    /// Replaces a model's dispatch policy, also for what is queued. Unknown: nothing happens.
+    /// Replaces a model's dispatch policy, also for queued requests. For an unknown model nothing
+    /// happens.
     pub fn set_dispatch(&mut self, now: Time, model: ModelId, dispatch: DispatchPolicy) {
         self.change(now, model, |queue| queue.set_dispatch(dispatch));
     }
 
-    /// Sets what a model does where it is adaptive; see [`super::Scheduler::set_behaviour`].
+    /// Sets the behaviour of a model where it is adaptive; see [`super::Scheduler::set_behaviour`].
     pub fn set_behaviour(&mut self, now: Time, model: ModelId, behaviour: Option<Behaviour>) {
         self.change(now, model, |queue| queue.set_behaviour(behaviour));
     }
 
-    /// Lets what waits for a model go without waiting for others to join; see [`super::Scheduler::flush`]. Unknown: nothing happens.
+    /// Lets a model's waiting requests go at once; see [`super::Scheduler::flush`]. For an unknown
+    /// model nothing happens.
     pub fn flush(&mut self, now: Time, model: ModelId) {
         self.change(now, model, |queue| queue.flush(now));
     }
 
-    /// How late the driver's wake-ups may come; see [`super::Scheduler::set_wake_margin`].
+    /// Sets how late the driver's wake-ups may come; see [`super::Scheduler::set_wake_margin`].
     pub fn set_wake_margin(&mut self, now: Time, margin: Duration) {
         let now = self.advance(now);
         self.wake_margin = margin;
@@ -292,7 +308,8 @@ impl Shard {
         }
     }
 
-    /// What messages take; see [`super::Scheduler::set_network`]. The matchmaker is to be told as well.
+    /// Sets the network budget; see [`super::Scheduler::set_network`]. The caller must tell the
+    /// matchmaker as well.
     pub fn set_network(&mut self, now: Time, network: NetworkBudget) {
         let now = self.advance(now);
         self.network = network;
@@ -304,12 +321,14 @@ impl Shard {
         }
     }
 
-    /// What messages take for one model; see [`super::Scheduler::set_model_network`]. The matchmaker is to be told as well. Unknown: nothing happens.
+    /// Sets the network budgets of one model; see [`super::Scheduler::set_model_network`]. The
+    /// caller must tell the matchmaker as well. For an unknown model nothing happens.
     pub fn set_model_network(&mut self, now: Time, model: ModelId, networks: &[(DeviceKind, NetworkBudget)]) {
         self.change(now, model, |queue| queue.set_networks(networks));
     }
 
-    /// How many devices of a kind the cluster has: for the staggered target, and for which candidates there are.
+    /// Sets how many devices of a kind the cluster has. The staggered target and the set of
+    /// candidates depend on this number.
     pub fn set_devices(&mut self, now: Time, kind: DeviceKind, devices: u32) {
         let now = self.advance(now);
         let index = kind.0 as usize;
@@ -328,19 +347,21 @@ impl Shard {
         }
     }
 
-    /// What this shard's models ask of the devices, for the other shards.
+    /// The demand of this shard's models, for the other shards.
     pub fn demand(&self) -> Demand {
         self.demand
     }
 
-    /// What the other shards' models ask of the devices. It may be out of date by a little: it changes ten times a second.
+    /// Sets the demand of the other shards' models. It may be a little out of date: it changes ten
+    /// times a second.
     pub fn set_other_demand(&mut self, now: Time, demand: Demand) {
         let now = self.advance(now);
         self.other_demand = demand;
         self.refresh_regime(now);
     }
 
-    /// The next model with a candidate for a kind of device that is another than the one that was polled last, with the newest.
+    /// The next model and kind of device whose candidate differs from the one polled last, with the
+    /// newest candidate.
     pub fn poll_candidate(&mut self) -> Option<(ModelId, DeviceKind, Option<Candidate>)> {
         while let Some(&model) = self.changed.last() {
             let mut next = None;
@@ -351,7 +372,7 @@ impl Shard {
                         continue;
                     }
                     if next.is_some() {
-                        // It has more to say.
+                        // The model has another candidate to report.
                         return next;
                     }
                     *sent = newest;
@@ -359,7 +380,8 @@ impl Shard {
                 }
                 member.changed = false;
             }
-            // At once, not when it is asked for once more: the order of what follows may not depend on whether somebody did.
+            // Popped now, not at the next poll: the order of later messages must not depend on
+            // whether another poll came.
             self.changed.pop();
             if next.is_some() {
                 return next;
@@ -383,13 +405,13 @@ impl Shard {
         self.outputs.pop_front()
     }
 
-    /// When to call [`Shard::handle_timeout`] if nothing happens before, and for which model: a candidate of it expires, or a request
-    /// becomes hopeless or has waited for too long.
+    /// When to call [`Shard::handle_timeout`] if no event comes before, and for which model. Then
+    /// its candidate expires, or a request becomes hopeless or has waited for too long.
     pub fn poll_timeout(&self) -> Option<(Time, ModelId)> {
         self.wakes.peek().map(|(at, model)| (at, ModelId(model)))
     }
 
-    /// Gives the member vector of a dispatch back, for reuse.
+    /// Returns the member vector of a dispatch, for reuse.
     pub fn recycle(&mut self, mut members: Vec<RequestId>) {
         if self.spare.len() < MAX_SPARE {
             members.clear();
@@ -405,7 +427,7 @@ impl Shard {
         }
     }
 
-    /// Moves time on and does everything that was due by then.
+    /// Moves time on and does all that was due by then.
     #[inline(always)]
     fn advance(&mut self, now: Time) -> Time {
         if now < self.now {
@@ -419,7 +441,7 @@ impl Shard {
         now
     }
 
-    /// Has every queue updated that something is due in.
+    /// Updates every queue in which anything is due.
     #[inline(never)]
     fn wake_up(&mut self, now: Time) {
         while let Some((at, model)) = self.wakes.peek()
@@ -433,7 +455,7 @@ impl Shard {
         }
     }
 
-    /// Has the queue work out its candidate and passes on what came of it.
+    /// Lets the queue compute its candidate, and passes the results on.
     fn refresh(&mut self, now: Time, model: ModelId) {
         let Some(member) = member(&mut self.members, model) else { return };
         self.updates += 1;
@@ -449,7 +471,8 @@ impl Shard {
                 member.changed = true;
                 self.changed.push(model);
             }
-            // It is what was sent once more: there is nothing to say, and no place to keep in the order.
+            // The candidate is the one sent last: there is nothing to report, and the model needs
+            // no place in the order.
             (true, false) => {
                 member.changed = false;
                 self.changed.retain(|changed| *changed != model);
@@ -471,7 +494,8 @@ impl Shard {
         }
     }
 
-    /// Corrects the first wakes until the first is exact. A wake may be earlier than its queue needs.
+    /// Corrects the first wakes until the first is exact. A wake may be earlier than its queue
+    /// needs.
     fn settle_first_wake(&mut self) {
         while let Some((at, model)) = self.wakes.peek() {
             match member(&mut self.members, ModelId(model)).and_then(|member| member.wake) {
@@ -484,7 +508,8 @@ impl Shard {
         }
     }
 
-    /// Keeps the sum of the demands, and has models that fell silent work theirs out again.
+    /// Keeps the sum of the demands up to date, and lets models that fell silent compute their
+    /// demand again.
     #[cold]
     fn demand_changed(&mut self, now: Time, model: ModelId) {
         self.quiet.set(model.0, now);
@@ -496,7 +521,7 @@ impl Shard {
             member.queue.refresh_demand(now);
             let demand = member.queue.demand();
             self.demand = self.demand.minus(std::mem::replace(&mut member.counted, demand)).plus(demand);
-            // At the end of time nobody falls silent any more.
+            // At the end of time no model falls silent any more.
             if demand != Demand::default() && now < Time::MAX {
                 self.quiet.set(model, now + SILENCE);
             }
@@ -504,8 +529,8 @@ impl Shard {
         self.refresh_regime(now);
     }
 
-    /// Works the regime out; if it is another, every candidate may have to start at another time. That is a scan over the models, but
-    /// regimes are sticky.
+    /// Computes the regime. If it has changed, every candidate may have to start at another time.
+    /// That is a scan over the models, but regimes are sticky.
     fn refresh_regime(&mut self, now: Time) {
         let devices = self.devices.iter().fold(0u32, |all, devices| all.saturating_add(*devices));
         let regime = self.regime.next(self.demand.plus(self.other_demand), devices);

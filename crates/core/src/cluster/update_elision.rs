@@ -1,4 +1,4 @@
-//! Which requests may join a queue without its candidate being worked out anew.
+//! Update elision: which requests may join a queue without an update of its candidate.
 
 use super::batcher::{Batcher, Formed, Prefix};
 use super::dispatch_policy::DispatchPolicy;
@@ -6,43 +6,51 @@ use super::messages::Candidate;
 use super::rate_meter::RateMeter;
 use crate::time::Time;
 
-/// The smallest candidate whose growth is foreseen before the rate of the arrivals is known. A request that came alone may stay alone. Foreseen growth would
-/// then cost a wake-up for nothing.
+/// The smallest candidate whose growth is foreseen before the rate of the arrivals is known. A
+/// request that came alone may stay alone. Foreseen growth would then cost a wake-up for nothing.
 const LEAST_FORESEEN: u32 = 2;
-/// Before the rate is known a candidate is foreseen to grow by as much again, or to this size: small ones have time.
+/// Before the rate is known, a candidate is foreseen to double, or to grow to this size: small
+/// candidates have time.
 const SMALL: u32 = 8;
 
-/// What may happen without an update, or with less than a whole one.
+/// Decides which events need no update of the candidate, or only a cheap update.
 ///
-/// Where the candidate was the whole queue, and others have joined at its end, it has only grown ([`Batcher::grow`]).
+/// If the candidate was the whole queue, and requests have joined at its end, the candidate has
+/// only grown ([`Batcher::grow`]).
 ///
-/// A candidate that cannot grow is not changed by who comes after it. One that grows and is deferred may start earlier with every request that joins;
-/// but as long as that is not before an update that is due anyway, nobody needs to know. So some growth is foreseen and [`super::ModelQueue::wake`]
-/// set to when a candidate of that size would start: most requests then cost no update, and a wake-up that comes too early is paid only where
-/// the growth does not come. The growth foreseen is the largest for which enough requests come by that time, at the rate of the last second.
+/// A candidate that cannot grow is not changed by later requests. A deferred candidate that grows
+/// may start earlier with every request that joins. This does not matter as long as the start is
+/// not before an update that is due anyway. Therefore some growth is foreseen, and
+/// [`super::ModelQueue::wake`] is set to when a candidate of that size would start. Then most
+/// requests cost no update. A wake-up comes too early only if the growth does not come. The
+/// foreseen growth is the largest for which enough requests come by that time, at the rate of the
+/// last second.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct UpdateElision {
     /// Items that may still join at the end of the queue.
     items: u32,
-    /// The candidate is full: it is not changed by whatever joins after it, also in a later tier.
+    /// The candidate is full: no request that joins after it changes it, also in a later tier.
     full: bool,
-    /// The time of `until` came before the growth did: none is foreseen until the batch has left.
+    /// The time of `until` came before the foreseen growth. No further growth is foreseen until the
+    /// batch has left.
     exhausted: bool,
     /// The last request needs no update.
     pub elided: bool,
     /// The tier that the candidate ends in.
     tier: usize,
-    /// When somebody joined it last, at its end, and was not elided.
+    /// When the last request that was not elided joined the candidate at its end.
     joined: Option<Time>,
-    /// The prefix in the candidate of the only plan. `None`: the candidate has not the whole queue, or may not grow.
+    /// The prefix in the candidate of the only plan. `None`: the candidate is not the whole queue,
+    /// or may not grow.
     whole: Option<Prefix>,
-    /// When the growth foreseen could let the candidate start.
+    /// When the foreseen growth could let the candidate start.
     pub until: Option<Time>,
 }
 
 impl UpdateElision {
-    /// So many items come to a tier; `at_end`: to its end, and nothing else follows from them.
+    /// Notes that `size` items join a tier. `at_end`: they join at its end, and have no other
+    /// effect.
     pub fn join(&mut self, now: Time, tier: usize, size: u32, at_end: impl FnOnce() -> bool) {
         let UpdateElision { items, tier: last, full, whole, .. } = *self;
         let at_end = (items > 0 || whole.is_some()) && (tier == last || full && tier > last) && at_end();
@@ -54,7 +62,8 @@ impl UpdateElision {
         self.joined = (!self.elided && self.whole.is_some()).then_some(now);
     }
 
-    /// Whether one item that joins the end of the first tier, and from which nothing else follows, needs no update: then [`UpdateElision::join_one`].
+    /// Whether one item needs no update if it joins the end of the first tier and has no other
+    /// effect. Then call [`UpdateElision::join_one`].
     #[inline(always)]
     pub fn takes_one(&self) -> bool {
         self.items > 0 && self.tier == 0
@@ -67,25 +76,28 @@ impl UpdateElision {
         (self.elided, self.joined) = (true, None);
     }
 
-    /// What the candidate of the only plan was made of, if nothing has happened at `now` but that others joined at its end.
+    /// The prefix of the only plan's candidate, if at `now` requests have only joined at its end.
     pub fn grows(&self, now: Time) -> Option<Prefix> {
         self.whole.filter(|_| self.joined == Some(now))
     }
 
-    /// What the candidate of the only plan was made of, if nothing has happened since but that others joined at its end.
+    /// The prefix of the only plan's candidate, if since its update requests have only joined at
+    /// its end.
     pub fn whole(&self) -> Option<Prefix> {
         self.whole
     }
 
-    /// How much the candidate of the only plan may grow without an update; by the rate of the arrivals, if there is a meter.
+    /// Computes how much the only plan's candidate may grow without an update, by the rate of the
+    /// arrivals if there is a meter.
     pub fn foresee(&mut self, now: Time, batcher: &mut Batcher, formed: &Formed, meter: Option<&RateMeter>) {
         let Formed { prefix, candidate, .. } = *formed;
         let Prefix { size, full, last_tier, .. } = prefix;
-        // Had the update been due for the growth, it would have come with a request.
+        // If the foreseen growth had come by `until`, a request would have caused this update
+        // before.
         let exhausted = self.exhausted || self.until.is_some_and(|until| until <= now);
         *self = UpdateElision { tier: last_tier, ..UpdateElision::default() };
         if matches!(&batcher.dispatch, DispatchPolicy::Timeout { preferred, .. } if !preferred.is_empty()) {
-            // Which preferred size is filled changes with every request.
+            // Every request may change which preferred size is filled.
             return;
         }
         if full {
@@ -94,7 +106,7 @@ impl UpdateElision {
         }
         self.exhausted = exhausted;
         self.whole = (u64::from(size) == batcher.queue.weight()).then_some(prefix);
-        // What may start already does not start later when it grows.
+        // A candidate that may start already does not start later when it grows.
         let starts = candidate.exec - candidate.delay;
         if exhausted || self.whole.is_none() || starts <= now {
             return;

@@ -1,4 +1,4 @@
-//! What a trial tries.
+//! The candidates of a trial.
 
 use super::closed_loop::ClosedLoop;
 use super::past::PastArrival;
@@ -10,22 +10,23 @@ use crate::cluster::load_regime::IMPATIENT_SIZE;
 use crate::cluster::model_options::ModelOptions;
 use crate::cluster::order::Order;
 
-/// How far a candidate waits.
+/// How far a candidate of a model waits.
 const WAITS: [u8; 3] = [0, 50, 100];
-/// What drops aim at, in throughput and size (percent). Of what fares alike the first stays: head drop, which tips over just above its capacity, is the
-/// last of those that all are tried with.
+/// The sizes that drops aim at, in throughput and size (percent). If some fare alike, the first of
+/// them stays. Head drop tips over just above its capacity, so it comes last among the first
+/// [`FIRST_AIMS`].
 const AIMS: [(u8, u8); 5] = [(ENOUGH, IMPATIENT_SIZE), (100, 100), (0, 100), (ENOUGH, 100), (80, 100)];
-/// So many of them are tried with all waits and limits.
+/// The first aims, which are tried with all waits and limits.
 const FIRST_AIMS: usize = 3;
-/// The largest batch, in throughput.
+/// The largest batch, in throughput (percent).
 const LIMITS: [u8; 4] = [0, ENOUGH, 100, 80];
 const FIRST_LIMITS: usize = 3;
-/// Percent of the executions that keep what was planned for them.
+/// The share of executions that finish within their planned time, percent.
 const KEPT: [Option<u8>; 3] = [Some(84), None, Some(98)];
-/// A model that can save less than this share of the mean over the models saves next to nothing.
+/// A model that can save less than this share of the mean over the models should not wait.
 const LITTLE: f64 = 1.0 / 8.0;
 
-/// One thing that a model may do otherwise.
+/// A single change to a model's behaviour.
 #[derive(Clone, Copy)]
 enum Change {
     Wait(u8),
@@ -34,7 +35,8 @@ enum Change {
     Kept(Option<u8>),
 }
 
-/// Where clients wait for answers (`None`: nowhere): a batch waits until all of them are in it.
+/// The setting in which a batch waits for all clients of its model. `None`: no model has clients
+/// that wait for answers.
 pub(super) fn together(stage: &Stage, current: &Setting) -> Option<Setting> {
     if stage.loops.iter().all(|closed| closed.clients().is_none()) {
         return None;
@@ -56,12 +58,16 @@ pub(super) fn together(stage: &Stage, current: &Setting) -> Option<Setting> {
     Some(Setting { behaviours, ..*current })
 }
 
-/// By model: whether waiting for company can save next to none of the device time that it can save in all models together.
+/// By model: whether waiting for company can save next to none of the device time that waiting can
+/// save in all models together.
 ///
-/// Example: one model has 200 requests a second of 0.1 ms and an SLO of 250 ms. Another has 1,800 of 3 ms and an SLO of 50 ms. If all wait for half of their
-/// way, fewer of the second are lost. The first would wait for 125 ms as well, and save no more than 20 ms of device time a second.
+/// Example: one model has 200 requests a second of 0.1 ms and an SLO of 250 ms. Another has 1,800
+/// of 3 ms and an SLO of 50 ms. If both wait half of their way, the second model loses fewer
+/// requests. The first would also wait, for 125 ms, and save no more than 20 ms of device time a
+/// second.
 pub(super) fn saves_little(stage: &Stage, past: &[PastArrival]) -> Vec<bool> {
-    // Of each model's request, seconds: what it takes alone, less its part of the largest batch.
+    // Seconds that one request of each model can save: its time alone, less its part of the largest
+    // batch.
     let of_one = stage.models.iter().map(|options| {
         let Some(options) = options else { return 0.0 };
         let (profile, most) = (options.profiles.first(), options.max_batch.max(1));
@@ -79,7 +85,8 @@ pub(super) fn saves_little(stage: &Stage, past: &[PastArrival]) -> Vec<bool> {
     saved.iter().map(|(_, sum)| *sum < least).collect()
 }
 
-/// What all models may do alike, in this order; margins are each model's own.
+/// The settings in which all models do the same, in the order of the trial. Margins are each
+/// model's own.
 pub(super) fn of_pool(stage: &Stage, order: Order) -> Vec<Setting> {
     let first = WAITS.into_iter().flat_map(|wait| {
         AIMS[..FIRST_AIMS].iter().flat_map(move |aim| {
@@ -95,7 +102,7 @@ pub(super) fn of_pool(stage: &Stage, order: Order) -> Vec<Setting> {
         .collect()
 }
 
-/// What differs from this in one thing, for all models or for one.
+/// The settings that differ from `setting` in one change, for one model or for all.
 pub(super) fn near(stage: &Stage, setting: &Setting, model: Option<usize>) -> Vec<Setting> {
     let waits = WAITS.into_iter().map(Change::Wait);
     let others = AIMS.into_iter().map(Change::Aim).chain(LIMITS.into_iter().map(Change::Limit));
@@ -103,7 +110,8 @@ pub(super) fn near(stage: &Stage, setting: &Setting, model: Option<usize>) -> Ve
     all.map(|change| changed(stage, setting, model, change)).collect()
 }
 
-/// The same in the other orders, if several models have turns and orders are tried.
+/// The same setting in the other orders, if several models take turns and the trial may change the
+/// order.
 pub(super) fn in_other_orders(stage: &Stage, setting: &Setting) -> Vec<Setting> {
     let several = stage.tries_orders && stage.models.iter().flatten().count() > 1;
     let others = Order::ALL.into_iter().filter(|order| several && *order != setting.order);
@@ -141,7 +149,8 @@ mod tests {
     use crate::profile::LatencyProfile;
     use crate::time::{Duration, Time};
 
-    /// Of three models, of which the second is gone; executions of the last take 10% more than its profile says.
+    /// Three models, of which the second is gone. Executions of the last take 10% more than its
+    /// profile says.
     fn stage() -> Stage {
         let profile = LatencyProfile::from_table(vec![Duration::from_millis(1)]).unwrap();
         let options = ModelOptions::new(profile, DispatchPolicy::Adaptive { consolidate: false }, DropPolicy::Adaptive);
@@ -181,7 +190,7 @@ mod tests {
         assert!(near(&stage(), &unset, None).iter().all(|other| *other == unset), "the rule has nothing to be varied");
     }
 
-    /// The first model saves 2 of 3 ms a request by company, the last 0.2 of 0.3 ms.
+    /// With company the first model saves 2 of 3 ms a request, the last 0.2 of 0.3 ms.
     #[test]
     fn a_model_that_saves_little_does_not_wait_because_others_do() {
         let mut stage = stage();

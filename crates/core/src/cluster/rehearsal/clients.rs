@@ -10,9 +10,10 @@ use crate::profile::LatencyProfile;
 use crate::time::{Duration, Time};
 
 const ADAPTIVE: DispatchPolicy = DispatchPolicy::Adaptive { consolidate: false };
-/// What a rehearsal may replay every 20 ms: about what 5% of a core does.
+/// Events that a rehearsal may replay every 20 ms: about as many as 5% of a core replays.
 const EVENTS: u64 = 5_000;
-/// Waits half of its way, in batches as large as deadlines allow: what issue 32 found a server at.
+/// Waits half of its way, in batches as large as deadlines allow. In issue 32 a server behaved like
+/// this.
 const WAITS: Behaviour = Behaviour { wait: 50, throughput: 94, size: 75, limit: 0, margin: 0 };
 
 fn us(us: u64) -> Duration {
@@ -22,22 +23,22 @@ fn us(us: u64) -> Duration {
 /// A model with its load.
 #[derive(Clone, Copy, Debug)]
 struct Load {
-    /// Of a batch: an item, and what it takes beside them.
+    /// The time of a batch: `alpha` for each item, and `beta` besides.
     alpha: Duration,
     beta: Duration,
     max_batch: u32,
     slo: Duration,
-    /// Clients that ask again, in the mean, so long after an answer.
+    /// Clients that ask again after their answer, on average `think` later.
     clients: u32,
     think: Duration,
-    /// Requests a second that wait for nobody.
+    /// Requests a second of clients that wait for no answer.
     open: f64,
 }
 
 /// How uneven executions are.
 #[derive(Clone, Copy, Debug)]
 struct Noise {
-    /// The share of them that somebody else's work holds up, and for how long at most.
+    /// The share of executions that other work on the machine holds up, and the longest hold-up.
     share: f64,
     most: Duration,
 }
@@ -55,20 +56,20 @@ const MLP: Load = Load {
     open: 0.0,
 };
 
-/// Who decides what the models do.
+/// The source of the models' behaviour.
 #[derive(Clone, Copy, Debug)]
 enum By {
-    /// A rehearsal that did this before.
+    /// A rehearsal that begins with this behaviour.
     Rehearsal(Option<Behaviour>),
     Fixed(Behaviour),
 }
 
-/// Something that happens.
+/// A request that will come.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Coming {
     at: Time,
     load: usize,
-    /// Whether somebody waits for its answer.
+    /// Whether a client waits for the answer.
     closed: bool,
 }
 
@@ -82,7 +83,7 @@ struct Server {
     coming: BinaryHeap<Reverse<Coming>>,
     running: Option<(Time, DeviceId, BatchId, Vec<RequestId>)>,
     requests: Vec<Coming>,
-    /// By load: good answers of the span that counts.
+    /// By load: good answers in the counted span.
     good: Vec<u64>,
 }
 
@@ -176,7 +177,7 @@ impl Server {
         self.scheduler.handle_completion(now, device, batch);
     }
 
-    /// Whose client waited for it asks again.
+    /// A client that waited for this answer asks again.
     fn answered(&mut self, now: Time, request: RequestId, lost: bool) {
         let coming = self.requests[request.0 as usize];
         if let Some(rehearsal) = &mut self.rehearsal {
@@ -218,37 +219,40 @@ impl Server {
     }
 }
 
-/// Good answers a second, all loads together, in the last 2 s of so many.
+/// Good answers a second, all loads together, in the last 2 s of `seconds`.
 fn served(loads: &[Load], noise: Noise, by: By, seed: u64, seconds: u64) -> f64 {
     Server::new(loads, noise, by, seed).run(us(seconds * 1_000_000), us(2_000_000)).iter().sum()
 }
 
-/// What the best of some fixed behaviours serves: at once, half of the way to the window and all of it, with and without a largest batch.
+/// The good answers of the best fixed behaviour. The behaviours start at once, half of the way to
+/// the window, or at the window, with and without a largest batch.
 fn best_fixed(loads: &[Load], noise: Noise, seed: u64) -> f64 {
     let limits = |wait| [0, 94].map(|limit| Behaviour { wait, limit, ..WAITS });
     let fixed = [0, 50, 100].into_iter().flat_map(limits);
     fixed.map(|behaviour| served(loads, noise, By::Fixed(behaviour), seed, 4)).fold(0.0, f64::max)
 }
 
-/// The server of issue 32 on a busy machine: of a hundred executions of 0.1 ms one takes up to 30 ms. A replay of
-/// the recorded arrivals then says that waiting loses nothing. But 32 clients that wait ask 256 times a second, not 10,000 times.
+/// The server of issue 32 on a busy machine: one of a hundred executions of 0.1 ms takes up to 30
+/// ms. A replay of the recorded arrivals would find that waiting loses nothing. But 32 clients that
+/// wait ask 256 times a second, not 10,000 times.
 #[test]
 fn clients_that_wait_are_not_kept_waiting_for_nothing() {
     let noise = Noise { share: 0.01, most: us(30_000) };
     let best = best_fixed(&[MLP], noise, 1);
     for by in [By::Rehearsal(None), By::Rehearsal(Some(WAITS))] {
         let rehearsed = served(&[MLP], noise, by, 1, 8);
-        // How often executions are held up in two seconds is chance, and differs by a tenth or two.
+        // The number of hold-ups in two seconds is chance, and differs by a tenth or two.
         assert!(rehearsed > 0.7 * best, "seed 1, {by:?}: {rehearsed}/s of {best}/s");
     }
 }
 
-/// Between two numbers, by their logarithm.
+/// A random number between two numbers, even in its logarithm.
 fn between(random: &mut Random, least: f64, most: f64) -> f64 {
     least * (most / least).powf(random.even())
 }
 
-/// A model that 1 to 256 clients ask, with an SLO of twice what its largest batch takes up to a thousand times what its smallest does.
+/// A model with 1 to 256 clients. The SLO lies between twice the time of the largest batch and a
+/// thousand times that of the smallest.
 fn closed_load(random: &mut Random) -> Load {
     let [alpha, beta] = [between(random, 1.0, 300.0) as u64, between(random, 60.0, 3_000.0) as u64];
     let slo = between(random, 2.0, 1_000.0) as u64 * (alpha + beta);
@@ -263,15 +267,17 @@ fn closed_load(random: &mut Random) -> Load {
     }
 }
 
-/// As many requests as its clients have when nobody waits, up to a third of what the device can do, come from elsewhere.
+/// Adds requests of clients that do not wait: as many as the waiting clients ask at most, up to a
+/// third of the device's capacity.
 fn half_open(load: Load) -> Load {
     let full = load.beta + load.alpha.saturating_mul(64);
     let asked = f64::from(load.clients) / (load.think + load.alpha + load.beta).as_secs_f64();
     Load { open: asked.min(64.0 / full.as_secs_f64() / 3.0), ..load }
 }
 
-/// What a seed stands for: the loads of all models, how uneven executions are, and what the server does at first. In every fourth seed half of a model's
-/// requests wait for nobody. Every fourth seed has two models, and one of them has no clients that wait.
+/// The case of a seed: the loads of all models, the noise of executions, and the server's first
+/// behaviour. In every fourth seed, half of a model's requests come from clients that do not wait.
+/// Every fourth seed has two models, and one of them has no clients that wait.
 fn case(seed: u64) -> (Vec<Load>, Noise, By) {
     let random = &mut Random(seed);
     let load = closed_load(random);
@@ -280,14 +286,14 @@ fn case(seed: u64) -> (Vec<Load>, Noise, By) {
         3 => vec![load, Load { clients: 0, ..half_open(closed_load(random)) }],
         _ => vec![load],
     };
-    // Executions that take as long as an SLO are late, whatever is done.
+    // An execution that takes as long as an SLO is late under every behaviour.
     let least = loads.iter().map(|load| load.slo.as_nanos() / 1_000).min().unwrap_or(0);
     let most = us((between(random, 500.0, 50_000.0) as u64).min(least / 4));
     let noise = if random.even() < 0.3 { QUIET } else { Noise { share: between(random, 0.001, 0.02), most } };
     (loads, noise, By::Rehearsal((random.even() < 0.5).then_some(WAITS)))
 }
 
-/// The share of what the best fixed behaviour serves that a rehearsal serves.
+/// The rehearsal's good answers, as a share of the best fixed behaviour's.
 fn share(seed: u64) -> f64 {
     let (loads, noise, by) = case(seed);
     let (best, rehearsed) = (best_fixed(&loads, noise, seed), served(&loads, noise, by, seed, 10));
@@ -295,10 +301,12 @@ fn share(seed: u64) -> f64 {
     rehearsed / best
 }
 
-/// With 200 seeds: `cargo test --release -p downbeat-core clients_of_many_seeds -- --ignored --nocapture`.
+/// With 200 seeds:
+/// `cargo test --release -p downbeat-core clients_of_many_seeds -- --ignored --nocapture`.
 #[test]
 fn what_is_chosen_serves_clients_as_well_as_the_best() {
-    // Clients of one model, half of a model, and one of two models; of no more requests a second than a test without optimisation has time for.
+    // Clients of one model, half of a model, and one of two models. Their rates are low enough for
+    // a test without optimisation.
     for seed in [4, 6, 3] {
         assert!(share(seed) > 0.9, "seed {seed}");
     }

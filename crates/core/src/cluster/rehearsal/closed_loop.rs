@@ -1,71 +1,79 @@
-//! Clients that ask again once they were answered.
+//! Detects clients that ask again only after their answer.
 
 use std::collections::VecDeque;
 
 use super::noise::{Random, Ring};
 use crate::time::{Duration, Time};
 
-/// A round lasts until each client has asked so often, in the mean: then the load is judged anew.
+/// A round lasts until each client has asked this often, on average. Then the load is judged again.
 const CIRCLES: u32 = 16;
-/// Arrivals of a round, at least.
+/// Fewest arrivals of a round.
 const SHORTEST_ROUND: u32 = 32;
-/// More clients are taken for a load that waits for nobody.
+/// With more clients, the load counts as one that does not wait for answers.
 const MOST: u32 = 256;
-/// A round in which more than one request in so many was lost says that the load goes on.
+/// If a round loses more than one request in this many, the load does not wait for answers.
 const LOST: u32 = 16;
-/// Standstills, times clients, that show a closed loop: by chance requests stay away so often once in e^16 times.
+/// Standstills, times clients, that prove a closed loop: by chance requests stay away so often once
+/// in e^16 times.
 const STANDSTILLS: u32 = 16;
-/// And so many standstills at least.
+/// A closed loop also takes at least this many standstills.
 const FEWEST_STANDSTILLS: u32 = 4;
-/// Arrivals over which the mean gap between two of them goes.
+/// The mean gap between two arrivals is over this many arrivals.
 const GAPS: f64 = 256.0;
-/// Pauses that are remembered: they change with what is done.
+/// Number of remembered pauses. Old pauses are forgotten, as pauses change with the behaviour.
 const PAUSES: usize = 128;
-/// After so long below the ceiling, clients have left.
+/// After this time below the ceiling, some clients have left.
 const MEMORY: Duration = Duration::from_millis(60_000);
 
-/// Whether a model's requests come from so many clients that each waits for its answer before it asks again (a closed loop): then what is decided
-/// changes when they come, and larger batches bring more of them. A benchmark does so, and a job that works through a list.
+/// Tells whether a model's requests form a closed loop: each of a number of clients waits for its
+/// answer before it asks again. In a closed loop the scheduler's decisions change when requests
+/// come, and larger batches bring more requests. Examples are a benchmark, and a job that works
+/// through a list.
 ///
-/// Two things show it. Both are about a ceiling: the most requests that were ever under way.
+/// Two signs show a closed loop. Both are about a ceiling: the most requests that were ever under
+/// way.
 ///
-/// - **The ceiling is met again and again**, while none is lost and clients spend less than half of their time on anything but waiting. Requests that
-///   wait for nobody reach their most once in thousands.
-/// - **Requests stay away at the ceiling.** Example: 32 clients ask 20,000 times a second, mostly busy with themselves, and at most 5 requests are under way. Once
-///   the device stands still for 100 ms, 32 are, and not the 2,000 that a load without feedback would send.
+/// - **The ceiling is met again and again**, while no request is lost and clients spend more than
+///   half of their time on waiting. Requests that do not wait for answers reach their maximum once
+///   in thousands.
+/// - **Requests stay away at the ceiling.** Example: 32 clients ask 20,000 times a second, mostly
+///   busy with themselves. At most 5 requests are under way. Then the device stands still for 100
+///   ms. Only 32 requests gather, not the 2,000 that a load without feedback would send.
 ///
-/// A load that was seen to be a closed loop stays one until more requests are under way than it has clients, or many are lost.
+/// A closed loop stays one until more requests are under way than it has clients, or until many are
+/// lost.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClosedLoop {
     under_way: u32,
-    /// The most that were under way in this round, and how often.
+    /// The most requests under way in this round, and how often that many were.
     most: u32,
     hits: u32,
     arrivals: u32,
     lost: u32,
-    /// Whether many were lost in the last round.
+    /// Whether the last round lost many requests.
     loses: bool,
     began: Time,
-    /// The most that were under way in the last minute, and when they were.
+    /// The most requests under way in the last minute, and when so many were last under way.
     ceiling: u32,
     met: Time,
-    /// Times since the ceiling rose at which no request came, at the ceiling, for as long as all clients mostly take to ask once.
+    /// Standstills since the ceiling rose. In a standstill no request comes, at the ceiling, for as
+    /// long as all clients together usually take to ask once.
     standstills: u32,
     last: Time,
-    /// Mean time between two arrivals, seconds, and of how many.
+    /// Mean time between two arrivals, seconds, and the number of gaps behind it.
     gap: f64,
     gaps: f64,
     /// When requests were answered whose clients have not asked again, the oldest first.
     answered: VecDeque<Time>,
-    /// What clients took between an answer and their next request, seconds.
+    /// Pauses between an answer and the client's next request, seconds.
     pauses: Ring<PAUSES>,
     clients: Option<u32>,
-    /// Whether answers are told at all.
+    /// Whether the driver reports answers at all.
     told: bool,
 }
 
 impl ClosedLoop {
-    /// A request came.
+    /// Notes that a request came.
     pub fn arrived(&mut self, at: Time) {
         self.under_way = self.under_way.saturating_add(1);
         match self.under_way.cmp(&self.most) {
@@ -93,7 +101,7 @@ impl ClosedLoop {
         }
     }
 
-    /// Requests were answered, or `lost`: that is an answer, too.
+    /// Notes that requests were answered. A lost request counts as answered too.
     pub fn answered(&mut self, at: Time, requests: u32, lost: bool) {
         self.told = true;
         self.lost += if lost { requests } else { 0 };
@@ -107,7 +115,7 @@ impl ClosedLoop {
         self.forget_clients(MOST);
     }
 
-    /// At the ceiling, nothing came for so long.
+    /// Notes that no request came for this long, at the ceiling.
     fn stood(&mut self, time: Duration) {
         if time.as_secs_f64() < self.gap * f64::from(self.ceiling) || self.ceiling > MOST {
             return;
@@ -119,17 +127,19 @@ impl ClosedLoop {
         }
     }
 
-    /// How many clients there are, if they wait for answers.
+    /// The number of clients, if they wait for answers.
     pub fn clients(&self) -> Option<u32> {
         self.clients
     }
 
-    /// Whether answers are told: without them no load looks like a closed loop.
+    /// Whether the driver reports answers. Without these reports no load looks like a closed loop.
     pub fn is_told(&self) -> bool {
         self.told
     }
 
-    /// What another client takes before it asks again. `hopeful`: as where it has the machine to itself, which clients have beside whom the device waits.
+    /// A client's pause before it asks again, drawn from the measured pauses. `hopeful`: a quick
+    /// pause, as if the client had the machine to itself. If the device waits for clients, they are
+    /// quick.
     pub fn pause(&self, random: &mut Random, hopeful: bool) -> Duration {
         let draws = if hopeful { 4 } else { 1 };
         let drawn = (0..draws).filter_map(|_| self.pauses.draw(random)).min_by(f64::total_cmp);
@@ -154,7 +164,7 @@ impl ClosedLoop {
         (self.most, self.hits, self.arrivals, self.lost, self.began) = (0, 0, 0, 0, now);
     }
 
-    /// There are no more clients than these.
+    /// Lowers the ceiling: there are no more clients than this.
     fn lower(&mut self, ceiling: u32, now: Time) {
         if ceiling < self.ceiling {
             (self.ceiling, self.met, self.standstills) = (ceiling, now, 0);
@@ -162,7 +172,7 @@ impl ClosedLoop {
         }
     }
 
-    /// Keeps so many of those that were answered, the last: the others have left.
+    /// Keeps this many of the last answered clients: the others have left.
     fn forget_clients(&mut self, kept: u32) {
         let left = self.answered.len().saturating_sub(kept as usize);
         self.answered.drain(..left);
@@ -177,7 +187,8 @@ mod tests {
         Time::from_nanos(nanos)
     }
 
-    /// What a device of batches of half of what is under way makes of `clients`, and of requests that come by chance.
+    /// The judgement on `clients`, or on requests that come by chance, with a device whose batches
+    /// are half of the requests under way.
     fn judged(clients: Option<u32>) -> Option<u32> {
         let (mut judged, mut random) = (ClosedLoop::default(), Random(7));
         let (mut now, mut arrivals, mut waiting) = (0, 0, 0);
@@ -187,7 +198,7 @@ mod tests {
             let coming = match clients {
                 Some(clients) if arrivals == 0 => clients,
                 Some(_) => waiting,
-                // As many in the mean, but more or fewer of them.
+                // As many requests in the mean, but with random variation.
                 None => (0..64).filter(|_| random.even() < 0.25).count() as u32,
             };
             (0..coming).for_each(|i| judged.arrived(at(now + 1_000 * u64::from(i))));
@@ -223,7 +234,8 @@ mod tests {
         assert_eq!(judged.clients(), None);
     }
 
-    /// The device answers at once for `circles` ms, in each of which all clients ask, and then `stands` still for 20 ms.
+    /// For 50 ms each client asks once a millisecond, and the device answers at once. Then it
+    /// stands still for 20 ms. This happens `standstills` times.
     fn with_standstills(clients: u64, standstills: u64) -> ClosedLoop {
         let (mut judged, mut now) = (ClosedLoop::default(), 0);
         for _ in 0..standstills {
@@ -252,7 +264,8 @@ mod tests {
         }
     }
 
-    /// Twenty at once every 40 ms, which take 10 ms, and now and then 70: the next come all the same.
+    /// Twenty requests at once every 40 ms, which take 10 ms, and now and then 70. The next
+    /// requests come all the same.
     #[test]
     fn bursts_that_come_by_the_clock_are_no_closed_loop() {
         let (mut judged, mut ends) = (ClosedLoop::default(), VecDeque::new());
@@ -267,7 +280,8 @@ mod tests {
         }
     }
 
-    /// 200 of 256 clients leave, and the others are busy with themselves: after a minute they are all that there are.
+    /// 200 of 256 clients leave, and the others are busy with themselves. After a minute only the
+    /// others count.
     #[test]
     fn clients_that_have_left_are_forgotten() {
         let mut judged = with_standstills(256, 20);

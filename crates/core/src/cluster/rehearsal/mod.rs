@@ -1,4 +1,4 @@
-//! The rehearsal: the scheduler tries behaviours on the last seconds.
+//! The rehearsal: the scheduler tries behaviours on the last seconds' arrivals.
 
 mod candidates;
 #[cfg(test)]
@@ -33,53 +33,62 @@ use crate::device_profiles::DeviceProfiles;
 use crate::ids::{DeviceKind, ModelId};
 use crate::time::{Duration, Time};
 
-/// Where clients wait for answers, how long they take to ask again depends on what is done: on machines that they share with the device they are slow while it
-/// computes, and it never waits for them because they are slow. So a trial takes them for quick; if they are not once they are waited for, the
-/// next trial takes that back, and none is hopeful for so many trials, twice as many each time.
+/// If clients wait for answers, their pause before they ask again depends on the behaviour. On
+/// machines that they share with the device they are slow while it computes, and the device never
+/// waits for slow clients. Therefore a *hopeful* trial takes the clients for quick. If they stay
+/// slow once the device waits for them, the next trial reverses the decision. Then no trial is
+/// hopeful for this many trials, twice as many each time.
 const FIRST_SOBER: u32 = 4;
 const MOST_SOBER: u32 = 256;
-/// Before so many requests have come, and for so long, nothing is tried.
+/// No trial begins before so many requests have come, over at least this time.
 const FEWEST: usize = 64;
 const SHORTEST: Duration = Duration::from_millis(300);
-/// Nor before so many of the longest budgets have passed, unless they are very long: queues have to fill.
+/// No trial begins before so many of the longest budgets have passed, as queues must fill.
+/// [`LONGEST`] bounds this wait.
 const SHORTEST_BUDGETS: u64 = 8;
 const LONGEST: Duration = Duration::from_millis(1_000);
 
-/// The scheduler tries behaviours on the last seconds, and says which is best.
+/// Tries behaviours of the scheduler on the last seconds' arrivals, and finds the best.
 ///
-/// A pure state machine beside a [`super::Scheduler`] (or its shards), which it replays: a fresh one, with the same models and as many devices, on the
-/// arrivals of the last seconds, under each of the behaviours that a model can have. The driver tells it what comes and what changes, lends it time
-/// ([`Rehearsal::step`], in replayed events) and hands each [`Decision`] to the scheduler ([`super::Scheduler::set_behaviour`], [`super::Scheduler::set_order`]).
+/// A pure state machine beside a [`super::Scheduler`] (or its shards). For each behaviour that a
+/// model can have, it replays the arrivals of the last seconds. It does so with a fresh scheduler,
+/// the same models and as many devices. The driver reports events and changes to the rehearsal, and
+/// lends it time ([`Rehearsal::step`], in replayed events). The driver hands each [`Decision`] to
+/// the scheduler ([`super::Scheduler::set_behaviour`], [`super::Scheduler::set_order`]).
 ///
-/// **A trial** takes all that is remembered, in parts, the newest first, and then a rush of the minute before. After each, all but the best of the candidates leave. All meet the same arrivals, as they came and at 1.1 and 1.25 times their rate, so that a cliff is seen before it is reached.
-/// What counts is said in [`Decision`]; another behaviour is taken only for a gain beyond its noise, or if it is better in a second trial as well.
+/// **A trial** replays all remembered arrivals, in parts, the newest first, and then a rush of the
+/// minute before. After each part, all but the best candidates leave. All candidates meet the same
+/// arrivals, at their own rate and at 1.1 and 1.25 times that rate: a cliff is seen before it is
+/// reached. [`Decision`] tells what counts. Another behaviour is taken only for a gain beyond its
+/// noise, or if it is better in a second trial as well.
 #[derive(Debug)]
 pub struct Rehearsal {
     past: Past,
     stage: Stage,
     consolidate: bool,
-    /// What it was decided to do.
+    /// The setting by the last decision.
     current: Setting,
     trial: Option<Box<Trial>>,
     contender: Option<Contender>,
-    /// Trials in a row after which nothing changed.
+    /// Trials in a row that changed nothing.
     confirmed: u32,
     decision: Option<Decision>,
     /// By model.
     rates: Vec<Rate>,
-    /// A change that may have fewer requests come.
+    /// The last change, while it may still turn out that fewer requests come because of it.
     watch: Option<Watch>,
-    /// When something came or was answered last.
+    /// When the last request came or was answered.
     now: Time,
     trials: u64,
-    /// Trials until it may be hopeful again.
+    /// Trials until a trial may be hopeful again.
     sober: u32,
-    /// And after the next time.
+    /// The value of `sober` after the next hopeful trial that changes the setting.
     soberer: u32,
 }
 
 impl Rehearsal {
-    /// Without models and devices. `consolidate`: few busy devices are better than short answers, where no request is lost by it. `seed` chooses the noise of executions.
+    /// A rehearsal without models and devices. `consolidate`: few busy devices are better than
+    /// short answers, as long as no request is lost. `seed` chooses the noise of executions.
     pub fn new(consolidate: bool, seed: u64) -> Self {
         let mut rehearsal = Rehearsal {
             past: Past::default(),
@@ -101,7 +110,7 @@ impl Rehearsal {
         rehearsal
     }
 
-    /// A model is there with these options, or (`None`) gone.
+    /// Sets the options of a model; `None`: the model is gone.
     pub fn set_model(&mut self, model: ModelId, options: Option<ModelOptions>) {
         let index = model.0 as usize;
         if self.stage.models.len() <= index {
@@ -122,14 +131,14 @@ impl Rehearsal {
         self.changed();
     }
 
-    /// A model has other profiles. They count from the next trial on.
+    /// Replaces a model's profiles, from the next trial on.
     pub fn set_profile(&mut self, model: ModelId, profiles: DeviceProfiles) {
         if let Some(options) = self.stage.models.get_mut(model.0 as usize).and_then(Option::as_mut) {
             options.profiles = profiles;
         }
     }
 
-    /// There are so many devices of a kind.
+    /// Sets the number of devices of a kind.
     pub fn set_devices(&mut self, kind: DeviceKind, devices: u32) {
         let index = kind.0 as usize;
         if self.stage.devices.len() <= index {
@@ -139,31 +148,33 @@ impl Rehearsal {
         self.changed();
     }
 
-    /// What messages take, and how late wake-ups may come.
+    /// Sets the network budget, and how late wake-ups may come.
     pub fn set_delays(&mut self, network: NetworkBudget, wake_margin: Duration) {
         (self.stage.network, self.stage.wake_margin) = (network, wake_margin);
         self.changed();
     }
 
-    /// Whether few busy devices are better than short answers, where no request is lost by it. It counts from the next trial on.
+    /// Sets whether few busy devices are better than short answers, as long as no request is lost.
+    /// The next trial is the first that uses it.
     pub fn set_consolidate(&mut self, consolidate: bool) {
         self.consolidate = consolidate;
     }
 
-    /// Who says in which order candidates get devices; at first as is the default.
+    /// Sets how the order of candidates is chosen; at first the default policy.
     pub fn set_order(&mut self, policy: OrderPolicy) {
         (self.stage.tries_orders, self.current.order) = (policy == OrderPolicy::Rehearsed, policy.first());
         self.changed();
     }
 
-    /// An execution of a model took `share` of what its profile says. It counts from the next trial on.
+    /// Notes that an execution of a model took `share` of its profile's time. The next trial is the
+    /// first that uses it.
     pub fn execution(&mut self, model: ModelId, share: f64) {
         if let Some(noise) = self.stage.noise.get_mut(model.0 as usize) {
             noise.add(share);
         }
     }
 
-    /// A request came, accepted or not.
+    /// Notes that a request came, whether accepted or rejected.
     pub fn arrival(&mut self, arrival: PastArrival) {
         if let Some(closed) = self.stage.loops.get_mut(arrival.model.0 as usize) {
             closed.arrived(arrival.at);
@@ -175,8 +186,9 @@ impl Rehearsal {
         self.past.push(arrival);
     }
 
-    /// Requests of a model were answered, well or (`lost`) by a rejection or a drop. Where it is told of each, in the order of time with the arrivals, it sees which
-    /// clients wait for their answers, and replays them so.
+    /// Notes that requests of a model were answered, well or (`lost`) by a rejection or a drop. The
+    /// driver should report every answer, in the order of time with the arrivals. Then the
+    /// rehearsal sees which clients wait for their answers, and replays them as closed loops.
     pub fn answered(&mut self, at: Time, model: ModelId, requests: u32, lost: bool) {
         if let Some(closed) = self.stage.loops.get_mut(model.0 as usize) {
             closed.answered(at, requests, lost);
@@ -184,13 +196,14 @@ impl Rehearsal {
         self.now = self.now.max(at);
     }
 
-    /// Some answers were not told: clients are counted anew.
+    /// Notes that some answers were not reported, so that clients must be counted again.
     pub fn missed_answers(&mut self) {
         self.watch = None;
         self.stage.loops.iter_mut().for_each(|closed| *closed = ClosedLoop::default());
     }
 
-    /// Goes on for at most so many replayed events; how many there were. Fewer: there is a decision, or nothing to be tried before more has come.
+    /// Goes on for at most `events` replayed events. Returns the number of events. Fewer than
+    /// asked: a decision waits, or no trial may begin before more requests have come.
     pub fn step(&mut self, events: u64) -> u64 {
         let mut used = 0;
         self.look_back();
@@ -208,17 +221,17 @@ impl Rehearsal {
         used
     }
 
-    /// What the last trial came to.
+    /// The decision of the last trial.
     pub fn poll_decision(&mut self) -> Option<Decision> {
         self.decision.take()
     }
 
-    /// Trials that came to an end.
+    /// Number of finished trials.
     pub fn trials(&self) -> u64 {
         self.trials
     }
 
-    /// Goes back to what was done before where fewer requests come since answers come later.
+    /// Goes back to the former setting if fewer requests come because answers come later.
     fn look_back(&mut self) {
         let Some(watch) = self.watch.take() else { return };
         match watch.judge(self.now, &mut self.rates) {
@@ -235,7 +248,7 @@ impl Rehearsal {
         self.trials += 1;
         self.sober = self.sober.saturating_sub(1);
         if self.stage.hopeful && decision.changed {
-            // The next trial sees what came of it.
+            // Hold off hopeful trials: the next trial must first show the effect of this change.
             (self.sober, self.soberer) = (self.soberer, self.soberer.saturating_mul(2).min(MOST_SOBER));
         }
         self.confirmed = if decision.changed { 0 } else { self.confirmed + 1 };
@@ -254,18 +267,19 @@ impl Rehearsal {
         self.confirmed = 0;
     }
 
-    /// Begins a trial, if enough is new.
+    /// Begins a trial, if enough requests are new.
     fn begin(&mut self) -> bool {
         let (all, unseen) = (self.past.len(), self.past.unseen());
-        // A trial that changed nothing is not worth much the next time.
+        // After a trial that changed nothing, the next trial takes more new requests.
         let share = 4usize.saturating_sub(self.confirmed.min(3) as usize) * 2;
-        // Example: a change cuts the rate to a hundredth. The next trial comes after as long a time, not after as many requests.
+        // Example: a change cuts the rate to a hundredth. The next trial comes after as long a
+        // time, not after as many requests.
         let long = self.past.span_unseen().saturating_mul(share as u64) >= self.past.span();
         let enough = unseen >= FEWEST && (long || unseen >= all / share);
         if all < FEWEST || self.past.span() < SHORTEST || !enough {
             return false;
         }
-        // Without a deadline there is nothing to wait for, and nothing is given up: all behaviours are one.
+        // Without a deadline no candidate waits and no request is given up: all behaviours are one.
         let budget = self.past.longest_budget();
         if budget == Duration::ZERO || self.past.span() < budget.saturating_mul(SHORTEST_BUDGETS).min(LONGEST) {
             return false;

@@ -1,18 +1,20 @@
-//! What executions take of what their profiles say.
+//! How long executions take, in proportion to their profiles.
 
 use crate::time::Duration;
 
-/// Executions that are remembered, at most. Example: of 4,000 executions a second one takes 100 ms. Among the last 128 it would stand for one of 128, and a
-/// replay would meet 30 such stalls a second.
+/// Most executions that are remembered. Example: of 4,000 executions a second one takes 100 ms.
+/// Among only the last 128 it would stand for one of 128, and a replay would meet 30 such stalls a
+/// second.
 const MOST: usize = 1_024;
-/// A machine that stalls now and then cannot be planned with: more than this, in percent, is never kept free.
+/// The largest margin, percent. A machine that stalls now and then cannot be planned for, so no
+/// larger share is ever kept free.
 const MOST_MARGIN: f64 = 50.0;
 
-/// The last numbers of some kind, at most so many.
+/// The last `MOST` numbers of some kind.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ring<const MOST: usize> {
     numbers: Vec<f32>,
-    /// The oldest, once there are that many.
+    /// Place of the oldest number, once the ring is full.
     oldest: usize,
 }
 
@@ -27,25 +29,27 @@ impl<const MOST: usize> Ring<MOST> {
         }
     }
 
-    /// One that is chosen by chance; `None` before there was any.
+    /// A random one of the numbers; `None` if the ring is empty.
     pub fn draw(&self, random: &mut Random) -> Option<f64> {
         let index = (random.even() * self.numbers.len() as f64) as usize;
         self.numbers.get(index).map(|number| f64::from(*number))
     }
 
-    /// Zero before there was any.
+    /// The mean of the numbers; zero if the ring is empty.
     pub fn mean(&self) -> f64 {
         self.numbers.iter().map(|number| f64::from(*number)).sum::<f64>() / (self.numbers.len() as f64).max(1.0)
     }
 }
 
-/// What a model's last executions took, as shares of what its profile says. Few machines are uneven as a normal distribution is: where others
-/// use the cores too, a run of 0.1 ms takes 5 ms now and then. So what is replayed is drawn from what was measured.
+/// The times of a model's last executions, as shares of its profile's time. Few machines vary as a
+/// normal distribution does. If other programs use the cores too, a run of 0.1 ms takes 5 ms now
+/// and then. A replay thus draws from the measured shares.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExecutionNoise(Ring<MOST>);
 
 impl ExecutionNoise {
-    /// An execution took this share of its profile's time. What is no share is ignored.
+    /// Notes that an execution took this share of its profile's time. Negative and infinite shares
+    /// and NaN are ignored.
     pub fn add(&mut self, share: f64) {
         if share.is_finite() && share >= 0.0 {
             // Rounding to nanoseconds is no noise.
@@ -53,7 +57,8 @@ impl ExecutionNoise {
         }
     }
 
-    /// By how many percent executions have to be planned longer than the profile says so that this share of them (percent) takes no longer.
+    /// The margin in percent with which the share `kept` (percent) of the executions takes no
+    /// longer than planned.
     pub fn margin(&self, kept: u8) -> u8 {
         let mut shares = self.0.numbers.clone();
         shares.sort_unstable_by(f32::total_cmp);
@@ -62,7 +67,8 @@ impl ExecutionNoise {
         (100.0 * above).round().clamp(0.0, MOST_MARGIN) as u8
     }
 
-    /// What another takes, as one of them that is chosen by chance; what the profile says before there was any.
+    /// A random execution time by the measured shares; the profile's time if no execution was
+    /// measured.
     pub fn took(&self, random: &mut Random, expected: Duration) -> Duration {
         match self.0.draw(random) {
             None | Some(1.0) => expected,
@@ -71,12 +77,12 @@ impl ExecutionNoise {
     }
 }
 
-/// SplitMix64: numbers that follow from the seed.
+/// SplitMix64: a pseudo-random sequence that follows from the seed.
 #[derive(Debug)]
 pub(crate) struct Random(pub u64);
 
 impl Random {
-    /// The next, even in 0..1.
+    /// The next number, evenly distributed in 0..1.
     pub(super) fn even(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;

@@ -1,67 +1,68 @@
-//! What came lately.
+//! The arrivals of the last seconds.
 
 use std::collections::VecDeque;
 
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
-/// Arrivals that are remembered, at most: 640 KiB.
+/// Most arrivals that are remembered: 640 KiB.
 const MOST: usize = 20 << 10;
-/// For how long one is.
+/// How long an arrival is remembered.
 const SPAN: Duration = Duration::from_millis(10_000);
-/// But so many are, however long ago they came: fewer say little.
+/// So many arrivals are remembered however old they are: fewer arrivals tell little.
 const LEAST: usize = 4 << 10;
 /// Arrivals of a rush, and how many rushes are remembered, one of each [`SPAN`]: 480 KiB.
 const RUSH: usize = MOST / 8;
 const RUSHES: usize = 6;
-/// After so many arrivals it is looked whether the last were a rush.
+/// After so many arrivals the last ones are checked for a rush.
 const STEP: u64 = RUSH as u64 / 8;
-/// A rush counts if it is so much denser than what came lately.
+/// A rush counts if it is this many times denser than the last arrivals.
 const DENSER: f64 = 1.2;
 
-/// A request that came, as far as a replay needs it. 32 bytes.
+/// An arrival, with the fields that a replay needs. 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PastArrival {
-    /// When.
+    /// When the request came.
     pub at: Time,
-    /// From then to its deadline; [`Duration::MAX`]: it has none.
+    /// The time from the arrival to the request's deadline; [`Duration::MAX`]: no deadline.
     pub budget: Duration,
-    /// Of which model.
+    /// The request's model.
     pub model: ModelId,
     /// Items.
     pub size: u32,
-    /// Its priority level.
+    /// The request's priority level.
     pub level: u32,
 }
 
-/// The arrivals of the last seconds, in order of time, and the densest of the last minute: loads come and go, and who knows but the
-/// quiet seconds unlearns what has to be done in the others.
+/// The arrivals of the last seconds, in order of time, and the densest arrivals of the last minute.
+/// Loads come and go: from the quiet seconds alone, a rehearsal would forget how to behave in a
+/// rush.
 #[derive(Debug, Default)]
 pub(crate) struct Past {
     arrivals: VecDeque<PastArrival>,
     /// The densest arrivals of each [`SPAN`], the newest last.
     rushes: VecDeque<Vec<PastArrival>>,
-    /// When the span of the newest began.
+    /// When the span of the newest rush began.
     rushing: Time,
     /// Arrivals since the last [`Past::seen`].
     unseen: usize,
-    /// And of all times.
+    /// Arrivals in all.
     came: u64,
 }
 
-/// What is replayed.
+/// The arrivals that a trial replays.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// A rush, if there was one that is not among the last arrivals; then those.
+    /// The rush, if there was one before the last arrivals; then the last arrivals.
     pub arrivals: Vec<PastArrival>,
-    /// How many of them are the rush.
+    /// Number of arrivals in the rush.
     pub rush: usize,
-    /// Arrivals of all times.
+    /// Arrivals in all, also the forgotten ones.
     pub came: u64,
 }
 
 impl Past {
-    /// One that comes earlier than the last is taken to have come with it.
+    /// Adds an arrival. If it is earlier than the last arrival, it gets the last arrival's time.
     pub fn push(&mut self, arrival: PastArrival) {
         let last = self.arrivals.back().map_or(Time::ZERO, |last| last.at);
         let arrival = PastArrival { at: arrival.at.max(last), ..arrival };
@@ -78,7 +79,7 @@ impl Past {
         }
     }
 
-    /// Remembers the last arrivals if there were no denser ones in this span.
+    /// Remembers the last arrivals as a rush, unless this span has denser ones.
     fn rush(&mut self, now: Time) {
         let Some(begin) = self.arrivals.len().checked_sub(RUSH) else { return };
         let took = now.since(self.arrivals[begin].at);
@@ -94,13 +95,13 @@ impl Past {
         }
     }
 
-    /// Forgets what a model was asked for: it is gone.
+    /// Forgets the arrivals of a model that is gone.
     pub fn forget(&mut self, model: ModelId) {
         self.arrivals.retain(|arrival| arrival.model != model);
         self.rushes.clear();
     }
 
-    /// All of it; from now on [`Past::unseen`] counts from zero.
+    /// All remembered arrivals. From now on [`Past::unseen`] counts from zero.
     pub fn seen(&mut self) -> Seen {
         self.unseen = 0;
         let first = self.arrivals.front().map_or(Time::ZERO, |first| first.at);
@@ -113,7 +114,7 @@ impl Past {
         Seen { arrivals, rush, came: self.came }
     }
 
-    /// The longest time from an arrival to its deadline; zero: none has one.
+    /// The longest time from an arrival to its deadline; zero if no arrival has a deadline.
     pub fn longest_budget(&self) -> Duration {
         let budgets = self.arrivals.iter().map(|arrival| arrival.budget).filter(|budget| *budget != Duration::MAX);
         budgets.max().unwrap_or(Duration::ZERO)
@@ -128,7 +129,7 @@ impl Past {
         self.unseen
     }
 
-    /// Of the arrivals since the last [`Past::seen`], from the last before them to the last.
+    /// Time from the last arrival before the last [`Past::seen`] to the last arrival.
     pub fn span_unseen(&self) -> Duration {
         let before = self.arrivals.len().saturating_sub(self.unseen + 1);
         match (self.arrivals.get(before), self.arrivals.back()) {
@@ -137,7 +138,7 @@ impl Past {
         }
     }
 
-    /// From the first to the last.
+    /// Time from the first to the last arrival.
     pub fn span(&self) -> Duration {
         match (self.arrivals.front(), self.arrivals.back()) {
             (Some(first), Some(last)) => last.at.since(first.at),
@@ -146,7 +147,7 @@ impl Past {
     }
 }
 
-/// From the first of some arrivals to the last.
+/// Time from the first to the last of these arrivals.
 fn length(arrivals: &[PastArrival]) -> Duration {
     match arrivals {
         [first, .., last] => last.at.since(first.at),
@@ -158,7 +159,7 @@ fn length(arrivals: &[PastArrival]) -> Duration {
 mod tests {
     use super::*;
 
-    /// So many arrivals, so far apart, after the last.
+    /// Adds `count` arrivals after the last, `gap` apart.
     fn push(past: &mut Past, at: &mut Time, count: usize, gap: Duration) {
         for _ in 0..count {
             *at += gap;

@@ -1,4 +1,4 @@
-//! The scheduler with emulated devices, on arrivals of the past.
+//! A replay: the scheduler with emulated devices, on arrivals of the past.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,12 +17,12 @@ use crate::cluster::scheduler::Scheduler;
 use crate::ids::{BatchId, DeviceId, DeviceKind, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
-/// What the past is replayed on: the models and devices as they are now.
+/// The present models and devices, on which a trial replays the past.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stage {
-    /// By model; `None`: it is gone.
+    /// By model; `None`: the model is gone.
     pub models: Vec<Option<ModelOptions>>,
-    /// By kind: devices.
+    /// By kind: number of devices.
     pub devices: Vec<u32>,
     pub network: NetworkBudget,
     pub wake_margin: Duration,
@@ -30,13 +30,15 @@ pub(super) struct Stage {
     pub noise: Vec<ExecutionNoise>,
     /// By model.
     pub loops: Vec<ClosedLoop>,
-    /// By model: how far its batches may wait at most, percent, where they may not wait longer than they do.
+    /// By model: the longest `wait` that is allowed, percent, if the model may not wait longer than
+    /// now.
     pub patience: Vec<Option<u8>>,
-    /// By model: whether waiting for company can save next to none of the device time that it can save in all models together. Such a model never waits.
+    /// By model: whether waiting for company can save next to none of the device time that it can
+    /// save in all models together. Such a model never waits.
     pub saves_little: Vec<bool>,
-    /// Whether clients that wait for answers are taken to ask again as soon as the quick ones among them did.
+    /// Whether all clients that wait for answers are taken to be as quick as the quick ones were.
     pub hopeful: bool,
-    /// Whether orders are tried.
+    /// Whether trials try other orders.
     pub tries_orders: bool,
     pub seed: u64,
 }
@@ -47,7 +49,7 @@ impl Stage {
         self.loops.get(model.0 as usize).is_some_and(|closed| closed.clients().is_some())
     }
 
-    /// Whether no model is asked to wait longer than it may.
+    /// Whether the setting makes no model wait longer than allowed.
     pub fn allows(&self, setting: &Setting) -> bool {
         let waits = setting.behaviours.iter().zip(&self.patience);
         waits.into_iter().all(|(behaviour, patience)| match (behaviour, patience) {
@@ -57,7 +59,7 @@ impl Stage {
     }
 }
 
-/// A part of the past: the arrivals in `lead..end`, of which those from `counted` on count.
+/// A part of the past: the arrivals in `lead..end`, which count from `counted` on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub lead: usize,
@@ -65,40 +67,42 @@ pub(super) struct Part {
     pub end: usize,
 }
 
-/// A run of the past under a setting.
+/// A replay of the past under one setting.
 #[derive(Debug)]
 pub(super) struct Replay {
     scheduler: Scheduler,
-    /// By the model's number outside: its number here.
+    /// By the model's id outside: its id in the replay.
     ids: Vec<Option<ModelId>>,
     devices: Vec<Emulated>,
     /// By device: when its batch ends.
     ends: IndexedHeap<Time>,
     random: Random,
     network: NetworkBudget,
-    /// By model whose clients wait for answers: its arrivals that are still to come, whenever that is.
+    /// By model whose clients wait for answers: the arrivals that are still to come, at times that
+    /// depend on the answers.
     queues: Vec<Option<VecDeque<usize>>>,
-    /// Those of them whose clients have had their answers.
+    /// Times and arrivals of requests whose clients have had their answers.
     coming: BinaryHeap<Reverse<(Time, usize)>>,
-    /// When those came, counted from the first arrival; empty where nobody waits for answers.
+    /// When each arrival of waiting clients came in the replay, from the first arrival on. Empty if
+    /// no client waits for answers.
     came: Vec<Time>,
     lead: usize,
-    /// The next arrival of clients that wait for nobody.
+    /// The next arrival of clients that do not wait for answers.
     next: usize,
     end: usize,
-    /// Rate of the arrivals, percent of what it was.
+    /// Rate of the arrivals, percent of the recorded rate.
     percent: u64,
-    /// When the first came.
+    /// The recorded time of the first arrival.
     origin: Time,
     now: Time,
     tally: Tally,
 }
 
-/// A device that spends what batches take.
+/// A device that spends the time of its batches.
 #[derive(Debug, Default)]
 struct Emulated {
     running: Option<Sent>,
-    /// What was sent while it runs that.
+    /// The batch that was sent while another one runs.
     next: Option<Sent>,
 }
 
@@ -106,14 +110,14 @@ struct Emulated {
 struct Sent {
     batch: BatchId,
     members: Vec<RequestId>,
-    /// When it is there.
+    /// When the batch reaches the device.
     ready: Time,
     took: Duration,
     start: Time,
 }
 
 impl Replay {
-    /// Of the arrivals of `part` of the past, at `percent` of the rate they came at.
+    /// A replay of the arrivals of `part` of the past, at `percent` of their recorded rate.
     pub fn new(stage: &Stage, setting: &Setting, past: &[PastArrival], part: Part, percent: u64) -> Self {
         let Part { lead, counted, end } = part;
         let mut scheduler = Scheduler::new();
@@ -130,7 +134,8 @@ impl Replay {
         let mut ids = Vec::with_capacity(stage.models.len());
         for (number, options) in stage.models.iter().enumerate() {
             ids.push(options.as_ref().map(|options| {
-                // Who shares a limit with another knows it by its number here; one that has left leaves the limit of one batch.
+                // A limit is shared by the other model's id in the replay. If that model has left,
+                // the limit is one batch.
                 let shares_limit = options.shares_limit.and_then(|other| ids.get(other.0 as usize).copied().flatten());
                 let shared = options.shares_limit.is_some();
                 let max_in_flight = if shared && shares_limit.is_none() { 1 } else { options.max_in_flight };
@@ -162,7 +167,8 @@ impl Replay {
         replay
     }
 
-    /// Where clients wait for answers, as many requests as there are clients come as they did, and the others after those.
+    /// Closes the loops: if a model has `n` waiting clients, its first `n` requests come at their
+    /// recorded times. Each later request follows an answer.
     fn close_loops(&mut self, stage: &Stage, past: &[PastArrival]) {
         if stage.loops.iter().all(|closed| closed.clients().is_none()) {
             return;
@@ -187,7 +193,7 @@ impl Replay {
         self.skip_closed(past);
     }
 
-    /// On to the next arrival of clients that wait for nobody.
+    /// Moves on to the next arrival of clients that do not wait for answers.
     fn skip_closed(&mut self, past: &[PastArrival]) {
         while self.next < self.end && self.is_closed(past[self.next].model) {
             self.next += 1;
@@ -198,7 +204,8 @@ impl Replay {
         self.queues.get(model.0 as usize).is_some_and(Option::is_some)
     }
 
-    /// A request was answered: if its client has waited for that, it asks again, however many more the others ask.
+    /// A request was answered. If its client has waited for the answer, the client asks again, at a
+    /// pace that does not depend on the rate of the replay.
     fn answered(&mut self, stage: &Stage, past: &[PastArrival], request: usize) {
         let model = past[request].model;
         if !self.is_closed(model) {
@@ -221,7 +228,8 @@ impl Replay {
         self.percent == 100 || !self.is_closed(model)
     }
 
-    /// Goes on for at most so many events; how many there were, and whether it is through.
+    /// Goes on for at most `events` events. Returns the number of events, and whether the replay is
+    /// finished.
     pub fn step(&mut self, stage: &Stage, past: &[PastArrival], events: u64) -> (u64, bool) {
         let mut used = 0;
         while used < events {
@@ -248,13 +256,14 @@ impl Replay {
         (used, false)
     }
 
-    /// What came of it.
+    /// The result of the replay.
     pub fn into_tally(mut self) -> Tally {
         self.tally.span = self.now.since(Time::ZERO);
         self.tally
     }
 
-    /// The next arrival: of clients that wait for nobody, or (not `open`) of those that do.
+    /// Takes the next arrival: of clients that do not wait for answers (`open`), or of clients that
+    /// do.
     fn take_arrival(&mut self, past: &[PastArrival], open: bool) -> usize {
         if !open && let Some(Reverse((_, index))) = self.coming.pop() {
             self.came[index - self.lead] = self.now;
@@ -266,12 +275,12 @@ impl Replay {
         index
     }
 
-    /// When a request came here.
+    /// When a request came in the replay.
     fn came(&self, past: &[PastArrival], index: usize) -> Time {
         if self.is_closed(past[index].model) { self.came[index - self.lead] } else { self.time_of(past, index) }
     }
 
-    /// When an arrival comes here, if its client waits for nobody.
+    /// When an arrival comes in the replay, if its client does not wait for answers.
     fn time_of(&self, past: &[PastArrival], index: usize) -> Time {
         Time::from_nanos(past[index].at.since(self.origin).as_nanos().saturating_mul(100) / self.percent)
     }
@@ -290,7 +299,7 @@ impl Replay {
         }
     }
 
-    /// A request was rejected or dropped.
+    /// Notes that a request was rejected or dropped.
     fn lost(&mut self, stage: &Stage, past: &[PastArrival], index: usize) {
         let model = past[index].model;
         if self.counts(model) {

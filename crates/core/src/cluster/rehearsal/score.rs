@@ -1,4 +1,4 @@
-//! What came of a replay, and which of two is better.
+//! The result of replays, and the comparison of two results.
 
 use std::ops::Range;
 
@@ -7,48 +7,50 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
-/// Rates that all is tried at, percent of what it was.
+/// Rates of a trial, percent of the recorded rate.
 pub(crate) const RATES: [u64; 3] = [100, 110, 125];
 
-/// Stretches that a replay's arrivals are counted in, each with as many: requests are lost together, where many come at once, so that how sure a
-/// difference is follows from how it differs between stretches, not from how many requests it is of.
+/// Stretches of a replay, each with as many arrivals. Requests are lost together, where many come
+/// at once. The certainty of a difference thus follows from how it varies between stretches, not
+/// from the number of requests.
 const STRETCHES: usize = 8;
 
-/// What came of a replay.
+/// The result of a replay.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Tally {
     /// By model.
     models: Vec<Count>,
-    /// By stretch, and in it by model.
+    /// By stretch, then by model.
     stretches: Vec<Vec<Stretch>>,
     /// The arrivals of the replay that count.
     arrivals: Range<usize>,
-    /// Device time that batches took.
+    /// Device time of all batches.
     pub busy: Duration,
-    /// From its begin to its end.
+    /// Time from the begin of the replay to its end.
     pub span: Duration,
 }
 
 /// A model's requests in a stretch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Stretch {
-    /// Dropped, rejected or late.
+    /// Requests that were dropped, rejected or late.
     bad: u32,
-    /// From the last answer of the stretch before to the last of this, of a closed loop.
+    /// In a closed loop: time from the last answer of the stretch before to the last answer of this
+    /// stretch.
     took: Duration,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Count {
-    /// Its clients wait for answers: what counts is how fast they come.
+    /// The model's clients wait for answers, so that the speed of its answers counts.
     closed: bool,
-    /// When the last of its requests ended, of a closed loop.
+    /// In a closed loop: when the model's last request ended.
     ended: Option<Time>,
     offered: u32,
-    /// Dropped, rejected or late.
+    /// Requests that were dropped, rejected or late.
     bad: u32,
     served: u32,
-    /// Sum over those that were served of the time from arrival to answer.
+    /// Sum over the served requests of the time from arrival to answer.
     delay: Duration,
 }
 
@@ -57,7 +59,7 @@ impl Count {
         f64::from(self.bad) / f64::from(self.offered.max(1))
     }
 
-    /// That, less a standard deviation.
+    /// The share of bad requests, less a standard deviation.
     fn surely_bad(self) -> f64 {
         (f64::from(self.bad) - (f64::from(self.bad) + 1.0).sqrt()) / f64::from(self.offered.max(1))
     }
@@ -83,25 +85,26 @@ impl Count {
 }
 
 impl Tally {
-    /// Of so many models and of these arrivals: others are not counted.
+    /// An empty tally of this many models, which counts only these arrivals.
     pub fn new(models: usize, arrivals: Range<usize>) -> Self {
         let stretches = vec![vec![Stretch::default(); models]; STRETCHES];
         Tally { models: vec![Count::default(); models], stretches, arrivals, ..Tally::default() }
     }
 
-    /// The clients of a model wait for answers: [`Tally::ended`] is told of each.
+    /// Marks a model whose clients wait for answers. [`Tally::ended`] must be called for each of
+    /// its requests.
     pub fn close(&mut self, model: ModelId) {
         self.models[model.0 as usize].closed = true;
     }
 
-    /// A request came, the `index`th of all.
+    /// Counts the arrival of a request, the `index`th of all.
     pub fn offered(&mut self, index: usize, model: ModelId) {
         if self.arrivals.contains(&index) {
             self.models[model.0 as usize].offered += 1;
         }
     }
 
-    /// It was dropped or rejected.
+    /// Counts a request that was dropped or rejected.
     pub fn bad(&mut self, index: usize, model: ModelId) {
         if self.arrivals.contains(&index) {
             self.models[model.0 as usize].bad += 1;
@@ -109,7 +112,7 @@ impl Tally {
         }
     }
 
-    /// A request of a closed loop came to its end, whatever that was.
+    /// Counts the end of a closed loop's request, good or bad.
     pub fn ended(&mut self, index: usize, model: ModelId, came: Time, now: Time) {
         if self.arrivals.contains(&index) {
             let before = self.models[model.0 as usize].ended.replace(now).unwrap_or(came);
@@ -117,13 +120,13 @@ impl Tally {
         }
     }
 
-    /// What an arrival that counts is counted in.
+    /// The stretch of an arrival that counts.
     fn stretch(&mut self, index: usize, model: ModelId) -> &mut Stretch {
         let stretch = (index - self.arrivals.start) * STRETCHES / self.arrivals.len();
         &mut self.stretches[stretch][model.0 as usize]
     }
 
-    /// It was answered `took` after it had come.
+    /// Counts a request that was answered `took` after its arrival.
     pub fn done(&mut self, index: usize, model: ModelId, took: Duration, budget: Duration) {
         if self.arrivals.contains(&index) {
             let count = &mut self.models[model.0 as usize];
@@ -135,7 +138,7 @@ impl Tally {
         }
     }
 
-    /// Adds what came of another part of the past.
+    /// Adds the result of another part of the past.
     pub fn add(&mut self, other: &Tally) {
         self.models.resize(self.models.len().max(other.models.len()), Count::default());
         for (own, other) in self.models.iter_mut().zip(&other.models) {
@@ -146,8 +149,10 @@ impl Tally {
         self.span += other.span;
     }
 
-    /// By how much the share of bad requests of this is below `other`'s, and the standard deviation of that: of the model that fared worst in each, or of all.
-    /// Only closed loops count (`closed`), or only the other models. Both tallies are of the same arrivals.
+    /// By how much the share of bad requests is below `other`'s, and the standard deviation of this
+    /// difference. With `worst` the share is that of each tally's worst model, otherwise that of
+    /// all models. With `closed` only closed loops count, otherwise only the other models. Both
+    /// tallies must be of the same arrivals.
     fn gain(&self, other: &Tally, worst: bool, closed: bool) -> (f64, f64) {
         let [a, b] = [self, other].map(|tally| {
             let worst = if worst { tally.worst_index(closed) } else { None };
@@ -163,8 +168,9 @@ impl Tally {
         sum_and_deviation(&a.zip(b).map(|(own, other)| other - own).collect::<Vec<f64>>())
     }
 
-    /// By how much sooner than `other` this comes to as many good answers where clients wait for them, as a share of the time that `other` takes, and the
-    /// standard deviation of that: the mean over such models.
+    /// How much sooner than `other` this tally comes to as many good answers, as a share of the
+    /// time that `other` takes. Also returns the standard deviation of this difference. The mean
+    /// over all models whose clients wait for answers.
     fn quicker(&self, other: &Tally) -> (f64, f64) {
         let closed: Vec<usize> = self.indices().filter(|model| self.models[*model].closed).collect();
         let share = 1.0 / closed.len().max(1) as f64;
@@ -180,7 +186,7 @@ impl Tally {
         sum_and_deviation(&self.stretches.iter().zip(&other.stretches).map(gain).collect::<Vec<f64>>())
     }
 
-    /// Seconds that a model whose clients wait for answers takes for a good one.
+    /// Seconds for each good answer of a model whose clients wait for answers.
     fn pace(&self, model: usize) -> Option<f64> {
         let count = self.models.get(model).filter(|count| count.closed)?;
         let took = self.stretches.iter().filter_map(|stretch| stretch.get(model)).map(|s| s.took.as_secs_f64());
@@ -191,7 +197,7 @@ impl Tally {
         0..self.models.len()
     }
 
-    /// Devices that were busy, in the mean.
+    /// Mean number of busy devices.
     pub fn devices(&self) -> f64 {
         self.busy.as_secs_f64() / self.span.as_secs_f64().max(1e-9)
     }
@@ -206,30 +212,30 @@ impl Tally {
         self.models.iter().map(|count| count.mean_delay())
     }
 
-    /// The share of the requests of the model that fared worst that were dropped or late.
+    /// The share of dropped or late requests of the model that fared worst.
     pub fn worst(&self) -> f64 {
         [false, true].into_iter().map(|closed| self.worst_of(closed)).fold(0.0, f64::max)
     }
 
-    /// The share of all requests that were dropped or late.
+    /// The share of dropped or late requests, over all models.
     pub fn bad_share(&self) -> f64 {
         self.sum().bad_share()
     }
 
-    /// The same of the closed loops alone, or of the other models.
+    /// [`Tally::worst`] among the closed loops only, or among the other models.
     fn worst_of(&self, closed: bool) -> f64 {
         self.worst_index(closed).map_or(0.0, |model| self.models[model].bad_share())
     }
 
-    /// The model that fared worst, of those whose clients wait for answers or of the others. Few requests say little: of two models that fare about as
-    /// badly the one that is known better.
+    /// The model that fared worst, among the closed loops or among the other models. Few requests
+    /// tell little: of two models that fare about as badly, the one with more requests is chosen.
     fn worst_index(&self, closed: bool) -> Option<usize> {
         let models = self.models.iter().enumerate().filter(|(_, count)| count.closed == closed);
         let models = models.map(|(index, count)| (index, count.surely_bad()));
         models.max_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(index, _)| index)
     }
 
-    /// The model that fared worst; `None`: all went well.
+    /// The open model that fared worst; `None` if no request of an open model was bad.
     fn worst_model(&self) -> Option<usize> {
         self.worst_index(false).filter(|_| self.open().bad > 0)
     }
@@ -238,52 +244,54 @@ impl Tally {
         self.models.iter().fold(Count::default(), |all, count| all.plus(*count))
     }
 
-    /// Of the models whose clients wait for nobody.
+    /// The sum over the models whose clients do not wait for answers.
     fn open(&self) -> Count {
         self.models.iter().filter(|count| !count.closed).fold(Count::default(), |all, count| all.plus(*count))
     }
 }
 
-/// The sum of some differences, and its standard deviation as they follow from how these differ.
+/// The sum of some differences, and its standard deviation, which follows from how the differences
+/// vary.
 fn sum_and_deviation(gains: &[f64]) -> (f64, f64) {
     let (sum, count) = (gains.iter().sum::<f64>(), gains.len() as f64);
     let squares: f64 = gains.iter().map(|gain| (gain - sum / count.max(1.0)).powi(2)).sum();
     (sum, (squares * count / (count - 1.0).max(1.0)).sqrt())
 }
 
-/// What came of some behaviours, by the rate that they were tried at: as it was, and higher.
+/// The results of a setting, one for each rate of [`RATES`].
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Score(pub Vec<Tally>);
 
-/// What tells two behaviours apart, the first thing that does.
+/// The first criterion in which two settings differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Ground {
     /// The share of bad requests of the model that fares worst.
     WorstModel {
-        /// At this rate, percent of what it was.
+        /// The rate, percent of the recorded rate.
         rate: u8,
     },
-    /// The share of bad requests of all.
+    /// The share of bad requests of all models.
     AllModels {
-        /// At this rate, percent of what it was.
+        /// The rate, percent of the recorded rate.
         rate: u8,
     },
     /// Good answers a second to clients that wait for them.
     Throughput,
-    /// Devices that are busy.
+    /// The number of busy devices.
     Devices,
     /// The mean time from arrival to answer.
     Delay,
 }
 
-/// Differences below this share of the requests are none.
+/// Smaller differences than this share of the requests do not count.
 const LEAST: f64 = 0.000_5;
-/// Devices, delays and throughputs that differ by less are the same.
+/// Devices, delays and throughputs that differ by less than this share count as the same.
 const ALIKE: f64 = 0.03;
-/// Standard deviations below which as much is lost: then answers that come sooner decide.
+/// Losses that differ by fewer standard deviations count as equal. Then answers that come sooner
+/// decide.
 const EQUAL: f64 = 0.7;
-/// Answers that take so many times as long are much later.
+/// Answers that take this many times as long count as much later.
 const MUCH: f64 = 1.5;
 
 /// Differences at lower rates, and their standard deviations.
@@ -291,29 +299,32 @@ const MUCH: f64 = 1.5;
 struct Lower(Vec<(f64, f64)>);
 
 impl Lower {
-    /// What looks better at one rate and worse at a lower one is neither.
+    /// A gain at one rate does not count if a lower rate shows the opposite.
     fn allow(&self, gain: f64) -> bool {
         self.0.iter().all(|(lower, _)| lower * gain >= 0.0 || lower.abs() <= LEAST)
     }
 
-    /// What is better without regard to losses is not if more is lost, by more than chance.
+    /// A gain in another criterion does not count if more requests are lost than by chance.
     fn are_equal(&self, gain: f64) -> bool {
         self.0.iter().all(|(lower, deviation)| lower * gain >= 0.0 || lower.abs() <= LEAST.max(EQUAL * deviation))
     }
 }
 
 impl Score {
-    /// The first thing that tells this from `other`, and by how much this is better in it: negative if it is worse. `sure`: standard deviations that a
-    /// difference has to have to be one.
+    /// The first criterion in which this score differs from `other`, and the gain: negative if this
+    /// score is worse. `sure`: a difference counts from this many standard deviations on.
     ///
-    /// The share of bad requests, of the worst model and then of all, at the rate as it was; good answers a second to clients that wait for answers, and the share of
-    /// their bad requests; bad requests of the others at higher rates; the devices that were busy, before the highest
-    /// rate if few should be (`consolidate`), or not at all; and the mean time to the answer.
+    /// The criteria in order: at the recorded rate, the share of bad requests, of the worst model
+    /// and then of all. Then good answers a second to clients that wait for answers (not with
+    /// `consolidate`), and the share of their bad requests. Then the other models' bad requests at
+    /// higher rates. With `consolidate` the number of busy devices comes before the highest rate;
+    /// otherwise it does not count. Last the mean time to the answer.
     pub fn difference(&self, other: &Score, consolidate: bool, sure: f64) -> Option<(Ground, f64)> {
         let mut lower = Lower::default();
         for (level, (own, others)) in self.0.iter().zip(&other.0).enumerate() {
             let rate = RATES[level] as u8;
-            // Of clients that wait for answers nobody knows what more of them would ask.
+            // At a higher rate, it is unknown how much more often clients that wait for answers
+            // would ask.
             for closed in if level == 0 { [false, true].iter() } else { [false].iter() } {
                 let (gain, deviation) = own.quicker(others);
                 if *closed && !consolidate && gain.abs() > (sure * deviation).max(ALIKE) {
@@ -339,48 +350,52 @@ impl Score {
         self.sooner(other).filter(|gain| lower.are_equal(*gain)).map(|gain| (Ground::Delay, gain))
     }
 
-    /// By how much sooner than of `other` answers come, as a share of the time they take; `None`: they come as soon, or not at all.
+    /// How much sooner answers come than with `other`, as a share of their time. `None`: the times
+    /// are alike, or there are no answers.
     fn sooner(&self, other: &Score) -> Option<f64> {
         let (own, others) = (self.0.first()?, other.0.first()?);
-        // Where nothing was answered there is no time to the answer.
+        // Without answers there is no time to the answer.
         if own.sum().served == 0 || others.sum().served == 0 {
             return None;
         }
         Some(1.0 - own.delay() / others.delay().max(1e-9)).filter(|gain| gain.abs() > ALIKE)
     }
 
-    /// Whether more is lost than of `other`, or fewer answers come to clients that wait for them.
+    /// Whether more requests are lost than with `other`, or fewer answers come to clients that wait
+    /// for answers.
     pub fn is_worse(&self, other: &Score) -> bool {
         let difference = self.difference(other, false, EQUAL);
         difference.is_some_and(|(why, gain)| gain < 0.0 && why != Ground::Delay)
     }
 
-    /// By model: whether requests are answered much later than of `other`.
+    /// By model: whether its answers come much later than with `other`.
     pub fn delays_more(&self, other: &Score) -> Vec<bool> {
         let [Some(own), Some(others)] = [self, other].map(|score| score.0.first()) else { return Vec::new() };
         own.delays().zip(others.delays()).map(|(own, other)| own > MUCH * other).collect()
     }
 
-    /// By model whose clients wait for answers: seconds for a good one.
+    /// By model whose clients wait for answers: seconds for each good answer.
     pub fn paces(&self) -> impl Iterator<Item = Option<f64>> {
         self.0.first().into_iter().flat_map(|tally| tally.indices().map(|model| tally.pace(model)))
     }
 
-    /// With what came of the same on other arrivals.
+    /// The sum of this score and that of the same setting on other arrivals.
     pub fn plus(mut self, other: &Score) -> Score {
         self.0.resize(self.0.len().max(other.0.len()), Tally::default());
         self.0.iter_mut().zip(&other.0).for_each(|(own, other)| own.add(other));
         self
     }
 
-    /// The number of the model that fared worst at the lowest rate at which any was lost; `None`: all went well, or there is but one model.
+    /// The open model that fared worst, at the lowest rate with a bad request of an open model.
+    /// `None`: there is no such rate, or only one model.
     pub fn worst_model(&self) -> Option<usize> {
         let several = self.0.first().is_some_and(|tally| tally.models.len() > 1);
         self.0.iter().find_map(Tally::worst_model).filter(|_| several)
     }
 
-    /// Ranks candidates for the next round: losses and slowness, each in steps of the least difference that counts. `quickest`: of each model whose clients
-    /// wait for answers, the least seconds for a good one.
+    /// Ranks candidates for the next round by losses and slowness, each in steps of the least
+    /// difference that counts. `quickest`: by model whose clients wait for answers, the least
+    /// seconds for each good answer.
     pub fn badness(&self, quickest: &[Option<f64>]) -> f64 {
         let weights = [1.0, 0.3, 0.1];
         let level = |(tally, weight): (&Tally, f64)| weight * (tally.worst_of(false) + tally.open().bad_share());
@@ -390,7 +405,8 @@ impl Score {
         (lost / LEAST).floor() * LEAST + (slow / ALIKE).floor() * ALIKE
     }
 
-    /// What it cost where it was no worse: devices if few should be busy, or else the time to the answer.
+    /// The cost that decides between equally bad candidates: the busy devices with `consolidate`,
+    /// otherwise the time to the answer.
     pub fn cost(&self, consolidate: bool) -> f64 {
         self.0.iter().map(|tally| if consolidate { tally.devices() } else { tally.delay() }).sum()
     }
@@ -400,7 +416,8 @@ impl Score {
 mod tests {
     use super::*;
 
-    /// `count` requests, of which some were answered after 10 ms.
+    /// A tally of `count` requests, in which `answered` says which requests were answered, after 10
+    /// ms.
     fn tally(count: usize, answered: impl Fn(usize) -> bool) -> Tally {
         let model = ModelId(0);
         let mut tally = Tally::new(1, 0..count);
@@ -429,12 +446,12 @@ mod tests {
         assert_eq!(difference(&some, &none, false), expected);
     }
 
-    /// 800 requests at each rate, of which so many of each hundred were dropped.
+    /// 800 requests at each rate. `bad` of each hundred were dropped.
     fn stretched(bad: [[usize; STRETCHES]; RATES.len()]) -> Score {
         Score(bad.map(|bad| tally(800, |index| index % 100 >= bad[index / 100])).to_vec())
     }
 
-    /// Requests are lost together: twenty in one rush say no more than one does.
+    /// Requests are lost together: twenty losses in one rush tell no more than one loss.
     #[test]
     fn what_differs_in_one_stretch_is_not_sure_and_what_differs_in_most_is() {
         let none = stretched([[0; STRETCHES]; 3]);
@@ -445,7 +462,8 @@ mod tests {
         assert_eq!([lost(&once), lost(&often)], [None, Some(Ground::WorstModel { rate: 100 })]);
     }
 
-    /// At 1.25 times the rate more is asked for than can be done: who loses less of that may be who loses more as it is.
+    /// At 1.25 times the rate the load exceeds the capacity. The setting that then loses less may
+    /// lose more at the recorded rate.
     #[test]
     fn what_is_better_at_a_higher_rate_counts_only_if_it_is_not_worse_at_a_lower_one() {
         let (few, many) = ([0; STRETCHES], [9; STRETCHES]);

@@ -1,13 +1,13 @@
-//! What the scheduler can be told to do.
+//! A setting of the scheduler: the behaviours of all models, and the order.
 
 use crate::cluster::behaviour::Behaviour;
 use crate::cluster::order::Order;
 
-/// What the scheduler can be told to do: what a candidate of a trial is.
+/// A setting of the scheduler, which is a candidate of a trial.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Setting {
-    /// By model; `None`: as follows from the load of the moment, or it is gone.
+    /// By model; `None`: the load of the moment decides, or the model is gone.
     pub behaviours: Vec<Option<Behaviour>>,
-    /// Of all models.
+    /// The order for all models.
     pub order: Order,
 }

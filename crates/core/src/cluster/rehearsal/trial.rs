@@ -1,4 +1,4 @@
-//! Candidates on the same part of the past, of which the best stays.
+//! A trial: candidates replay the same parts of the past, and the best stays.
 
 use std::cmp::Reverse;
 
@@ -12,58 +12,64 @@ use crate::cluster::behaviour::Behaviour;
 use crate::cluster::order::Order;
 use crate::time::Duration;
 
-/// The past is tried in parts, the newest first: 1/4, 1/4, and 1/2 of it, and the rush, if there was one before; and each at the rates of these numbers.
-/// Long ones, since at high rates queues take as long to fill as they did.
+/// The parts of the past, the newest first: 1/4, 1/4 and 1/2 of the last arrivals, and then the
+/// earlier rush if there is a rush. Each part has the indices of its rates in [`RATES`]. Parts are
+/// long, since at high rates queues take as long to fill as they did.
 const PARTS: [(usize, &[usize]); 4] = [(4, &[0, 1]), (4, &[0, 1]), (2, &[0, 1, 2]), (1, &[0, 1, 2])];
-/// How many candidates, beside what is done now and what is tried again, go on after each of them.
+/// How many candidates go on after each part. The current setting and the contender go on besides.
 const KEPT: [usize; 4] = [8, 3, 3, 3];
-/// After so many parts what is near to the best is tried, too.
+/// After this many parts the neighbours of the best candidate are tried, too.
 const REFINED: usize = 2;
-/// What comes before a part and is replayed without being counted: the rates of the arrivals have to be known.
+/// Time before a part that is replayed without being counted: the rates of the arrivals must be
+/// known first.
 const LEAD: Duration = Duration::from_millis(150);
-/// And so many budgets of a request.
+/// The lead also takes this many budgets of a request.
 const LEAD_BUDGETS: u64 = 3;
-/// Standard deviations by which the best of all candidates has to be better than what is done now: one of forty is, by chance.
+/// Standard deviations by which the best candidate must be better than the current setting. One of
+/// forty candidates is better by chance.
 const SURE: f64 = 2.0;
-/// And what looked better before, or one candidate than another.
+/// Standard deviations for a contender, and for the comparison of two candidates.
 const LIKELY: f64 = 0.7;
-/// Where as much is lost, so many arrivals have to have shown that before something else is done for sooner answers or fewer devices.
+/// If losses are equal, a change for sooner answers or fewer devices takes at least this many
+/// arrivals.
 const ENOUGH: usize = 1024;
 
-/// What came of a trial.
+/// The result of a trial.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Decision {
-    /// By model: what it is to do; `None`: as follows from the load of the moment.
+    /// By model: its behaviour from now on; `None`: the load of the moment decides.
     pub behaviours: Vec<Option<Behaviour>>,
-    /// In which order the candidates of all models are to get devices.
+    /// The order in which the candidates of all models get devices from now on.
     pub order: Order,
-    /// Whether that is other than before.
+    /// Whether the decision differs from the former setting.
     pub changed: bool,
-    /// What told it from what was done before; nothing, if that goes on.
+    /// The criterion in which the new setting is better; `None` if the setting stays.
     pub why: Option<Ground>,
-    /// What was tried: what was done before, then the others, those that were tried on most first.
+    /// The settings of the trial: the former setting first, then the others, the most tried ones
+    /// first.
     pub tried: Vec<Tried>,
 }
 
-/// What a candidate came to.
+/// The result of one setting in a trial.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tried {
     /// By model.
     pub behaviours: Vec<Option<Behaviour>>,
-    /// In which order candidates get devices.
+    /// The order in which candidates get devices.
     pub order: Order,
-    /// Parts of the past that it was tried on, before it left or to the end.
+    /// Number of parts on which the setting was tried.
     pub parts: u32,
-    /// By rate (as it was, 1.1 and 1.25 times that): the share of bad requests of the model that fared worst, and of all.
+    /// By rate (the recorded one, 1.1 and 1.25 times that): the share of bad requests of the model
+    /// that fared worst, and of all models.
     pub bad: Vec<(f64, f64)>,
-    /// Devices busy in the mean, at the rate as it was.
+    /// Mean number of busy devices, at the recorded rate.
     pub devices: f64,
-    /// Mean time from arrival to answer, seconds, at the rate as it was.
+    /// Mean time from arrival to answer, seconds, at the recorded rate.
     pub delay: f64,
 }
 
 impl Decision {
-    /// Whether this is what is to be done.
+    /// Whether the decision takes this setting.
     pub fn takes(&self, tried: &Tried) -> bool {
         self.behaviours == tried.behaviours && self.order == tried.order
     }
@@ -73,7 +79,7 @@ impl Decision {
 struct Candidate {
     setting: Setting,
     score: Score,
-    /// Parts that it was tried on.
+    /// Number of parts on which the candidate was tried.
     parts: usize,
 }
 
@@ -83,28 +89,30 @@ impl Candidate {
     }
 }
 
-/// Candidates on the same parts of the past, of which the best stays.
+/// A running trial: candidates replay the same parts of the past, and the best stays.
 #[derive(Debug)]
 pub(super) struct Trial {
     past: Vec<PastArrival>,
-    /// So many of them are a rush of before.
+    /// Number of arrivals in the rush at the beginning of `past`.
     rush: usize,
     stage: Stage,
     consolidate: bool,
-    /// The first is what is done now, the next the contender: they stay to the end.
+    /// The first is the current setting, the next the contender, if there is one: they stay to the
+    /// end.
     candidates: Vec<Candidate>,
     contender: Option<Contender>,
-    /// Arrivals that had come before.
+    /// Number of all arrivals until this trial.
     came: u64,
-    /// Those that left.
+    /// Candidates that left the trial.
     left: Vec<Candidate>,
-    /// Those that are tried by now.
+    /// The parts that candidates are tried on so far.
     parts: Vec<Part>,
-    /// Which of the rates the candidate that is being tried is at.
+    /// The index of the current rate, among the rates of the candidate's next part.
     rate: usize,
     replay: Option<Box<Replay>>,
     refined: bool,
-    /// Whether the model that waits longest goes on alone, or (every other trial) the one that fares worst.
+    /// Whether a lone change goes to the model that waits longest. In every other trial it goes to
+    /// the model that fares worst.
     quickens: bool,
     done: bool,
     /// Whether all requests come from clients that wait for answers.
@@ -112,7 +120,7 @@ pub(super) struct Trial {
 }
 
 impl Trial {
-    /// The `number`th, on these arrivals.
+    /// The `number`th trial, on the arrivals of [`Seen`].
     pub fn new(
         Seen { arrivals: past, rush, came }: Seen,
         mut stage: Stage,
@@ -147,12 +155,12 @@ impl Trial {
         trial
     }
 
-    /// Candidates that stay to the end.
+    /// Number of candidates that stay to the end.
     fn staying(&self) -> usize {
         1 + usize::from(self.contender.is_some())
     }
 
-    /// Goes on for at most so many events; how many there were.
+    /// Goes on for at most `events` events. Returns the number of events.
     pub fn step(&mut self, events: u64) -> u64 {
         let mut used = 0;
         while used < events && !self.done {
@@ -162,7 +170,7 @@ impl Trial {
                 continue;
             };
             let candidate = &mut self.candidates[next];
-            // Who waits for answers asks no more because others do.
+            // Clients that wait for answers ask no more often at a higher rate.
             let rates = if self.closed { &[0] } else { PARTS[candidate.parts].1 };
             let rate = rates[self.rate];
             let replay = self.replay.get_or_insert_with(|| {
@@ -186,7 +194,8 @@ impl Trial {
         used
     }
 
-    /// The decision of a trial that is through, the contender, and the models whose requests are answered later than before.
+    /// The decision of a finished trial, the contender, and the models whose requests are answered
+    /// later than before.
     pub fn poll_decision(&mut self) -> Option<(Decision, Option<Contender>, Vec<usize>)> {
         if !self.done {
             return None;
@@ -219,7 +228,7 @@ impl Trial {
         Some((decision, contender, later.collect()))
     }
 
-    /// Adds those that are not there yet.
+    /// Adds the settings that are allowed and new.
     fn add(&mut self, settings: Vec<Setting>) {
         for setting in settings {
             if self.stage.allows(&setting) && self.candidates.iter().all(|known| known.setting != setting) {
@@ -228,7 +237,7 @@ impl Trial {
         }
     }
 
-    /// The best of the candidates that are left.
+    /// The best of the remaining candidates.
     fn best(&self) -> usize {
         let mut best = 0;
         for _ in 0..2 {
@@ -242,7 +251,8 @@ impl Trial {
         best
     }
 
-    /// What is to be done, why, if that is not what is done now, and what is to be tried again.
+    /// The candidate to take, why, if it is not the current setting, and the contender for the next
+    /// trials.
     fn decided(&mut self) -> (usize, Option<Ground>, Option<Contender>) {
         let (best, consolidate) = (self.best(), self.consolidate);
         let enough = self.closed || self.past.len() - self.rush >= ENOUGH;
@@ -272,7 +282,8 @@ impl Trial {
         }
     }
 
-    /// Whether a candidate fares so badly at the first rates of this part that it would not go on whatever comes of the others.
+    /// Whether a candidate fares so badly at the first rates of this part that the other rates
+    /// cannot save it.
     fn is_out(&self, candidate: usize) -> bool {
         let kept = KEPT[self.parts.len() - 1];
         let quickest = self.quickest();
@@ -282,7 +293,7 @@ impl Trial {
         candidate >= staying && self.candidates[staying..].iter().filter(level).count() >= kept
     }
 
-    /// By model whose clients wait for answers: the least seconds for a good one.
+    /// By model whose clients wait for answers: the least seconds for each good answer.
     fn quickest(&self) -> Vec<Option<f64>> {
         let mut quickest = vec![None; self.stage.models.len()];
         for candidate in self.candidates.iter().filter(|candidate| candidate.parts == self.parts.len()) {
@@ -293,10 +304,10 @@ impl Trial {
         quickest
     }
 
-    /// All candidates have been tried on all parts: the best of them go on.
+    /// Called when all candidates have been tried on all parts: the best of them go on.
     fn next_round(&mut self) {
         let Some(part) = self.parts.last().copied() else { return };
-        // The worse leave, and before them those that came to the same as another.
+        // The worse candidates leave, and before them those with the same score as another.
         let (quickest, soonest) = (self.quickest(), self.soonest());
         let mut others = self.candidates.split_off(self.staying());
         others.sort_by(|a, b| {
@@ -312,13 +323,15 @@ impl Trial {
         let mut others = unlike.into_iter().chain(alike);
         self.candidates.extend(others.by_ref().take(KEPT[self.parts.len() - 1]));
         for other in others {
-            // However many lose a little less by chance, who answers soonest stays.
+            // The candidate with the soonest answers stays, even if many others lose a little less
+            // by chance.
             if soonest.as_ref() == Some(&other.setting) { self.candidates.push(other) } else { self.left.push(other) }
         }
         if !self.refined && (last || self.parts.len() == REFINED) {
             self.refined = true;
             let best = &self.candidates[self.best()];
-            // Once nothing is better for all, one model goes on alone, and all in another order.
+            // Once no candidate is better for all models, one model changes alone, and all try
+            // another order.
             let settled = best.setting == self.candidates[0].setting;
             let one = || if self.quickens { self.longest(&best.score) } else { best.score.worst_model() };
             let (model, setting) = (settled.then(one).flatten(), best.setting.clone());
@@ -333,7 +346,8 @@ impl Trial {
         }
     }
 
-    /// Who answers soonest of those that lose no more than the best, if that is wished.
+    /// The setting with the soonest answers among the candidates that lose no more than the best;
+    /// `None` with `consolidate`.
     fn soonest(&self) -> Option<Setting> {
         let best = &self.candidates[self.best()];
         let equal = self.candidates.iter().filter(|candidate| !candidate.score.is_worse(&best.score));
@@ -342,7 +356,8 @@ impl Trial {
         soonest.filter(|_| !self.consolidate).map(|candidate| candidate.setting.clone())
     }
 
-    /// The model whose requests take longest, of what a batch of one takes: where all wait alike, the quickest waits for nothing.
+    /// The model whose requests take longest, as a multiple of its batch of one. If all models wait
+    /// alike, the model with the quickest batches waits in vain.
     fn longest(&self, score: &Score) -> Option<usize> {
         let delays = score.0[0].delays().enumerate();
         let shares = delays.filter_map(|(index, delay)| {
@@ -352,7 +367,7 @@ impl Trial {
         shares.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(index, _)| index)
     }
 
-    /// The part that ends before `end`.
+    /// Begins the part that ends at `end`.
     fn next_part(&mut self, end: usize) {
         if end == self.rush {
             self.parts.push(Part { lead: 0, counted: end / 4, end });
@@ -366,7 +381,7 @@ impl Trial {
         let first = self.past[counted].at;
         let since = |lead: Duration| self.past.partition_point(|arrival| arrival.at + lead < first);
         let budgets = LEAD + budgets.max().unwrap_or(Duration::ZERO).saturating_mul(LEAD_BUDGETS);
-        // Queues fill sooner, mostly.
+        // Queues mostly fill sooner.
         let most = (end - counted) / 2;
         let lead = since(LEAD).min(since(budgets).max(counted.saturating_sub(most))).max(self.rush);
         self.parts.push(Part { lead, counted, end });

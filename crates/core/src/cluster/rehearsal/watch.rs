@@ -1,4 +1,4 @@
-//! Whether fewer requests come once they are answered later.
+//! The watch: tells whether fewer requests come once they are answered later.
 
 use std::collections::VecDeque;
 
@@ -6,35 +6,36 @@ use super::setting::Setting;
 use super::trial::Decision;
 use crate::time::{Duration, Time};
 
-/// Arrivals are counted in spans of this.
+/// Arrivals are counted in spans of this length.
 const SPAN: Duration = Duration::from_millis(50);
-/// So many are remembered: two seconds.
+/// Number of remembered spans: two seconds.
 const MOST: usize = 40;
-/// Spans before and after a change that have to be known.
+/// Fewest spans before and after a change for a comparison.
 const FEWEST: usize = 6;
-/// Fewer come if the rate fell below this share of what it was.
+/// The rate has fallen if it is below this share of the former rate.
 const FEWER: f64 = 0.75;
-/// And by so many standard deviations: it is looked at again and again.
+/// The rate must also fall by this many standard deviations, because the comparison is repeated
+/// often.
 const SURE: f64 = 4.0;
-/// After the first time; after each further one twice as long.
+/// The hold-off after the first fall; it doubles with each further fall.
 const HOLD_OFF: Duration = Duration::from_millis(8_000);
-/// Times by which it grows, at most: to 9 hours.
+/// Most doublings of the hold-off: up to 9 hours.
 const MOST_TIMES: u32 = 12;
 
-/// How many requests of a model came lately, and whether its batches may wait longer than they do.
+/// The recent rate of a model's requests, and whether its batches may wait longer than now.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rate {
-    /// By span of time, the newest last, which is not over.
+    /// Arrivals by span of time, the newest last, which is not over.
     spans: VecDeque<u32>,
-    /// The number of the newest.
+    /// The number of the newest span.
     newest: u64,
-    /// How often fewer came because answers came later.
+    /// How often fewer requests came because answers came later.
     times: u32,
     held: Time,
 }
 
 impl Rate {
-    /// A request came.
+    /// Counts an arrival.
     pub fn arrived(&mut self, at: Time) {
         self.pass(at);
         if let Some(span) = self.spans.back_mut() {
@@ -42,7 +43,7 @@ impl Rate {
         }
     }
 
-    /// Time has passed.
+    /// Moves on to the span of `now`.
     pub fn pass(&mut self, now: Time) {
         let number = number(now);
         if self.spans.is_empty() {
@@ -56,7 +57,7 @@ impl Rate {
         self.spans.drain(..old);
     }
 
-    /// Those that are over, from this one on.
+    /// The spans that are over, from span `number` on.
     fn since(&self, number: u64) -> Spans {
         let first = self.newest + 1 - self.spans.len() as u64;
         let skipped = number.saturating_sub(first) as usize;
@@ -64,7 +65,8 @@ impl Rate {
         Spans::of(self.spans.iter().take(over).skip(skipped).map(|count| f64::from(*count)))
     }
 
-    /// Fewer came because answers came later: for a while no batch waits longer than now.
+    /// Fewer requests came because answers came later. For a while, no batch may wait longer than
+    /// now.
     fn hold(&mut self, now: Time) {
         self.held = now + HOLD_OFF.saturating_mul(1 << self.times.min(MOST_TIMES));
         self.times += 1;
@@ -85,7 +87,7 @@ fn number(at: Time) -> u64 {
 struct Spans {
     count: usize,
     mean: f64,
-    /// Of the mean.
+    /// Variance of the mean.
     variance: f64,
 }
 
@@ -105,22 +107,23 @@ impl Spans {
 
 /// A change after which the requests of some models are answered later.
 ///
-/// A trial takes arrivals as they came. Where clients wait for answers among others that do not, waiting looks free in it, and then fewer requests come. So a
-/// change to later answers is on trial itself: it is taken back if fewer come at once.
+/// A trial replays the arrivals at their recorded times. If some clients wait for answers among
+/// others that do not, waiting looks free in the trial. Afterwards fewer requests come. Therefore a
+/// change to later answers is on trial itself: it is reversed if fewer requests come at once.
 #[derive(Clone, Debug)]
 pub(super) struct Watch {
-    /// What was done before.
+    /// The setting before the change.
     before: Setting,
-    /// What has changed it.
+    /// The decision that made the change.
     decision: Decision,
-    /// The span in which that was.
+    /// The span of the change.
     began: u64,
-    /// Models whose requests are answered later, with what came before.
+    /// Models whose requests are answered later, with their arrivals before the change.
     later: Vec<(usize, Spans)>,
 }
 
 impl Watch {
-    /// `None`: no requests are answered later.
+    /// Watches a change; `None` if no requests are answered later.
     pub fn new(now: Time, before: Setting, decision: Decision, later: Vec<usize>, rates: &mut [Rate]) -> Option<Self> {
         let mut known = Vec::new();
         for model in later {
@@ -131,7 +134,8 @@ impl Watch {
         Some(Watch { before, decision, began: number(now), later: known }).filter(|watch| !watch.later.is_empty())
     }
 
-    /// What to go back to, as fewer requests came; or whether it goes on.
+    /// Compares the rates. `Err`: fewer requests came; the setting to go back to. `Ok`: the watch
+    /// if it goes on.
     pub fn judge(self, now: Time, rates: &mut [Rate]) -> Result<Option<Watch>, (Setting, Decision)> {
         let mut fewer = false;
         let mut most = 0;
@@ -157,7 +161,8 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// Of two seconds: so many in each span of the first and of the second.
+    /// The judgement on two seconds, with so many arrivals in each span of the first second and of
+    /// the second.
     fn judged(first: impl Fn(u64) -> u64, second: impl Fn(u64) -> u64) -> bool {
         let mut rates = [Rate::default()];
         let feed = |rates: &mut [Rate; 1], span: u64, count: u64| {

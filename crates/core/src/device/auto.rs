@@ -27,8 +27,8 @@ pub struct OverlapPoint {
 }
 
 impl OverlapPoint {
-    /// The work of two lanes together, as a multiple of the work of one alone. 2: the lanes do not
-    /// disturb each other. 1 or less: they might as well take turns.
+    /// The work of two lanes together, as a multiple of the work of one alone. At 2 the lanes do
+    /// not disturb each other. At 1 or less they might as well take turns.
     pub fn factor(&self) -> f64 {
         let together = self.together.as_nanos().max(1) as f64;
         (MOST_OVERLAP * self.alone.as_nanos() as f64 / together).min(MOST_OVERLAP)

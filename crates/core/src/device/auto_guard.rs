@@ -133,9 +133,9 @@ pub struct GuardReport {
 /// **Other models.** The shadow does not get the device time that other models had during a window.
 /// Each of its batches takes longer, as if the batch got the rest of the device all the time.
 /// [`DeviceUse`](super::DeviceUse) tells the others' time: models with concurrent launches share
-/// that time evenly. So a policy gains nothing by delaying others' launches: the more it runs, the
-/// less of the time is theirs. The policy also takes no blame for how other models' policies use
-/// their part.
+/// that time evenly. A policy gains nothing by delaying others' launches, as its own launches then
+/// take part of the time. The policy also takes no blame for how other models' policies use their
+/// part.
 ///
 /// After two lost windows in a row the guard's state is [`GuardState::Back`] for good. The next
 /// policy gets a guard of its own.
@@ -187,7 +187,7 @@ struct ShadowRequest {
 #[derive(Debug)]
 struct Shadow {
     waiting: VecDeque<ShadowRequest>,
-    /// The instants at which the devices, or the parts of one, are free.
+    /// When each place for a running batch is free; there are [`GuardOptions::at_once`] places.
     free_at: Vec<Time>,
     /// The latencies of ended requests; `None`: not in time.
     ended: BTreeMap<RequestId, Option<Duration>>,

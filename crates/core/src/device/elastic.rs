@@ -50,11 +50,11 @@ pub struct ElasticOptions {
 /// Whenever an input arrives or a launch ends, ready requests fill lanes, the largest lane first.
 /// Each lane takes a run of neighbouring ring slots of exactly its size. At most
 /// [`ElasticOptions::max_running`] items run. The load decides which lanes may be used (E-Ebird).
-/// Lanes of an earlier mix finish their launches first.
+/// Lanes of another mix that still run finish their launches.
 ///
-/// This rule suits GPUs, which run lanes beside one another. Lanes may instead share a few cores
+/// These rules suit GPUs, which run lanes beside one another. On a CPU, lanes share a few cores
 /// ([`ElasticOptions::cores`]). Then no more launches begin than there are cores, and brief
-/// launches run one after another. Ready requests then share one lane rather than part over
+/// launches run one after another. Ready requests go into one lane together, not in parts into
 /// several.
 #[derive(Debug)]
 pub struct Elastic {
@@ -114,8 +114,8 @@ impl Elastic {
         SegmentRange::new(0, self.options.profile.segments())
     }
 
-    /// The launch for the largest idle lane of the mix that ready requests fill: its size, members,
-    /// items and slots (algorithm 1, lines 3 to 13).
+    /// The next launch: the largest idle lane of the mix that ready requests fill. Returns its
+    /// size, members, items and slots (algorithm 1, lines 3 to 13).
     fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<RingRun>)> {
         let room = self.options.max_running - self.pool.running_rows();
         let DeviceRequest { size: head, length, .. } = self.pool.ready().next()?.request;
@@ -145,8 +145,8 @@ impl Elastic {
         (!members.is_empty() && self.has_core_for(rows, length)).then_some((size, members, rows, slots))
     }
 
-    /// Whether a core is free for a launch of at most `rows` items, padded to `length`, and the
-    /// launch is long enough to run beside the others.
+    /// Whether a core is free for a launch of at most `rows` items, padded to `length`. Brief
+    /// launches do not run beside one another.
     fn has_core_for(&self, rows: u32, length: u32) -> bool {
         let Some(Cores { count, .. }) = self.options.cores.filter(|_| !self.running.is_empty()) else { return true };
         let are_brief = || self.is_brief(rows, length) && self.running.values().all(|run| run.brief);

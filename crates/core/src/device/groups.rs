@@ -58,7 +58,7 @@ pub struct GroupEnd {
     pub took: Duration,
 }
 
-/// Predicts groups by the learned predictor. A request alone that it does not know is predicted by
+/// Predicts groups by the learned predictor. If it cannot tell, a single request is predicted by
 /// the measured profile of its model.
 #[derive(Debug, Default)]
 struct DevicePredictor {

@@ -42,7 +42,7 @@ pub enum InputSource {
     Host,
     /// In neighbouring slots of the input ring, in the order of the members: no copy is needed.
     Ring(RingRun),
-    /// On the device, but not in one piece. They are in slots that are no neighbours, or an earlier
+    /// On the device, but not in one piece: in slots that are no neighbours, or where an earlier
     /// launch of the members left them.
     Device,
 }

@@ -164,7 +164,7 @@ impl MixTable {
     }
 
     /// E-Ebird: the best mix for each load. Each mix also gets a lane of one item and a lane of
-    /// two. So a low load is served at once, and so is the rest that a larger mix leaves over
+    /// two. These lanes serve a low load at once, and the rest that a larger mix leaves over
     /// (E²bird §7.3.2, table 4).
     ///
     /// # Errors

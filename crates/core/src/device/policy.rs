@@ -73,8 +73,8 @@ pub trait DevicePolicy: Debug + Send {
     }
 
     /// Handles the end of one of the policy's launches. `exits` are members whose answer is final
-    /// before the last segment (DVABatch §9.2). A failed launch also ends so: the driver answers
-    /// its members itself, and then calls [`handle_cancel`](Self::handle_cancel).
+    /// before the last segment (DVABatch §9.2). Before a failed launch ends, the driver calls
+    /// [`handle_cancel`](Self::handle_cancel) for its members and answers them itself.
     fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, span: Span, exits: &[RequestId]);
 
     /// Handles a request whose client has gone. Returns true if the policy had the request, which

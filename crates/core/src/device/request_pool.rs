@@ -11,12 +11,12 @@ use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{BatchId, LaunchId, RequestId};
 use crate::time::{Duration, Time};
 
-/// The requests of a device policy: those that wait for a launch, in the order of their arrival
-/// (E²bird §5.1), and those that run.
+/// The requests of a device policy: the waiting ones, in the order of their arrival (E²bird §5.1),
+/// and the running ones.
 ///
-/// With a ring, an arriving request takes one neighbouring slot an item. It is ready once its input
-/// is in the slots. Without room it waits on the host, in order: this back-pressure is bounded by
-/// the pool's bound. Without a ring each request is ready at once.
+/// With a ring, an arriving request takes one neighbouring slot an item. The request is ready once
+/// its input is in the slots. Without room it waits on the host, in order: this back-pressure is
+/// bounded by the pool's bound. Without a ring each request is ready at once.
 #[derive(Debug)]
 pub struct RequestPool {
     ring: Option<InputRing>,

@@ -241,9 +241,9 @@ impl DeviceScheduler {
     }
 
     /// Handles the end of a launch that had the device for `span`. `exits` are members whose answer
-    /// is final before the last segment (DVABatch §9.2). A failed launch also ends so. The driver
-    /// then first calls [`handle_cancel`](Self::handle_cancel) for its members and answers them
-    /// itself. Unknown launches are ignored.
+    /// is final before the last segment (DVABatch §9.2). Before a failed launch ends, the driver
+    /// calls [`handle_cancel`](Self::handle_cancel) for its members and answers them itself.
+    /// Unknown launches are ignored.
     pub fn handle_completion(&mut self, now: Time, launch: LaunchId, span: Span, exits: &[RequestId]) {
         let Some(key) = self.device.end(now, launch, span) else { return };
         self.tell(key, now, |policy, turn| policy.handle_completion(turn, launch, span, exits));

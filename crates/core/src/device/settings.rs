@@ -20,10 +20,10 @@ pub type WrittenSettings = BTreeMap<String, Value>;
 /// A day in milliseconds: the longest time in a setting.
 const LONGEST_MS: f64 = 86_400_000.0;
 
-/// The settings of a policy, from which the policy's options follow. They also tell what the host
-/// of a model must prepare for the policy.
+/// The settings of a policy, from which the policy's options follow. The settings also tell what
+/// the host of a model must prepare for the policy.
 ///
-/// They are read from [`WrittenSettings`]; each setting may be left out or has a default.
+/// Settings are read from [`WrittenSettings`]. Each may be left out or has a default.
 pub trait PolicySettings: fmt::Debug + Send + Sync {
     /// Checks the settings alone and in combination, without a model.
     ///

@@ -48,10 +48,9 @@ pub const MOST_AHEAD: u32 = 16;
 /// E²bird (§3.2) and DVABatch (§8.1).
 ///
 /// A batch is made when it is full or its oldest request has waited for the window. Also the lane
-/// must be free, or fewer batches than [`WindowedOptions::ahead`] wait for it. Its members are
-/// padded to the longest of them. From then on the batch is frozen. No request joins, and none is
-/// given up, even past its deadline. A request whose client goes leaves the batch, as its input is
-/// gone.
+/// must be free, or fewer batches than [`WindowedOptions::ahead`] wait for it. The members are
+/// padded to the longest one. From then on the batch is frozen: no request joins, and none is given
+/// up, even past its deadline. A request whose client goes leaves the batch, as its input is gone.
 #[derive(Debug)]
 pub struct Windowed {
     options: WindowedOptions,

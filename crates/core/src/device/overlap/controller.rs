@@ -17,10 +17,9 @@ use crate::time::{Duration, Time};
 
 /// After this many requests given up in a row, with no group between them, the next one runs all
 /// the same. Otherwise a predictor that has gone wrong would give up all requests, and no group
-/// would show the error. Until groups of one request are measured, no prediction makes a request be
-/// given up.
+/// would show the error. Until groups of one request are measured, predictions drop no request.
 const DROPS_IN_A_ROW: u32 = 8;
-/// The margin alone keeps some groups small. One in this many runs at the larger size of the bare
+/// The margin alone keeps some groups small. Every 64th of them runs at the larger size of the bare
 /// prediction, to find out whether the predictor has become right.
 const TRIED_OF: u32 = 64;
 
@@ -34,8 +33,8 @@ pub struct OverlapOptions {
     /// The most requests of a group.
     pub at_once: usize,
     /// The time that requests must save by running side by side, as a share of their time together.
-    /// At 0 they may even lose time, as in Abacus. 10% is ours: on the emulated A100, groups that
-    /// save less cost more than they gain (`lab/docs/abacus.md`).
+    /// At 0 they may even lose time, as in Abacus. The 10% are ours: on the emulated A100, groups
+    /// that save less cost more than they gain (`lab/docs/abacus.md`).
     pub worth: f64,
     /// Which request is next, and whether others run beside it.
     pub order: GroupOrder,
@@ -93,11 +92,11 @@ pub struct OverlapStats {
 /// other model, as many as fit into the headroom by prediction. A request that cannot meet its
 /// deadline even alone is given up.
 ///
-/// **Beside the running group** the next one is decided (§6.3). Its headroom is the one at the
-/// predicted end of the running group (equation 3). It is decided as soon as the outputs of the
-/// running group are carried out ([`handle_timeout`](Self::handle_timeout)). It is decided again if
-/// a request comes that belongs into it, or if the running group took so long that the next one no
-/// longer suits.
+/// **Beside the running group** the next one is decided (§6.3), with the headroom at the predicted
+/// end of the running group (equation 3). The decision is made as soon as the outputs of the
+/// running group are carried out ([`handle_timeout`](Self::handle_timeout)). It is made again if a
+/// request comes that belongs into the group. It is also made again if the running group took so
+/// long that the next one no longer suits.
 ///
 /// **Margin** (ours). A prediction is corrected by the actual latencies of earlier groups. Several
 /// requests run together only if 95% of such groups would be in time. A request is given up only if

@@ -38,9 +38,9 @@ impl FeatureLayout {
         self.models.is_empty()
     }
 
-    /// Appends the features of a group to `features`. Appends nothing and returns `false` if a
-    /// model is unknown or occurs twice, an operator is out of range, or the group has too many
-    /// models.
+    /// Appends the features of a group to `features`. Appends nothing and returns `false` if the
+    /// layout cannot describe the group. Reasons are an unknown model, two parts of one model, an
+    /// operator out of range, or too many models.
     pub fn extend(&self, features: &mut Vec<f32>, group: &[GroupPart]) -> bool {
         let begin = features.len();
         if group.len() > self.at_once {

@@ -7,10 +7,10 @@ use super::predictor::Predictor;
 use crate::device::launch::SegmentRange;
 use crate::time::Duration;
 
-/// The search for a group. It takes all operators of the most urgent request, then operators of the
-/// others in their order, as long as the predicted group fits into the headroom of the first
-/// (Abacus §6.2, figure 12). It adds whole requests first, then operators of the first request that
-/// does not fit whole (§6.3).
+/// The search for a group that fits into the headroom of the most urgent request by prediction. The
+/// group holds all operators of this request, then operators of the others in their order (Abacus
+/// §6.2, figure 12). Whole requests are added first, then operators of the first request that does
+/// not fit whole (§6.3).
 #[derive(Debug)]
 pub struct GroupSearch<'a, P> {
     /// The predictor of group latencies.

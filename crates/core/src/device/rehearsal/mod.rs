@@ -27,20 +27,19 @@ const SHORTEST: Duration = Duration::from_millis(4_000);
 /// suits a model best.
 ///
 /// A rehearsal is a pure state machine beside the models of a group of devices. A replay uses fresh
-/// copies of the state machines that serve the models. They are a
-/// [`Scheduler`](crate::cluster::Scheduler) for models under `exclusive`, and a
-/// [`DeviceScheduler`](super::DeviceScheduler) for each device with the models' policies. The
-/// devices are emulated by measurements: profiles by batch size, latencies of segments, overlap of
-/// two lanes, hand-over time, and noise. The driver reports arrivals and changes, and lends time
-/// ([`Self::step`], in replayed events). It brings the policy of a [`DeviceDecision`] into service,
-/// and then reports it ([`Self::set_current`]).
+/// copies of the state machines that serve the models: a [`Scheduler`](crate::cluster::Scheduler)
+/// for models under `exclusive`, and a [`DeviceScheduler`](super::DeviceScheduler) for each device.
+/// The devices are emulated by measurements: profiles by batch size, latencies of segments, overlap
+/// of two lanes, hand-over time, and noise. The driver reports arrivals and changes, and lends time
+/// ([`Self::step`], in replayed events). The driver also brings the policy of a [`DeviceDecision`]
+/// into service, and then reports it ([`Self::set_current`]).
 ///
-/// **A trial** is of one model, while the others stay as they are. It goes as a trial of
-/// [`Rehearsal`](crate::cluster::Rehearsal) does. All candidates get the same arrivals, at the real
-/// rate and at 1.1 and 1.25 times this rate. The past is replayed in parts that double in length,
-/// after each of which the worse half leaves. Three numbers count: the share of bad requests of the
-/// model that fares worst, the share of all, and the mean time to the answer. Another policy wins
-/// only if it is certainly better, or its answers come 10% sooner.
+/// **A trial** is of one model, while the others stay as they are. Its rules are those of
+/// [`Rehearsal`](crate::cluster::Rehearsal). All candidates get the same arrivals, at the real rate
+/// and at 1.1 and 1.25 times this rate. The past is replayed in parts that double in length, after
+/// each of which the worse half leaves. Three numbers count: the share of bad requests of the model
+/// that fares worst, the share of all, and the mean time to the answer. Another policy wins only if
+/// it is certainly better, or its answers come 10% sooner.
 ///
 /// **The replay must match reality.** A policy changes only if the replay of the models' current
 /// policies agrees with their requests' real outcome ([`Self::ended`]). The share of bad requests

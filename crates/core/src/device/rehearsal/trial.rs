@@ -21,11 +21,11 @@ const SURE: f64 = 3.0;
 /// The standard deviations by which a candidate must beat another candidate.
 const LIKELY: f64 = 0.7;
 
-/// A replay does not match reality if its share of bad requests differs by more than this, and by
-/// more than a quarter of the larger share.
+/// A replay does not match reality if its share of bad requests differs by more than this. The
+/// difference must also exceed a quarter of the larger share.
 const BAD_OFF: f64 = 0.03;
-/// It does not match either if its mean time to the answer differs by more than this share of the
-/// larger one.
+/// A replay also fails to match if its mean time to the answer differs by more than this share of
+/// the larger time.
 const OFF: f64 = 0.25;
 
 /// The result of a trial.
@@ -68,8 +68,8 @@ impl DeviceDecision {
 pub struct TriedPolicy {
     /// The policy.
     pub candidate: Candidate,
-    /// The shares of bad requests, of the model that fared worst and of all. There is a pair for
-    /// each rate: 1, 1.1 and 1.25 times the real one.
+    /// The share of bad requests of the model that fared worst, and the share of all. The pairs are
+    /// for 1, 1.1 and 1.25 times the real rate.
     pub bad: Vec<(f64, f64)>,
     /// The mean time from arrival to answer in seconds, at the real rate.
     pub delay: f64,

@@ -3,7 +3,7 @@
 use crate::time::Duration;
 
 /// Additive increase, multiplicative decrease (Clipper §4.3.1). The limit grows by one after each
-/// full batch that kept the SLO. It shrinks by a tenth after a batch that did not.
+/// full batch that kept the SLO, and shrinks by a tenth after each batch that missed it.
 #[derive(Clone, Debug)]
 pub struct Aimd {
     slo: Duration,

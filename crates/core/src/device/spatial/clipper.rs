@@ -28,10 +28,10 @@ struct Latencies {
 /// Clipper's paper ([`Aimd`](super::Aimd)).
 ///
 /// The control *explores* while no batch ever took as long as 92% of the SLO. The largest size runs
-/// five times, then it grows by one item, from ten on by a tenth. After that the control
-/// *estimates*, for good. It fits a line through all sizes, at three standard deviations above
-/// their mean latencies. The limit is the size on this line for 92% of the SLO. So it never
-/// explores a larger batch again, however free the device is.
+/// five times, then the size grows by one item, from ten on by a tenth. After that the control
+/// *estimates*, for good. A line is fitted through all sizes, at three standard deviations above
+/// their mean latencies. The limit is the size on this line for 92% of the SLO. Larger batches are
+/// never explored again, however free the device is.
 #[derive(Clone, Debug)]
 pub struct Clipper {
     /// The latency that a batch may have, in seconds.

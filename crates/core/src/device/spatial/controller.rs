@@ -148,8 +148,8 @@ impl Spatial {
     /// Sets a model's share by hand, which then stays. `None` sets the share free.
     ///
     /// # Errors
-    /// If there is no such model, or the rest would not suffice for the others; then nothing has
-    /// changed.
+    /// If there is no such model, the share is no multiple of the grain, or the rest would not
+    /// suffice for the others; then nothing has changed.
     pub fn handle_share(&mut self, now: Time, id: ModelId, share: Option<u32>) -> Result<(), BadShare> {
         let SpatialOptions { units: all, grain, .. } = self.options;
         let others = self.models.iter().filter(|(other, _)| **other != id);

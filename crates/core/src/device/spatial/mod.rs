@@ -1,10 +1,10 @@
 //! GSLICE: the share of a device that each model runs on.
 //!
-//! [`Spatial`] is a state machine. It handles the coming and going of models, the latency of each
-//! batch, and the arrivals in each window of time. It decides which model gets lanes on how many
-//! units ([`SpatialOutput::Prepare`]), and when the model changes over to them
-//! ([`SpatialOutput::Switch`]). It also limits batches ([`SpatialOutput::Limit`]). Batches inside a
-//! share are made by any [`DevicePolicy`](super::DevicePolicy).
+//! [`Spatial`] is a state machine. It handles new and removed models, the latency of each batch,
+//! and the arrivals in each window of time. Its decisions are the lanes of each model and their
+//! units ([`SpatialOutput::Prepare`]), the change-over to new lanes ([`SpatialOutput::Switch`]),
+//! and the largest batch ([`SpatialOutput::Limit`]). Inside a share, any
+//! [`DevicePolicy`](super::DevicePolicy) makes the batches.
 //! [`DeviceScheduler::handle_move`](super::DeviceScheduler::handle_move) moves the policy from one
 //! partition to another without its knowledge.
 //!

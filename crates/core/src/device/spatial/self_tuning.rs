@@ -56,18 +56,18 @@ const BATCH_WEIGHT: f64 = 0.05;
 /// grows by the larger lack. If both are above the threshold, the share is too large, and shrinks.
 ///
 /// This code follows the paper's prose. The algorithm as printed differs in three ways:
-/// - It returns early if both residuals are below the threshold *with their signs*. So a model that
-///   misses its SLO and cannot answer its arrivals keeps its share.
-/// - It takes the larger of the two residuals, even if that one is to spare. So a model that is a
-///   little late and has much throughput to spare gets a much larger share.
-/// - It also shrinks by the larger one, measured by the average latency. So a model with 5 ms of 50
-///   would get less than nothing. Here the smaller residual decides, measured so that the new share
-///   makes it zero.
+/// - The algorithm returns early if both residuals are below the threshold *with their signs*. Then
+///   a model that misses its SLO and cannot answer its arrivals keeps its share.
+/// - For growth it takes the larger of the two residuals, even if that one is to spare. Then a
+///   model that is a little late and has much throughput to spare gets a much larger share.
+/// - For shrinking it also takes the larger one, measured by the average latency. Then a model with
+///   5 ms of 50 would get less than nothing. Here the smaller residual decides, measured so that
+///   the new share makes this residual zero.
 ///
 /// Throughput is the number of answers per second *of the time that batches ran*: the capacity of
 /// the share at any arrival rate. Beyond the paper:
-/// - Arrivals count with a [reserve](SpatialOptions::reserve). So does the latency of a model that
-///   shrinks.
+/// - Arrivals count with a [reserve](SpatialOptions::reserve). The latency of a model that shrinks
+///   does, too.
 /// - If most batches are not full, throughput lacks nothing. Batches are only as small as arrivals
 ///   allow, and larger ones answer more. How much more is not known, so that throughput is not to
 ///   spare either.

@@ -28,10 +28,10 @@ pub enum Provision {
 
 /// Self-learning adaptive batching, SLAB (GSLICE §3.3.1). The largest batch follows from the
 /// current one, its average latency, and the distance of this latency from the SLO. The rule knows
-/// no profile. So every change of latencies (another share, interference) changes the batch.
+/// no profile, so that every change of latencies (another share, interference) changes the batch.
 ///
-/// A size that took too long is not tried again for a while if the current size takes as long as
-/// when it was given up. If latencies rise in steps, every other batch would be late otherwise.
+/// A size that took too long is given up. For a while it is tried again only if the current size
+/// has become faster. If latencies rise in steps, every other batch would be late otherwise.
 #[derive(Clone, Debug)]
 pub struct Slab {
     slo: f64,

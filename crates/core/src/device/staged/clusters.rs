@@ -48,7 +48,7 @@ pub fn clusters(requests: &[(u32, u32)], profile: &SegmentProfile, max_rows: u32
                 break;
             }
             let time = best[from].0 + profile.total(rows, length);
-            // Of equal times, the smaller last cluster wins.
+            // Of equal times, smaller clusters win: the first ones are answered sooner.
             if time < least.0 {
                 least = (time, from);
             }

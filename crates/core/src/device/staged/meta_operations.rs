@@ -20,8 +20,8 @@ impl Staged {
     }
 
     /// The number of parts into which a batch is split before `stage` (DVABatch §7.2, policy II).
-    /// The batch is halved as long as the remaining stages take at least twice as long for the
-    /// whole as for a half, or nearly so.
+    /// The batch is halved while a half takes at most half the time of the whole, or hardly more,
+    /// in the remaining stages.
     pub(super) fn parts(&self, stage: u16, rows: u32, length: u32) -> u32 {
         let profile = &self.options.profile;
         let (mut size, mut parts) = (rows, 1);

@@ -339,8 +339,8 @@ impl DevicePolicy for Staged {
         };
         let queued =
             self.queues.iter().enumerate().flat_map(|(stage, items)| items.iter().map(move |item| (stage, item)));
-        // A running stage counts from the next stage on, as its launch is counted elsewhere. A
-        // stage that has not launched its item counts itself.
+        // A stage that runs an item is a launch already, and is not counted again. A stage that is
+        // about to run an item is counted.
         let in_stages = self.executors.iter().enumerate().filter_map(|(stage, executor)| {
             executor.item.as_ref().map(|item| (stage + usize::from(executor.launch.is_some()), item))
         });

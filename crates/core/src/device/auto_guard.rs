@@ -124,7 +124,7 @@ pub struct GuardReport {
 ///
 /// The guard simulates `exclusive` as a shadow. The requests of a window reach the shadow at their
 /// real arrival times. Whenever the shadow is free, it makes one batch of all waiting requests,
-/// which takes the time of its profile. This comparison holds at any load. If the policy is slower,
+/// which takes the time of the profile. This comparison holds at any load. If the policy is slower,
 /// clients that wait for answers send less, and the shadow is done early. If the policy is faster,
 /// clients send more than the shadow can answer, and its queue grows. Requests that waited when a
 /// window began also wait for the shadow. Contention for cores slows real runs but not the shadow,

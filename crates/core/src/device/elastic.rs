@@ -262,7 +262,7 @@ impl PolicySettings for ElasticSettings {
         self.chosen().map(drop)
     }
 
-    /// Each lane runs at once. The bound is more than any machine has cores.
+    /// All lanes may run at once, each on a core: the bound exceeds the cores of any machine.
     fn at_once(&self) -> u32 {
         MOST_LANES
     }

@@ -261,7 +261,7 @@ impl DeviceScheduler {
     /// A failure changes nothing. A result that was not asked for is ignored.
     pub fn handle_prepared(&mut self, now: Time, model: ModelId, made: Result<(), String>) {
         let asked = |resident: &Resident| resident.standby.as_ref().is_some_and(|standby| !standby.ready);
-        // Results come in the order of the policies' orders.
+        // Results come in the order in which the policies asked for lanes.
         let Some(key) = self.of(model).find(|(_, (resident, _))| asked(resident)).map(|(key, _)| *key) else { return };
         let Some((resident, _)) = self.residents.get_mut(&key) else { return };
         let by_policy = resident.standby.as_ref().is_some_and(|standby| standby.by_policy);

@@ -223,7 +223,7 @@ impl PolicyName {
     /// Reads the policy's settings.
     ///
     /// # Errors
-    /// For the first setting that is unknown or invalid.
+    /// For the first setting that is unknown or invalid, or for settings that do not go together.
     pub fn read(self, written: &WrittenSettings) -> Result<ChosenPolicy, BadSettings> {
         for (key, value) in written {
             self.read_one(key, value)?;
@@ -295,7 +295,7 @@ pub(super) fn read<S: PolicySettings + DeserializeOwned + 'static>(
 /// The names of a struct's fields, as they are written.
 pub(super) fn keys<S: DeserializeOwned>() -> &'static [&'static str] {
     let mut found: &'static [&'static str] = &[];
-    // The result does not matter, nor whether there is one.
+    // Only the names count. A value or an error of this call is thrown away.
     let _ = S::deserialize(Fields(&mut found));
     found
 }

@@ -59,7 +59,7 @@ impl<P: Predictor> GroupSearch<'_, P> {
                 let operators = SegmentRange { first, end: first + count as u16 };
                 [&candidates[..whole], &[GroupPart { operators, ..*next }]].concat()
             };
-            // All operators together do not fit.
+            // All operators of this request together do not fit.
             let most = usize::from(next.operators.end - first) - 1;
             let count = multi_way(most, self.ways, |tries| {
                 let groups: Vec<Vec<GroupPart>> = tries.iter().map(|count| with(*count)).collect();

@@ -1,7 +1,7 @@
 //! The knee: the share of a device that is worth having.
 
-/// The throughput below the largest that counts as "hardly less". GSLICE §2.1.3 reads the knee off
-/// a plot, where there is "only a marginal improvement"; the 5% are ours.
+/// The part by which a throughput may be below the largest and still count as "hardly less". GSLICE
+/// §2.1.3 reads the knee off a plot, where there is "only a marginal improvement"; the 5% are ours.
 pub const KNEE_TOLERANCE: f64 = 0.05;
 
 /// The first share of a model without a measured knee (GSLICE §3.2.3).

@@ -28,8 +28,8 @@ pub struct MeasuredWindow {
 pub enum Tuned {
     /// The share suits, or too little is known.
     Suits,
-    /// The model needs `factor` times its share, which is above 1. The excess is the part of its
-    /// latency beyond the SLO, or of its throughput below its arrivals.
+    /// The model needs `factor` times its share, which is above 1. The excess is the latency beyond
+    /// the SLO, as a part of the latency, or the missing throughput, as a part of the throughput.
     More {
         /// The needed share over the current one.
         factor: f64,

@@ -54,8 +54,8 @@ impl Staged {
         if batch.may_split || batch.stretch.is_some() || turn.now() >= batch.created + comp_wait || room == 0 {
             return false;
         }
-        // Requests join a batch in a stage after this stage. A batch that waits before a stage
-        // waits there for them.
+        // If the batch is in a stage, the requests join after that stage. If it waits before a
+        // stage, it waits there until they arrive.
         let in_stage =
             (1..self.stages).find(|s| self.holds(*s, id) && self.executors[usize::from(*s)].launch.is_some());
         let before = || (1..self.stages).find(|s| self.queues[usize::from(*s)].iter().any(|item| item.batch == id));

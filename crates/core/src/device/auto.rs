@@ -1,4 +1,4 @@
-//! Which policy a model is to have, by what was measured of it.
+//! Chooses a model's policy from measurements of the model.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,50 +6,55 @@ use super::segment_profile::SegmentProfile;
 use super::table::PolicyName;
 use crate::time::Duration;
 
-/// A policy has to be predicted to answer more than this part more than `exclusive` to be chosen, and to be worse by more than this part to have lost.
+/// The part by which policies must differ to matter. `auto` chooses a policy only if it is
+/// predicted to answer more than this part more than `exclusive`. A policy has lost if it is worse
+/// by more than this part.
 pub const MARGIN: f64 = 0.10;
-/// The most that two lanes together can do of what one does.
+/// The most work that two lanes together can do, as a multiple of the work of one.
 const MOST_OVERLAP: f64 = 2.0;
 
-/// A batch size that ran on one lane, and on two lanes together.
+/// A batch size that was timed on one lane and on two lanes together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OverlapPoint {
-    /// Items of a batch.
+    /// The items of a batch.
     pub batch: u32,
-    /// What a batch took with the device for itself.
+    /// The time of a batch that had the device for itself.
     #[serde(rename = "alone_ns")]
     pub alone: Duration,
-    /// What it took while another ran beside it throughout.
+    /// The time of a batch while another ran beside it throughout.
     #[serde(rename = "together_ns")]
     pub together: Duration,
 }
 
 impl OverlapPoint {
-    /// What two lanes together do of what one does alone: 2 where they do not disturb each other, 1 or less where they might as well take turns.
+    /// The work of two lanes together, as a multiple of the work of one alone. At 2 the lanes do
+    /// not disturb each other. At 1 or less they might as well take turns.
     pub fn factor(&self) -> f64 {
         let together = self.together.as_nanos().max(1) as f64;
         (MOST_OVERLAP * self.alone.as_nanos() as f64 / together).min(MOST_OVERLAP)
     }
 }
 
-/// What two lanes together do of what one does alone, by the size of their batches.
+/// The work of two lanes together, as a multiple of the work of one alone, by batch size.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Overlap(Vec<OverlapPoint>);
 
 impl Overlap {
-    /// What was measured, in any order. Nothing: lanes gain nothing by running together.
+    /// Takes the measured points, in any order. Without points, lanes gain nothing by running
+    /// together.
     pub fn new(mut points: Vec<OverlapPoint>) -> Self {
         points.sort_unstable_by_key(|point| point.batch);
         Overlap(points)
     }
 
-    /// The best there can be.
+    /// The best overlap that lanes can have.
     fn most() -> Self {
         let one = Duration::from_nanos(1);
         Overlap(vec![OverlapPoint { batch: 1, alone: one, together: one }])
     }
 
-    /// The factor for batches of `rows`: that of the sizes on both sides, whichever is less.
+    /// The factor for batches of `rows`: the smaller factor of the two measured sizes on both
+    /// sides.
     pub fn factor(&self, rows: u32) -> f64 {
         let after = self.0.partition_point(|point| point.batch < rows);
         let above = self.0.get(after);
@@ -58,8 +63,9 @@ impl Overlap {
         above.into_iter().chain(below).map(OverlapPoint::factor).reduce(f64::min).unwrap_or(1.0)
     }
 
-    /// The share of the device that a launch of `rows` keeps busy: so much that two of them do [`Self::factor`] of what one does. Between two sizes that
-    /// were measured, on the line through them.
+    /// The share of the device that a launch of `rows` keeps busy. Two launches of this demand do
+    /// [`Self::factor`] times the work of one. Between two measured sizes the share is interpolated
+    /// linearly.
     pub fn demand(&self, rows: u32) -> f64 {
         let demand = |point: &OverlapPoint| 1.0 / point.factor().max(f64::MIN_POSITIVE);
         let after = self.0.partition_point(|point| point.batch < rows);
@@ -73,99 +79,111 @@ impl Overlap {
         }
     }
 
-    /// What was measured, by batch size.
+    /// The measured points, by batch size.
     pub fn points(&self) -> &[OverlapPoint] {
         &self.0
     }
 }
 
-/// What is known of a model and where it runs.
+/// The known facts about a model and the device that it runs on.
 #[derive(Clone, Debug)]
 pub struct AutoInputs {
-    /// What it takes alone on the device.
+    /// The model's latencies when it runs alone on the device.
     pub profile: SegmentProfile,
-    /// What its segments take once it is cut for `staged`; where that is not known, cutting is taken to cost nothing but launches.
+    /// The latencies of the model's segments once it is cut for `staged`. `None`: cutting is taken
+    /// to cost only launches.
     pub cut: Option<SegmentProfile>,
-    /// Whether its batches have a size.
+    /// Whether the model has a batch dimension.
     pub is_batched: bool,
-    /// Whether requests vary in shape, so that they share batches only where they are padded.
+    /// Whether requests vary in shape, so that they share batches only if they are padded.
     pub varies: bool,
-    /// The largest batch.
+    /// The largest batch, in items.
     pub max_batch: u32,
-    /// What it takes to hand something over to another thread.
+    /// The time to hand a launch or an answer over to another thread.
     pub launch: Duration,
-    /// Cores that lanes and frontends share.
+    /// The cores that lanes and frontends share.
     pub cores: u32,
-    /// Of these, how many a run keeps busy; 0: the device has its own.
+    /// The cores that a run keeps busy; 0 if the device has its own compute units.
     pub threads: u32,
-    /// Batches that `exclusive` runs at once on the same cores or compute units.
+    /// The batches that `exclusive` runs at once on the same cores or compute units.
     pub at_once: u32,
-    /// The batch sizes of the lanes of `elastic`; none: it cannot have the model.
+    /// The batch sizes of the lanes of `elastic`. Empty: `elastic` cannot serve the model.
     pub lanes: Vec<u32>,
-    /// Into how many segments `staged` would cut the model; 1: it cannot be cut.
+    /// The number of segments into which `staged` would cut the model; 1: the model cannot be cut.
     pub stages: u16,
-    /// How many of these run at once.
+    /// The number of stages that run at once.
     pub stages_at_once: u32,
 }
 
-/// What is expected of a policy.
+/// The predicted throughput of a policy.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Prediction {
-    /// Which.
+    /// The policy.
     pub policy: PolicyName,
-    /// Items a second at most.
+    /// The highest throughput, in items per second.
     pub items_per_second: f64,
-    /// That, over what `exclusive` does.
+    /// The throughput as a multiple of that of `exclusive`.
     pub gain: f64,
 }
 
-/// What `auto` chose, and why.
+/// The policy that `auto` chose, and the reason.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct AutoChoice {
-    /// The policy.
+    /// The chosen policy.
     pub policy: PolicyName,
-    /// In words.
+    /// The reason, in words.
     pub reason: String,
-    /// What is expected of `exclusive` and of each policy that can have the model, the best of each; none where no other can have it.
+    /// The best prediction for `exclusive` and for each policy that can serve the model. Empty if
+    /// no other policy can serve the model.
     pub candidates: Vec<Prediction>,
 }
 
 impl AutoChoice {
-    /// `exclusive`, for a reason that nothing has to be measured for.
+    /// Chooses `exclusive` for a reason that needs no measurement.
     pub fn exclusive(reason: impl Into<String>) -> Self {
         AutoChoice { policy: PolicyName::EXCLUSIVE, reason: reason.into(), candidates: Vec::new() }
     }
 }
 
-/// What runs again and again while there is always enough to do.
+/// A round of launches, which repeats while there is always enough to do.
 #[derive(Clone, Copy, Default)]
 struct Round {
     items: f64,
     launches: f64,
-    /// Seconds of the device, lanes side by side.
+    /// The time on the device in seconds, lanes side by side.
     device: f64,
-    /// Seconds of cores.
+    /// The time on cores in seconds.
     core: f64,
 }
 
 impl AutoInputs {
-    /// Chooses by what there is to answer while there is always enough to do, as nothing else is known before requests come.
+    /// Chooses the policy with the highest throughput when there is always enough to do. Nothing
+    /// else is known before requests come.
     ///
-    /// A policy does the same round of launches again and again. With `T(b)` for a batch of `b`, `c` for handing a launch over, and `o(b)` for what two lanes do together,
-    /// it is bounded by the device, on which a launch takes `(T(b) + c) / o(b)`, and by the cores: each launch and each answer is handed over to another thread, and the
-    /// run itself keeps cores busy where the device is the CPU. With `n` items of `L` launches a round,
+    /// A policy does the same round of launches again and again. `T(b)` is the time of a batch of
+    /// `b`, `c` the time to hand a launch over, and `o(b)` the overlap factor of two lanes. The
+    /// device bounds the rate: on it a launch takes `(T(b) + c) / o(b)`. The cores bound it, too:
+    /// each launch and each answer is handed over to another thread. The run itself also keeps
+    /// cores busy if the device is the CPU. For a round of `n` items in `L` launches:
     ///
     /// ```text
     /// rate = n / max(sum of (T(b) + c) / o(b), (n * c + L * c + sum of T(b) * threads) / cores)
     /// ```
     ///
-    /// - `exclusive`: one batch, of the size that this is best for; `o` is 1 unless it runs several at once by itself.
-    /// - `windowed`: one batch of the largest size, so that it never is better.
-    /// - `elastic` (E²bird): a batch on each lane, of sizes 1, 1, 2, 4, ...; gains only by `o`, and loses by smaller batches and more launches.
-    /// - `staged` (DVABatch): a batch of the largest size through all segments, the later ones in parts where these take no longer (policy II); gains by `o`, as two batches are
-    ///   in different segments, and by parts, and loses by a launch for each segment and what cutting costs.
+    /// - `exclusive`: one batch, of the size with the highest rate. `o` is 1 unless `exclusive`
+    ///   itself runs several batches at once.
+    /// - `windowed`: one batch of the largest size, so that it is never better than `exclusive`.
+    /// - `elastic` (E²bird): a batch on each lane, of sizes 1, 1, 2, 4, ... It gains only by `o`,
+    ///   and loses by smaller batches and more launches.
+    /// - `staged` (DVABatch): a batch of the largest size through all segments. The later segments
+    ///   run in parts if the parts take no longer (policy II). It gains by `o`, as two batches are
+    ///   in different segments, and by the parts. It loses by a launch for each segment and by the
+    ///   cost of cutting.
     ///
-    /// One is preferred to those above it if it gains more than [`MARGIN`] over the best of them: so is any to `exclusive`, and to cut a model is only worth it for so much. What varies in shape is left to `exclusive`: how much padding costs depends on the lengths that will come.
+    /// Candidates are tried in this order. A later candidate wins only if it gains more than
+    /// [`MARGIN`] over the best earlier one. So every policy must beat `exclusive` by that much,
+    /// and a model is cut only for a gain of that size. A model whose requests vary in shape gets
+    /// `exclusive`: the cost of padding depends on the lengths that will come.
     pub fn choose(&self, overlap: &Overlap) -> AutoChoice {
         if !self.is_batched {
             return AutoChoice::exclusive(
@@ -214,12 +232,13 @@ impl AutoInputs {
         }
     }
 
-    /// Whether anything but `exclusive` would be chosen if lanes did not disturb each other at all: else there is no reason to measure how much they do.
+    /// Whether `auto` would choose another policy than `exclusive` if lanes did not disturb each
+    /// other at all. If not, the overlap need not be measured.
     pub fn could_gain(&self) -> bool {
         self.choose_at_best().policy != PolicyName::EXCLUSIVE
     }
 
-    /// What would be chosen if lanes did not disturb each other at all.
+    /// Chooses the policy as if lanes did not disturb each other at all.
     pub fn choose_at_best(&self) -> AutoChoice {
         self.choose(&Overlap::most())
     }
@@ -234,7 +253,7 @@ impl AutoInputs {
         let exclusive = (1..=max_batch).map(|rows| self.rate(&[rows], own)).fold(0.0, f64::max);
         let windowed = self.rate(&[max_batch], |_| 1.0);
         let beside = |rows| overlap.factor(rows);
-        // What is larger than the largest lane would be refused, which `exclusive` answers.
+        // `elastic` refuses a request larger than its largest lane, while `exclusive` answers it.
         let fits = self.lanes.iter().any(|rows| *rows >= max_batch);
         let elastic = fits.then(|| (PolicyName::ELASTIC, self.rate(&self.lanes, beside)));
         let staged = (self.stages() > 1).then(|| {
@@ -247,7 +266,8 @@ impl AutoInputs {
         all.map(|(policy, rate)| Prediction { policy, items_per_second: rate, gain: gain(rate) }).collect()
     }
 
-    /// Items a second of a round of batches of these sizes, through the whole model.
+    /// The throughput, in items per second, of a round of batches of these sizes through the whole
+    /// model.
     fn rate(&self, sizes: &[u32], overlap: impl Fn(u32) -> f64) -> f64 {
         let mut round = Round { items: 0.0, launches: sizes.len() as f64, device: 0.0, core: 0.0 };
         for rows in sizes {
@@ -259,7 +279,8 @@ impl AutoInputs {
         round.rate(self, 1.0)
     }
 
-    /// A batch through all segments, each a launch, the later ones in as many parts as is best.
+    /// The round of a batch through all segments, each segment a launch. The later segments run in
+    /// the best number of parts.
     fn staged(&self, rows: u32) -> Round {
         let (stages, launch) = (f64::from(self.stages()), self.launch.as_secs_f64());
         let total = |rows| self.profile.total(rows, 0).as_secs_f64();
@@ -282,7 +303,7 @@ impl AutoInputs {
 }
 
 impl Round {
-    /// Items a second, of lanes that do `overlap` times what one does.
+    /// The throughput in items per second, where the lanes do `overlap` times the work of one.
     fn rate(&self, inputs: &AutoInputs, overlap: f64) -> f64 {
         let handed_over = (self.items + self.launches) * inputs.launch.as_secs_f64();
         let cores = (handed_over + self.core) / f64::from(inputs.cores.max(1));

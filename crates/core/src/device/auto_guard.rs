@@ -1,4 +1,4 @@
-//! Whether a policy that `auto` chose is better than `exclusive` would have been for the same requests.
+//! Compares a policy that `auto` chose with `exclusive` on the same requests.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,65 +9,69 @@ use super::segment_profile::SegmentProfile;
 use crate::ids::RequestId;
 use crate::time::{Duration, Time};
 
-/// Requests that are compared at a time.
+/// The requests of a window.
 const WINDOW: usize = 256;
-/// So many losses in a row end it.
+/// A policy has lost for good after this many lost windows in a row.
 const LOSSES: u32 = 2;
-/// The first requests of a policy are not compared: what the one before it has left is still in its way, and its lanes are cold.
+/// The first requests of a policy are not compared. Leftovers of the policy before it are still in
+/// its way, and its lanes are cold.
 const SETTLING: u64 = 64;
-/// Requests after a window's last that are remembered until that has ended.
+/// The most requests after a window's last that the guard remembers until the window has ended.
 const BEHIND: usize = 4 * WINDOW;
-/// The most of its devices that others may have had: beyond it what is left for a model cannot be told.
+/// The largest share of a model's devices that other models may have. Beyond this share the rest
+/// cannot be told reliably.
 const MOST_OTHERS: f64 = 0.98;
 
-/// What `exclusive` would do with the requests.
+/// How `exclusive` would treat the requests.
 #[derive(Clone, Debug)]
 pub struct GuardOptions {
-    /// What its batches take.
+    /// The latencies of the batches of `exclusive`.
     pub profile: SegmentProfile,
-    /// The largest of them.
+    /// The largest batch, in items.
     pub max_batch: u32,
-    /// What it takes to hand something over to another thread: a batch to its lane, an answer to who waits for it.
+    /// The time to hand something over to another thread: a batch to its lane, or an answer to the
+    /// client's thread.
     pub launch: Duration,
-    /// Batches that run at once on all devices of the model.
+    /// The batches that run at once on all devices of the model.
     pub at_once: u32,
-    /// Whether requests that cannot make their deadline are given up.
+    /// Whether requests that cannot meet their deadline are given up.
     pub drop: bool,
 }
 
 /// How a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GuardEnd {
-    /// It was answered.
+    /// The request was answered.
     Answered,
-    /// It was given up, as it could not make its deadline.
+    /// The request was given up because it could not meet its deadline.
     Dropped,
-    /// It is not compared: its client left, or its run failed.
+    /// The request is not compared, because its client left or its run failed.
     Gone,
 }
 
-/// The requests of a window, under the policy and as they would have been under `exclusive`.
+/// The outcome of a window's requests under the policy, and in the simulation of `exclusive`.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct GuardWindow {
-    /// Requests that are compared.
+    /// The requests that are compared.
     pub requests: u32,
-    /// Of these, answered by their deadline.
+    /// The compared requests that were answered by their deadline.
     pub in_time: u32,
-    /// The same under `exclusive`.
+    /// The compared requests that `exclusive` would have answered by their deadline.
     pub exclusive_in_time: u32,
-    /// Mean latency of those that both answered in time.
+    /// The policy's mean latency over the requests that both answered in time.
     #[serde(rename = "latency_ns")]
     pub latency: Duration,
-    /// The same under `exclusive`.
+    /// The mean latency of `exclusive` over the same requests.
     #[serde(rename = "exclusive_latency_ns")]
     pub exclusive_latency: Duration,
-    /// The share of its devices that other models had meanwhile.
+    /// The share of the model's devices that other models had during the window.
     #[serde(default)]
     pub others: f64,
 }
 
 impl GuardWindow {
-    /// Whether the policy was worse by more than [`MARGIN`]: answered fewer in time, or took longer for them.
+    /// Whether the policy was worse by more than [`MARGIN`]: it answered fewer requests in time, or
+    /// its mean latency was longer.
     pub fn is_lost(&self) -> bool {
         let least = f64::from(self.exclusive_in_time) * (1.0 - MARGIN);
         let most = self.exclusive_latency.as_secs_f64() * (1.0 + MARGIN);
@@ -93,47 +97,54 @@ impl std::fmt::Display for GuardWindow {
     }
 }
 
-/// Where a guard stands.
+/// The state of a guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GuardState {
-    /// The policy stays as long as it does not lose.
+    /// The policy has not lost so far and stays.
     Watching,
-    /// It has lost: back to `exclusive`.
+    /// The policy has lost: the model goes back to `exclusive`.
     Back,
 }
 
-/// What a guard has seen.
+/// The windows that a guard has compared, and its verdict.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GuardReport {
-    /// Where it stands.
+    /// The guard's state.
     pub state: GuardState,
-    /// Windows that were compared.
+    /// The windows that were compared.
     pub windows: u64,
-    /// Of these, the last that were lost one after the other.
+    /// The latest windows that were lost in a row.
     pub losses: u32,
-    /// The last of them.
+    /// The latest window.
     pub last: Option<GuardWindow>,
 }
 
-/// Compares what becomes of requests with what would have become of them under `exclusive`, window by window.
+/// Compares the outcome of requests with their outcome under `exclusive`, window by window.
 ///
-/// `exclusive` runs here as a shadow: the requests of a window come to it when they really came, and it makes a batch of all that wait whenever it has nothing to run, which takes
-/// what its profile says. That holds whatever the load is: where the policy is slower, clients that wait for answers send less, with which the shadow is done early; where it is
-/// faster, they send more than the shadow can answer, whose queue grows. What was there when a window began is there for the shadow, too. Contention for the cores slows real runs down and the shadow not, so
-/// that in doubt the policy loses.
+/// The guard simulates `exclusive` as a shadow. The requests of a window reach the shadow at their
+/// real arrival times. Whenever the shadow is free, it makes one batch of all waiting requests,
+/// which takes the time of the profile. This comparison holds at any load. If the policy is slower,
+/// clients that wait for answers send less, and the shadow is done early. If the policy is faster,
+/// clients send more than the shadow can answer, and its queue grows. Requests that waited when a
+/// window began also wait for the shadow. Contention for cores slows real runs but not the shadow,
+/// so that the policy loses in doubt.
 ///
-/// **Other models.** What they had of its devices during a window the shadow has not: each of its batches takes as much longer as if it got the rest of the device all the time.
-/// What they had is told by [`DeviceUse`](super::DeviceUse), which shares the time in which launches of several models ran out among them. So a policy cannot be saved by
-/// keeping others' launches from their end: the more of its own run, the less of the time is theirs. Nor is it blamed for what the others' policies do with their part.
+/// **Other models.** The shadow does not get the device time that other models had during a window.
+/// Each of its batches takes longer, as if the batch got the rest of the device all the time.
+/// [`DeviceUse`](super::DeviceUse) tells the others' time: models with concurrent launches share
+/// that time evenly. A policy gains nothing by delaying others' launches, as its own launches then
+/// take part of the time. The policy also takes no blame for how other models' policies use their
+/// part.
 ///
-/// After two windows in a row that were lost it says [`GuardState::Back`], and nothing else: whatever takes its place gets a guard of its own.
+/// After two lost windows in a row the guard's state is [`GuardState::Back`] for good. The next
+/// policy gets a guard of its own.
 #[derive(Debug)]
 pub struct AutoGuard {
     options: GuardOptions,
-    /// Requests that came before there was a window.
+    /// The requests that came before the first window.
     settling: u64,
-    /// Requests that have not ended.
+    /// The requests that have not ended.
     open: BTreeMap<RequestId, Open>,
     window: Option<OpenWindow>,
     report: GuardReport,
@@ -144,57 +155,59 @@ struct Open {
     arrival: Time,
     deadline: Time,
     rows: u32,
-    /// Whether it belongs to the window.
+    /// Whether the request belongs to the window.
     counts: bool,
 }
 
 #[derive(Debug)]
 struct OpenWindow {
     begin: Time,
-    /// How long its devices had been busy for others then, on average.
+    /// The time that the model's devices had been busy for other models when the window began, on
+    /// average.
     others: Duration,
     shadow: Shadow,
-    /// Requests that came.
+    /// The requests that came.
     came: usize,
-    /// Of these, those that have not ended.
+    /// The requests of the window that have not ended.
     open: usize,
-    /// Latencies of those that have, by request; `None`: not in time.
+    /// The latencies of ended requests; `None`: not in time.
     ended: BTreeMap<RequestId, Option<Duration>>,
 }
 
 #[derive(Debug)]
 struct ShadowRequest {
-    /// `None`: it does not belong to the window.
+    /// `None`: the request does not belong to the window.
     request: Option<RequestId>,
     arrival: Time,
     deadline: Time,
     rows: u32,
 }
 
-/// `exclusive`, with the requests of a window.
+/// The simulation of `exclusive` on the requests of a window.
 #[derive(Debug)]
 struct Shadow {
     waiting: VecDeque<ShadowRequest>,
-    /// When each of what it runs on is free.
+    /// When each place for a running batch is free; there are [`GuardOptions::at_once`] places.
     free_at: Vec<Time>,
-    /// Latencies by request; `None`: not in time.
+    /// The latencies of ended requests; `None`: not in time.
     ended: BTreeMap<RequestId, Option<Duration>>,
 }
 
 impl AutoGuard {
-    /// Has seen nothing.
+    /// A guard that has seen no request.
     pub fn new(options: GuardOptions) -> Self {
         let report = GuardReport { state: GuardState::Watching, windows: 0, losses: 0, last: None };
         AutoGuard { options, settling: 0, open: BTreeMap::new(), window: None, report }
     }
 
-    /// What it has seen.
+    /// The windows so far and the verdict.
     pub fn report(&self) -> &GuardReport {
         &self.report
     }
 
-    /// A request comes, of so many items. `others` is asked for where a window begins: how long the model's devices have been busy for other models by now,
-    /// on average, since whatever time.
+    /// Handles the arrival of a request of `rows` items. When a window begins, it calls `others`:
+    /// the time that the model's devices have been busy for other models, on average. The origin of
+    /// that time is arbitrary.
     pub fn handle_request(
         &mut self,
         now: Time,
@@ -219,7 +232,7 @@ impl AutoGuard {
         if counts {
             (window.came, window.open) = (window.came + 1, window.open + 1);
         }
-        // What comes after the last of the window is still in the way of those before it.
+        // Requests after the window's last are still in the way of those before them.
         if window.shadow.waiting.len() < WINDOW + BEHIND {
             let its = counts.then_some(request);
             window.shadow.waiting.push_back(ShadowRequest { request: its, arrival: now, deadline, rows });
@@ -227,8 +240,8 @@ impl AutoGuard {
         self.open.insert(request, Open { arrival: now, deadline, rows, counts });
     }
 
-    /// A request has ended; says whether the policy has just lost for good. A request that is not known is nothing new. `others` as of
-    /// [`Self::handle_request`], asked for where a window ends.
+    /// Handles the end of a request. Returns true if the policy has just lost for good. An unknown
+    /// request is ignored. When a window ends, it calls `others`, as [`Self::handle_request`] does.
     pub fn handle_end(
         &mut self,
         now: Time,
@@ -257,7 +270,7 @@ impl AutoGuard {
     }
 
     fn judge(&mut self, window: GuardWindow) -> bool {
-        // Of requests that nearly all went away nothing is learnt.
+        // A window in which nearly all requests went away teaches nothing.
         if (window.requests as usize) < WINDOW / 2 {
             return false;
         }
@@ -285,7 +298,8 @@ impl OpenWindow {
         OpenWindow { begin: now, others, shadow, came: 0, open: 0, ended: BTreeMap::new() }
     }
 
-    /// The window ends, and its devices have been busy for others so long by now.
+    /// Ends the window. `others` is the time that the model's devices have been busy for other
+    /// models by now.
     fn compare(mut self, now: Time, others: Duration, options: &GuardOptions) -> GuardWindow {
         let others = others.saturating_sub(self.others).as_secs_f64() / now.since(self.begin).as_secs_f64().max(1e-9);
         let others = others.min(MOST_OTHERS);
@@ -310,7 +324,7 @@ impl OpenWindow {
 }
 
 impl Shadow {
-    /// Runs all that waits, with so much of its devices.
+    /// Runs all waiting requests with the share `left` of the devices.
     fn run(&mut self, left: f64, options: &GuardOptions) {
         let takes =
             |rows| Duration::from_secs_f64(options.profile.total(rows, 0).as_secs_f64() / left) + options.launch;

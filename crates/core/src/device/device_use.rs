@@ -1,33 +1,34 @@
-//! How much of a device each model has had.
+//! Counts how much of a device each model has had.
 
 use std::collections::BTreeMap;
 
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
-/// How much of a device, or of a partition of it, each model has had.
+/// Counts how much of a device, or of a partition, each model has had.
 ///
-/// Launches that run at a time share it evenly, as if it were a processor. What all have had together is the time in which something ran, however much launches slow
-/// each other down.
+/// Launches that run at the same time share the device evenly, like threads on one processor. The
+/// sum over all models is the time in which anything ran, however much launches slow each other
+/// down.
 #[derive(Debug, Default)]
 pub struct DeviceUse {
     models: BTreeMap<ModelId, ModelUse>,
-    /// Launches that run.
+    /// The launches that run.
     running: u32,
     counted: Time,
-    /// What a launch has had that ran whenever something did.
+    /// The device time of an imagined launch that runs whenever any launch does.
     each: Duration,
-    /// The time in which something ran.
+    /// The time in which anything ran.
     all: Duration,
 }
 
 #[derive(Debug, Default)]
 struct ModelUse {
     running: u32,
-    /// What `each` was when `had` was counted.
+    /// The value of `each` when `had` was last counted.
     each: Duration,
     had: Duration,
-    /// It goes once nothing of it runs.
+    /// The entry is removed once the model has no running launch.
     gone: bool,
 }
 
@@ -39,7 +40,7 @@ impl ModelUse {
 }
 
 impl DeviceUse {
-    /// A launch of a model begins to run.
+    /// Handles the begin of a model's launch.
     pub fn begin(&mut self, now: Time, model: ModelId) {
         self.count(now);
         let its = self.models.entry(model).or_default();
@@ -48,7 +49,7 @@ impl DeviceUse {
         self.running += 1;
     }
 
-    /// A launch of a model has ended. One that never began is ignored.
+    /// Handles the end of a model's launch. A launch that never began is ignored.
     pub fn end(&mut self, now: Time, model: ModelId) {
         self.count(now);
         let Some(its) = self.models.get_mut(&model).filter(|its| its.running > 0) else { return };
@@ -60,7 +61,7 @@ impl DeviceUse {
         }
     }
 
-    /// A model is not asked about any more.
+    /// Forgets a model that no caller will ask about again.
     pub fn forget(&mut self, model: ModelId) {
         if let Some(its) = self.models.get_mut(&model) {
             its.gone = true;
@@ -70,7 +71,7 @@ impl DeviceUse {
         }
     }
 
-    /// What all models but this one have had by now.
+    /// The device time that all other models have had by now.
     pub fn others(&mut self, now: Time, model: ModelId) -> Duration {
         self.count(now);
         let each = self.each;
@@ -81,7 +82,8 @@ impl DeviceUse {
         self.all.saturating_sub(had)
     }
 
-    /// Time has passed. Threads that say so one after the other may have looked at the clock in the other order.
+    /// Counts the time that has passed. Threads that call this in one order may have read the clock
+    /// in another.
     fn count(&mut self, now: Time) {
         let passed = now.since(self.counted);
         self.counted = self.counted.max(now);

@@ -1,4 +1,4 @@
-//! E²bird: several batches at once, of sizes that suit the load, out of an input ring.
+//! E²bird: runs several batches at once, of sizes that suit the load, out of an input ring.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,48 +19,53 @@ use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
-/// Slots of the ring for each item that runs at once, where nobody says: "several times" (E²bird §5.1).
+/// The ring slots for each item that runs at once, if no setting says otherwise: "several times"
+/// (E²bird §5.1).
 const SLOTS_AN_ITEM: u32 = 4;
 
-/// How an [`Elastic`] batches.
+/// The options of an [`Elastic`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ElasticOptions {
-    /// What its batches take; only for judging deadlines.
+    /// The latencies of batches, used only to judge deadlines.
     pub profile: SegmentProfile,
     /// The lanes by load: [`MixTable::naive`] for N-Ebird, [`MixTable::enhanced`] for E-Ebird.
     pub mixes: MixTable,
-    /// The most items that run at once (MaxInf, E²bird table 3): the largest batch that keeps the SLO when it runs alone.
+    /// The most items that run at once (MaxInf, E²bird table 3): the largest batch that keeps the
+    /// SLO when it runs alone.
     pub max_running: u32,
-    /// Slots of the input ring, one an item; "several times" `max_running` (E²bird §5.1).
+    /// The slots of the input ring, one an item; "several times" `max_running` (E²bird §5.1).
     pub ring_slots: u32,
-    /// Give up requests that can no longer be answered by their deadline.
+    /// Whether to give up requests that can no longer be answered by their deadline.
     pub drop: bool,
     /// The most items that wait.
     pub queue_bound: u32,
-    /// Cores that its lanes share; `None`: each runs as if alone.
+    /// The cores that the lanes share; `None`: each lane runs as if alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<Cores>,
 }
 
 /// E²bird's elastic batch scheduler (algorithms 1 and 2), driven by events instead of a loop.
 ///
-/// Whenever an input has come or a launch is over, lanes are filled with what is ready, the largest first, each with a run of neighbouring
-/// slots of the ring that is exactly its size, as long as no more than [`ElasticOptions::max_running`] items run. Which lanes may be used
-/// follows from the load (E-Ebird): lanes of another mix that still run are waited for.
+/// Whenever an input arrives or a launch ends, ready requests fill lanes, the largest lane first.
+/// Each lane takes a run of neighbouring ring slots of exactly its size. At most
+/// [`ElasticOptions::max_running`] items run. The load decides which lanes may be used (E-Ebird).
+/// Lanes of another mix that still run finish their launches.
 ///
-/// That is for GPUs, which run lanes beside one another. Where lanes share a few cores ([`ElasticOptions::cores`]) no more are begun than there are cores, brief ones one
-/// after another, and what is ready goes into one lane rather than, in parts, into several.
+/// These rules suit GPUs, which run lanes beside one another. On a CPU, lanes share a few cores
+/// ([`ElasticOptions::cores`]). Then no more launches begin than there are cores, and brief
+/// launches run one after another. Ready requests go into one lane together, not in parts into
+/// several.
 #[derive(Debug)]
 pub struct Elastic {
     options: ElasticOptions,
-    /// The sizes of its lanes.
+    /// The batch sizes of the lanes.
     sizes: Vec<u32>,
     pool: RequestPool,
-    /// Idle lanes, by index, by size: the idle queue (E²bird §6.1).
+    /// The indices of idle lanes, by size: the idle queue (E²bird §6.1).
     idle: BTreeMap<u32, BTreeSet<usize>>,
     running: BTreeMap<LaunchId, Running>,
-    /// The load that the lanes now in use were chosen for.
+    /// The load for which the lanes in use were chosen.
     load: u32,
 }
 
@@ -68,14 +73,15 @@ pub struct Elastic {
 struct Running {
     lane: usize,
     size: u32,
-    /// [`Cores::brief`]: it takes no longer.
+    /// Whether the launch takes at most [`Cores::brief`].
     brief: bool,
     slots: Option<RingRun>,
     members: Vec<RequestId>,
 }
 
 impl Elastic {
-    /// Nothing waits, all lanes are idle. Asserts that something may run and that the ring holds it.
+    /// A policy without requests, with all lanes idle. Asserts that `max_running` is above 0 and
+    /// that the ring holds as many items.
     pub fn new(options: ElasticOptions) -> Self {
         assert!(
             options.max_running > 0 && options.ring_slots >= options.max_running,
@@ -108,11 +114,12 @@ impl Elastic {
         SegmentRange::new(0, self.options.profile.segments())
     }
 
-    /// The largest idle lane of the mix that what is ready fills, by its size, and what it takes (algorithm 1, lines 3 to 13).
+    /// The next launch: the largest idle lane of the mix that ready requests fill. Returns its
+    /// size, members, items and slots (algorithm 1, lines 3 to 13).
     fn next_launch(&self) -> Option<(u32, Vec<RequestId>, u32, Option<RingRun>)> {
         let room = self.options.max_running - self.pool.running_rows();
         let DeviceRequest { size: head, length, .. } = self.pool.ready().next()?.request;
-        // With each request that comes: before anything is looked at that takes longer.
+        // This check runs for each request that comes, so it precedes the slower ones.
         if !self.has_core_for(self.pool.ready_rows().min(room), length) {
             return None;
         }
@@ -123,8 +130,9 @@ impl Elastic {
         };
         let (_, together, _) = self.pool.neighbours(room);
         let sizes = || mix.counts().filter(|(size, count)| may(*size, *count)).map(|(size, _)| size);
-        // Filled exactly, or, where its parts would share cores, as full as what is ready fills one; or, by a request of several items that no lane of the mix can take,
-        // the smallest idle lane there is for it.
+        // The lane is filled exactly. If lanes share cores, the smallest lane that holds all ready
+        // items is taken, or else the largest. A request of several items that no lane of the mix
+        // can take gets the smallest idle lane that holds it.
         let fitting = match self.options.cores {
             Some(_) => sizes().find(|size| *size >= together).or_else(|| sizes().next_back()),
             None => sizes().rev().find(|size| *size <= together),
@@ -137,7 +145,8 @@ impl Elastic {
         (!members.is_empty() && self.has_core_for(rows, length)).then_some((size, members, rows, slots))
     }
 
-    /// Whether there is a core for a launch of at most so many items, padded to `length`, and it is worth one beside those that run.
+    /// Whether a core is free for a launch of at most `rows` items, padded to `length`. Brief
+    /// launches do not run beside one another.
     fn has_core_for(&self, rows: u32, length: u32) -> bool {
         let Some(Cores { count, .. }) = self.options.cores.filter(|_| !self.running.is_empty()) else { return true };
         let are_brief = || self.is_brief(rows, length) && self.running.values().all(|run| run.brief);
@@ -169,15 +178,16 @@ impl Elastic {
     }
 }
 
-/// What people say about it.
+/// The user's settings of the policy.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct ElasticSettings {
     /// The lanes by load; `None`: naive.
     mixes: Option<WrittenMixes>,
-    /// The most items that run at once; `None`: what the largest mix holds; naive lanes are those up to the model's largest batch.
+    /// The most items that run at once; `None`: the items of the largest mix. Naive lanes go up to
+    /// the model's largest batch.
     max_running: Option<u32>,
-    /// Slots of the input ring, one an item.
+    /// The slots of the input ring, one an item.
     ring_slots: Option<u32>,
 }
 
@@ -188,7 +198,7 @@ struct ElasticSettings {
 )]
 enum WrittenMixes {
     Named(Naive),
-    /// By load: the lanes' batch sizes.
+    /// The lanes' batch sizes, by load.
     Table(BTreeMap<String, String>),
 }
 
@@ -199,7 +209,8 @@ enum Naive {
 }
 
 impl ElasticSettings {
-    /// The lanes by load, if somebody chose them. One of one item and one of two are added for each load (E²bird §7.3.2).
+    /// The lanes by load, if the user chose them. A lane of one item and a lane of two are added
+    /// for each load (E²bird §7.3.2).
     fn chosen(&self) -> Result<Option<MixTable>, String> {
         let Some(WrittenMixes::Table(table)) = &self.mixes else { return Ok(None) };
         let mut mixes = BTreeMap::new();
@@ -211,7 +222,8 @@ impl ElasticSettings {
         MixTable::enhanced(mixes.into_iter().collect()).map(Some).map_err(|error| format!("mixes: {error}"))
     }
 
-    /// The lanes by load for a model of that largest batch, and how many items run at once.
+    /// The lanes by load for a model with this largest batch, and the number of items that run at
+    /// once.
     fn mixes(&self, max_batch: u32) -> Result<(MixTable, u32), String> {
         if max_batch <= 1 && self.chosen()?.is_some() {
             return Err(
@@ -250,7 +262,7 @@ impl PolicySettings for ElasticSettings {
         self.chosen().map(drop)
     }
 
-    /// More than any machine has cores: each lane has one.
+    /// All lanes may run at once, each on a core: the bound exceeds the cores of any machine.
     fn at_once(&self) -> u32 {
         MOST_LANES
     }
@@ -331,7 +343,8 @@ impl DevicePolicy for Elastic {
 
     fn advance(&mut self, turn: &mut Turn<'_>) {
         self.pool.drop_hopeless(turn);
-        // Algorithm 2, lines 2 to 4: the load is what is in the ring, waiting or running.
+        // Algorithm 2, lines 2 to 4: the load is the number of items in the ring, waiting or
+        // running.
         let (load, _) = self.options.mixes.at(self.pool.ready_rows() + self.pool.running_rows());
         if load != self.load {
             self.load = load;

@@ -1,4 +1,4 @@
-//! Batches that somebody else made, run as they are: the policy `exclusive`.
+//! The policy `exclusive`: it runs batches as the cluster's scheduler made them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,15 +16,15 @@ use super::table::{ModelSpec, PolicyEntry, PolicyOptions};
 use super::turn::Turn;
 use crate::ids::{LaunchId, RequestId};
 
-/// What a [`Granted`] knows.
+/// The options of a [`Granted`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GrantedOptions {
-    /// What the model's batches take; its segments run in one go.
+    /// The latencies of the model's batches; all segments run in one launch.
     pub profile: SegmentProfile,
 }
 
-/// It has no settings: what there is to say is said to the scheduler.
+/// The settings of `exclusive`, which has none: the scheduler has all settings.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct GrantedSettings {}
@@ -48,19 +48,20 @@ impl PolicyOptions for GrantedOptions {
     }
 }
 
-/// Runs the batches that the cluster's scheduler made (Symphony §3.2), each on the lane that it was granted, with the whole partition for itself: the
-/// simplest policy there is. Nothing waits in it, but for the batch that a lane holds behind the one that runs (Symphony appendix D).
+/// Runs the batches that the cluster's scheduler made (Symphony §3.2), each on its granted lane
+/// with the whole partition for itself. It is the simplest policy. Nothing waits in it, except the
+/// batch that a lane holds behind the running one (Symphony appendix D).
 #[derive(Debug)]
 pub struct Granted {
-    /// Segments of the model, which run in one go.
+    /// The segments of the model, which run in one launch.
     segments: SegmentRange,
     running: BTreeMap<LaunchId, (Vec<RequestId>, u32)>,
-    /// Members of those whose clients have not gone.
+    /// The members of running batches whose clients have not gone.
     members: BTreeSet<RequestId>,
 }
 
 impl Granted {
-    /// For a model of so many segments, at least one.
+    /// A policy for a model of so many segments, at least one.
     pub fn new(segments: u16) -> Self {
         Granted { segments: SegmentRange::new(0, segments), running: BTreeMap::new(), members: BTreeSet::new() }
     }

@@ -1,4 +1,4 @@
-//! The groups of operators of a device: what decides them, and the one that runs.
+//! The operator groups of a device: the control that forms them, and the running group.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,13 @@ use super::segment_profile::SegmentProfile;
 use crate::ids::{ModelId, RequestId};
 use crate::time::{Duration, Time};
 
-/// How groups of operators of a device are made, as plain data.
+/// The settings of a device's operator groups, as plain data.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct GroupSettings {
-    /// What says how long groups take; `None`: nobody can, and requests run one at a time.
+    /// The predictor of group latencies; `None`: there is no prediction, and requests run one at a
+    /// time.
     pub predictor: Option<LearnedPredictor>,
-    /// The relative error that it was below for 95% of the samples that it was tested with.
+    /// The predictor's relative error was below this for 95% of its test samples.
     pub error: f64,
     /// Which request is next, and whether others run beside it.
     #[serde(default)]
@@ -33,31 +34,32 @@ impl Default for GroupSettings {
     }
 }
 
-/// What was decided about a request of a model that shares groups with others.
+/// A decision about a request of a model that shares groups with others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupDecision {
-    /// These operators of it are in the group that begins.
+    /// These operators of the request are in the group that begins.
     Run(GroupPart),
-    /// It is given up.
+    /// The request is given up.
     Drop(RequestId, DeviceDrop),
 }
 
-/// What a group that is done took.
+/// The predicted and the actual latency of a group that is done.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupEnd {
-    /// The model of its most urgent request.
+    /// The model of the group's most urgent request.
     pub model: ModelId,
-    /// Its operators, the most urgent request first.
+    /// The group's operators, the most urgent request first.
     pub parts: Vec<GroupPart>,
-    /// What the predictor said.
+    /// The predictor's answer.
     pub predicted: Option<Duration>,
-    /// What that was taken for, by what groups before it took.
+    /// The predicted latency, corrected by the latencies of earlier groups.
     pub expected: Option<Duration>,
-    /// What it took.
+    /// The group's actual latency.
     pub took: Duration,
 }
 
-/// What is known of groups: what was learned, or else, of requests alone, what was measured of their models.
+/// Predicts groups by the learned predictor. If it cannot tell, a single request is predicted by
+/// the measured profile of its model.
 #[derive(Debug, Default)]
 struct DevicePredictor {
     learned: Option<LearnedPredictor>,
@@ -79,13 +81,14 @@ impl Predictor for DevicePredictor {
     }
 }
 
-/// The groups of a device: what decides them for all models that share them, and the one that runs.
+/// The operator groups of a device: the control that forms them for all models that share them, and
+/// the running group.
 #[derive(Debug)]
 pub struct DeviceGroups {
     overlap: Overlap<DevicePredictor>,
-    /// Whose each request is.
+    /// The owner of each request.
     owners: BTreeMap<RequestId, ResidentKey>,
-    /// Launches of the group that begins.
+    /// The launches of the group that begins.
     forming: Vec<Launch>,
     running: Option<RunningGroup>,
 }
@@ -93,14 +96,14 @@ pub struct DeviceGroups {
 #[derive(Debug)]
 struct RunningGroup {
     group: OperatorGroup,
-    /// Launches of it that are not done.
+    /// The launches of the group that are not done.
     left: usize,
     span: Option<Span>,
 }
 
 impl Default for DeviceGroups {
     fn default() -> Self {
-        // How many may wait is said for each model.
+        // The bound of the queue is set for each model.
         let options = OverlapOptions { queue_bound: u32::MAX, ..OverlapOptions::default() };
         DeviceGroups {
             overlap: Overlap::new(options, DevicePredictor::default()),
@@ -112,7 +115,7 @@ impl Default for DeviceGroups {
 }
 
 impl DeviceGroups {
-    /// What decides, to look at.
+    /// The counters and margins of the groups.
     pub fn stats(&self) -> GroupStats {
         let (stats, margin) = (self.overlap.stats(), self.overlap.margins().of(2));
         let of_second = |margin: Duration| margin.as_secs_f64();
@@ -126,7 +129,7 @@ impl DeviceGroups {
         }
     }
 
-    /// Groups are made like this from now on.
+    /// Sets how groups are formed from now on.
     pub fn set(&mut self, now: Time, GroupSettings { predictor, error, order }: GroupSettings) {
         let at_once = predictor.as_ref().map_or(1, |predictor| predictor.layout().at_once);
         self.overlap.predictor_mut().learned = predictor;
@@ -134,7 +137,8 @@ impl DeviceGroups {
         self.overlap.handle_predictor(now, at_once, error);
     }
 
-    /// A model comes whose requests share groups with those of others, or changes; `None`: it goes, and none of its requests is there any more.
+    /// Adds or changes a model whose requests share groups with those of others. `None` removes the
+    /// model, of which no request may be left.
     pub fn set_model(&mut self, now: Time, model: ModelId, comes: Option<(OverlapModel, SegmentProfile)>) {
         let profiles = &mut self.overlap.predictor_mut().profiles;
         let comes = comes.map(|(comes, profile)| {
@@ -147,28 +151,29 @@ impl DeviceGroups {
         self.overlap.handle_model(now, model, comes);
     }
 
-    /// A request comes.
+    /// Handles the arrival of a request.
     ///
     /// # Errors
-    /// As [`Overlap::handle_request`].
+    /// As for [`Overlap::handle_request`].
     pub fn request(&mut self, now: Time, of: ResidentKey, request: &DeviceRequest) -> Result<(), DeviceReject> {
         self.overlap.handle_request(now, request)?;
         self.owners.insert(request.id, of);
         Ok(())
     }
 
-    /// Nothing more of a request is to run.
+    /// Forgets a request: no more of its operators will run.
     pub fn forget(&mut self, now: Time, request: RequestId) {
         self.owners.remove(&request);
         self.overlap.handle_cancel(now, request);
     }
 
-    /// A launch that is part of the group that begins.
+    /// Adds a launch to the group that begins.
     pub fn add(&mut self, launch: Launch) {
         self.forming.push(launch);
     }
 
-    /// The launches of the group whose parts were handed out: all of them begin together. None: nobody wanted any of it, and it is over.
+    /// Begins the group whose parts were handed out, and returns its launches, which all begin
+    /// together. Without launches, because no request wanted any part, the group ends at once.
     pub fn begin(&mut self, now: Time, group: OperatorGroup) -> Vec<Launch> {
         let launches = std::mem::take(&mut self.forming);
         if launches.is_empty() {
@@ -179,7 +184,8 @@ impl DeviceGroups {
         launches
     }
 
-    /// A launch of the group that runs is done; gives what the group took, if it was the last.
+    /// Handles the completion of a launch of the running group. Returns the group's end if this
+    /// launch was its last.
     pub fn end_part(&mut self, now: Time, span: Span) -> Option<GroupEnd> {
         let running = self.running.as_mut()?;
         let whole = running.span.get_or_insert(span);
@@ -193,38 +199,38 @@ impl DeviceGroups {
         Some(GroupEnd { model, parts, predicted, expected, took: span.end.since(span.start) })
     }
 
-    /// The next decision, and whose it is.
+    /// Takes the next decision.
     pub fn poll(&mut self) -> Option<OverlapOutput> {
         self.overlap.poll_output()
     }
 
-    /// Whose a request is.
+    /// The owner of a request.
     pub fn owner(&self, request: RequestId) -> Option<ResidentKey> {
         self.owners.get(&request).copied()
     }
 
-    /// When the next group is to be decided, beside the one that runs.
+    /// When to decide the next group, beside the running one.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.overlap.poll_timeout()
     }
 
-    /// The time has come.
+    /// Handles the timeout of [`Self::poll_timeout`].
     pub fn timeout(&mut self, now: Time) {
         self.overlap.handle_timeout(now);
     }
 }
 
-/// What the groups of a device came to.
+/// The counters and margins of a device's groups.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct GroupStats {
-    /// Groups of operators that have begun.
+    /// The groups of operators that have begun.
     pub groups: u64,
-    /// Of these, of several requests.
+    /// The groups of several requests.
     pub together: u64,
-    /// Groups that were decided in time, and did not suit any more when the device was free.
+    /// The groups that were decided in time, but no longer suited when the device was free.
     pub overtaken: u64,
-    /// What a group of several requests probably takes, of what is predicted.
+    /// The probable latency of a group of several requests, as a multiple of the predicted one.
     pub expected: f64,
-    /// What it surely takes, of what is predicted.
+    /// The safe upper bound of the latency, as a multiple of the predicted one.
     pub bound: f64,
 }

@@ -4,50 +4,51 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-/// Neighbouring slots of a ring: `first`, `first + 1`, ..., which may go on at slot 0 after the last.
+/// Neighbouring slots of a ring: `first`, `first + 1`, ... The run may wrap to slot 0 after the
+/// last slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RingRun {
     /// The first slot.
     pub first: u32,
-    /// How many, at least 1.
+    /// The number of slots, at least 1.
     pub count: u32,
 }
 
-/// Which slots of the ring are in use. Given out in the order of the ring; a slot that is released before an older one is free only when
-/// that one is, as in every ring.
+/// Tracks which slots of the ring are in use. Slots are given out in the order of the ring. A slot
+/// that is released before an older one becomes free only with the older one.
 #[derive(Clone, Debug)]
 pub struct InputRing {
     slots: u32,
     /// The next slot to give out.
     head: u32,
-    /// From the oldest slot in use to `head`: whether it is still used.
+    /// For each slot from the oldest in use to `head`: whether it is still used.
     used: VecDeque<bool>,
     most_used: u32,
 }
 
 impl InputRing {
-    /// A ring of `slots` slots, all free. Asserts that there is one.
+    /// A ring of `slots` slots, all free. Asserts that `slots` is above 0.
     pub fn new(slots: u32) -> Self {
         assert!(slots > 0, "an input ring has at least one slot");
         InputRing { slots, head: 0, used: VecDeque::new(), most_used: 0 }
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn slots(&self) -> u32 {
         self.slots
     }
 
-    /// Slots that are not free.
+    /// The slots that are not free.
     pub fn occupied(&self) -> u32 {
         self.used.len() as u32
     }
 
-    /// The most slots that were in use at a time.
+    /// The most slots that were in use at once.
     pub fn most_occupied(&self) -> u32 {
         self.most_used
     }
 
-    /// Takes the next `count` slots; `None` if fewer are free.
+    /// Takes the next `count` slots. Returns `None` if fewer are free.
     pub fn allocate(&mut self, count: u32) -> Option<RingRun> {
         if count > self.slots - self.occupied() {
             return None;

@@ -1,4 +1,4 @@
-//! The lanes of a device, what is launched on them, and how long that takes.
+//! The lanes of a device, the launches on them, and the forecast of their ends.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,22 +9,22 @@ use super::resident::{Resident, ResidentKey, Standby};
 use crate::ids::{BatchId, LaneId, LaunchId, PartitionId};
 use crate::time::{Duration, Time};
 
-/// Who has a lane.
+/// The owner of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Owner {
-    /// Whoever is granted it.
+    /// No single policy: the scheduler grants the lane to batches.
     All,
-    /// A model's policy.
+    /// The policy of one model.
     One(ResidentKey),
 }
 
-/// A place in a partition that holds one launch that runs and at most one that waits behind it.
+/// A place in a partition for one launch that runs and at most one that waits behind it.
 #[derive(Clone, Copy, Debug)]
 struct Lane {
     spec: LaneSpec,
-    /// `None`: free, its id is given to the next that comes.
+    /// `None`: the lane is free, and the next new lane gets its id.
     owner: Option<Owner>,
-    /// Free as soon as nothing runs on it.
+    /// Whether the lane becomes free as soon as nothing runs on it.
     leaving: bool,
     runs: Option<LaunchId>,
     waits: Option<LaunchId>,
@@ -35,25 +35,27 @@ struct Lane {
 struct Flight {
     of: ResidentKey,
     lane: LaneId,
-    /// What is left of the time that it takes alone, when this was last reckoned.
+    /// The rest of the time that the launch takes alone, at the last reckoning.
     left: Duration,
 }
 
-/// What all policies of a device share: its lanes, what is launched on them, names, and decisions that are to be carried out.
+/// The state that all policies of a device share: lanes, launches, new ids, and the decisions to
+/// carry out.
 ///
-/// **Forecast.** A launch takes what its model's profile says, and those that run at a time in one partition share it evenly, as if it were a processor
-/// (alone, each would be done at the latest when this says that all are). One that is overdue is as good as done. A completion ends this reckoning
-/// for its launch, whether it comes earlier or later, and so corrects it.
+/// **Forecast.** A launch takes the time of its model's profile. Launches that run in one partition
+/// at the same time share it evenly, like threads on one processor. Even if they run one after
+/// another, each is done by the time that this forecast says all are. An overdue launch counts as
+/// done. A launch's completion ends its reckoning, early or late, and so corrects the forecast.
 #[derive(Debug, Default)]
 pub struct Device {
     lanes: Vec<Lane>,
     flights: BTreeMap<LaunchId, Flight>,
-    /// When the time that is left of launches was last reckoned.
+    /// When the rest of each launch was last reckoned.
     reckoned: Time,
     /// The shared lanes of each partition.
     shared: Vec<Vec<LaneId>>,
     outputs: VecDeque<DeviceOutput>,
-    /// For models whose operators run beside those of others.
+    /// The operator groups of models whose operators run beside those of other models.
     pub groups: DeviceGroups,
     next_launch: u64,
     next_batch: u64,
@@ -94,7 +96,8 @@ impl Device {
         self.lanes.get(lane.0 as usize).filter(|lane| lane.owner.is_some()).map(|lane| lane.spec)
     }
 
-    /// Gives a partition so many shared lanes; those that are too many go once nothing runs on them.
+    /// Sets the number of shared lanes of each partition. Surplus lanes go once nothing runs on
+    /// them.
     pub fn share(&mut self, lanes: &[u32]) {
         let segments = SegmentRange::new(0, u16::MAX);
         for partition in lanes.len()..self.shared.len() {
@@ -124,12 +127,12 @@ impl Device {
         LaneId(index as u32)
     }
 
-    /// Lanes for a policy.
+    /// Adds lanes for a policy.
     pub fn add_lanes(&mut self, of: ResidentKey, specs: &[LaneSpec]) -> Vec<LaneId> {
         specs.iter().map(|spec| self.add(*spec, Owner::One(of))).collect()
     }
 
-    /// Lanes are free once nothing runs on them.
+    /// Frees each of these lanes once nothing runs on it.
     pub fn release(&mut self, lanes: &[LaneId], of: Option<ResidentKey>) {
         for lane in lanes {
             if let Some(lane) = self.lanes.get_mut(lane.0 as usize) {
@@ -139,7 +142,7 @@ impl Device {
         self.free(lanes, of);
     }
 
-    /// Those of these lanes that are to go and can are free.
+    /// Frees the leaving lanes among `lanes` on which nothing runs.
     fn free(&mut self, lanes: &[LaneId], of: Option<ResidentKey>) {
         let mut freed = Vec::new();
         for id in lanes {
@@ -166,7 +169,7 @@ impl Device {
         self.lane_of(lane, of).is_some_and(|lane| !lane.leaving && lane.waits.is_none())
     }
 
-    /// A launch is given to its lane. Asserts that there is room.
+    /// Gives a launch to its lane. Asserts that the lane has room.
     pub fn begin(&mut self, now: Time, of: &Resident, launch: &Launch) {
         assert!(
             self.has_room(launch.lane, of.key),
@@ -182,7 +185,8 @@ impl Device {
         }
     }
 
-    /// A launch is done: gives whose it was, `None` if there is none of that name.
+    /// Handles the completion of a launch. Returns the launch's owner, or `None` if there is no
+    /// such launch.
     pub fn end(&mut self, now: Time, launch: LaunchId, span: Span) -> Option<ResidentKey> {
         let flight = *self.flights.get(&launch)?;
         self.reckon(now);
@@ -190,7 +194,7 @@ impl Device {
         let lane = &mut self.lanes[flight.lane.0 as usize];
         if lane.runs == Some(launch) {
             lane.runs = lane.waits.take();
-            // It has had the lane since then.
+            // The next launch has had the lane since that end.
             let next = lane.runs.and_then(|next| self.flights.get_mut(&next));
             if let Some(next) = next {
                 next.left = next.left.saturating_sub(now.since(span.end));
@@ -219,7 +223,7 @@ impl Device {
         self.lanes.get(flight.lane.0 as usize).is_some_and(|lane| lane.runs == Some(id))
     }
 
-    /// How far a launch that runs in a partition has come since this was last reckoned.
+    /// The progress of each running launch in a partition since the last reckoning.
     fn progress(&self, now: Time, partition: PartitionId) -> Duration {
         let mine = |flight: &Flight| self.partition(flight) == Some(partition) && flight.left > Duration::ZERO;
         let running = self.flights.iter().filter(|(id, flight)| mine(flight) && self.runs(**id, flight)).count();
@@ -243,19 +247,20 @@ impl Device {
         self.reckoned = now;
     }
 
-    /// What is left of all launches in a partition.
+    /// The remaining time of all launches in a partition.
     pub fn left(&self, now: Time, partition: PartitionId) -> Duration {
         self.lefts(now, partition).fold(Duration::ZERO, |sum, (_, left)| sum + left)
     }
 
-    /// What is left of those on lanes of models; `None`: there are none.
+    /// The remaining time of the launches on policies' own lanes; `None`: there are no such
+    /// launches.
     pub fn own_left(&self, now: Time, partition: PartitionId) -> Option<Duration> {
         let own = |lane: LaneId| self.lanes.get(lane.0 as usize).is_some_and(|lane| lane.owner != Some(Owner::All));
         let lefts = self.lefts(now, partition).filter(|(lane, _)| own(*lane)).map(|(_, left)| left);
         lefts.reduce(|sum, left| sum + left)
     }
 
-    /// What is left of each launch in a partition, by its lane.
+    /// The remaining time of each launch in a partition, with its lane.
     fn lefts(&self, now: Time, partition: PartitionId) -> impl Iterator<Item = (LaneId, Duration)> {
         let progress = self.progress(now, partition);
         let mine = self.flights.iter().filter(move |(_, flight)| self.partition(flight) == Some(partition));
@@ -265,7 +270,8 @@ impl Device {
         })
     }
 
-    /// Lanes of a policy in another partition, to be made. `false` if there is no such partition.
+    /// Orders standby lanes for a policy in `partition`. Returns false if there is no such
+    /// partition, lanes already stand by, or the policy leaves.
     pub fn prepare(&mut self, of: &mut Resident, partition: PartitionId, specs: &[LaneSpec], by_policy: bool) -> bool {
         if !self.has_partition(partition) || of.standby.is_some() || of.leaving {
             return false;
@@ -277,7 +283,7 @@ impl Device {
         true
     }
 
-    /// The lanes that stand by take the place of the policy's own.
+    /// Replaces the policy's lanes by its standby lanes, if they are ready.
     pub fn switch(&mut self, of: &mut Resident, by_policy: bool) -> bool {
         let is_meant = |standby: &mut Standby| standby.ready && standby.by_policy == by_policy;
         let Some(Standby { partition, lanes, .. }) = of.standby.take_if(is_meant) else { return false };

@@ -9,9 +9,9 @@ use crate::time::Time;
 /// A contiguous range of a model's segments, never empty.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct SegmentRange {
-    /// The first.
+    /// The first segment.
     pub first: u16,
-    /// One past the last.
+    /// One past the last segment.
     pub end: u16,
 }
 
@@ -23,75 +23,81 @@ impl SegmentRange {
     }
 }
 
-/// What a lane is for, so that a driver can give it a stream, a thread and memory.
+/// The purpose of a lane, so that a driver can give it a stream, a thread and memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LaneSpec {
-    /// Where it is.
+    /// The lane's partition.
     pub partition: PartitionId,
-    /// The most items of a launch on it.
+    /// The most items of a launch on the lane.
     pub max_rows: u32,
-    /// The segments that it runs.
+    /// The segments that the lane runs.
     pub segments: SegmentRange,
 }
 
-/// Where the inputs of a launch are.
+/// The place of a launch's inputs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum InputSource {
-    /// With the host: they go to the device in the launch, before it computes; if it runs the last segment too, the outputs come back in it, after.
+    /// On the host. The launch copies them to the device before it computes. If it also runs the
+    /// last segment, it copies the outputs back at the end.
     Host,
-    /// In neighbouring slots of the input ring, in the order of the members: no copy.
+    /// In neighbouring slots of the input ring, in the order of the members: no copy is needed.
     Ring(RingRun),
-    /// On the device, not in one piece: in slots that are no neighbours, or what an earlier launch left of the members.
+    /// On the device, but not in one piece: in slots that are no neighbours, or where an earlier
+    /// launch of the members left them.
     Device,
 }
 
-/// Run a range of segments for some requests.
+/// An order to run a range of segments for some requests.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Launch {
-    /// Its name, which [`super::DeviceScheduler::handle_completion`] takes.
+    /// The launch's id, which [`super::DeviceScheduler::handle_completion`] takes.
     pub id: LaunchId,
-    /// The batch that it is part of, by the device's name: unique among all of the device, whoever made them.
+    /// The launch's batch. The id is unique among all batches on the device, whether made on it or
+    /// granted.
     pub batch: BatchId,
-    /// What whoever granted the batch calls it ([`GrantedBatch::id`]); `None`: it was made on the device.
+    /// The granter's id of the batch ([`GrantedBatch::id`]); `None`: the batch was made on the
+    /// device.
     pub granted: Option<BatchId>,
     /// The model.
     pub model: ModelId,
-    /// Where it runs, after what was launched there before: at most one that runs.
+    /// The lane. The launch runs after earlier launches on it; at most one of them is still
+    /// running.
     pub lane: LaneId,
-    /// What it runs.
+    /// The segments to run.
     pub segments: SegmentRange,
-    /// Who is in it, in the order of their rows.
+    /// The requests of the launch, in the order of their rows.
     pub members: Vec<RequestId>,
-    /// Items of all members.
+    /// The items of all members.
     pub rows: u32,
-    /// Items that it computes: `rows`, or more where it is filled up with dummies.
+    /// The items that the launch computes: `rows`, or more if dummies fill it up.
     pub computed_rows: u32,
-    /// What the members' varying dimension is padded to; 0 where there is none.
+    /// The length to which the members' varying dimension is padded; 0 if none varies.
     pub length: u32,
-    /// Where the members' inputs are.
+    /// The place of the members' inputs.
     pub inputs: InputSource,
 }
 
 /// When a launch had the device, by the driver's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Span {
-    /// When it began.
+    /// The begin.
     pub start: Time,
-    /// When it ended.
+    /// The end.
     pub end: Time,
 }
 
-/// A batch that somebody else made, to run as it is: the cluster's scheduler (Symphony §3.2).
+/// A batch that the cluster's scheduler made, to run as it is (Symphony §3.2).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GrantedBatch {
-    /// Its name with whoever made it. On the device it gets another, as batches that are made there do.
+    /// The batch's id at the scheduler. On the device the batch gets another id, like batches made
+    /// on the device.
     pub id: BatchId,
     /// The model.
     pub model: ModelId,
-    /// The lane that it was granted, one of [`super::DeviceScheduler::shared_lanes`].
+    /// The granted lane, one of [`super::DeviceScheduler::shared_lanes`].
     pub lane: LaneId,
-    /// Who is in it, in the order of their rows.
+    /// The requests of the batch, in the order of their rows.
     pub members: Vec<RequestId>,
-    /// Items of all members.
+    /// The items of all members.
     pub rows: u32,
 }

@@ -6,14 +6,15 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// How many lanes there are of each batch size, which are powers of two (E²bird §6.3; the papers say workers).
+/// The number of lanes of each batch size. Batch sizes are powers of two (E²bird §6.3). The paper
+/// calls lanes workers.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 pub struct LaneMix {
     /// Count by batch size; no zeros.
     counts: BTreeMap<u32, u32>,
 }
 
-/// Why something is no mix, or no table of mixes.
+/// The error of an invalid mix, or of an invalid table of mixes.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadMix(String);
@@ -32,7 +33,7 @@ impl LaneMix {
     /// The lanes of these batch sizes, in any order.
     ///
     /// # Errors
-    /// If there is none, or one is no power of two.
+    /// If `sizes` is empty, or a size is no power of two.
     pub fn new(sizes: &[u32]) -> Result<Self, BadMix> {
         if sizes.is_empty() {
             return Err(BadMix::new("a mix has at least one lane"));
@@ -47,8 +48,9 @@ impl LaneMix {
         Ok(LaneMix { counts })
     }
 
-    /// N-Ebird's lanes for at most `max` items at once: 1, 1, 2, 4, ... up to half of it, so that each number up to `max` is a sum of
-    /// some of them (E²bird §7.2.1). `max` is taken down to a power of two.
+    /// N-Ebird's lanes for at most `max` items at once: 1, 1, 2, 4, ... up to half of `max`. Each
+    /// number up to `max` is a sum of some sizes (E²bird §7.2.1). `max` is first rounded down to a
+    /// power of two.
     pub fn naive(max: u32) -> Self {
         let mut counts = BTreeMap::from([(1, if max >= 2 { 2 } else { 1 })]);
         let top = if max == 0 { 1 } else { 1 << max.ilog2() };
@@ -87,7 +89,7 @@ impl LaneMix {
         found
     }
 
-    /// How many lanes of this batch size there are.
+    /// The number of lanes of this batch size.
     pub fn count(&self, size: u32) -> u32 {
         self.counts.get(&size).copied().unwrap_or(0)
     }
@@ -102,12 +104,12 @@ impl LaneMix {
         self.counts().flat_map(|(size, count)| std::iter::repeat_n(size, count as usize))
     }
 
-    /// Items of all lanes together.
+    /// The items of all lanes together.
     pub fn total(&self) -> u32 {
         self.counts().map(|(size, count)| size * count).sum()
     }
 
-    /// As many lanes of each size as the larger of both has.
+    /// For each size, as many lanes as the mix with more of them has.
     pub fn union(&self, other: &LaneMix) -> LaneMix {
         let mut counts = self.counts.clone();
         for (size, count) in other.counts() {
@@ -134,23 +136,24 @@ impl FromStr for LaneMix {
     }
 }
 
-/// Which lanes are used under which load: what E-Ebird's offline phase finds (E²bird §7.3.2), or one mix for all (N-Ebird).
+/// The lanes to use under each load. E-Ebird's offline phase finds them (E²bird §7.3.2); N-Ebird
+/// has one mix for all loads.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MixTable {
-    /// By load, items, ascending.
+    /// The mixes by load in items, ascending.
     entries: Vec<(u32, LaneMix)>,
 }
 
 impl MixTable {
-    /// N-Ebird: one mix, whatever the load, for at most `max` items at once.
+    /// N-Ebird: one mix for every load, with at most `max` items at once.
     pub fn naive(max: u32) -> Self {
         MixTable { entries: vec![(1, LaneMix::naive(max))] }
     }
 
-    /// One mix, whatever the load.
+    /// One mix for every load.
     ///
     /// # Errors
-    /// If it has no lane of one item: what is left over would wait for ever.
+    /// If the mix has no lane of one item: a rest of one item would wait for ever.
     pub fn single(mix: LaneMix) -> Result<Self, BadMix> {
         if mix.count(1) == 0 {
             return Err(BadMix::new(
@@ -160,11 +163,12 @@ impl MixTable {
         Ok(MixTable { entries: vec![(1, mix)] })
     }
 
-    /// E-Ebird: the best mix for each load. A lane of one and one of two items are added to each, so that a low load, and what a larger
-    /// mix leaves over, is served at once (E²bird §7.3.2, table 4).
+    /// E-Ebird: the best mix for each load. Each mix also gets a lane of one item and a lane of
+    /// two. These lanes serve a low load at once, and the rest that a larger mix leaves over
+    /// (E²bird §7.3.2, table 4).
     ///
     /// # Errors
-    /// If there is none, or loads do not ascend.
+    /// If `best` is empty, or its loads do not ascend.
     pub fn enhanced(best: Vec<(u32, LaneMix)>) -> Result<Self, BadMix> {
         if best.is_empty() {
             return Err(BadMix::new("a mix has at least one lane"));
@@ -180,14 +184,15 @@ impl MixTable {
         Ok(MixTable { entries })
     }
 
-    /// The load that the lanes for `load` waiting and running items were chosen for, and these lanes: of the largest load that is reached.
+    /// The entry for `load` waiting and running items: the largest load that is reached, and its
+    /// lanes.
     pub fn at(&self, load: u32) -> (u32, &LaneMix) {
         let after = self.entries.partition_point(|(from, _)| *from <= load);
         let (load, mix) = &self.entries[after.saturating_sub(1)];
         (*load, mix)
     }
 
-    /// All lanes that are ever used.
+    /// The lanes that at least one load uses.
     pub fn union(&self) -> LaneMix {
         self.entries.iter().fold(LaneMix::default(), |all, (_, mix)| all.union(mix))
     }

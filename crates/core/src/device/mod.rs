@@ -1,8 +1,10 @@
-//! What runs on one device: which requests are launched together, in which lane, and when.
+//! Decides which requests run together on one device, in which lane, and when.
 //!
-//! A device is divided into partitions, and has lanes in them: in-order streams of launches. A launch runs a range of a model's segments for some
-//! requests. [`DeviceScheduler`] is the state machine that decides them, for all models on the device; a driver (the server's threads, or the simulator)
-//! carries them out. Each model has a [`DevicePolicy`], which is lent the device for its [`Turn`]:
+//! A device is divided into partitions, which have lanes: in-order streams of launches. A launch
+//! runs a range of a model's segments for some requests. [`DeviceScheduler`] is the state machine
+//! that decides launches for all models on the device. A driver (the server's threads, or the
+//! simulator) carries them out. Each model has a [`DevicePolicy`], which is lent the device for its
+//! [`Turn`]:
 //!
 //! ```text
 //!  handle_model, handle_layout ──▶ ┌─────────────────┐ ──▶ Admit: write the input into its slots of the ring
@@ -17,16 +19,19 @@
 //! | [`Granted`] | nothing: it runs the batches that the cluster's scheduler made | Symphony |
 //! | [`Windowed`] | nothing but the time: one batch after another, by a window and a largest size | TF-Serving, Triton: the papers' baselines |
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
-//! | [`Staged`] | who is in a batch while it runs: new, stretch, split | DVABatch |
-//! | [`Overlapped`] | nothing: [`overlap`] says for all its models which operators run side by side | Abacus |
+//! | [`Staged`] | which requests are in a batch while it runs: new, stretch, split | DVABatch |
+//! | [`Overlapped`] | nothing: [`overlap`] decides for all its models which operators run side by side | Abacus |
 //!
-//! [`AutoInputs`] chooses between them for a model by what is measured, a [`DeviceRehearsal`] by what came since, and an [`AutoGuard`] watches what was chosen.
+//! [`AutoInputs`] chooses a model's policy by measurements, and a [`DeviceRehearsal`] by the
+//! requests since then. An [`AutoGuard`] watches the chosen policy.
 //!
-//! [`spatial`] says on how much of the device each model runs (GSLICE), whatever its policy.
+//! [`spatial`] decides the share of the device that each model runs on (GSLICE), for every policy.
 //!
-//! [`overlap`] says which operators of which models run side by side (Abacus): one for the device, which speaks to each model's policy ([`DevicePolicy::handle_group`]).
+//! [`overlap`] decides which operators of which models run side by side (Abacus). There is one for
+//! the device, which tells each model's policy ([`DevicePolicy::handle_group`]).
 //!
-//! A policy knows neither tensors nor times other than those that come with events; what its lanes cost is in a [`SegmentProfile`].
+//! A policy knows no tensors, and only the times that come with events. The latencies of its lanes
+//! are in a [`SegmentProfile`].
 
 mod auto;
 mod auto_guard;

@@ -1,4 +1,4 @@
-//! What a device policy did to its batches: for logs, metrics and timelines.
+//! The notes of a device policy about its batches, for logs, metrics and timelines.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,73 +6,75 @@ use super::overlap::GroupPart;
 use crate::ids::{BatchId, PartitionId};
 use crate::time::Duration;
 
-/// What a device policy did to its batches, beside launching them.
+/// A note of a device policy about its batches, beside the launches.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Note {
     /// A batch was made of waiting requests (DVABatch §5.1: new).
     New {
         /// The batch.
         batch: BatchId,
-        /// Its items.
+        /// The batch's items.
         rows: u32,
-        /// What its members are padded to; 0 where nothing varies.
+        /// The length to which members are padded; 0 if no dimension varies.
         length: u32,
     },
     /// Requests join a batch that runs (DVABatch §5.1: stretch).
     Stretch {
         /// The batch.
         batch: BatchId,
-        /// Items that join.
+        /// The items that join.
         joined: u32,
-        /// Items it has then.
+        /// The batch's items after the join.
         rows: u32,
-        /// The stage after which they are together, from 0.
+        /// The stage after which the requests are together, counted from 0.
         stage: u16,
     },
-    /// A batch is parted into several that run one after another (DVABatch §5.1: split).
+    /// A batch is split into several that run one after another (DVABatch §5.1: split).
     Split {
         /// The batch, which keeps the first part.
         batch: BatchId,
         /// The batches of the other parts.
         into: Vec<BatchId>,
-        /// The stage after which it is parted, from 0.
+        /// The stage after which the batch is split, counted from 0.
         stage: u16,
     },
-    /// Members left a batch before its last stage: answered early, or their clients have gone (DVABatch §9.2).
+    /// Members left a batch before its last stage, because they were answered early or their
+    /// clients have gone (DVABatch §9.2).
     Exit {
         /// The batch.
         batch: BatchId,
-        /// Items that left.
+        /// The items that left.
         rows: u32,
-        /// The stage after which they left, from 0.
+        /// The stage after which they left, counted from 0.
         stage: u16,
     },
     /// Other lanes are in use from now on (E²bird §7.3.3).
     Switch {
-        /// The load, items, that the lanes now in use were chosen for.
+        /// The load, in items, for which the new lanes were chosen.
         load: u32,
     },
-    /// A request found no room in the input ring, and waits with the host until there is.
+    /// A request found no room in the input ring. It waits on the host until there is room.
     RingFull {
-        /// Requests that wait for room now.
+        /// The requests that now wait for room.
         waiting: u32,
     },
-    /// A group of operators is done (Abacus §6.1); the model is that of its most urgent request.
+    /// A group of operators is done (Abacus §6.1). The note's model is the model of the group's
+    /// most urgent request.
     Group {
-        /// Its operators, the most urgent request first.
+        /// The group's operators, the most urgent request first.
         parts: Vec<GroupPart>,
-        /// What the predictor said that it takes; `None`: it could not say.
+        /// The predicted latency; `None`: the predictor could not tell.
         predicted: Option<Duration>,
-        /// What that was taken for, by what groups before it took.
+        /// The predicted latency, corrected by the latencies of earlier groups.
         expected: Option<Duration>,
-        /// What it took, from the begin of its first launch to the end of its last.
+        /// The actual latency, from the begin of the first launch to the end of the last.
         took: Duration,
     },
-    /// Lanes could not be made: everything stays as it was.
+    /// Lanes could not be made, and nothing has changed.
     PrepareFailed {
-        /// Where they were to be.
+        /// The partition in which the lanes were wanted.
         partition: PartitionId,
-        /// Why not, in words.
+        /// The reason, in words.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a device policy tells its driver to do.
+//! The outputs of a device's scheduler, which its driver carries out.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,45 +8,50 @@ use super::note::Note;
 use super::request::DeviceDrop;
 use crate::ids::{LaneId, LaunchId, ModelId, PartitionId, RequestId};
 
-/// What was decided on a device.
+/// A decision on a device, for the driver to carry out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum DeviceOutput {
-    /// Bring the request's input into these slots of its model's ring, then call [`super::DeviceScheduler::handle_input`]. Inputs are
-    /// brought one after another, in the order of these outputs.
+    /// Copy the request's input into these slots of its model's ring, then call
+    /// [`super::DeviceScheduler::handle_input`]. Inputs are copied one after another, in the order
+    /// of these outputs.
     Admit {
         /// The model.
         model: ModelId,
         /// The request.
         request: RequestId,
-        /// Its slots, one an item.
+        /// The request's slots, one an item.
         slots: RingRun,
     },
-    /// Run this.
+    /// Run this launch.
     Launch(Launch),
-    /// Run these, which are to overlap: none is begun before all are at hand (Abacus §6.3). Each is completed by itself.
+    /// Run these launches side by side. None begins before all can begin (Abacus §6.3). Each has
+    /// its own completion.
     Group(Vec<Launch>),
-    /// Make lanes for a model in the background, then call [`super::DeviceScheduler::handle_prepared`]. What they are for is in
-    /// [`super::DeviceScheduler::lane`].
+    /// Make lanes for a model in the background, then call
+    /// [`super::DeviceScheduler::handle_prepared`]. [`super::DeviceScheduler::lane`] gives each
+    /// lane's purpose.
     Prepare {
         /// The model.
         model: ModelId,
         /// The lanes to make.
         lanes: Vec<LaneId>,
-        /// Where.
+        /// The lanes' partition.
         partition: PartitionId,
     },
-    /// From now on the model is launched on other lanes, which were prepared. What runs on the former ends there.
+    /// From now on the model's launches use other lanes, which were prepared. Launches that run on
+    /// the former lanes end there.
     Switch {
         /// The model.
         model: ModelId,
-        /// Its former lanes; they are free when [`DeviceOutput::Free`] says so.
+        /// The model's former lanes. They become free with a later [`DeviceOutput::Free`].
         from: Vec<LaneId>,
-        /// Its lanes.
+        /// The model's new lanes.
         to: Vec<LaneId>,
     },
-    /// These lanes are in use no more: what they hold can go, before anything else that is decided is carried out, as their ids may be used again.
+    /// These lanes are no longer in use. Release their resources before any later output is carried
+    /// out, as their ids may be reused.
     Free {
-        /// Whose they were; `None`: shared ones.
+        /// The model that had the lanes; `None`: they were shared.
         model: Option<ModelId>,
         /// The lanes.
         lanes: Vec<LaneId>,
@@ -58,18 +63,18 @@ pub enum DeviceOutput {
         /// The launch.
         launch: LaunchId,
     },
-    /// The request will not be answered.
+    /// The request will get no answer.
     Drop {
         /// The request.
         request: RequestId,
-        /// Why.
+        /// The reason.
         reason: DeviceDrop,
     },
-    /// What else was decided, for logs and metrics: nothing to carry out.
+    /// A note for logs and metrics, with nothing to carry out.
     Note {
         /// The model.
         model: ModelId,
-        /// What.
+        /// The note.
         note: Note,
     },
 }

@@ -1,4 +1,4 @@
-//! A model whose operators run in groups with those of others: the policy `overlap`.
+//! The policy `overlap`: a model's operators run in groups with those of other models.
 
 use std::collections::BTreeMap;
 
@@ -20,37 +20,39 @@ use super::turn::Turn;
 use crate::ids::{BatchId, LaunchId, PartitionId, RequestId};
 use crate::time::Duration;
 
-/// Operators, where nobody says (Abacus §5.2 has 12 to 52).
+/// The number of operators, unless a setting says otherwise (Abacus §5.2 has 12 to 52).
 const OPERATORS: u16 = 8;
-/// How many models at least are expected to run side by side.
+/// The fewest models that are expected to run side by side.
 const AT_ONCE: u32 = 2;
 
-/// How an [`Overlapped`] runs.
+/// The options of an [`Overlapped`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OverlappedOptions {
-    /// What its segments take; each is an operator.
+    /// The latencies of the segments, each of which is an operator.
     pub profile: SegmentProfile,
     /// The most items of a request.
     pub max_batch: u32,
-    /// Give up requests that can no longer be answered by their deadline.
+    /// Whether to give up requests that can no longer be answered by their deadline.
     pub drop: bool,
     /// The most items that wait.
     pub queue_bound: u32,
 }
 
-/// A model of those whose operators the device runs in groups (Abacus §6): what is in a group is decided for all of them together, by
-/// [`overlap`](super::overlap). Requests run as they come, each by itself; what is between two of its launches is kept.
+/// A model whose operators run in groups with those of other models (Abacus §6).
+/// [`overlap`](super::overlap) forms the groups for all such models together. Requests are not
+/// batched: each runs by itself. Intermediate tensors between two of its launches are kept.
 ///
-/// Who is in a group with others is answered as soon as its own launch is done. The barrier is for what begins next.
+/// A request in a group with others is answered as soon as its own launch is done. The barrier only
+/// delays the next group.
 #[derive(Debug)]
 pub struct Overlapped {
     options: OverlappedOptions,
     requests: BTreeMap<RequestId, Open>,
     running: Option<(LaunchId, GroupPart)>,
-    /// Items of those that no launch has.
+    /// The items of requests that are in no launch.
     waiting: u32,
-    /// What all of them have left.
+    /// The remaining latency of all waiting requests.
     backlog: Duration,
 }
 
@@ -59,15 +61,15 @@ pub struct Overlapped {
 struct Open {
     rows: u32,
     length: u32,
-    /// Once it has begun.
+    /// The request's batch, once it has begun.
     batch: Option<BatchId>,
-    /// What it has left, if it waits.
+    /// The request's remaining latency, if it waits.
     left: Duration,
     runs: bool,
 }
 
 impl Overlapped {
-    /// Nothing waits. Asserts that batches have a size.
+    /// A policy without requests. Asserts that the largest batch has at least one item.
     pub fn new(options: OverlappedOptions) -> Self {
         assert!(options.max_batch > 0, "a batch has at least one item");
         let (waiting, backlog) = (0, Duration::ZERO);
@@ -78,7 +80,7 @@ impl Overlapped {
         SegmentRange::new(0, self.options.profile.segments())
     }
 
-    /// It waits for a launch from `segment` on.
+    /// Lets a request wait for a launch from `segment` on.
     fn wait(&mut self, request: RequestId, segment: u16) {
         let Some(open) = self.requests.get_mut(&request) else { return };
         open.left = self.options.profile.remaining(segment, open.rows, open.length);
@@ -87,7 +89,7 @@ impl Overlapped {
         self.backlog += open.left;
     }
 
-    /// It waits no more.
+    /// Takes a request off the waiting ones.
     fn leave(&mut self, Open { rows, left, runs, .. }: Open) {
         if !runs {
             self.waiting -= rows;
@@ -129,13 +131,13 @@ impl Overlapped {
     }
 }
 
-/// What people say about it.
+/// The user's settings of the policy.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct OverlappedSettings {
-    /// Into how many operators of about equal time the model is cut.
+    /// The number of operators, of about equal time, into which the model is cut.
     stages: Option<u16>,
-    /// The tensors after which the model is cut, in place of `stages`.
+    /// The tensors after which the model is cut, instead of by `stages`.
     cut_at: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What every device policy is.
+//! The interface of every device policy.
 
 use std::fmt::Debug;
 
@@ -11,104 +11,117 @@ use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
-/// Decides what of a model runs on its lanes of a device, and when. A [`DeviceScheduler`](super::DeviceScheduler) drives it, and says what is what in its own contract.
+/// Decides which requests of a model run on its lanes of a device, and when. A
+/// [`DeviceScheduler`](super::DeviceScheduler) drives the policy; its contract explains the events.
 ///
-/// A request that was accepted gets exactly one of a [`DeviceOutput::Reply`](super::DeviceOutput::Reply), a [`DeviceOutput::Drop`](super::DeviceOutput::Drop), or a `true` from
-/// [`handle_cancel`](Self::handle_cancel). Same calls, same decisions. A policy may be made of others: it hands them the turn.
+/// An accepted request gets exactly one of a [`DeviceOutput::Reply`](super::DeviceOutput::Reply), a
+/// [`DeviceOutput::Drop`](super::DeviceOutput::Drop), or a `true` from
+/// [`handle_cancel`](Self::handle_cancel). The same calls give the same decisions. A policy may be
+/// made of other policies, to which it hands the turn.
 pub trait DevicePolicy: Debug + Send {
-    /// The lanes that it wants in a partition. It gets as many, in this order, as [`Turn::lanes`]. One that wants none launches on shared ones.
+    /// The lanes that the policy wants in a partition. [`Turn::lanes`] has the lanes in this order.
+    /// A policy that wants none launches on shared lanes.
     fn lanes(&self, _partition: PartitionId) -> Vec<LaneSpec> {
         Vec::new()
     }
 
-    /// The requests that it has taken in, of one that keeps them in a pool: then what follows does what is usual with it, and
-    /// [`advance`](Self::advance).
+    /// The pool of accepted requests, if the policy has one. With a pool, the default methods below
+    /// handle the usual events and then call [`advance`](Self::advance).
     fn pool(&self) -> Option<&RequestPool> {
         None
     }
 
-    /// As [`pool`](Self::pool).
+    /// The pool, mutable, as for [`pool`](Self::pool).
     fn pool_mut(&mut self) -> Option<&mut RequestPool> {
         None
     }
 
-    /// What its requests are to the device where they run in groups with those of other models, by [`Turn::join_groups`].
+    /// The model's settings for operator groups, if its requests join them by
+    /// [`Turn::join_groups`].
     fn in_groups(&self) -> Option<OverlapModel> {
         None
     }
 
-    /// What was decided about a request that has joined the groups.
+    /// Handles a decision about a request that has joined the groups.
     fn handle_group(&mut self, _: &mut Turn<'_>, _: GroupDecision) {}
 
-    /// Everything that can begin, does.
+    /// Begins every launch that can begin.
     fn advance(&mut self, _: &mut Turn<'_>) {}
 
-    /// A request came.
+    /// Handles the arrival of a request.
     ///
     /// # Errors
-    /// If it cannot be accepted; nothing is changed then.
+    /// If the request cannot be accepted; then nothing has changed.
     fn handle_request(&mut self, turn: &mut Turn<'_>, _: &DeviceRequest) -> Result<(), DeviceReject> {
         Err(DeviceReject::WrongWay(turn.model()))
     }
 
-    /// A batch came that somebody else made.
+    /// Handles a batch that the cluster's scheduler made.
     ///
     /// # Errors
-    /// If it cannot be run; nothing is changed then.
+    /// If the batch cannot be run; then nothing has changed.
     fn handle_batch(&mut self, turn: &mut Turn<'_>, _: GrantedBatch) -> Result<(), DeviceReject> {
         Err(DeviceReject::WrongWay(turn.model()))
     }
 
-    /// The input of a request that was to be admitted is on the device. Unknown requests are ignored: it may have been cancelled meanwhile.
+    /// Handles the input of an admitted request, which is now on the device. Unknown requests are
+    /// ignored, as a request may have been cancelled meanwhile.
     fn handle_input(&mut self, turn: &mut Turn<'_>, request: RequestId) {
         if self.pool_mut().is_some_and(|pool| pool.mark_ready(request, turn)) {
             self.advance(turn);
         }
     }
 
-    /// A launch of its own is done. `exits`: members whose answer is final already, before the last segment (DVABatch §9.2). A launch that failed
-    /// is completed too: the driver answers its members itself, and then says so by [`handle_cancel`](Self::handle_cancel).
+    /// Handles the end of one of the policy's launches. `exits` are members whose answer is final
+    /// before the last segment (DVABatch §9.2). Before a failed launch ends, the driver calls
+    /// [`handle_cancel`](Self::handle_cancel) for its members and answers them itself.
     fn handle_completion(&mut self, turn: &mut Turn<'_>, launch: LaunchId, span: Span, exits: &[RequestId]);
 
-    /// The client of a request has gone. Says whether it was there: if so it gets neither a reply nor a drop.
+    /// Handles a request whose client has gone. Returns true if the policy had the request, which
+    /// then gets neither a reply nor a drop.
     fn handle_cancel(&mut self, turn: &mut Turn<'_>, request: RequestId) -> bool {
         let was_there = self.pool_mut().is_some_and(|pool| pool.cancel(request, turn));
         self.advance(turn);
         was_there
     }
 
-    /// The time that [`poll_timeout`](Self::poll_timeout) asked for has come. At another time it does no harm.
+    /// Handles the time that [`poll_timeout`](Self::poll_timeout) returned. A call at another time
+    /// does no harm.
     fn handle_timeout(&mut self, turn: &mut Turn<'_>) {
         self.advance(turn);
     }
 
-    /// The lanes that [`Turn::prepare`] asked for are there, and [`Turn::switch`] may be called; or they could not be made, which changes nothing.
+    /// Handles the result of [`Turn::prepare`]. If the lanes were made, [`Turn::switch`] may be
+    /// called. A failure changes nothing.
     fn handle_prepared(&mut self, _: &mut Turn<'_>, _made: bool) {}
 
-    /// Batches have at most so many items from now on, for whoever controls them from outside ([`Spatial`](super::spatial::Spatial)). Says whether the policy is one whose batches can be
+    /// Limits batches to `rows` items from now on, for a controller outside of the policy
+    /// ([`Spatial`](super::spatial::Spatial)). Returns false if the policy's batches cannot be
     /// limited.
     fn handle_limit(&mut self, _: &mut Turn<'_>, _rows: u32) -> bool {
         false
     }
 
-    /// Gives up everything that waits for its first launch; what has been launched goes on to its end.
+    /// Gives up every request that waits for its first launch. Launched requests go on to their
+    /// end.
     fn drop_waiting(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
         if let Some(pool) = self.pool_mut() {
             pool.drop_all(turn, reason);
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout), and why.
+    /// When to call [`handle_timeout`](Self::handle_timeout), and the reason.
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
         None
     }
 
-    /// What all that it has taken in and not launched would take of the device, alone and in the largest batches: for forecasts.
+    /// The device time of all accepted requests without a launch, alone and in the largest batches.
+    /// It is used for forecasts.
     fn backlog(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// What waits where.
+    /// The items that wait or run, by place.
     fn stats(&self) -> PoolStats {
         self.pool().map(RequestPool::stats).unwrap_or_default()
     }

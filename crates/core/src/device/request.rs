@@ -1,72 +1,74 @@
-//! A request as a device policy sees it, and why it may get no answer.
+//! A request as a device policy sees it, and the reasons why it may get no answer.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{LaneId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
-/// A request as a device policy sees it: no tensors, only what is decided by.
+/// A request as a device policy sees it: without tensors, only the facts for decisions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeviceRequest {
-    /// The driver's name for it.
+    /// The driver's id of the request.
     pub id: RequestId,
-    /// The model it is for.
+    /// The request's model.
     pub model: ModelId,
-    /// When it has to be answered; [`Time::MAX`]: whenever.
+    /// The deadline of the answer; [`Time::MAX`]: there is none.
     pub deadline: Time,
-    /// Its items: the size of its batch dimension, at least 1.
+    /// The request's items: the size of its batch dimension, at least 1.
     pub size: u32,
-    /// The size of the dimension that varies from request to request and may be padded, such as tokens; 0 where there is none.
+    /// The size of the dimension that varies between requests and may be padded, such as tokens; 0
+    /// if none varies.
     pub length: u32,
 }
 
-/// Why a request or a granted batch is refused when it comes.
+/// The reason why a request or a granted batch is refused when it comes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum DeviceReject {
-    /// As many items wait as may.
+    /// The queue is full.
     #[error("the queue is full: its bound is {bound} items")]
     QueueFull {
         /// The bound.
         bound: u32,
     },
-    /// It has more items than any launch takes.
+    /// The request has more items than any launch takes.
     #[error("a request of {size} items is larger than the largest batch of {largest}")]
     TooLarge {
-        /// Its items.
+        /// The request's items.
         size: u32,
-        /// The most there may be.
+        /// The most items that are allowed.
         largest: u32,
     },
-    /// It has no item.
+    /// The request has no item.
     #[error("a request has at least one item")]
     Empty,
-    /// It would be late even if it started now and ran alone.
+    /// The request would be late even if it started now and ran alone.
     #[error("the deadline cannot be met: alone it needs {needed} and has {allowed}")]
     DeadlineImpossible {
-        /// What it needs alone.
+        /// The latency of the request alone.
         needed: Duration,
-        /// What its deadline leaves.
+        /// The time until its deadline.
         allowed: Duration,
     },
-    /// A request of that name is not answered yet.
+    /// An earlier request with this id is not answered yet.
     #[error("there is a request {0} already that is not answered")]
     NameTaken(RequestId),
     /// The model is not on the device, or leaves it.
     #[error("the device does not have model {0}")]
     NoModel(ModelId),
-    /// Requests for a policy that runs batches of others, or the other way round.
+    /// A request for a policy that runs granted batches, or a batch for a policy that makes its
+    /// own.
     #[error("model {0} is not batched this way: its policy takes either requests or batches")]
     WrongWay(ModelId),
-    /// A batch for a lane that runs one and has another waiting, or that is none of those that are shared.
+    /// A batch for a lane that runs one and has another waiting, or for a lane that is not shared.
     #[error("lane {0} takes no batch: it has two, or is not shared")]
     LaneTaken(LaneId),
 }
 
-/// Why an accepted request is given up.
+/// The reason why an accepted request is given up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum DeviceDrop {
-    /// It can no longer be answered by its deadline.
+    /// The request can no longer be answered by its deadline.
     Hopeless,
-    /// Its model has left the device.
+    /// The request's model has left the device.
     Removed,
 }

@@ -11,36 +11,39 @@ use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{BatchId, LaunchId, RequestId};
 use crate::time::{Duration, Time};
 
-/// The requests of a device policy: those that wait for a launch, in the order of their arrival (E²bird §5.1), and those that run.
+/// The requests of a device policy: the waiting ones, in the order of their arrival (E²bird §5.1),
+/// and the running ones.
 ///
-/// With a ring, each takes one neighbouring slot an item when it comes, and is ready once its input is there. Where there is no room, it
-/// waits with the host, in order, until there is: back-pressure, bounded by the pool's bound. Without a ring each is ready at once.
+/// With a ring, an arriving request takes one neighbouring slot an item. The request is ready once
+/// its input is in the slots. Without room it waits on the host, in order: this back-pressure is
+/// bounded by the pool's bound. Without a ring each request is ready at once.
 #[derive(Debug)]
 pub struct RequestPool {
     ring: Option<InputRing>,
     bound: u32,
-    /// What deadlines are judged by; `None`: they are not.
+    /// The profile that judges deadlines; `None`: deadlines are not judged.
     judge: Option<SegmentProfile>,
-    /// By arrival.
+    /// The waiting requests, by arrival.
     waiting: BTreeMap<u64, PooledRequest>,
-    /// The arrival of each.
+    /// The arrival number of each waiting request.
     arrivals: BTreeMap<RequestId, u64>,
-    /// Those that have a deadline, by it.
+    /// The waiting requests with a deadline, by deadline.
     deadlines: BTreeSet<(Time, u64)>,
-    /// With a ring: all that came before this one had slots, none from it on has.
+    /// With a ring: the arrival number from which on no request has slots. All earlier requests had
+    /// slots.
     admitted: u64,
-    /// How many have none.
+    /// The number of requests without slots.
     overflow: u32,
-    /// Slots of requests that have gone while their inputs were on the way.
+    /// The slots of requests that have gone while their inputs were on the way.
     abandoned: BTreeMap<RequestId, RingRun>,
     next: u64,
     rows: u32,
     ready_rows: u32,
     overflowed: u64,
-    /// In launches: their items.
+    /// The items of each request in a launch.
     running: BTreeMap<RequestId, u32>,
     running_rows: u32,
-    /// Clients of these have gone while they ran.
+    /// The running requests whose clients have gone.
     gone: BTreeSet<RequestId>,
 }
 
@@ -49,33 +52,33 @@ pub struct RequestPool {
 pub struct PooledRequest {
     /// The request.
     pub request: DeviceRequest,
-    /// When it came.
+    /// When the request came.
     pub arrival: Time,
-    /// Its slots; `None` without a ring, or as long as there is no room.
+    /// The request's slots; `None`: there is no ring, or no room in it yet.
     pub slots: Option<RingRun>,
-    /// Whether its input is there.
+    /// Whether the request's input is on the device.
     pub ready: bool,
 }
 
-/// What waits where.
+/// The items of a pool that wait or run, and the slots in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolStats {
-    /// Items that wait for a launch.
+    /// The items that wait for a launch.
     pub waiting: u32,
-    /// Slots of the ring; 0: there is none.
+    /// The slots of the ring; 0: there is no ring.
     pub slots: u32,
-    /// Slots in use.
+    /// The slots in use.
     pub occupied: u32,
-    /// The most slots that were in use at a time.
+    /// The most slots that were in use at once.
     pub most_occupied: u32,
-    /// Requests that found no room in the ring, ever.
+    /// The requests that ever found no room in the ring.
     pub overflowed: u64,
-    /// Items in launches.
+    /// The items in launches.
     pub running: u32,
 }
 
 impl PoolStats {
-    /// Of both.
+    /// The sums over both pools; `most_occupied` is the larger one.
     pub fn and(self, other: PoolStats) -> PoolStats {
         PoolStats {
             waiting: self.waiting.saturating_add(other.waiting),
@@ -89,8 +92,9 @@ impl PoolStats {
 }
 
 impl RequestPool {
-    /// An empty pool in which at most `bound` items wait, with a ring of `slots` slots if that is not 0. With a `judge`, requests that could
-    /// not be answered by their deadline even alone, by this profile, are refused and given up.
+    /// An empty pool in which at most `bound` items wait. `slots` is the size of the ring; 0: there
+    /// is no ring. With a `judge`, the pool refuses or gives up requests that would miss their
+    /// deadline even alone, by this profile.
     pub fn new(bound: u32, slots: u32, judge: Option<SegmentProfile>) -> Self {
         RequestPool {
             judge,
@@ -112,16 +116,17 @@ impl RequestPool {
         }
     }
 
-    /// How long a request needs alone, if deadlines are judged and it has one.
+    /// The latency of a request alone. `None`: deadlines are not judged, or the request has none.
     fn needed(&self, request: &DeviceRequest) -> Option<Duration> {
         let judge = self.judge.as_ref().filter(|_| request.deadline != Time::MAX)?;
         Some(judge.total(request.size, request.length))
     }
 
-    /// Takes a request in.
+    /// Accepts a request.
     ///
     /// # Errors
-    /// If its deadline cannot be met, it is empty, larger than the ring or `largest`, the pool is full, or has a request of that name.
+    /// If the deadline cannot be met, the request is empty, or it is larger than the ring or
+    /// `largest`. Also if the pool is full, or has a request with this id.
     pub fn push(&mut self, turn: &mut Turn<'_>, request: &DeviceRequest, largest: u32) -> Result<(), DeviceReject> {
         let now = turn.now();
         if let Some(needed) = self.needed(request).filter(|needed| now + *needed > request.deadline) {
@@ -162,7 +167,7 @@ impl RequestPool {
         Ok(())
     }
 
-    /// Gives slots to those that wait for some, oldest first.
+    /// Gives slots to requests without any, oldest first.
     fn admit(&mut self, turn: &mut Turn<'_>) {
         let Some(ring) = &mut self.ring else { return };
         while let Some((sequence, waiting)) = self.waiting.range_mut(self.admitted..).next() {
@@ -173,7 +178,8 @@ impl RequestPool {
         }
     }
 
-    /// The input of a request is in its slots; says whether there is a request more that is ready.
+    /// Handles a request's input, which is in its slots now. Returns true if one more request is
+    /// ready.
     pub fn mark_ready(&mut self, request: RequestId, turn: &mut Turn<'_>) -> bool {
         if let Some(slots) = self.abandoned.remove(&request) {
             self.release(slots, turn);
@@ -190,37 +196,38 @@ impl RequestPool {
         }
     }
 
-    /// The requests that wait, oldest first.
+    /// The waiting requests, oldest first.
     pub fn iter(&self) -> impl Iterator<Item = &PooledRequest> {
         self.waiting.values()
     }
 
-    /// The oldest request, ready or not.
+    /// The oldest waiting request, ready or not.
     pub fn oldest(&self) -> Option<&PooledRequest> {
         self.waiting.values().next()
     }
 
-    /// The ready requests up to the first that is not, oldest first.
+    /// The ready requests before the first that is not ready, oldest first.
     pub fn ready(&self) -> impl Iterator<Item = &PooledRequest> {
         self.iter().take_while(|waiting| waiting.ready)
     }
 
-    /// The longest of the first so many ready requests.
+    /// The largest length of the first `count` ready requests.
     pub fn longest(&self, count: usize) -> u32 {
         self.ready().take(count).map(|waiting| waiting.request.length).max().unwrap_or(0)
     }
 
-    /// Items that wait.
+    /// The items that wait.
     pub fn rows(&self) -> u32 {
         self.rows
     }
 
-    /// Items of requests that are ready.
+    /// The items of ready requests.
     pub fn ready_rows(&self) -> u32 {
         self.ready_rows
     }
 
-    /// The first ready requests that are neighbours in the ring and have at most `most` items; their slots, if there is a ring.
+    /// The first ready requests that are neighbours in the ring, with at most `most` items. Returns
+    /// the requests, their items, and their slots if there is a ring.
     pub fn neighbours(&self, most: u32) -> (Vec<RequestId>, u32, Option<RingRun>) {
         let (mut members, mut rows, mut run) = (Vec::new(), 0, None::<RingRun>);
         for waiting in self.ready() {
@@ -241,12 +248,12 @@ impl RequestPool {
         (members, rows, run)
     }
 
-    /// Whether `next` begins where `run` ends, in the ring.
+    /// Whether `next` begins in the ring where `run` ends.
     pub fn are_neighbours(&self, run: RingRun, next: RingRun) -> bool {
         self.ring.as_ref().is_some_and(|ring| ring.are_neighbours(run, next))
     }
 
-    /// Takes a request into a launch: its slots stay in use until [`RequestPool::release`].
+    /// Takes a request into a launch. Its slots stay in use until [`RequestPool::release`].
     pub fn begin(&mut self, request: RequestId) -> Option<PooledRequest> {
         let waiting = self.take(request)?;
         self.running.insert(request, waiting.request.size);
@@ -254,7 +261,8 @@ impl RequestPool {
         Some(waiting)
     }
 
-    /// Takes requests of so many items into a new batch. Gives it, and what it is padded to: the longest of them.
+    /// Takes requests with `rows` items into a new batch. Returns the batch and its padded length,
+    /// which is the longest request's.
     pub fn begin_batch(&mut self, turn: &mut Turn<'_>, members: &[RequestId], rows: u32) -> (BatchId, u32) {
         let taken = members.iter().filter_map(|request| self.begin(*request));
         let length = taken.map(|waiting| waiting.request.length).max().unwrap_or(0);
@@ -263,7 +271,8 @@ impl RequestPool {
         (batch, length)
     }
 
-    /// A request that runs leaves its launch for good: it is answered with the turn of `launch`, unless its client has gone. Gives its items.
+    /// Ends a running request. It is answered with the outputs of `launch`, unless its client has
+    /// gone. Returns its items.
     pub fn finish(&mut self, request: RequestId, launch: LaunchId, turn: &mut Turn<'_>) -> u32 {
         let Some(size) = self.running.remove(&request) else { return 0 };
         self.running_rows -= size;
@@ -273,7 +282,7 @@ impl RequestPool {
         size
     }
 
-    /// A request that was taken into a batch leaves it before any launch: nothing is said to anybody. Gives its items.
+    /// Takes a request out of its batch before any launch, without an answer. Returns its items.
     pub fn forget(&mut self, request: RequestId) -> u32 {
         let size = self.running.remove(&request).unwrap_or(0);
         self.running_rows -= size;
@@ -281,22 +290,23 @@ impl RequestPool {
         size
     }
 
-    /// Items of a request that runs.
+    /// The items of a running request.
     pub fn running_size(&self, request: RequestId) -> u32 {
         self.running.get(&request).copied().unwrap_or(0)
     }
 
-    /// Items of all requests that run.
+    /// The items of all running requests.
     pub fn running_rows(&self) -> u32 {
         self.running_rows
     }
 
-    /// Whether the client of a request that runs has gone.
+    /// Whether the client of a running request has gone.
     pub fn has_gone(&self, request: RequestId) -> bool {
         self.gone.contains(&request)
     }
 
-    /// The client of a request has gone; says whether it was there. One that runs stays in its launch, and gets no answer.
+    /// Handles a request whose client has gone. Returns true if the pool had the request. A running
+    /// request stays in its launch, and gets no answer.
     pub fn cancel(&mut self, request: RequestId, turn: &mut Turn<'_>) -> bool {
         self.remove(request, turn) || (self.running.contains_key(&request) && self.gone.insert(request))
     }
@@ -310,7 +320,8 @@ impl RequestPool {
         Some(waiting)
     }
 
-    /// Takes a request out that waits; says whether it did. While its input is on the way, nobody else gets its slots.
+    /// Removes a waiting request; returns true if it waited. While its input is on the way, its
+    /// slots stay taken.
     fn remove(&mut self, request: RequestId, turn: &mut Turn<'_>) -> bool {
         let Some(waiting) = self.take(request) else { return false };
         match waiting.slots {
@@ -320,7 +331,7 @@ impl RequestPool {
             }
             None if self.ring.is_some() => {
                 self.overflow -= 1;
-                // Whoever waited for room behind it may have it.
+                // Requests that waited for room behind the removed one may get it.
                 self.admit(turn);
             }
             None => {}
@@ -328,7 +339,7 @@ impl RequestPool {
         true
     }
 
-    /// Slots have been read: whoever waits for room gets it.
+    /// Releases slots whose inputs have been read, and gives them to requests that wait for room.
     pub fn release(&mut self, slots: RingRun, turn: &mut Turn<'_>) {
         if let Some(ring) = &mut self.ring {
             ring.release(slots);
@@ -341,7 +352,8 @@ impl RequestPool {
         Some(&self.waiting.get(sequence)?.request)
     }
 
-    /// Gives up what would miss its deadline by starting at `now`, the earliest deadline first. That is said before another gets its slots.
+    /// Gives up requests that would miss their deadline even if they started now, the earliest
+    /// deadline first. Each drop precedes the admission of another request to its slots.
     pub fn drop_hopeless(&mut self, turn: &mut Turn<'_>) {
         while let Some(request) = self.most_urgent()
             && let Some(needed) = self.needed(request)
@@ -353,7 +365,7 @@ impl RequestPool {
         }
     }
 
-    /// Gives up all that wait, oldest first.
+    /// Gives up all waiting requests, oldest first.
     pub fn drop_all(&mut self, turn: &mut Turn<'_>, reason: DeviceDrop) {
         while let Some(request) = self.oldest().map(|waiting| waiting.request.id) {
             turn.push(DeviceOutput::Drop { request, reason });
@@ -361,14 +373,15 @@ impl RequestPool {
         }
     }
 
-    /// When the request with the earliest deadline becomes hopeless; `None` if none has one, or deadlines are not judged.
+    /// When the request with the earliest deadline becomes hopeless; `None`: no request has a
+    /// deadline, or deadlines are not judged.
     pub fn hopeless_at(&self) -> Option<(Time, DeviceTimeout)> {
         let request = self.most_urgent()?;
         let start = request.deadline.as_nanos().saturating_sub(self.needed(request)?.as_nanos());
         Some((Time::from_nanos(start.saturating_add(1)), DeviceTimeout::Hopeless))
     }
 
-    /// What all that wait take of the device in batches of at most `most` items, by `profile`.
+    /// The latency of all waiting requests in batches of at most `most` items, by `profile`.
     pub fn backlog(&self, profile: &SegmentProfile, most: u32) -> Duration {
         if self.rows == 0 {
             return Duration::ZERO;
@@ -379,7 +392,7 @@ impl RequestPool {
         profile.total(most, longest).saturating_mul(u64::from(full)) + rest
     }
 
-    /// What waits where.
+    /// The counters of the pool.
     pub fn stats(&self) -> PoolStats {
         let ring = self.ring.as_ref();
         PoolStats {

@@ -5,7 +5,8 @@ use super::segment_profile::SegmentProfile;
 use crate::ids::{LaneId, ModelId, PartitionId};
 use crate::time::Duration;
 
-/// A model's policy on a device: the model may have had others before, which end what they have taken in.
+/// The id of a model's policy on a device. A model's former policies may still end their accepted
+/// requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ResidentKey {
     pub model: ModelId,
@@ -20,9 +21,9 @@ pub struct Resident {
     pub partition: PartitionId,
     pub lanes: Vec<LaneId>,
     pub standby: Option<Standby>,
-    /// The most items of its batches, where that was said.
+    /// The most items of a batch, if a limit was set.
     pub limit: Option<u32>,
-    /// It takes nothing in any more.
+    /// Whether the policy has stopped accepting requests.
     pub leaving: bool,
 }
 
@@ -31,20 +32,20 @@ impl Resident {
         self.key.model
     }
 
-    /// What a launch takes alone.
+    /// The latency of a launch alone.
     pub fn time(&self, launch: &Launch) -> Duration {
         let from = |segment| self.profile.remaining(segment, launch.computed_rows, launch.length);
         from(launch.segments.first).saturating_sub(from(launch.segments.end))
     }
 }
 
-/// Lanes that a policy has asked for beside its own.
+/// The lanes that will replace a policy's own.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Standby {
     pub partition: PartitionId,
     pub lanes: Vec<LaneId>,
-    /// They have been made.
+    /// Whether the lanes have been made.
     pub ready: bool,
-    /// Its policy has asked for them; `false`: whoever divides the device has.
+    /// Whether the policy asked for the lanes; `false`: the controller that divides the device did.
     pub by_policy: bool,
 }

@@ -1,4 +1,4 @@
-//! What one device runs: its models, each with a policy, on lanes that they share.
+//! The state machine of one device: its models, each with a policy, on lanes that they share.
 
 use std::collections::BTreeMap;
 
@@ -19,26 +19,27 @@ use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{LaneId, LaunchId, ModelId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
-/// The largest number of shared lanes of a device.
+/// The most shared lanes of a device.
 const MOST_SHARED_LANES: u64 = 1 << 16;
 
-/// How a device is divided.
+/// The division of a device into partitions.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
-    /// By partition: how many lanes it has that are for batches which somebody else makes ([`DeviceScheduler::handle_batch`]).
+    /// The number of shared lanes of each partition, for batches that the cluster's scheduler makes
+    /// ([`DeviceScheduler::handle_batch`]).
     pub shared_lanes: Vec<u32>,
 }
 
-/// Why a layout cannot be.
+/// The reason why a layout is refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadLayout {
-    /// Nothing could run.
+    /// There is no partition.
     #[error("a device has at least one partition")]
     Empty,
-    /// More lanes than a device may have.
+    /// There are more lanes than a device may have.
     #[error("{0} shared lanes are more than the {MOST_SHARED_LANES} that a device may have")]
     TooMany(u64),
-    /// A model is in a partition that would go.
+    /// The layout would remove a partition that a model is in.
     #[error("partition {partition} cannot go: model {model} is there; move it, or take it off the device first")]
     InUse {
         /// The partition.
@@ -48,25 +49,25 @@ pub enum BadLayout {
     },
 }
 
-/// A model that comes to a device.
+/// A model for a device.
 #[derive(Debug)]
 pub struct DeviceModel {
-    /// What decides about it; fresh.
+    /// The model's policy, without requests.
     pub policy: Box<dyn DevicePolicy>,
-    /// What its segments take, for forecasts.
+    /// The latencies of the model's segments, for forecasts.
     pub profile: SegmentProfile,
-    /// Where its lanes are.
+    /// The partition of the model's lanes.
     pub partition: PartitionId,
 }
 
 impl DeviceModel {
-    /// In the whole of a device that is not divided.
+    /// A model in the only partition of an undivided device.
     pub fn new(policy: impl DevicePolicy + 'static, profile: SegmentProfile) -> Self {
         DeviceModel { policy: Box::new(policy), profile, partition: PartitionId::default() }
     }
 }
 
-/// Why a model cannot move to another partition.
+/// The reason why a model cannot move to another partition.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadMove {
     /// There is no such model, or it is leaving.
@@ -75,42 +76,45 @@ pub enum BadMove {
     /// There is no such partition.
     #[error("the device has no partition {0}")]
     NoPartition(PartitionId),
-    /// It has no lanes of its own that could move.
+    /// The model has no lanes of its own to move.
     #[error("{0} runs on shared lanes, which do not move with it: give it a policy that makes batches")]
     SharedLanes(ModelId),
-    /// Other lanes are being made for it.
+    /// Other lanes are being made for the model.
     #[error("lanes are being made for {0}: wait until they are")]
     Busy(ModelId),
 }
 
-/// Why a model cannot have a policy on a device.
+/// The reason why a model cannot have a policy on a device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadPolicy {
     /// There is no such partition.
     #[error("the device has no partition {0}")]
     NoPartition(PartitionId),
-    /// Its options are none.
+    /// The policy's options are invalid.
     #[error("the device policy '{policy}' cannot have this model: {reason}")]
     Options {
         /// The policy.
         policy: &'static str,
-        /// What is in the way.
+        /// The reason, in words.
         reason: String,
     },
 }
 
-/// What one device runs: the models that are on it, a [`DevicePolicy`] for each, and its lanes.
+/// The state machine of one device: its models, a [`DevicePolicy`] for each, and its lanes.
 ///
-/// Contract. Time never goes back from one call to the next. After each `handle_*` call [`poll_output`](Self::poll_output) until it gives
-/// nothing, carry the outputs out in their order, then ask [`poll_timeout`](Self::poll_timeout) when to call
-/// [`handle_timeout`](Self::handle_timeout). Same calls, same outputs.
+/// Contract. Time never goes back from one call to the next. After each `handle_*` call
+/// [`poll_output`](Self::poll_output) until it returns `None`. Carry the outputs out in their
+/// order. Then ask [`poll_timeout`](Self::poll_timeout) when to call
+/// [`handle_timeout`](Self::handle_timeout). The same calls give the same outputs.
 ///
-/// A request that was accepted gets exactly one of a [`DeviceOutput::Reply`], a [`DeviceOutput::Drop`], or a `true` from
-/// [`handle_cancel`](Self::handle_cancel); so does each member of an accepted batch. Ids are the device's: a request's is unique among all that are not
-/// answered, whatever their models. A lane holds one launch that runs and at most one that waits behind it.
+/// An accepted request gets exactly one of a [`DeviceOutput::Reply`], a [`DeviceOutput::Drop`], or
+/// a `true` from [`handle_cancel`](Self::handle_cancel). The same holds for each member of an
+/// accepted batch. Request ids are unique among all unanswered requests on the device, across
+/// models. A lane holds one launch that runs and at most one that waits behind it.
 ///
-/// A model that goes is let go of as soon as nothing of it runs: what waits is dropped, what runs is answered. One that changes gets a
-/// policy for what comes from then on, on lanes of its own; what the former has taken in it brings to its end.
+/// A model that is removed goes once none of its launches runs: waiting requests are dropped,
+/// running ones are answered. A changed model gets a new policy with its own lanes for later
+/// requests. The former policy finishes the requests that it has accepted.
 #[derive(Debug, Default)]
 pub struct DeviceScheduler {
     residents: BTreeMap<ResidentKey, (Resident, Box<dyn DevicePolicy>)>,
@@ -125,7 +129,7 @@ impl DeviceScheduler {
         DeviceScheduler::numbered(0)
     }
 
-    /// The same for the device with this number: the scheduler's log names the device.
+    /// A new device with this number. The scheduler's log names the device by the number.
     pub fn numbered(number: u32) -> Self {
         let mut scheduler = DeviceScheduler { number, ..DeviceScheduler::default() };
         scheduler.device.share(&[0]);
@@ -137,15 +141,16 @@ impl DeviceScheduler {
         self.number
     }
 
-    /// Divides the device. Partitions that stay keep their shared lanes, but for those that are too many.
+    /// Divides the device. Partitions that stay keep their shared lanes, except surplus ones.
     ///
     /// # Errors
-    /// If there would be no partition, or a model is in one that would go; nothing is changed then.
+    /// If there would be no partition, or too many lanes, or a model is in a partition that would
+    /// go. Then nothing has changed.
     pub fn handle_layout(&mut self, _now: Time, layout: &Layout) -> Result<(), BadLayout> {
         if layout.shared_lanes.is_empty() {
             return Err(BadLayout::Empty);
         }
-        // A partition without lanes counts, too.
+        // A partition without lanes counts as one lane.
         let lanes = layout.shared_lanes.iter().map(|count| u64::from(*count).max(1)).sum();
         if lanes > MOST_SHARED_LANES {
             return Err(BadLayout::TooMany(lanes));
@@ -162,10 +167,10 @@ impl DeviceScheduler {
         Ok(())
     }
 
-    /// A model comes, or changes; `None`: it goes. One that is not there may go.
+    /// Adds or changes a model. `None` removes the model, and is ignored for an unknown one.
     ///
     /// # Errors
-    /// If the model cannot be had like this; nothing is changed then.
+    /// If the device has no such partition; then nothing has changed.
     pub fn handle_model(&mut self, now: Time, model: ModelId, comes: Option<DeviceModel>) -> Result<(), BadPolicy> {
         if let Some(DeviceModel { partition, .. }) = &comes
             && !self.device.has_partition(*partition)
@@ -201,31 +206,33 @@ impl DeviceScheduler {
         Ok(())
     }
 
-    /// Groups of operators are made like this from now on, for all models that share them ([`overlap`](super::overlap)).
+    /// Sets how groups of operators are formed from now on, for all models that share them
+    /// ([`overlap`](super::overlap)).
     pub fn handle_groups(&mut self, now: Time, settings: GroupSettings) {
         self.device.groups.set(now, settings);
         self.carry_out_groups(now);
     }
 
-    /// A request came, for a model whose policy makes batches.
+    /// Handles the arrival of a request for a model whose policy makes batches.
     ///
     /// # Errors
-    /// If it cannot be accepted; nothing is changed then.
+    /// If the request cannot be accepted; then nothing has changed.
     pub fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
         let Some(key) = self.current(request.model) else { return Err(DeviceReject::NoModel(request.model)) };
         self.tell(key, now, |policy, turn| policy.handle_request(turn, request)).unwrap_or(Ok(()))
     }
 
-    /// A batch came that somebody else made, for a model whose policy runs such.
+    /// Handles a batch of the cluster's scheduler, for a model whose policy runs granted batches.
     ///
     /// # Errors
-    /// If it cannot be accepted; nothing is changed then.
+    /// If the batch cannot be accepted; then nothing has changed.
     pub fn handle_batch(&mut self, now: Time, batch: GrantedBatch) -> Result<(), DeviceReject> {
         let Some(key) = self.current(batch.model) else { return Err(DeviceReject::NoModel(batch.model)) };
         self.tell(key, now, |policy, turn| policy.handle_batch(turn, batch)).unwrap_or(Ok(()))
     }
 
-    /// The input of a request that was to be admitted is on the device. Unknown ones are ignored: it may have been cancelled meanwhile.
+    /// Handles the input of an admitted request, which is now on the device. Unknown requests are
+    /// ignored, as a request may have been cancelled meanwhile.
     pub fn handle_input(&mut self, now: Time, model: ModelId, request: RequestId) {
         self.any(model, |scheduler, key| {
             scheduler.tell(key, now, |policy, turn| policy.handle_input(turn, request));
@@ -233,25 +240,28 @@ impl DeviceScheduler {
         });
     }
 
-    /// A launch is done, which had the device for `span`. `exits`: members whose answer is final already, before the last segment (DVABatch
-    /// §9.2). A launch that failed is completed too: the driver answers its members itself, after it has said so by
-    /// [`handle_cancel`](Self::handle_cancel). Unknown launches are ignored.
+    /// Handles the end of a launch that had the device for `span`. `exits` are members whose answer
+    /// is final before the last segment (DVABatch §9.2). Before a failed launch ends, the driver
+    /// calls [`handle_cancel`](Self::handle_cancel) for its members and answers them itself.
+    /// Unknown launches are ignored.
     pub fn handle_completion(&mut self, now: Time, launch: LaunchId, span: Span, exits: &[RequestId]) {
         let Some(key) = self.device.end(now, launch, span) else { return };
         self.tell(key, now, |policy, turn| policy.handle_completion(turn, launch, span, exits));
     }
 
-    /// The client of a request has gone. Says whether it was there: if so it gets neither a reply nor a drop.
+    /// Handles a request whose client has gone. Returns true if the device had the request, which
+    /// then gets neither a reply nor a drop.
     pub fn handle_cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
         self.any(model, |scheduler, key| {
             scheduler.tell(key, now, |policy, turn| policy.handle_cancel(turn, request)).unwrap_or(false)
         })
     }
 
-    /// The lanes that [`DeviceOutput::Prepare`] asked for are made, or could not be, and why: then all stays as it is. What was not asked for is ignored.
+    /// Handles the result of [`DeviceOutput::Prepare`]: the lanes are made, or the reason why not.
+    /// A failure changes nothing. A result that was not asked for is ignored.
     pub fn handle_prepared(&mut self, now: Time, model: ModelId, made: Result<(), String>) {
         let asked = |resident: &Resident| resident.standby.as_ref().is_some_and(|standby| !standby.ready);
-        // Who asked first is answered first.
+        // Results come in the order in which the policies asked for lanes.
         let Some(key) = self.of(model).find(|(_, (resident, _))| asked(resident)).map(|(key, _)| *key) else { return };
         let Some((resident, _)) = self.residents.get_mut(&key) else { return };
         let by_policy = resident.standby.as_ref().is_some_and(|standby| standby.by_policy);
@@ -270,11 +280,13 @@ impl DeviceScheduler {
         });
     }
 
-    /// A model is to move to another partition, whatever its policy: asks for the lanes that it needs there, beside those it has
-    /// ([`DeviceOutput::Prepare`]). Once they are ready, [`handle_switch`](Self::handle_switch) changes over to them. Lanes that are ready in another partition go; so if it is to stay where it is.
+    /// Prepares a model's move to another partition, whatever its policy: orders standby lanes
+    /// there ([`DeviceOutput::Prepare`]). Once they are ready,
+    /// [`handle_switch`](Self::handle_switch) changes over to them. Standby lanes that are ready in
+    /// another partition go. They also go if `partition` is the model's own.
     ///
     /// # Errors
-    /// If it cannot; nothing is changed then.
+    /// If the model cannot move; then nothing has changed.
     pub fn handle_move(&mut self, _now: Time, model: ModelId, partition: PartitionId) -> Result<(), BadMove> {
         let key = self.current(model).ok_or(BadMove::NoModel(model))?;
         let (resident, policy) = self.residents.get_mut(&key).ok_or(BadMove::NoModel(model))?;
@@ -297,7 +309,8 @@ impl DeviceScheduler {
         Ok(())
     }
 
-    /// A model runs on the lanes that [`handle_move`](Self::handle_move) asked for from its next launch on (GSLICE §3.2.4). Says whether they were ready.
+    /// Switches a model to the lanes that [`handle_move`](Self::handle_move) ordered, from its next
+    /// launch on (GSLICE §3.2.4). Returns false if they are not ready.
     pub fn handle_switch(&mut self, _now: Time, model: ModelId) -> bool {
         let Some((resident, _)) = self.current(model).and_then(|key| self.residents.get_mut(&key)) else {
             return false;
@@ -305,7 +318,8 @@ impl DeviceScheduler {
         self.device.switch(resident, false)
     }
 
-    /// Batches of a model have at most so many items from now on, also if another policy takes it over meanwhile. Says whether its policy can be limited.
+    /// Limits a model's batches to `rows` items from now on, also under a later policy. Returns
+    /// false if its policy cannot be limited.
     pub fn handle_limit(&mut self, now: Time, model: ModelId, rows: u32) -> bool {
         let Some(key) = self.current(model) else { return false };
         if let Some((resident, _)) = self.residents.get_mut(&key) {
@@ -314,7 +328,8 @@ impl DeviceScheduler {
         self.tell(key, now, |policy, turn| policy.handle_limit(turn, rows)).unwrap_or(false)
     }
 
-    /// The time that [`poll_timeout`](Self::poll_timeout) asked for has come. At another time it does no harm.
+    /// Handles the time that [`poll_timeout`](Self::poll_timeout) returned. A call at another time
+    /// does no harm.
     pub fn handle_timeout(&mut self, now: Time) {
         let due =
             |(_, policy): &(Resident, Box<dyn DevicePolicy>)| policy.poll_timeout().is_some_and(|(at, _)| at <= now);
@@ -328,19 +343,20 @@ impl DeviceScheduler {
         }
     }
 
-    /// The next decision.
+    /// Takes the next decision.
     pub fn poll_output(&mut self) -> Option<DeviceOutput> {
         self.device.pop()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout), and why.
+    /// When to call [`handle_timeout`](Self::handle_timeout), and the reason.
     pub fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
         let next_group = self.device.groups.poll_timeout().map(|at| (at, DeviceTimeout::NextGroup));
         self.residents.values().filter_map(|(_, policy)| policy.poll_timeout()).chain(next_group).min()
     }
 
-    /// When the device will probably have done everything that is launched or waits in the model's partition, of whatever model: a request of the
-    /// model that came now would begin then. `now` for a model that is not there.
+    /// When the device will probably have done all that is launched or waits in the model's
+    /// partition, of all models. A request of the model that came now would begin then. `now` for
+    /// an unknown model.
     pub fn free_at(&self, now: Time, model: ModelId) -> Time {
         let Some(partition) = self.of(model).next_back().map(|(_, (resident, _))| resident.partition) else {
             return now;
@@ -348,44 +364,45 @@ impl DeviceScheduler {
         now + self.device.left(now, partition) + self.backlog(partition)
     }
 
-    /// The same of a partition, without the batches that were granted: when it will probably have done what models' own policies have launched there or
-    /// let wait. `Time::ZERO`: there is nothing of that kind, so that whoever grants batches knows what other work its lanes share the partition with.
+    /// When a partition will probably have done the launched and waiting requests of models' own
+    /// policies. Granted batches do not count. `Time::ZERO`: there are no such requests. The
+    /// cluster's scheduler learns from this which other work shares the partition with its lanes.
     pub fn load(&self, now: Time, partition: PartitionId) -> Time {
         let (left, backlog) = (self.device.own_left(now, partition), self.backlog(partition));
         match left {
             None if backlog == Duration::ZERO => Time::ZERO,
-            // An instant ago at the latest, at the beginning of time: there is something.
+            // The result is never `Time::ZERO`, even at the beginning of time, as there is work.
             left => (now + left.unwrap_or(Duration::ZERO) + backlog).max(Time::from_nanos(1)),
         }
     }
 
-    /// What all policies in a partition have taken in and not launched.
+    /// The latency of all accepted requests without a launch in a partition.
     fn backlog(&self, partition: PartitionId) -> Duration {
         let there = self.residents.values().filter(|(resident, _)| resident.partition == partition);
         there.fold(Duration::ZERO, |sum, (_, policy)| sum + policy.backlog())
     }
 
-    /// The lanes that a model's policy launches on; none for a model that is not there, or that is launched on shared ones.
+    /// The lanes of a model's policy. Empty for an unknown model, or one that runs on shared lanes.
     pub fn lanes(&self, model: ModelId) -> &[LaneId] {
         self.of(model).next_back().map_or(&[], |(_, (resident, _))| &resident.lanes)
     }
 
-    /// The lanes of a partition that are for batches which somebody else makes.
+    /// The lanes of a partition for batches that the cluster's scheduler makes.
     pub fn shared_lanes(&self, partition: PartitionId) -> &[LaneId] {
         self.device.shared_lanes(partition)
     }
 
-    /// What a lane is for; `None`: there is no such lane.
+    /// The purpose of a lane; `None`: there is no such lane.
     pub fn lane(&self, lane: LaneId) -> Option<LaneSpec> {
         self.device.spec(lane)
     }
 
-    /// What waits where, of a model and all its policies.
+    /// The waiting and running items of a model, over all its policies.
     pub fn stats(&self, model: ModelId) -> PoolStats {
         self.of(model).fold(PoolStats::default(), |sum, (_, (_, policy))| sum.and(policy.stats()))
     }
 
-    /// What the groups of operators came to.
+    /// The counters of the operator groups.
     pub fn groups(&self) -> GroupStats {
         self.device.groups.stats()
     }
@@ -399,7 +416,8 @@ impl DeviceScheduler {
         self.residents.range(key(0)..=key(u32::MAX))
     }
 
-    /// Asks the policies of a model, former ones first, until one says `true`; says whether one did.
+    /// Asks the policies of a model, former ones first, until one returns true. Returns whether one
+    /// did.
     fn any(&mut self, model: ModelId, mut ask: impl FnMut(&mut Self, ResidentKey) -> bool) -> bool {
         let mut next = ResidentKey { model, generation: 0 };
         let last = ResidentKey { model, generation: u32::MAX };
@@ -413,13 +431,13 @@ impl DeviceScheduler {
         false
     }
 
-    /// The policy that takes a model's requests.
+    /// The policy that accepts a model's requests.
     fn current(&self, model: ModelId) -> Option<ResidentKey> {
         let (key, (resident, _)) = self.of(model).next_back()?;
         (!resident.leaving).then_some(*key)
     }
 
-    /// Gives a policy its turn, and the others theirs where groups of operators follow from it.
+    /// Gives a policy its turn, and then carries out the group decisions that follow.
     fn tell<R>(
         &mut self,
         key: ResidentKey,
@@ -431,7 +449,7 @@ impl DeviceScheduler {
         told
     }
 
-    /// Hands out what was decided about groups.
+    /// Hands out the decisions about operator groups.
     fn carry_out_groups(&mut self, now: Time) {
         while let Some(output) = self.device.groups.poll() {
             match output {
@@ -447,7 +465,7 @@ impl DeviceScheduler {
                 OverlapOutput::Drop { request, reason } => {
                     self.hand_out(now, request, GroupDecision::Drop(request, reason));
                 }
-                // Its policy did when its own launch was done.
+                // The request's policy answered it at the end of its own launch.
                 OverlapOutput::Reply { .. } => {}
             }
         }

@@ -1,22 +1,24 @@
-//! How long each segment of a model takes, by items and by length.
+//! The latency of each segment of a model, by items and by length.
 
 use serde::{Deserialize, Serialize};
 
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
-/// Measured times of a model's segments, alone on the device: by segment, items, and, where requests vary in length, what they are padded to.
+/// Measured latencies of a model's segments, alone on the device. They depend on the segment, the
+/// items, and the padded length if requests vary in length.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct SegmentProfile {
-    /// Lengths that were measured, ascending; `[0]` where nothing varies.
+    /// The measured lengths, ascending; `[0]` if nothing varies.
     lengths: Vec<u32>,
-    /// `rest[s][l][b - 1]`: nanoseconds of the segments from `s` to the last, for `b` items of the `l`-th length. `rest[segments]` is zeros.
+    /// `rest[s][l][b - 1]`: nanoseconds of the segments from `s` to the last, for `b` items of the
+    /// `l`-th length. `rest[segments]` is zeros.
     rest: Vec<Vec<Vec<u64>>>,
     max_rows: u32,
 }
 
-/// A [`SegmentProfile`] that was read, and may be none.
+/// A [`SegmentProfile`] as it was read, before its numbers are checked.
 #[derive(Deserialize)]
 struct Unchecked {
     lengths: Vec<u32>,
@@ -49,16 +51,18 @@ impl TryFrom<Unchecked> for SegmentProfile {
     }
 }
 
-/// Why numbers are no profile of segments.
+/// The reason why numbers form no profile of segments.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadSegmentProfile(String);
 
 impl SegmentProfile {
-    /// The profile whose segment `s` takes `segments[s][l].latency(b)` for `b` items of length `lengths[l]`.
+    /// The profile whose segment `s` takes `segments[s][l].latency(b)` for `b` items of length
+    /// `lengths[l]`.
     ///
     /// # Errors
-    /// If there is no segment or length, lengths do not ascend, or a segment does not have a profile for each.
+    /// If there is no segment or length, lengths do not ascend, or a segment lacks a profile for
+    /// some length.
     pub fn new(lengths: Vec<u32>, segments: &[Vec<LatencyProfile>]) -> Result<Self, BadSegmentProfile> {
         let max_rows = segments.iter().flatten().map(LatencyProfile::max_batch).min().unwrap_or(1);
         let mut rest = vec![vec![vec![0u64; max_rows as usize]; lengths.len()]];
@@ -74,7 +78,7 @@ impl SegmentProfile {
         Unchecked { lengths, rest, max_rows }.try_into()
     }
 
-    /// A model of one segment whose requests do not vary.
+    /// The profile of a model with one segment whose requests do not vary.
     pub fn whole(profile: &LatencyProfile) -> Self {
         let row = (1..=profile.max_batch()).map(|rows| profile.latency(rows).as_nanos()).collect::<Vec<_>>();
         SegmentProfile {
@@ -84,7 +88,8 @@ impl SegmentProfile {
         }
     }
 
-    /// A model whose segments, at least one, take equal parts of its time, and whose requests do not vary.
+    /// The profile of a model whose segments, at least one, take equal parts of its time, and whose
+    /// requests do not vary.
     pub fn even(profile: &LatencyProfile, segments: usize) -> Self {
         let segments = segments.clamp(1, usize::from(u16::MAX) - 1);
         let total = |rows| profile.latency(rows).as_nanos();
@@ -96,22 +101,23 @@ impl SegmentProfile {
         SegmentProfile { lengths: vec![0], rest, max_rows: profile.max_batch() }
     }
 
-    /// How many segments the model has.
+    /// The number of the model's segments.
     pub fn segments(&self) -> u16 {
         (self.rest.len() - 1) as u16
     }
 
-    /// The most items that were measured; larger numbers are taken to cost what this one does for each item.
+    /// The most items that were measured. Larger numbers are taken to cost as much for each item.
     pub fn max_rows(&self) -> u32 {
         self.max_rows
     }
 
-    /// What segment `segment` takes for `rows` items padded to `length`.
+    /// The latency of segment `segment` for `rows` items padded to `length`.
     pub fn time(&self, segment: u16, rows: u32, length: u32) -> Duration {
         self.remaining(segment, rows, length).saturating_sub(self.remaining(segment + 1, rows, length))
     }
 
-    /// What the segments from `from` to the last take for `rows` items padded to `length`, one after another; zero past the last.
+    /// The latency of the segments from `from` to the last, one after another, for `rows` items
+    /// padded to `length`. Zero past the last segment.
     pub fn remaining(&self, from: u16, rows: u32, length: u32) -> Duration {
         let Some(by_length) = self.rest.get(usize::from(from)) else { return Duration::ZERO };
         let after = self.lengths.partition_point(|l| *l < length);
@@ -120,7 +126,8 @@ impl SegmentProfile {
         let nanos = if last == 0 || after == 0 {
             at(0)
         } else {
-            // Between two lengths, or beyond the last on the line through the last two.
+            // Interpolates between two lengths. Beyond the last one it extrapolates from the last
+            // two.
             let (low, high) = if after > last { (last - 1, last) } else { (after - 1, after) };
             let (from, to) = (f64::from(self.lengths[low]), f64::from(self.lengths[high]));
             let share = (f64::from(length) - from) / (to - from);
@@ -130,7 +137,7 @@ impl SegmentProfile {
         Duration::from_nanos(nanos)
     }
 
-    /// What the whole model takes.
+    /// The latency of the whole model.
     pub fn total(&self, rows: u32, length: u32) -> Duration {
         self.remaining(0, rows, length)
     }

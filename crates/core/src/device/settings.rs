@@ -1,4 +1,4 @@
-//! What people may say about a device policy, and what follows from it for a model.
+//! The user's settings of a device policy, and the policy that follows from them for a model.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,35 +14,38 @@ use super::table::{ModelSpec, PolicyName};
 use crate::ids::PartitionId;
 use crate::time::Duration;
 
-/// Settings by their names, as they are written.
+/// The user's settings by name, as they are written.
 pub type WrittenSettings = BTreeMap<String, Value>;
 
-/// A day, milliseconds: the longest time that a setting may be.
+/// A day in milliseconds: the longest time in a setting.
 const LONGEST_MS: f64 = 86_400_000.0;
 
-/// The settings of a policy, and what follows from them: what the host of a model has to prepare for the policy, and the policy's options.
+/// The settings of a policy, from which the policy's options follow. The settings also tell what
+/// the host of a model must prepare for the policy.
 ///
-/// They are read from [`WrittenSettings`]; each is left out or has a default.
+/// Settings are read from [`WrittenSettings`]. Each may be left out or has a default.
 pub trait PolicySettings: fmt::Debug + Send + Sync {
-    /// Whether they go together, and each is possible, whatever the model.
+    /// Checks the settings alone and in combination, without a model.
     ///
     /// # Errors
-    /// What is wrong, with the names of the settings.
+    /// The mistake, with the names of the settings.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
 
-    /// Where the model is cut into segments, and whether somebody asked for just that: what nobody asked for is not cut where it cannot be.
+    /// Where the model is cut into segments, and whether the user asked for exactly this. A default
+    /// cut is left out if the model cannot be cut.
     fn cut(&self) -> (Cut, bool) {
         (Cut::Whole, true)
     }
 
-    /// How many of its lanes run at once when there is enough to do: they share the device's cores.
+    /// The number of lanes that run at once under full load and share the device's cores.
     fn at_once(&self) -> u32 {
         1
     }
 
-    /// The largest request that it takes, items, of a model that could take batches of `max_batch`.
+    /// The largest request in items that the policy takes, of a model with batches of up to
+    /// `max_batch`.
     ///
     /// # Errors
     /// If the settings do not suit the model.
@@ -50,7 +53,7 @@ pub trait PolicySettings: fmt::Debug + Send + Sync {
         Ok(max_batch)
     }
 
-    /// The input ring that requests of at most `max_batch` items enter. `padded`: they vary in length.
+    /// The input ring for requests of at most `max_batch` items. `padded`: requests vary in length.
     ///
     /// # Errors
     /// If the settings do not suit the model.
@@ -59,7 +62,7 @@ pub trait PolicySettings: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Where requests may be answered before the last segment.
+    /// The rules by which requests may be answered before the last segment.
     fn exits(&self) -> &[ExitRule] {
         &[]
     }
@@ -71,118 +74,125 @@ pub trait PolicySettings: fmt::Debug + Send + Sync {
     fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String>;
 }
 
-/// Where to cut a model into segments, at load.
+/// The places where a model is cut into segments, at load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Cut {
-    /// Not at all: one segment.
+    /// The model stays one segment.
     #[default]
     Whole,
-    /// Into so many segments of about equal measured time, each cut where few bytes are alive near the ideal point.
+    /// Into this many segments of about equal measured time. Each cut is near the ideal point,
+    /// where few bytes are alive.
     Stages(usize),
-    /// After these values or operators, by their names in the graph that the engine runs.
+    /// After these values or operators, named as in the graph that the engine runs.
     At(Vec<String>),
 }
 
-/// An input ring that a policy asks for.
+/// A policy's need of an input ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingNeed {
-    /// Slots, one an item; there may be more.
+    /// The fewest slots, one an item; the ring may have more.
     pub least: u32,
-    /// The policy cannot have the model without.
+    /// Whether the policy cannot serve the model without the ring.
     pub must: bool,
 }
 
-/// When a request of a model with several exits is answered before the last segment (DVABatch §9.2).
+/// The rule by which a request of a model with several exits is answered before the last segment
+/// (DVABatch §9.2).
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExitRule {
-    /// The output that decides: the request is answered if in each vector along its last dimension some value is at least `confidence`.
+    /// The output that decides. The request is answered if each vector along the output's last
+    /// dimension has a value of at least `confidence`.
     pub output: String,
-    /// See `output`; for probabilities between 0 and 1.
+    /// The threshold for `output`, for probabilities between 0 and 1.
     pub confidence: f32,
-    /// The outputs that have no value yet, which are answered with the value of `output`.
+    /// The outputs without a value yet, which are answered with the value of `output`.
     #[serde(default)]
     pub answers: Vec<String>,
 }
 
-/// A model as a policy is made for it.
+/// A model for which a policy is made.
 #[derive(Clone, Debug)]
 pub struct PolicyModel {
-    /// Where it is.
+    /// The model's partition.
     pub partition: PartitionId,
-    /// What its segments take.
+    /// The latencies of the model's segments.
     pub profile: SegmentProfile,
     /// The most items of a request, and of a batch.
     pub max_batch: u32,
-    /// Requests vary in length and are padded to that of the longest of their batch.
+    /// Whether requests vary in length and are padded to the longest of their batch.
     pub padded: bool,
-    /// How long a request may wait for others where the settings do not say.
+    /// The time that a request may wait for others, if the settings do not set it.
     pub queue_delay: Duration,
-    /// Give up requests that can no longer be answered by their deadline.
+    /// Whether to give up requests that can no longer be answered by their deadline.
     pub drop: bool,
     /// The most items that wait.
     pub queue_bound: u32,
-    /// Slots of the input ring that there is; 0: none.
+    /// The slots of the input ring; 0: there is no ring.
     pub ring_slots: u32,
-    /// Cores that run its launches; `None`: launches side by side do not take cores from one another, as on a GPU.
+    /// The cores that run the launches; `None`: launches side by side do not take cores from one
+    /// another, as on a GPU.
     pub cores: Option<Cores>,
 }
 
-/// Cores that launches share with one another and with all else.
+/// The cores that launches share with one another and with all other work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cores {
-    /// How many: more launches at once would only take them from one another.
+    /// The number of cores. More launches at once would only take cores from one another.
     pub count: u32,
-    /// Launches that take no longer are cheaper together, one after another, than side by side.
+    /// Launches of at most this latency are cheaper one after another than side by side.
     pub brief: Duration,
 }
 
-/// How requests of different lengths share batches: settings of every policy that makes batches, which its host carries out.
+/// The settings for requests of different lengths in one batch. Every policy that makes batches has
+/// them, and its host carries them out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PaddingSettings {
-    /// Requests of different lengths share batches, padded with zeros. The model's answers must not depend on it.
+    /// Whether requests of different lengths share batches, padded with zeros. The model's answers
+    /// must not depend on the padding.
     pub pad: bool,
-    /// The longest request that is taken; `None`: 4,096.
+    /// The longest request that is accepted; `None`: 4,096.
     pub max_length: Option<u32>,
-    /// One in so many padded requests is run once more alone, off the path of requests, to see whether its answer is the same; 0: none; `None`: 256.
+    /// One in this many padded requests runs once more alone, off the path of requests, to compare
+    /// the answers. 0: none; `None`: 256.
     pub pad_check_every: Option<u32>,
 }
 
 /// A policy with its settings.
 #[derive(Clone, Debug)]
 pub struct ChosenPolicy {
-    /// Which.
+    /// The policy's name.
     pub name: PolicyName,
-    /// How requests of different lengths share batches.
+    /// The settings for requests of different lengths.
     pub padding: PaddingSettings,
-    /// Its own.
+    /// The policy's own settings.
     pub settings: Arc<dyn PolicySettings>,
 }
 
-/// Why something is no settings of a policy.
+/// The reason why settings of a policy are invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadSettings {
-    /// A name that the policy does not know.
+    /// The policy does not know the setting.
     #[error("unknown setting '{key}'{}; {}", known_elsewhere(key, *.policy), allowed(known))]
     Unknown {
-        /// The name.
+        /// The setting's name.
         key: String,
-        /// `None`: no policy knows it.
+        /// The policy; `None`: no policy knows the setting.
         policy: Option<PolicyName>,
-        /// The names that it knows.
+        /// The names that the policy knows.
         known: Vec<&'static str>,
     },
-    /// A value that is none.
+    /// The value is invalid.
     #[error("{key}: {reason}")]
     Value {
-        /// Of which setting.
+        /// The setting's name.
         key: String,
-        /// Why not.
+        /// The reason, in words.
         reason: String,
     },
-    /// Values that are not possible, or not together.
+    /// Values are not possible, or not in combination.
     #[error("{0}")]
     Check(String),
 }
@@ -194,7 +204,7 @@ fn allowed(known: &[&str]) -> String {
     }
 }
 
-/// Whose setting it is.
+/// Names the other policies that know the setting.
 fn known_elsewhere(key: &str, policy: Option<PolicyName>) -> String {
     let Some(policy) = policy else { return String::new() };
     let others = PolicyName::all().filter(|other| other.keys().contains(&key)).map(|other| other.to_string());
@@ -204,16 +214,16 @@ fn known_elsewhere(key: &str, policy: Option<PolicyName>) -> String {
 }
 
 impl PolicyName {
-    /// The names of its settings.
+    /// The names of the policy's settings.
     pub fn keys(self) -> Vec<&'static str> {
         let padding = if self.makes_batches() { keys::<PaddingSettings>() } else { &[] };
         padding.iter().chain((self.0.keys)()).copied().collect()
     }
 
-    /// Reads its settings.
+    /// Reads the policy's settings.
     ///
     /// # Errors
-    /// The first that it does not know, or that is none.
+    /// For the first setting that is unknown or invalid, or for settings that do not go together.
     pub fn read(self, written: &WrittenSettings) -> Result<ChosenPolicy, BadSettings> {
         for (key, value) in written {
             self.read_one(key, value)?;
@@ -226,17 +236,17 @@ impl PolicyName {
         Ok(ChosenPolicy { name: self, padding, settings: own })
     }
 
-    /// As [`read`](Self::read), of those that it knows.
+    /// Reads the settings that the policy knows, as [`read`](Self::read) does, and ignores others.
     ///
     /// # Errors
-    /// As there.
+    /// If a known setting is invalid.
     pub fn read_known(self, written: &WrittenSettings) -> Result<ChosenPolicy, BadSettings> {
         let known = self.keys();
         let of_it = written.iter().filter(|(key, _)| known.contains(&key.as_str()));
         self.read(&of_it.map(|(key, value)| (key.clone(), value.clone())).collect())
     }
 
-    /// Checks one setting by itself, but not what it goes with.
+    /// Checks one setting by itself, but not in combination with others.
     ///
     /// # Errors
     /// [`BadSettings::Unknown`] or [`BadSettings::Value`].
@@ -258,10 +268,10 @@ impl PolicyName {
     }
 }
 
-/// Checks one setting of whichever policy there comes to be, as [`PolicyName::read_one`] does.
+/// Checks one setting of a policy that is not chosen yet, as [`PolicyName::read_one`] does.
 ///
 /// # Errors
-/// If no policy knows it, or one that does cannot read it.
+/// If no policy knows the setting, or a policy that knows it cannot read it.
 pub fn read_one_of_any(key: &str, value: &Value) -> Result<(), BadSettings> {
     let mut known: Vec<_> = PolicyName::all().flat_map(PolicyName::keys).collect();
     known.sort_unstable();
@@ -272,7 +282,7 @@ pub fn read_one_of_any(key: &str, value: &Value) -> Result<(), BadSettings> {
     PolicyName::all().filter(|policy| policy.keys().contains(&key)).try_for_each(|policy| policy.read_one(key, value))
 }
 
-/// The settings of a policy of this type, read from an object.
+/// Reads the settings of a policy of this type from an object.
 pub(super) fn read<S: PolicySettings + DeserializeOwned + 'static>(
     written: Value,
 ) -> Result<Arc<dyn PolicySettings>, String> {
@@ -282,15 +292,15 @@ pub(super) fn read<S: PolicySettings + DeserializeOwned + 'static>(
     }
 }
 
-/// The fields of a struct, by their names where it is written.
+/// The names of a struct's fields, as they are written.
 pub(super) fn keys<S: DeserializeOwned>() -> &'static [&'static str] {
     let mut found: &'static [&'static str] = &[];
-    // What is made of no fields does not matter, nor whether it can be.
+    // Only the names count. A value or an error of this call is thrown away.
     let _ = S::deserialize(Fields(&mut found));
     found
 }
 
-/// Writes down which fields are asked for.
+/// A deserializer that records the fields that a struct asks for.
 struct Fields<'a>(&'a mut &'static [&'static str]);
 
 impl<'de> Deserializer<'de> for Fields<'_> {
@@ -316,7 +326,7 @@ impl<'de> Deserializer<'de> for Fields<'_> {
     }
 }
 
-/// Milliseconds, zero included.
+/// Reads milliseconds, zero included.
 pub(super) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     let ms = f64::deserialize(deserializer)?;
     match (0.0..=LONGEST_MS).contains(&ms) {
@@ -325,7 +335,7 @@ pub(super) fn millis<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     }
 }
 
-/// `true`, `false`, or `"auto"` for none of them.
+/// Reads `true`, `false`, or `"auto"`, which gives `None`.
 pub(super) fn switch<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<bool>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected true, false or \"auto\"")]
@@ -340,7 +350,7 @@ pub(super) fn switch<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Optio
     }
 }
 
-/// Checks that what is given is at least 1.
+/// Checks that each given number is at least 1.
 pub(super) fn at_least_one(given: &[(&str, Option<u32>)]) -> Result<(), String> {
     match given.iter().find(|(_, number)| *number == Some(0)) {
         Some((name, _)) => Err(format!("{name} is 0; it must be at least 1")),

@@ -1,4 +1,5 @@
-//! The table of device policies: a new one is a file beside this one, and a line here. Whoever knows policies by name knows them by this table.
+//! The table of device policies. A new policy is a file beside this one, and a line in this table.
+//! All code that knows policies by name uses the table.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,7 +18,7 @@ use super::staged::StagedOptions;
 use super::windowed::WindowedOptions;
 use crate::ids::PartitionId;
 
-/// The largest number of lanes of a model.
+/// The most lanes of a model.
 pub const MOST_LANES: u32 = 256;
 /// The largest batch, and the most slots of a ring.
 pub const MOST_ROWS: u32 = 1 << 24;
@@ -31,18 +32,19 @@ static POLICIES: [&PolicyEntry; 5] = [
     OverlappedOptions::ENTRY,
 ];
 
-/// The options of a policy: what they may be, and what comes of them.
+/// The options of a policy, with their checks and the policy that follows from them.
 pub trait PolicyOptions: Serialize + DeserializeOwned {
     /// The policy's place in the table.
     const ENTRY: &'static PolicyEntry;
 
-    /// Whether a policy can be made.
+    /// Whether a policy can be made with these options.
     ///
     /// # Errors
-    /// Why not, in words.
+    /// The reason why not, in words.
     fn check(&self) -> Result<(), String>;
 
-    /// The policy, for a model in the whole of a device. To be called with options that pass [`check`](Self::check).
+    /// Makes the policy, for a model in the whole of a device. Requires options that pass
+    /// [`check`](Self::check).
     fn build(self) -> DeviceModel;
 }
 
@@ -58,8 +60,8 @@ pub struct PolicyEntry {
 }
 
 impl PolicyEntry {
-    /// A policy of that name in flags, files and logs, that is made of options `O`, which follow from settings `S`. `about`: what makes its batches, or
-    /// how, in a few words.
+    /// A policy with this name in flags, files and logs. It is made of options `O`, which follow
+    /// from settings `S`. `about` tells in a few words how batches are made.
     pub const fn new<O, S>(name: &'static str, about: &'static str) -> Self
     where
         O: PolicyOptions,
@@ -69,7 +71,7 @@ impl PolicyEntry {
         PolicyEntry { name, about, makes_batches: true, build: build::<O>, settings, keys }
     }
 
-    /// One that leaves batches to the cluster's scheduler.
+    /// The entry of a policy that leaves batches to the cluster's scheduler.
     pub const fn granted(self) -> Self {
         PolicyEntry { makes_batches: false, ..self }
     }
@@ -81,7 +83,7 @@ fn build<O: PolicyOptions>(options: &Value) -> Result<DeviceModel, String> {
     Ok(options.build())
 }
 
-/// A policy by its name, which is in the table, or [`PolicyName::AUTO`].
+/// The name of a policy in the table, or [`PolicyName::AUTO`].
 #[derive(Clone, Copy)]
 pub struct PolicyName(pub(super) &'static PolicyEntry);
 
@@ -89,19 +91,20 @@ impl PolicyName {
     /// The policy that every model can have: the scheduler makes its batches.
     pub const EXCLUSIVE: PolicyName = PolicyName(GrantedOptions::ENTRY);
 
-    /// One batch after another.
+    /// The policy that runs one batch after another.
     pub const WINDOWED: PolicyName = PolicyName(WindowedOptions::ENTRY);
 
-    /// E²bird's.
+    /// E²bird's policy.
     pub const ELASTIC: PolicyName = PolicyName(ElasticOptions::ENTRY);
 
-    /// DVABatch's.
+    /// DVABatch's policy.
     pub const STAGED: PolicyName = PolicyName(StagedOptions::ENTRY);
 
-    /// Abacus'.
+    /// Abacus' policy.
     pub const OVERLAP: PolicyName = PolicyName(OverlappedOptions::ENTRY);
 
-    /// Not one of the table, but whichever suits a model by what is measured of it where it is served ([`AutoInputs::choose`](super::AutoInputs::choose)).
+    /// The choice of a policy by measurements, where the model is served
+    /// ([`AutoInputs::choose`](super::AutoInputs::choose)). It is not in the table.
     pub const AUTO: PolicyName = PolicyName(&PolicyEntry {
         name: "auto",
         about: "whichever suits a model, as measured",
@@ -111,7 +114,7 @@ impl PolicyName {
         keys: || &[],
     });
 
-    /// All of the table.
+    /// All policies in the table.
     pub fn all() -> impl Iterator<Item = PolicyName> {
         POLICIES.into_iter().map(PolicyName)
     }
@@ -121,13 +124,14 @@ impl PolicyName {
         self.0.name
     }
 
-    /// What makes its batches, or how, in a few words.
+    /// How the policy's batches are made, in a few words.
     pub const fn about(self) -> &'static str {
         self.0.about
     }
 
-    /// Whether requests come to it and it makes batches of them. Then a model has to have a batch dimension, and items of one shape, or such as can be
-    /// padded. Otherwise the cluster's scheduler makes them.
+    /// Whether the policy gets requests and makes batches of them. If so, the model needs a batch
+    /// dimension, and items of one shape or items that can be padded. Otherwise the cluster's
+    /// scheduler makes the batches.
     pub const fn makes_batches(self) -> bool {
         self.0.makes_batches
     }
@@ -153,7 +157,7 @@ impl fmt::Display for PolicyName {
     }
 }
 
-/// Why there is no [`PolicyName::AUTO`] but where models are served.
+/// The error for [`PolicyName::AUTO`] in places where no model is served.
 const NO_POLICY: &str =
     "auto is a choice between policies, made for each model where it is served; name one of them here";
 
@@ -185,10 +189,10 @@ impl<'de> Deserialize<'de> for PolicyName {
     }
 }
 
-/// A policy for a model as plain data: which, with which options, where.
+/// A policy for a model as plain data: its name, options and partition.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// What people call the model, for the log.
+    /// The user's name of the model, for the log.
     #[serde(default)]
     pub name: String,
     policy: PolicyName,
@@ -198,27 +202,28 @@ pub struct ModelSpec {
 }
 
 impl ModelSpec {
-    /// These options, in a partition.
+    /// The policy with these options, in a partition.
     pub fn new<O: PolicyOptions>(options: &O, partition: PartitionId) -> Self {
-        // Numbers, words and lists of them: nothing of it can fail, and what is nothing builds no policy.
+        // The options are numbers, words and lists of them, which always serialize. A null value
+        // would build no policy.
         let options = serde_json::to_value(options).unwrap_or_default();
         ModelSpec { name: String::new(), policy: PolicyName(O::ENTRY), options, partition }
     }
 
-    /// The same for a model of that name.
+    /// The same policy for a model with this name.
     pub fn named(self, name: String) -> Self {
         ModelSpec { name, ..self }
     }
 
-    /// Which policy.
+    /// The policy's name.
     pub fn policy(&self) -> PolicyName {
         self.policy
     }
 
-    /// The policy, fresh.
+    /// Makes the policy, without requests.
     ///
     /// # Errors
-    /// [`BadPolicy::Options`] if the options are none of this policy, or do not pass its checks.
+    /// [`BadPolicy::Options`] if the options are not of this policy, or do not pass its checks.
     pub fn build(&self) -> Result<DeviceModel, BadPolicy> {
         let PolicyName(entry) = self.policy;
         let model = (entry.build)(&self.options);
@@ -227,8 +232,8 @@ impl ModelSpec {
     }
 }
 
-/// The options of a policy in files: the value itself where the format says what each value is, as JSON does. Postcard does
-/// not, and so has the options as JSON text.
+/// The options of a policy in files. A self-describing format such as JSON has the value itself.
+/// Postcard is not self-describing, and has the options as JSON text.
 mod options {
     use serde::de::Error as _;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -249,7 +254,7 @@ mod options {
     }
 }
 
-/// Checks a number that is at least 1.
+/// Checks that a number is between 1 and `most`.
 pub(super) fn at_most(what: &str, number: u32, most: u32) -> Result<(), String> {
     match (1..=most).contains(&number) {
         true => Ok(()),

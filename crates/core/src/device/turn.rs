@@ -1,4 +1,4 @@
-//! What a device policy is lent to decide with.
+//! The turn of a device policy: the state that the policy is lent while it decides.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,20 +12,21 @@ use super::resident::Resident;
 use crate::ids::{BatchId, LaneId, LaunchId, ModelId, PartitionId, RequestId};
 use crate::time::Time;
 
-/// Why a device wants to be called at a time.
+/// The reason of a device's timeout.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum DeviceTimeout {
     /// The oldest request has waited for the batch window.
     Window,
-    /// A request can no longer be answered in time from then on.
+    /// A request can no longer be answered in time from this instant on.
     Hopeless,
-    /// A policy looks at itself every so often.
+    /// A policy checks itself at regular intervals.
     Period,
-    /// A group of operators runs, and the next is to be decided beside it (Abacus §6.3).
+    /// A group of operators runs, and the next one must be decided beside it (Abacus §6.3).
     NextGroup,
 }
 
-/// What a policy is lent while it decides: the time, the names of what it makes, and the device that takes its decisions.
+/// The state that a policy is lent while it decides: the time, new ids, and the device that takes
+/// its decisions.
 pub struct Turn<'a> {
     pub(super) now: Time,
     pub(super) resident: &'a mut Resident,
@@ -33,12 +34,12 @@ pub struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Time {
         self.now
     }
 
-    /// The model that is decided about.
+    /// The policy's model.
     pub fn model(&self) -> ModelId {
         self.resident.model()
     }
@@ -48,17 +49,18 @@ impl Turn<'_> {
         &self.resident.lanes
     }
 
-    /// A name for another batch: unique among all that are made on the device.
+    /// A new batch id, unique among all batches made on the device.
     pub fn new_batch(&mut self) -> BatchId {
         self.device.new_batch()
     }
 
-    /// A name for another launch.
+    /// A new launch id.
     pub fn new_launch(&mut self) -> LaunchId {
         self.device.new_launch()
     }
 
-    /// Whether a lane has room for a launch: runs none, or has none waiting behind it. `false` for a lane that is neither shared nor the model's.
+    /// Whether a lane has room for a launch: it runs none, or none waits behind the running one.
+    /// `false` for a lane that is neither shared nor the model's.
     pub fn has_room(&self, lane: LaneId) -> bool {
         self.device.has_room(lane, self.resident.key)
     }
@@ -69,7 +71,7 @@ impl Turn<'_> {
         self.push(DeviceOutput::Launch(launch));
     }
 
-    /// Runs launches together. Asserts that their lanes have room, and that there are some.
+    /// Runs launches together. Asserts that there is at least one and that their lanes have room.
     pub fn launch_together(&mut self, launches: Vec<Launch>) {
         assert!(!launches.is_empty(), "a group has a launch");
         for launch in &launches {
@@ -78,15 +80,16 @@ impl Turn<'_> {
         self.push(DeviceOutput::Group(launches));
     }
 
-    /// A request is to run in groups with those of other models: [`super::DevicePolicy::handle_group`] says what becomes of it.
+    /// Lets a request run in groups with those of other models.
+    /// [`super::DevicePolicy::handle_group`] gets the decisions about the request.
     ///
     /// # Errors
-    /// If it cannot; nothing is changed then.
+    /// If the request cannot join; then nothing has changed.
     pub fn join_groups(&mut self, request: &DeviceRequest) -> Result<(), DeviceReject> {
         self.device.groups.request(self.now, self.resident.key, request)
     }
 
-    /// Nothing more of a request is to run in groups.
+    /// Takes a request out of the groups: no more of its operators will run.
     pub fn leave_groups(&mut self, request: RequestId) {
         self.device.groups.forget(self.now, request);
     }
@@ -97,7 +100,7 @@ impl Turn<'_> {
         self.device.groups.add(launch);
     }
 
-    /// A launch of the group that runs is done.
+    /// Handles the end of a launch of the running group.
     pub fn end_in_group(&mut self, span: Span) {
         if let Some(GroupEnd { model, parts, predicted, expected, took }) = self.device.groups.end_part(self.now, span)
         {
@@ -105,23 +108,25 @@ impl Turn<'_> {
         }
     }
 
-    /// Asks for lanes in another partition, beside those there are. [`super::DevicePolicy::handle_prepared`] says what came of it. `false`, and nothing
-    /// changes, if the partition is none, others are being prepared already, or the model leaves.
+    /// Orders lanes in another partition, beside the current ones.
+    /// [`super::DevicePolicy::handle_prepared`] gets the result. Returns `false`, and changes
+    /// nothing, if there is no such partition, other lanes stand by, or the model leaves.
     pub fn prepare(&mut self, partition: PartitionId, lanes: &[LaneSpec]) -> bool {
         self.device.prepare(self.resident, partition, lanes, true)
     }
 
-    /// Takes the lanes that were prepared in place of those there are, for every launch from now on. `false` if there are none ready.
+    /// Replaces the current lanes by the prepared ones, for every launch from now on. Returns
+    /// `false` if none are ready.
     pub fn switch(&mut self) -> bool {
         self.device.switch(self.resident, true)
     }
 
-    /// Decides something.
+    /// Adds a decision.
     pub fn push(&mut self, output: DeviceOutput) {
         self.device.push(output);
     }
 
-    /// Says what was done.
+    /// Adds a note.
     pub fn note(&mut self, note: Note) {
         self.push(DeviceOutput::Note { model: self.model(), note });
     }

@@ -1,4 +1,4 @@
-//! One batch after another, by a window and a largest size: what serving systems do without either paper.
+//! One batch after another, by a window and a largest size, as plain serving systems do it.
 
 use std::collections::VecDeque;
 
@@ -17,24 +17,26 @@ use super::turn::{DeviceTimeout, Turn};
 use crate::ids::{BatchId, LaunchId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
-/// How a [`Windowed`] batches.
+/// The options of a [`Windowed`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WindowedOptions {
-    /// What its batches take.
+    /// The latencies of the batches.
     pub profile: SegmentProfile,
     /// The most items of a batch.
     pub max_batch: u32,
-    /// How long the oldest request may wait for others. Zero: E²bird's NO_Wait and DVABatch's ZeroBatch; tuned: OPT_Wait, DelayBatch.
+    /// The time that the oldest request may wait for others. Zero: E²bird's NO_Wait and DVABatch's
+    /// ZeroBatch; tuned: OPT_Wait, DelayBatch.
     pub window: Duration,
-    /// Fill every batch up to the largest with dummies (E²bird §3.2: Static).
+    /// Whether to fill every batch up to the largest with dummies (E²bird §3.2: Static).
     pub fill: bool,
-    /// Give up requests that can no longer be answered by their deadline.
+    /// Whether to give up requests that can no longer be answered by their deadline.
     pub drop: bool,
-    /// The most items that wait, but for those of batches that are made already.
+    /// The most items that wait, not counting batches that are made already.
     pub queue_bound: u32,
-    /// How many batches are made ahead while one runs, at most [`MOST_AHEAD`]: nobody joins them any more. Zero: today's Triton, where a batch grows until it
-    /// begins; one: the Triton that DVABatch was measured on (21.10: issue 3624 there, changed by its PR 3789).
+    /// The batches that are made ahead while one runs, at most [`MOST_AHEAD`]. No request joins
+    /// them any more. Zero: today's Triton, where a batch grows until it begins. One: the Triton on
+    /// which DVABatch was measured (21.10: its issue 3624, changed by its PR 3789).
     #[serde(default)]
     pub ahead: u32,
 }
@@ -42,20 +44,22 @@ pub struct WindowedOptions {
 /// The most batches that a [`Windowed`] makes ahead.
 pub const MOST_AHEAD: u32 = 16;
 
-/// One lane, one batch at a time, which brings its inputs with it and takes its outputs back: the baseline of E²bird (§3.2) and DVABatch (§8.1).
+/// One lane, one batch at a time, with inputs and outputs copied in the launch: the baseline of
+/// E²bird (§3.2) and DVABatch (§8.1).
 ///
-/// A batch is made when it is as large as may be or its oldest request has waited for the window, and the lane is free or fewer batches than
-/// [`WindowedOptions::ahead`] wait for it. Its members are padded to the longest of them. From then on it is frozen: no request joins, and none is given up, whatever
-/// its deadline; one whose client goes leaves it, as its input is gone.
+/// A batch is made when it is full or its oldest request has waited for the window. Also the lane
+/// must be free, or fewer batches than [`WindowedOptions::ahead`] wait for it. The members are
+/// padded to the longest one. From then on the batch is frozen: no request joins, and none is given
+/// up, even past its deadline. A request whose client goes leaves the batch, as its input is gone.
 #[derive(Debug)]
 pub struct Windowed {
     options: WindowedOptions,
-    /// The most items of a batch now: no more than its options say.
+    /// The most items of a batch now, at most [`WindowedOptions::max_batch`].
     limit: u32,
     pool: RequestPool,
-    /// Batches that wait for the lane, in the order in which they were made: none while nothing runs.
+    /// The batches that wait for the lane, oldest first. Empty while nothing runs.
     frozen: VecDeque<FrozenBatch>,
-    /// The launch under way, with its members.
+    /// The running launch, with its members.
     running: Option<(LaunchId, Vec<RequestId>)>,
 }
 
@@ -69,7 +73,7 @@ struct FrozenBatch {
 }
 
 impl Windowed {
-    /// Nothing waits. Asserts that batches have a size.
+    /// A policy without requests. Asserts that the largest batch has at least one item.
     pub fn new(options: WindowedOptions) -> Self {
         assert!(options.max_batch > 0, "a batch has at least one item");
         Windowed {
@@ -109,7 +113,7 @@ impl Windowed {
         self.running = Some((id, members));
     }
 
-    /// Takes a request out of the batch that it waits in; says whether it does.
+    /// Takes a request out of a frozen batch; returns whether one had it.
     fn leave(&mut self, request: RequestId) -> bool {
         let holds = |frozen: &FrozenBatch| frozen.members.contains(&request);
         let Some(at) = self.frozen.iter().position(holds) else { return false };
@@ -123,20 +127,20 @@ impl Windowed {
     }
 }
 
-/// What people say about it.
+/// The user's settings of the policy.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct WindowedSettings {
-    /// How long the oldest request may wait for others; `None`: the model's queue delay.
+    /// The time that the oldest request may wait for others; `None`: the model's queue delay.
     #[serde(rename = "window_ms", deserialize_with = "settings::millis")]
     window: Option<Duration>,
-    /// Fill every batch up to the largest with dummies.
+    /// Whether to fill every batch up to the largest with dummies.
     fill: bool,
-    /// How many batches are made ahead while one runs.
+    /// The batches that are made ahead while one runs.
     ahead: u32,
 }
 
-/// Checks how many batches are made ahead.
+/// Checks the number of batches that are made ahead.
 fn check_ahead(ahead: u32) -> Result<(), String> {
     match ahead <= MOST_AHEAD {
         true => Ok(()),

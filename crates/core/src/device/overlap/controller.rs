@@ -1,4 +1,4 @@
-//! The control of groups of operators by headroom.
+//! The control that forms groups of operators by headroom.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -15,23 +15,26 @@ use crate::device::request::{DeviceDrop, DeviceReject, DeviceRequest};
 use crate::ids::{ModelId, RequestId};
 use crate::time::{Duration, Time};
 
-/// So many requests given up in a row, with no group between them, and the next is run all the same: a predictor that has gone wrong would otherwise give up all, and
-/// nothing would show it. None before the predictor was seen to be right about requests alone.
+/// After this many requests given up in a row, with no group between them, the next one runs all
+/// the same. Otherwise a predictor that has gone wrong would give up all requests, and no group
+/// would show the error. Until groups of one request are measured, predictions drop no request.
 const DROPS_IN_A_ROW: u32 = 8;
-/// Of so many groups that the margin alone kept from being larger, one is run by the prediction as it is, so that a predictor that has become right is found out.
+/// The margin alone keeps some groups small. Every 64th of them runs at the larger size of the bare
+/// prediction, to find out whether the predictor has become right.
 const TRIED_OF: u32 = 64;
 
-/// How groups are made.
+/// The options of the control.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OverlapOptions {
-    /// How many groups the predictor is asked for at a time (Abacus §7.7: 4).
+    /// The number of groups in one call of the predictor (Abacus §7.7: 4).
     pub ways: usize,
-    /// The relative error that the predictor was below for 95% of the samples that it was tested with.
+    /// The predictor's relative error was below this for 95% of its test samples.
     pub error: f64,
     /// The most requests of a group.
     pub at_once: usize,
-    /// How much time requests have to save by running side by side, as a share of what they take then, to be in a group; 0: they may lose some, too, as in Abacus. 10% is ours: on the emulated A100 groups
-    /// that save less cost more than they bring (`lab/docs/abacus.md`).
+    /// The time that requests must save by running side by side, as a share of their time together.
+    /// At 0 they may even lose time, as in Abacus. The 10% are ours: on the emulated A100, groups
+    /// that save less cost more than they gain (`lab/docs/abacus.md`).
     pub worth: f64,
     /// Which request is next, and whether others run beside it.
     pub order: GroupOrder,
@@ -45,76 +48,87 @@ impl Default for OverlapOptions {
     }
 }
 
-/// What is decided.
+/// A decision of the control.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OverlapOutput {
-    /// Begin these operators together, keep what is between them, and call [`Overlap::handle_completion`] when all are done.
+    /// Begin these operators together, keep intermediate tensors, and call
+    /// [`Overlap::handle_completion`] when all are done.
     Run(OperatorGroup),
     /// All operators of the request are done: answer it.
     Reply {
         /// The request.
         request: RequestId,
     },
-    /// The request will not be answered; what is kept of it can go.
+    /// The request will get no answer. Its intermediate tensors can go.
     Drop {
         /// The request.
         request: RequestId,
-        /// Why.
+        /// The reason.
         reason: DeviceDrop,
     },
 }
 
-/// What was done since the beginning.
+/// The counters of the control since its beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct OverlapStats {
-    /// Groups.
+    /// The groups that have begun.
     pub groups: u64,
-    /// Of these, of several requests.
+    /// The groups of several requests.
     pub together: u64,
-    /// How often the predictor was asked.
+    /// The calls of the predictor.
     pub passes: u64,
-    /// How often while the device had nothing to run.
+    /// The calls of the predictor while the device had nothing to run.
     pub waited_for: u64,
-    /// Groups that were decided in time, and did not suit any more when the device was free.
+    /// The groups that were decided in time, but no longer suited when the device was free.
     pub overtaken: u64,
 }
 
-/// Which operators of which requests run next on a device that models share (Abacus §6).
+/// Decides which operators of which requests run next on a device that models share (Abacus §6).
 ///
-/// **Headroom** (§6.2, equation 2): the time until a request's deadline; what it waited, what was copied and what has run is in it. The request with the least goes first. All that is left of it is in
-/// the next group, and of others, one of each model, as many operators as the prediction says that it has room for. Who cannot make it even alone is given up.
+/// **Headroom** (§6.2, equation 2) is the time until a request's deadline, so that waiting, copying
+/// and finished operators already count. The request with the least headroom goes first. The next
+/// group holds all its remaining operators. The group also takes operators of one request of each
+/// other model, as many as fit into the headroom by prediction. A request that cannot meet its
+/// deadline even alone is given up.
 ///
-/// **Beside the running group** the next one is decided (§6.3): the headroom is that at the predicted end (equation 3). It is decided when the outputs of the one that begins are carried out
-/// ([`handle_timeout`](Self::handle_timeout)), again where a request comes that belongs into it, or if the group before it took so long that it does not suit any more.
+/// **Beside the running group** the next one is decided (§6.3), with the headroom at the predicted
+/// end of the running group (equation 3). The decision is made as soon as the outputs of the
+/// running group are carried out ([`handle_timeout`](Self::handle_timeout)). It is made again if a
+/// request comes that belongs into the group. It is also made again if the running group took so
+/// long that the next one no longer suits.
 ///
-/// **Margin** (ours): predictions are taken for what groups before took that were predicted as long. Several requests run together only if 95% of such groups would be in time; one is given up only if half
-/// of such would not. So a predictor that is wrong by a factor costs groups, and no deadlines: it is found out within eight groups.
+/// **Margin** (ours). A prediction is corrected by the actual latencies of earlier groups. Several
+/// requests run together only if 95% of such groups would be in time. A request is given up only if
+/// half of such groups would be late. So a predictor that is wrong by a factor costs groups, but no
+/// deadlines. The error is found out within eight groups.
 ///
-/// **Contract.** Time never goes back. After each `handle_*` call [`poll_output`](Self::poll_output) until it gives nothing, carry the outputs out, and then do what
-/// [`poll_timeout`](Self::poll_timeout) says. At most one group runs; it is answered by one [`handle_completion`](Self::handle_completion). Events of requests, models and groups that are not there are
-/// ignored. Same calls, same decisions.
+/// **Contract.** Time never goes back. After each `handle_*` call
+/// [`poll_output`](Self::poll_output) until it returns `None`, carry the outputs out, and then
+/// follow [`poll_timeout`](Self::poll_timeout). At most one group runs; one
+/// [`handle_completion`](Self::handle_completion) ends it. Events of unknown requests, models and
+/// groups are ignored. The same calls give the same decisions.
 #[derive(Debug)]
 pub struct Overlap<P> {
     options: OverlapOptions,
     predictor: P,
     margins: Margins,
     models: BTreeMap<ModelId, OverlapModel>,
-    /// In their order, then as they came.
+    /// The waiting requests by rank, then by arrival.
     waiting: BTreeMap<Key, Waiting>,
-    /// Their items.
+    /// The items of the waiting requests.
     items: u64,
-    /// How many of each model there are among them.
+    /// The number of waiting requests of each model.
     queued: BTreeMap<ModelId, u32>,
     keys: BTreeMap<RequestId, Key>,
     running: Option<Running>,
     planned: Option<Planned>,
-    /// A group has begun, and what follows it is not decided; since when.
+    /// When the running group began, while the next one is not decided.
     undecided: Option<Time>,
     outputs: VecDeque<OverlapOutput>,
     arrivals: u64,
     drops_in_a_row: u32,
-    /// Groups that the margin alone kept small.
+    /// The groups that the margin alone kept small.
     kept_small: u32,
     stats: OverlapStats,
 }
@@ -125,7 +139,7 @@ type Key = (u64, u64);
 struct Running {
     group: OperatorGroup,
     since: Time,
-    /// Who is answered when it is done.
+    /// The requests that are answered when the group is done.
     ending: Vec<RequestId>,
 }
 
@@ -135,7 +149,7 @@ struct Planned {
     predicted: Option<Duration>,
     deadline: Time,
     is_trial: bool,
-    /// Its most urgent request is late, and is not given up.
+    /// The group's most urgent request is late, but must not be given up.
     is_late: bool,
 }
 
@@ -162,34 +176,36 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// What was done so far.
+    /// The counters so far.
     pub fn stats(&self) -> OverlapStats {
         self.stats
     }
 
-    /// How far predictions are trusted.
+    /// The margins of the predictions.
     pub fn margins(&self) -> &Margins {
         &self.margins
     }
 
-    /// How many requests wait, those that have begun and are not in the last of their groups among them.
+    /// The number of waiting requests. Requests between two of their groups count.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// What says how long groups take, to be changed: then say so by [`handle_predictor`](Self::handle_predictor).
+    /// The predictor, for changes. Call [`handle_predictor`](Self::handle_predictor) after a
+    /// change.
     pub fn predictor_mut(&mut self) -> &mut P {
         &mut self.predictor
     }
 
-    /// The predictor is another from now on, which had this error when it was tested and knows groups of so many requests. What the former's groups took is forgotten.
+    /// Handles a change of the predictor. `error` is the new predictor's test error, and `at_once`
+    /// the most requests of its groups. The latencies of earlier groups are forgotten.
     pub fn handle_predictor(&mut self, now: Time, at_once: usize, error: f64) {
         (self.options.at_once, self.options.error) = (at_once, error);
         self.margins = Margins::new(error);
         self.decide(now);
     }
 
-    /// Requests run in another order from now on.
+    /// Changes the order in which requests run.
     pub fn handle_order(&mut self, now: Time, order: GroupOrder) {
         if order == self.options.order {
             return;
@@ -203,7 +219,7 @@ impl<P: Predictor> Overlap<P> {
         self.decide(now);
     }
 
-    /// The less, the sooner it runs.
+    /// The rank of a request: a lower rank runs sooner.
     fn rank(&self, waiting: &Waiting) -> u64 {
         match self.options.order {
             GroupOrder::Headroom | GroupOrder::Edf => waiting.request.deadline.as_nanos(),
@@ -215,7 +231,8 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// A model comes, or changes for what comes from now on; `None`: it goes, and its requests with it, but for those whose last operators run.
+    /// Adds a model, or changes it for later requests. `None` removes the model and drops its
+    /// requests, except those whose last operators run.
     pub fn handle_model(&mut self, now: Time, model: ModelId, comes: Option<OverlapModel>) {
         if let Some(comes) = comes.filter(|model| model.operators > 0) {
             self.models.insert(model, comes);
@@ -227,10 +244,10 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// A request has come. All its items run at once: what batches are made of is another's.
+    /// Handles the arrival of a request. All its items run at once: this control makes no batches.
     ///
     /// # Errors
-    /// If its model is not there, it has no item, its name is taken, or as many items wait as may.
+    /// If its model is unknown, it has no item, its name is taken, or the queue is full.
     pub fn handle_request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
         let is_ending = |running: &Running| running.ending.contains(&request.id);
         let model = *self.models.get(&request.model).ok_or(DeviceReject::NoModel(request.model))?;
@@ -251,7 +268,7 @@ impl<P: Predictor> Overlap<P> {
         self.items += u64::from(request.size);
         *self.queued.entry(request.model).or_default() += 1;
         self.waiting.insert(key, waiting);
-        // Behind one of its model it changes nothing.
+        // Behind another request of its model the request changes nothing.
         let is_behind = |planned: &Planned| {
             let of_model = planned.parts.iter().find(|part| part.model == request.model);
             of_model.and_then(|part| self.keys.get(&part.request)).is_some_and(|other| *other < key)
@@ -262,7 +279,7 @@ impl<P: Predictor> Overlap<P> {
         Ok(())
     }
 
-    /// Nobody wants the answer any more. What runs of it runs on.
+    /// Handles a cancelled request. Its running operators run on.
     pub fn handle_cancel(&mut self, now: Time, request: RequestId) {
         if let Some(running) = &mut self.running {
             running.ending.retain(|ending| *ending != request);
@@ -273,7 +290,8 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// A group is done, and had the device so long. What has failed of it was cancelled before.
+    /// Handles the end of a group; `span` is the time in which the group had the device. The driver
+    /// cancels failed requests before this call.
     pub fn handle_completion(&mut self, now: Time, group: GroupId, span: Span) {
         let Some(running) = self.running.take_if(|running| running.group.id == group) else { return };
         if let Some(predicted) = running.group.predicted {
@@ -290,31 +308,33 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout) once all outputs are carried out: at once, or not at all.
+    /// When to call [`handle_timeout`](Self::handle_timeout) once all outputs are carried out: at
+    /// once, or never.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.undecided
     }
 
-    /// What runs has begun: decides what is next (§6.3). Where nobody says so it is decided when the device is free.
+    /// Decides the next group, once the running group has begun (§6.3). Without this call it is
+    /// decided when the device is free.
     pub fn handle_timeout(&mut self, now: Time) {
         if self.undecided.is_some() {
             self.decide(now);
         }
     }
 
-    /// The next decision.
+    /// Takes the next decision.
     pub fn poll_output(&mut self) -> Option<OverlapOutput> {
         self.outputs.pop_front()
     }
 
-    /// Decides what is next, and begins it if nothing runs.
+    /// Decides the next group, and begins it if nothing runs.
     fn decide(&mut self, now: Time) {
         let start = self.running.as_ref().map_or(now, |running| self.ends(now, running));
         let before = self.stats.passes;
         self.undecided = None;
         self.planned = match self.options.order {
             GroupOrder::Headroom => self.plan(start),
-            // Who is late is seen when the device is free.
+            // Lateness is judged when the device is free.
             _ if self.running.is_some() => None,
             _ => self.first_in_time(now),
         };
@@ -326,7 +346,8 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// When what runs will probably be done (equation 3); at once if nobody knows, or if it should be already.
+    /// The probable end of the running group (equation 3). It is `now` if there is no prediction,
+    /// or if the predicted end has passed.
     fn ends(&self, now: Time, running: &Running) -> Time {
         now.max(running.since + running.group.expected.unwrap_or(Duration::ZERO))
     }
@@ -337,7 +358,8 @@ impl<P: Predictor> Overlap<P> {
         planned.is_late || now < planned.deadline && (planned.is_trial || now + needs <= planned.deadline)
     }
 
-    /// The first in its turn that is not late, alone; gives up those before it.
+    /// The first request in the order that is not late, alone. Late requests before it are given
+    /// up.
     fn first_in_time(&mut self, now: Time) -> Option<Planned> {
         loop {
             let (key, first) = self.waiting.first_key_value()?;
@@ -350,7 +372,7 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// The group that begins at `start`; gives up who cannot make it.
+    /// The group that begins at `start`. Requests that cannot meet their deadline are given up.
     fn plan(&mut self, start: Time) -> Option<Planned> {
         loop {
             let (key, candidates) = self.candidates()?;
@@ -368,7 +390,7 @@ impl<P: Predictor> Overlap<P> {
             let mut is_trial = false;
             let is_late = found.parts.is_empty() && !may_drop;
             if is_late {
-                // Nothing makes it later than it matters.
+                // The request is late already, so a later end costs nothing.
                 headroom = Duration::MAX;
                 found = search.find(&candidates, headroom);
                 self.stats.passes += u64::from(found.passes);
@@ -401,7 +423,7 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// Leaves out of a group all but the most urgent request if it is not worth while.
+    /// Reduces a group to its most urgent request if running side by side saves too little time.
     fn leave_out(&mut self, found: &mut Found) {
         let Some(together) = found.predicted.filter(|_| self.options.worth > 0.0 && found.parts.len() > 1) else {
             return;
@@ -416,7 +438,8 @@ impl<P: Predictor> Overlap<P> {
         }
     }
 
-    /// What is left of the most urgent request of each model, and the first's place.
+    /// The remaining operators of each model's most urgent request, and the key of the first
+    /// request.
     fn candidates(&self) -> Option<(Key, Vec<GroupPart>)> {
         let first = *self.waiting.keys().next()?;
         let most = self.options.at_once.clamp(1, self.queued.len().max(1));

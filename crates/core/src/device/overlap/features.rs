@@ -1,4 +1,5 @@
-//! What a predictor sees of a group: a bit for each model that it knows, and four numbers for each that is in the group.
+//! The features of a group for a predictor: a bit for each known model, and four numbers for each
+//! model in the group.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,35 +9,38 @@ use crate::ids::ModelId;
 /// A model that a predictor knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FeatureModel {
-    /// Which.
+    /// The model.
     pub model: ModelId,
-    /// How many operators it has.
+    /// The number of the model's operators.
     pub operators: u16,
 }
 
-/// The features of a group (Abacus §5.3, figure 8): 7 models of which N run at once are `7 + 4 * N` numbers. First a bit for each model, in the order of
-/// [`Self::models`]; then in that order, for each that is in the group, its first operator, one past its last, its items, and its length. Zeros where fewer run.
+/// The layout of a group's features (Abacus §5.3, figure 8). For 7 models of which N run at once,
+/// the features are `7 + 4 * N` numbers. First comes a bit for each model, in the order of
+/// [`Self::models`]. Then, in that order, each model in the group has four numbers: its first
+/// operator, one past its last, its items, and its length. Unused places hold zeros.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FeatureLayout {
-    /// The models that it knows, each once.
+    /// The models that the predictor knows, each once.
     pub models: Vec<FeatureModel>,
-    /// How many of them are in a group at most.
+    /// The most models in a group.
     pub at_once: usize,
 }
 
 impl FeatureLayout {
-    /// How many numbers a group is.
+    /// The number of features of a group.
     pub fn len(&self) -> usize {
         self.models.len() + 4 * self.at_once
     }
 
-    /// Whether it knows no model.
+    /// Whether the layout knows no model.
     pub fn is_empty(&self) -> bool {
         self.models.is_empty()
     }
 
-    /// Adds the features of a group to `features`. Adds nothing and says `false` where there are none: a model that is not known or is there twice, operators that it has not, too
-    /// many at once.
+    /// Appends the features of a group to `features`. Appends nothing and returns `false` if the
+    /// layout cannot describe the group. Reasons are an unknown model, two parts of one model, an
+    /// operator out of range, or too many models.
     pub fn extend(&self, features: &mut Vec<f32>, group: &[GroupPart]) -> bool {
         let begin = features.len();
         if group.len() > self.at_once {

@@ -8,7 +8,7 @@ use crate::device::launch::SegmentRange;
 use crate::ids::{ModelId, RequestId};
 use crate::time::{Duration, Time};
 
-/// A group: given out in order from zero, never reused.
+/// The id of a group: given out in order from zero, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GroupId(pub u64);
@@ -19,36 +19,38 @@ impl fmt::Display for GroupId {
     }
 }
 
-/// Operators of one request in a group.
+/// The operators of one request in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GroupPart {
-    /// Whose they are.
+    /// The request.
     pub request: RequestId,
-    /// Its model, of which a group has no other request.
+    /// The request's model, of which a group has no other request.
     pub model: ModelId,
     /// The operators.
     pub operators: SegmentRange,
-    /// Its items.
+    /// The request's items.
     pub rows: u32,
-    /// The size of its dimension that varies, such as tokens; 0 where there is none.
+    /// The size of the request's varying dimension, such as tokens; 0 if none varies.
     pub length: u32,
 }
 
-/// Operators of several models that begin together; the group is done when all are.
+/// Operators of several models that begin together. The group is done when all operators are.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct OperatorGroup {
-    /// Its name, which [`super::Overlap::handle_completion`] takes.
+    /// The group's id, which [`super::Overlap::handle_completion`] takes.
     pub id: GroupId,
-    /// The most urgent request first.
+    /// The group's operators, the most urgent request first.
     pub parts: Vec<GroupPart>,
-    /// What the predictor says that it takes; `None`: it could not say, and the group is of one request.
+    /// The predicted latency; `None`: the predictor could not tell, and the group has one request.
     pub predicted: Option<Duration>,
-    /// What that is taken for, by what groups before it took.
+    /// The predicted latency, corrected by the latencies of earlier groups.
     pub expected: Option<Duration>,
     /// The deadline of the most urgent request.
     pub deadline: Time,
-    /// How often the predictor was asked while the device had nothing to run; 0: the group was decided while another ran (Abacus §6.3).
+    /// The calls of the predictor while the device had nothing to run; 0: the group was decided
+    /// while another ran (Abacus §6.3).
     pub waited_for: u32,
-    /// Whether it is run to learn whether predictions have become right, where by what is known it would not be.
+    /// Whether the group runs only to learn whether predictions have become right. By the measured
+    /// margin it would not run.
     pub is_trial: bool,
 }

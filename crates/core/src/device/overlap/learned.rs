@@ -17,7 +17,7 @@ pub struct LearnedPredictor {
     mlp: Mlp,
 }
 
-/// What was read, and may be none.
+/// A predictor as it was read, before its numbers are checked.
 #[derive(Deserialize)]
 struct Unchecked {
     layout: FeatureLayout,
@@ -33,7 +33,7 @@ impl TryFrom<Unchecked> for LearnedPredictor {
 }
 
 impl LearnedPredictor {
-    /// The predictor of features so laid out.
+    /// The predictor for features of this layout.
     ///
     /// # Errors
     /// If the perceptron has another number of inputs than groups have features.
@@ -44,17 +44,17 @@ impl LearnedPredictor {
         Ok(LearnedPredictor { layout, mlp })
     }
 
-    /// How it sees groups.
+    /// The layout of a group's features.
     pub fn layout(&self) -> &FeatureLayout {
         &self.layout
     }
 
-    /// What computes.
+    /// The perceptron.
     pub fn mlp(&self) -> &Mlp {
         &self.mlp
     }
 
-    /// The same, where its models have other numbers.
+    /// The same predictor, with other ids for its models.
     #[must_use]
     pub fn renumbered(mut self, number: impl Fn(ModelId) -> ModelId) -> Self {
         self.layout.models.iter_mut().for_each(|known| known.model = number(known.model));

@@ -1,32 +1,34 @@
-//! By how much predictions are off, from what groups took.
+//! The error of predictions, measured on the actual latencies of groups.
 
 use std::collections::VecDeque;
 
 use crate::quantile::quantiles;
 use crate::time::Duration;
 
-/// How many groups are remembered.
+/// The number of groups that are remembered.
 const REMEMBERED: usize = 64;
-/// Before so many, what the predictor's test said counts.
+/// Below this number of groups, the error of the predictor's test counts.
 const FEWEST: usize = 8;
 
-/// What predictions are multiplied by: the quantiles of actual to predicted time over the last groups. Abacus has none and trusts its predictor.
+/// The factors for predictions: quantiles of actual over predicted latency of the last groups.
+/// Abacus has no margin and trusts its predictor.
 #[derive(Clone, Debug)]
 pub struct ErrorMargin {
-    /// Actual to predicted, the last at the end.
+    /// Actual over predicted latency, the latest group last.
     ratios: VecDeque<f64>,
     expected: f64,
     bound: f64,
 }
 
 impl ErrorMargin {
-    /// Of a predictor whose relative error was below `error` for 95% of the samples that it was tested with.
+    /// The margin of a predictor whose relative error was below `error` for 95% of its test
+    /// samples.
     pub fn new(error: f64) -> Self {
         let error = if error.is_finite() { error.max(0.0) } else { 1.0 };
         ErrorMargin { ratios: VecDeque::new(), expected: 1.0, bound: 1.0 + error }
     }
 
-    /// A group took so long. What was predicted to take no time says nothing.
+    /// Adds a group's actual latency. A prediction of zero is ignored.
     pub fn handle_group(&mut self, predicted: Duration, took: Duration) {
         if predicted == Duration::ZERO {
             return;
@@ -42,23 +44,24 @@ impl ErrorMargin {
         }
     }
 
-    /// Whether enough groups have run to say so.
+    /// Whether enough groups have run to replace the test error.
     pub fn is_measured(&self) -> bool {
         self.ratios.len() >= FEWEST
     }
 
-    /// What a group probably takes that is predicted to take so long: half of those before it took less.
+    /// The probable latency of a group with this prediction: half of the earlier groups took less.
     pub fn expected(&self, predicted: Duration) -> Duration {
         Duration::from_secs_f64(predicted.as_secs_f64() * self.expected)
     }
 
-    /// What it surely takes: 95% of those before it took less.
+    /// The safe bound of the latency: 95% of the earlier groups took less.
     pub fn bound(&self, predicted: Duration) -> Duration {
         Duration::from_secs_f64(predicted.as_secs_f64() * self.bound)
     }
 }
 
-/// Margins of groups of one request and of several: a predictor may be right about one and wrong about what requests do to each other.
+/// The margins of groups of one request and of groups of several. A predictor may be right about
+/// one request and wrong about how requests slow each other down.
 #[derive(Clone, Debug)]
 pub struct Margins {
     alone: ErrorMargin,
@@ -66,23 +69,24 @@ pub struct Margins {
 }
 
 impl Margins {
-    /// As [`ErrorMargin::new`].
+    /// The margins of a predictor, as for [`ErrorMargin::new`].
     pub fn new(error: f64) -> Self {
         Margins { alone: ErrorMargin::new(error), together: ErrorMargin::new(error) }
     }
 
-    /// Of groups of so many requests.
+    /// The margin of groups with this number of requests.
     pub fn of(&self, requests: usize) -> &ErrorMargin {
         if requests > 1 { &self.together } else { &self.alone }
     }
 
-    /// As [`ErrorMargin::handle_group`].
+    /// Adds a group, as [`ErrorMargin::handle_group`] does.
     pub fn handle_group(&mut self, requests: usize, predicted: Duration, took: Duration) {
         let margin = if requests > 1 { &mut self.together } else { &mut self.alone };
         margin.handle_group(predicted, took);
     }
 
-    /// What a group has to fit into the headroom with: several as they surely take, one as it probably takes, as otherwise it would be given up.
+    /// The latency that must fit into the headroom. Several requests need their safe bound. One
+    /// request needs only its probable latency, as it would otherwise be given up.
     pub fn needed(&self, requests: usize, predicted: Duration) -> Duration {
         let margin = self.of(requests);
         if requests > 1 { margin.bound(predicted) } else { margin.expected(predicted) }

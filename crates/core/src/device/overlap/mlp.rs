@@ -1,29 +1,30 @@
-//! A multilayer perceptron of given weights.
+//! A multilayer perceptron with given weights.
 
 use serde::{Deserialize, Serialize};
 
 /// One layer: `outputs = weights * inputs + biases`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Layer {
-    /// By input, then by output: `inputs * outputs` numbers.
+    /// The weights by input, then by output: `inputs * outputs` numbers.
     pub weights: Vec<f32>,
-    /// One an output.
+    /// The biases, one an output.
     pub biases: Vec<f32>,
 }
 
-/// Layers with ReLU between them (Abacus §5.5: three hidden layers of 32), in single precision. Inputs are brought to a common scale first; the output is the logarithm of what was learned, so
-/// that it is above zero and errors are relative.
+/// Layers with ReLU between them (Abacus §5.5: three hidden layers of 32), in single precision.
+/// Inputs are first brought to a common scale. The last layer gives the logarithm of the result, so
+/// that the result is above zero and its errors are relative.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "Unchecked")]
 pub struct Mlp {
-    /// What is taken off each input.
+    /// The number that is subtracted from each input.
     means: Vec<f32>,
-    /// What each is then divided by.
+    /// The number that each difference is then divided by.
     scales: Vec<f32>,
     layers: Vec<Layer>,
 }
 
-/// What was read, and may be none.
+/// A perceptron as it was read, before its numbers are checked.
 #[derive(Deserialize)]
 struct Unchecked {
     means: Vec<f32>,
@@ -31,24 +32,24 @@ struct Unchecked {
     layers: Vec<Layer>,
 }
 
-/// Why numbers are no perceptron.
+/// The reason why numbers form no perceptron.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadMlp {
-    /// Nothing to compute.
+    /// There is no layer or no input.
     #[error("a predictor needs at least one layer and one feature; train it again")]
     Empty,
-    /// Numbers of numbers do not fit.
+    /// The number of weights, biases or scales does not fit.
     #[error(
         "layer {layer} of the predictor has {found} {what}, expected {expected}; its file is not whole, or of another build: train it again"
     )]
     Shape {
-        /// Which, from 0.
+        /// The layer, from 0.
         layer: usize,
-        /// Weights, biases or scales.
+        /// The kind of number: weights, biases, scales or features.
         what: &'static str,
-        /// How many there are.
+        /// The count that was found.
         found: usize,
-        /// How many there should be.
+        /// The count that was expected.
         expected: usize,
     },
     /// A weight is NaN or infinite, or a scale is not above zero.
@@ -56,11 +57,11 @@ pub enum BadMlp {
         "layer {layer} of the predictor has a number among its {what} that is none to compute with ({value}): its training failed; train it again"
     )]
     Number {
-        /// Which, from 0.
+        /// The layer, from 0.
         layer: usize,
-        /// Weights, biases or scales.
+        /// The kind of number: weights, biases, means or scales.
         what: &'static str,
-        /// It, as it prints.
+        /// The bad number, as text.
         value: String,
     },
 }
@@ -74,7 +75,7 @@ impl TryFrom<Unchecked> for Mlp {
 }
 
 impl Mlp {
-    /// The perceptron of these layers, of which the last has one output.
+    /// The perceptron of these layers. The last layer has one output.
     ///
     /// # Errors
     /// If sizes do not fit each other, or a number is NaN or infinite.
@@ -103,18 +104,18 @@ impl Mlp {
         Ok(Mlp { means, scales, layers })
     }
 
-    /// What is taken off each input, what it is then divided by, and the layers.
+    /// The numbers subtracted from the inputs, the numbers that then divide them, and the layers.
     pub fn parts(&self) -> (&[f32], &[f32], &[Layer]) {
         (&self.means, &self.scales, &self.layers)
     }
 
-    /// How many numbers an input is.
+    /// The number of inputs.
     pub fn inputs(&self) -> usize {
         self.means.len()
     }
 
-    /// The outputs for inputs one after another, all in one pass through the layers; NaN or infinite where the numbers go beyond single precision. What is left over of an incomplete last one
-    /// is ignored.
+    /// The outputs for several inputs in a row, in one pass through the layers. An output is NaN or
+    /// infinite if it exceeds single precision. An incomplete last input is ignored.
     pub fn infer(&self, inputs: &[f32]) -> Vec<f32> {
         let rows = inputs.len() / self.inputs();
         let mut values = Vec::with_capacity(rows * self.inputs());

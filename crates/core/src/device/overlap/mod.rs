@@ -1,18 +1,21 @@
 //! Abacus: which operators of which models run side by side, by prediction.
 //!
-//! [`Overlap`] is a state machine as the others. It is told what requests come and when a group is done; it says which operators of which requests run next
-//! ([`OverlapOutput::Run`]), who is answered and who is given up. A group begins together and ends in one barrier, so that what it takes can be predicted: by a
-//! [`Predictor`], which is learned ([`LearnedPredictor`]), or is the emulated device itself, or knows nothing ([`Unpredicted`]).
+//! [`Overlap`] is a state machine. It handles the arrival of requests and the end of groups. It
+//! decides which operators of which requests run next ([`OverlapOutput::Run`]), and which requests
+//! are answered or given up. A group begins together and ends in one barrier, so that its latency
+//! can be predicted. The [`Predictor`] is learned ([`LearnedPredictor`]), or is the emulated device
+//! itself, or knows nothing ([`Unpredicted`]).
 //!
-//! An operator here is coarse, as there (18 for ResNet50, 12 for BERT): a segment of a model that was cut.
+//! An operator is coarse, as in the paper (18 for ResNet50, 12 for BERT): a segment of a model that
+//! was cut.
 //!
 //! | file | rule | source |
 //! |---|---|---|
-//! | [`FeatureLayout`] | what a predictor sees of a group | Abacus §5.3, figure 8 |
+//! | [`FeatureLayout`] | the numbers that describe a group to a predictor | Abacus §5.3, figure 8 |
 //! | [`Mlp`] | three hidden layers of 32 | §5.5 |
-//! | [`multi_way`] | the largest that fits, several tries in one pass of the predictor | §6.3 |
+//! | [`multi_way`] | the largest group that fits, with several tries in one pass of the predictor | §6.3 |
 //! | [`GroupSearch`] | all operators of the most urgent request, then of others while it keeps its deadline | §6.2, figure 12 |
-//! | [`ErrorMargin`] | what predictions are multiplied by, from what groups took | ours |
+//! | [`ErrorMargin`] | the factors for predictions, from the latencies of earlier groups | ours |
 //! | [`GroupOrder`] | the baselines: one request at a time, first come, shortest or earliest deadline first | §7.1 |
 //! | [`Overlap`] | headroom, drops, the next group while one runs | §6.2, §6.3, equations 2 and 3 |
 

@@ -1,7 +1,9 @@
-//! The search for the largest that fits, several tries at a time.
+//! The search for the largest number that fits, with several tries at a time.
 
-/// The largest of `1..=most` that fits, or 0, where whatever is smaller than one that fits does, too. `fits` is asked for up to `ways` at a time, ascending
-/// (Abacus §6.3: as one pass of the predictor), `log` to the base of `ways + 1` times. Where it is not so, what is found was still said to fit.
+/// Finds the largest number of `1..=most` that fits, or 0. Each call of `fits` gets up to `ways`
+/// ascending numbers (Abacus §6.3: one pass of the predictor). There are `log` to the base of `ways
+/// + 1` calls. The search assumes that every smaller number fits, too. Otherwise its result still
+/// is a number that `fits` accepted.
 pub fn multi_way(most: usize, ways: usize, mut fits: impl FnMut(&[usize]) -> Vec<bool>) -> usize {
     let (mut fitting, mut beyond) = (0, most + 1);
     while beyond - fitting > 1 {

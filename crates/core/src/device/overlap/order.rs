@@ -1,30 +1,33 @@
-//! In which order requests of models that share a device run, and whether by prediction.
+//! The order in which requests of models that share a device run.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Which request of a device that models share runs next. All but the first are what Abacus is compared with (§7.1): one request at a time, whole, and with `drop` what is late already is given up when its turn comes.
+/// The rule for the next request on a device that models share. All rules but the first are
+/// baselines of Abacus (§7.1): requests run whole, one at a time. With `drop`, a request that is
+/// late when its turn comes is given up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GroupOrder {
-    /// The least headroom first, and operators of others beside it while it keeps its deadline by prediction (Abacus §6.2).
+    /// The request with the least headroom first. Operators of others run beside it as long as it
+    /// keeps its deadline by prediction (Abacus §6.2).
     #[default]
     Headroom,
-    /// As they came.
+    /// First come, first served.
     Fcfs,
-    /// What takes the least alone, as predicted.
+    /// The request with the shortest predicted latency alone.
     Sjf,
-    /// The earliest deadline.
+    /// The request with the earliest deadline.
     Edf,
 }
 
 impl GroupOrder {
-    /// All there are.
+    /// All orders.
     pub const ALL: [GroupOrder; 4] = [GroupOrder::Headroom, GroupOrder::Fcfs, GroupOrder::Sjf, GroupOrder::Edf];
 
-    /// As it is written.
+    /// The order's name in settings.
     pub fn name(self) -> &'static str {
         match self {
             GroupOrder::Headroom => "headroom",
@@ -35,7 +38,7 @@ impl GroupOrder {
     }
 }
 
-/// As [`GroupOrder::name`].
+/// Writes [`GroupOrder::name`].
 impl fmt::Display for GroupOrder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -47,7 +50,7 @@ impl fmt::Display for GroupOrder {
 #[error("unknown order '{0}'; expected one of: {names}", names = GroupOrder::ALL.map(GroupOrder::name).join(", "))]
 pub struct UnknownGroupOrder(String);
 
-/// As [`GroupOrder::name`].
+/// Reads [`GroupOrder::name`].
 impl FromStr for GroupOrder {
     type Err = UnknownGroupOrder;
 

@@ -1,14 +1,16 @@
-//! What a group of operators takes, before it runs.
+//! The prediction of a group's latency, before it runs.
 
 use super::group::GroupPart;
 use crate::time::Duration;
 
-/// Says what groups of operators take: learned from samples, or an emulated device.
+/// Predicts the latency of groups of operators: learned from samples, or by an emulated device.
 ///
-/// The same groups have the same answers; a group with an operator more takes no less, or the search finds a smaller group than it could.
+/// The same group always has the same answer. One more operator must not make a group faster, or
+/// the search finds a smaller group than it could.
 pub trait Predictor {
-    /// What each of these groups takes from its begin to its barrier, in their order; `None` where it cannot say: a model that it does not know, more models at
-    /// once than it was trained for. All in one pass: the search asks for several at a time.
+    /// The latency of each group from its begin to its barrier, in order. `None`: the predictor
+    /// cannot tell, as for an unknown model, or for more models at once than in its training. The
+    /// search passes several groups, which are computed in one pass.
     fn predict(&self, groups: &[&[GroupPart]]) -> Vec<Option<Duration>>;
 }
 

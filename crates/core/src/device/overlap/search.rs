@@ -7,31 +7,35 @@ use super::predictor::Predictor;
 use crate::device::launch::SegmentRange;
 use crate::time::Duration;
 
-/// The search for a group: all operators of the most urgent request, then of the others in their order, as long as the predicted group fits into the headroom of
-/// the first (Abacus §6.2, figure 12). Whole requests first, then operators of the first that does not fit whole (§6.3).
+/// The search for a group that fits into the headroom of the most urgent request by prediction. The
+/// group holds all operators of this request, then operators of the others in their order (Abacus
+/// §6.2, figure 12). Whole requests are added first, then operators of the first request that does
+/// not fit whole (§6.3).
 #[derive(Debug)]
 pub struct GroupSearch<'a, P> {
-    /// What groups take.
+    /// The predictor of group latencies.
     pub predictor: &'a P,
-    /// How far that is to be trusted; `None`: as it is.
+    /// The margins of the predictions; `None`: predictions are trusted as they are.
     pub margins: Option<&'a Margins>,
-    /// How many groups the predictor is asked for at a time.
+    /// The number of groups in one call of the predictor.
     pub ways: usize,
 }
 
-/// A group that was found.
+/// The result of a search.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Found {
-    /// The most urgent request first; empty: it does not fit even alone.
+    /// The group, the most urgent request first; empty: that request does not fit even alone.
     pub parts: Vec<GroupPart>,
-    /// What the predictor says that the group takes; `None` if it cannot say, for one request, or if there is no group.
+    /// The predicted latency; `None`: there is no group, or the predictor cannot tell (for one
+    /// request).
     pub predicted: Option<Duration>,
-    /// How often the predictor was asked.
+    /// The number of calls of the predictor.
     pub passes: u32,
 }
 
 impl<P: Predictor> GroupSearch<'_, P> {
-    /// The group out of what is left of these requests, the most urgent first, each of another model. `headroom` is what the first has left.
+    /// Finds a group among the remaining operators of these requests. The most urgent request is
+    /// first, and each has another model. `headroom` is that of the first request.
     pub fn find(&self, candidates: &[GroupPart], headroom: Duration) -> Found {
         let (mut passes, mut predicted) = (0, None);
         let mut fits = |groups: &[&[GroupPart]]| {
@@ -55,7 +59,7 @@ impl<P: Predictor> GroupSearch<'_, P> {
                 let operators = SegmentRange { first, end: first + count as u16 };
                 [&candidates[..whole], &[GroupPart { operators, ..*next }]].concat()
             };
-            // All of them do not fit.
+            // All operators of this request together do not fit.
             let most = usize::from(next.operators.end - first) - 1;
             let count = multi_way(most, self.ways, |tries| {
                 let groups: Vec<Vec<GroupPart>> = tries.iter().map(|count| with(*count)).collect();
@@ -73,7 +77,8 @@ impl<P: Predictor> GroupSearch<'_, P> {
             Some(predicted) => {
                 self.margins.map_or(predicted, |margins| margins.needed(requests, predicted)) <= headroom
             }
-            // Nobody knows: one request cannot wait for somebody who does, others can.
+            // There is no prediction. One request runs all the same, as it has nothing to wait for.
+            // Several do not run together.
             None => requests == 1,
         }
     }

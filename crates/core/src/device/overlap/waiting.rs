@@ -4,27 +4,28 @@ use super::group::GroupPart;
 use crate::device::launch::SegmentRange;
 use crate::device::request::DeviceRequest;
 
-/// A model whose requests come.
+/// A model whose requests share groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct OverlapModel {
-    /// How many operators it has.
+    /// The number of the model's operators.
     pub operators: u16,
-    /// Give up requests that can no longer be answered by their deadline. Otherwise one that is late runs in its turn, and whatever is worth it beside it.
+    /// Whether to give up requests that can no longer be answered by their deadline. Otherwise a
+    /// late request runs in its turn, with others beside it if that saves time.
     pub drop: bool,
 }
 
-/// A request of which operators wait.
+/// A request with operators that wait.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
     pub request: DeviceRequest,
-    /// The operator that it is at, as it will be when what runs is done.
+    /// The next operator to run, after the running group.
     pub next: u16,
-    /// How many its model had when it came, and whether it may be given up.
+    /// The model as it was when the request came.
     pub model: OverlapModel,
 }
 
 impl Waiting {
-    /// What of it no group has.
+    /// The operators that no group has taken.
     pub fn left(&self) -> GroupPart {
         let DeviceRequest { id, model, size, length, .. } = self.request;
         let operators = SegmentRange::new(self.next, self.model.operators);

@@ -1,4 +1,5 @@
-//! The policies that a model may have, with their parameters, as far as they can be replayed with what was measured.
+//! The candidates of a rehearsal: the policies and settings of a model that the measurements allow
+//! to replay.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -10,22 +11,24 @@ use crate::device::settings::{Cut, PolicyModel, WrittenSettings};
 use crate::device::table::{ModelSpec, PolicyName};
 use crate::time::Duration;
 
-/// Windows of `windowed`, as shares of what the largest batch takes.
+/// The windows of `windowed`, as shares of the latency of the largest batch.
 const WINDOWS: [f64; 3] = [0.0, 0.25, 1.0];
-/// Two lanes that together do less than this of what one does disturb each other so much that three or more, which nobody measured, may do less still.
+/// The least work of two lanes together, as a multiple of the work of one, for `elastic` to be a
+/// candidate. Below it lanes disturb each other so much that three or more, which were not
+/// measured, may do even less.
 const LEAST_TOGETHER: f64 = 1.0;
 
 /// A policy with its settings.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Candidate {
-    /// Which.
+    /// The policy.
     pub policy: PolicyName,
-    /// Beside what was said about the model.
+    /// The candidate's settings, beside the user's settings of the model.
     pub settings: WrittenSettings,
 }
 
 impl Candidate {
-    /// The policy that every model can have.
+    /// The policy `exclusive`, which every model can have.
     pub fn exclusive() -> Self {
         Candidate { policy: PolicyName::EXCLUSIVE, settings: WrittenSettings::new() }
     }
@@ -39,35 +42,40 @@ impl std::fmt::Display for Candidate {
     }
 }
 
-/// A model whose policies are rehearsed, and what was measured of it.
+/// A model whose policies are rehearsed, with its measurements.
 #[derive(Clone, Debug)]
 pub struct RehearsedModel {
-    /// How the cluster's scheduler makes its batches, under `exclusive`.
+    /// The scheduler's options for the model's batches under `exclusive`.
     pub options: ModelOptions,
-    /// As policies are made for it: in one segment, and without the ring, of which each policy says what it needs.
+    /// The model as policies are made for it: in one segment, and without a ring. Each policy tells
+    /// its own need of a ring.
     pub model: PolicyModel,
-    /// What two of its lanes do together; `None`: that was not measured, as no policy could have gained by it.
+    /// The measured overlap of two lanes; `None`: it was not measured, as no policy could have
+    /// gained by it.
     pub overlap: Option<Overlap>,
-    /// What its segments take, of each cut that was measured; in ascending order of their number.
+    /// The latencies of the segments for each measured cut, in ascending order of the number of
+    /// segments.
     pub cuts: Vec<SegmentProfile>,
-    /// What it takes to hand a launch over to its lane.
+    /// The time to hand a launch over to its lane.
     pub launch: Duration,
-    /// What was said about its policies' settings: it holds for each that knows it.
+    /// The user's settings of the model. They hold for each policy that knows them.
     pub written: WrittenSettings,
 }
 
-/// A candidate with the policy that comes of it.
+/// A candidate with the policy that is made of it.
 #[derive(Clone, Debug)]
 pub struct Replayable {
-    /// Which.
+    /// The candidate.
     pub candidate: Candidate,
-    /// The policy; `None`: the cluster's scheduler makes its batches.
+    /// The policy; `None`: the cluster's scheduler makes the batches.
     pub spec: Option<ModelSpec>,
 }
 
 impl RehearsedModel {
-    /// What may be replayed, `exclusive` first. Each is predicted by what was measured: `exclusive` and `windowed`, which run one batch at a time, by the
-    /// latencies; `elastic` where two lanes were measured together and do not slow each other down; `staged` where its segments were measured.
+    /// The candidates to replay, `exclusive` first. Measurements must allow a prediction of each.
+    /// `exclusive` and `windowed` run one batch at a time, so that latencies suffice. `elastic`
+    /// needs a measurement of two lanes that do not slow each other down. `staged` needs the
+    /// latencies of its segments.
     pub fn candidates(&self) -> Vec<Replayable> {
         let mut found = vec![Replayable { candidate: Candidate::exclusive(), spec: None }];
         for (policy, settings, profile) in self.asked() {
@@ -86,7 +94,7 @@ impl RehearsedModel {
         found
     }
 
-    /// What comes into question, with what each takes.
+    /// The policies that may suit, each with its settings and profile.
     fn asked(&self) -> Vec<(PolicyName, WrittenSettings, &SegmentProfile)> {
         let whole = &self.model.profile;
         let full = whole.total(self.model.max_batch, 0);
@@ -115,7 +123,8 @@ impl RehearsedModel {
         asked
     }
 
-    /// The policy; `None` if it cannot have the model as it is: all its requests, and in so many segments.
+    /// The policy; `None`: it cannot take all requests of the model, or not in this number of
+    /// segments.
     fn spec(&self, policy: PolicyName, written: &WrittenSettings, profile: &SegmentProfile) -> Option<ModelSpec> {
         let settings = policy.read(written).ok()?.settings;
         let stages = match settings.cut().0 {
@@ -124,7 +133,7 @@ impl RehearsedModel {
             Cut::At(values) => values.len() + 1,
         };
         let max_batch = self.model.max_batch;
-        // How often a request leaves early is not known.
+        // It is not known how often a request leaves early.
         let is_known = stages == usize::from(profile.segments()) && settings.exits().is_empty();
         if !is_known || settings.largest_request(max_batch).ok()? < max_batch {
             return None;

@@ -1,19 +1,22 @@
-//! A device that takes what was measured.
+//! A device that takes the measured latencies.
 
 use std::collections::VecDeque;
 
 use crate::device::launch::{Launch, Span};
 use crate::time::{Duration, Time};
 
-/// A device on which a launch takes what was measured of it, and launches side by side what was measured of two.
+/// A device on which a launch takes its measured latency, and launches side by side slow each other
+/// down as two measured lanes do.
 ///
-/// Each launch keeps a share of the device busy, its *demand*, and all slow down alike where that is more than there is. What a demand is follows from two
-/// lanes of the model together ([`Overlap::demand`](crate::device::Overlap::demand)): where they do 1.25 times what one does each asks for 0.8 of the
-/// device. Where they do not disturb each other it is taken to be half, so that more than two are never predicted to do more than two may. The
-/// demands of different models are added as those of one: no two of them were measured together.
+/// Each launch keeps a share of the device busy, its *demand*. If the demands add up to more than
+/// one device, all launches slow down alike. The demand follows from two lanes of the model
+/// together ([`Overlap::demand`](crate::device::Overlap::demand)). For example, if two lanes do
+/// 1.25 times the work of one, each demands 0.8 of the device. If they do not disturb each other,
+/// the demand is taken to be half. So more than two lanes are never predicted to do more than two
+/// may. Demands of different models are added alike: no two models were measured together.
 #[derive(Debug, Default)]
 pub(super) struct EmulatedDevice {
-    /// By lane: what runs, and what waits behind it.
+    /// By lane: the running launch, then the launch that waits behind it.
     lanes: Vec<VecDeque<Work>>,
     now: Time,
 }
@@ -22,14 +25,15 @@ pub(super) struct EmulatedDevice {
 struct Work {
     launch: Launch,
     start: Time,
-    /// Nanoseconds that it still takes alone.
+    /// The remaining nanoseconds of the launch alone.
     left: f64,
-    /// The share of the device that it keeps busy.
+    /// The share of the device that the launch keeps busy.
     demand: f64,
 }
 
 impl EmulatedDevice {
-    /// A launch comes to its lane, and takes so long alone, and keeps such a share of the device busy.
+    /// Gives a launch to its lane. `alone` is its latency alone, and `demand` the share of the
+    /// device that it keeps busy.
     pub fn launch(&mut self, now: Time, launch: Launch, alone: Duration, demand: f64) {
         self.go_on(now);
         let lane = launch.lane.0 as usize;
@@ -43,11 +47,11 @@ impl EmulatedDevice {
     /// When the next launch ends, if no other begins.
     pub fn next_end(&self) -> Option<Time> {
         let least = self.running().map(|work| work.left).reduce(f64::min)?;
-        // A nanosecond later rather than earlier.
+        // Rounded up, so that the launch has ended by then.
         Some(self.now + Duration::from_nanos((least / self.speed()).ceil() as u64))
     }
 
-    /// A launch that has ended by now, if one has.
+    /// Takes a launch that has ended by now.
     pub fn poll_end(&mut self, now: Time) -> Option<(Launch, Span)> {
         self.go_on(now);
         let is_done = |lane: &VecDeque<Work>| lane.front().is_some_and(|work| work.left < 1.0);
@@ -63,7 +67,7 @@ impl EmulatedDevice {
         self.lanes.iter().filter_map(VecDeque::front)
     }
 
-    /// What each launch gets done, of what it gets done alone.
+    /// The speed of each launch, as a share of its speed alone.
     fn speed(&self) -> f64 {
         let (count, demand) = self.running().fold((0, 0.0), |(count, sum), work| (count + 1, sum + work.demand));
         if count > 1 { 1.0 / demand.max(1.0) } else { 1.0 }

@@ -1,27 +1,28 @@
-//! What has lost in reality, and how long it is not tried again.
+//! The candidates that have lost in reality, and how long they are not tried again.
 
 use std::collections::BTreeMap;
 
 use crate::time::{Duration, Time};
 
-/// After the first loss of a model; after each further one twice as long.
+/// The hold-off after a model's first loss. It doubles with each further loss.
 const HOLD_OFF: Duration = Duration::from_millis(8_000);
-/// The policy that has lost is left out so many times as long: what is predicted of it was wrong once.
+/// The losing candidate is held off this many times as long, as its prediction was wrong once.
 const LOSER: u64 = 4;
-/// Losses by which it grows, at most: to 9 hours.
+/// The most losses that double the hold-off, which then is 9 hours.
 const MOST: u32 = 12;
 
-/// When what may be tried of a model whose policies have lost against `exclusive` in reality.
+/// When candidates may be tried for a model whose policies have lost against `exclusive` in
+/// reality.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HoldOff {
     losses: u32,
     until: Time,
-    /// By candidate.
+    /// When each losing candidate may be tried again.
     losers: BTreeMap<usize, Time>,
 }
 
 impl HoldOff {
-    /// A candidate has lost.
+    /// Handles the loss of a candidate.
     pub fn lose(&mut self, now: Time, candidate: usize) {
         let held = HOLD_OFF.saturating_mul(1 << self.losses.min(MOST));
         self.losses += 1;
@@ -29,12 +30,12 @@ impl HoldOff {
         self.losers.insert(candidate, now + held.saturating_mul(LOSER));
     }
 
-    /// Whether something may be tried by now.
+    /// Whether any candidate may be tried by now.
     pub fn is_over(&self, now: Time) -> bool {
         now >= self.until
     }
 
-    /// Whether this candidate may be.
+    /// Whether this candidate may be tried by now.
     pub fn allows(&self, now: Time, candidate: usize) -> bool {
         self.is_over(now) && self.losers.get(&candidate).is_none_or(|until| now >= *until)
     }

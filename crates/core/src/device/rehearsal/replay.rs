@@ -1,4 +1,4 @@
-//! The cluster's scheduler and device policies with emulated devices, on arrivals of the past.
+//! The replay of past arrivals: the cluster's scheduler and device policies on emulated devices.
 
 use std::collections::BTreeMap;
 
@@ -17,30 +17,30 @@ use crate::device::table::PolicyOptions;
 use crate::ids::{DeviceId, DeviceKind, LaneId, ModelId, PartitionId, RequestId};
 use crate::time::{Duration, Time};
 
-/// A model with what it may be.
+/// A model with its candidates.
 #[derive(Clone, Debug)]
 pub(super) struct StagedModel {
     pub model: RehearsedModel,
     pub candidates: Vec<Replayable>,
-    /// What its launches take of what its profile says.
+    /// The latencies of the model's launches, as shares of its profile's.
     pub noise: ExecutionNoise,
-    /// Which of these it is.
+    /// The index of the model's current candidate.
     pub current: usize,
-    /// What it does under `exclusive`.
+    /// The model's behaviour under `exclusive`.
     pub behaviour: Option<Behaviour>,
-    /// Those that have lost in reality.
+    /// The candidates that have lost in reality.
     pub hold_off: HoldOff,
 }
 
-/// What the past is replayed on.
+/// The devices and models of a replay.
 #[derive(Clone, Debug)]
 pub(super) struct Stage {
-    /// By model; `None`: there is none of that number.
+    /// The models by number; `None`: there is none of that number.
     pub models: Vec<Option<StagedModel>>,
     pub devices: u32,
-    /// Batches that the cluster's scheduler has run at once on each.
+    /// The batches that the cluster's scheduler runs at once on each device.
     pub at_once: u32,
-    /// How much before its last moment that starts a batch that waits.
+    /// How long before its last moment the scheduler starts a batch that waits.
     pub wake_margin: Duration,
     pub seed: u64,
 }
@@ -53,21 +53,21 @@ pub(super) struct Part {
     pub end: usize,
 }
 
-/// A run of the past with some candidate for each model.
+/// A replay of the past with one candidate for each model.
 #[derive(Debug)]
 pub(super) struct Replay {
-    /// By number; `None`: there is none, or its requests come to nobody.
+    /// The models by number; `None`: there is none, and its requests are ignored.
     models: Vec<Option<Played>>,
     scheduler: Scheduler,
-    /// By the scheduler's number of a model: ours.
+    /// Our number of a model, by the scheduler's number.
     clustered: Vec<ModelId>,
     devices: Vec<Device>,
-    /// By the scheduler's number of a device: ours, and its lane.
+    /// Our number of a device and its lane, by the scheduler's number of the device.
     slots: Vec<(usize, LaneId)>,
     random: Random,
     next: usize,
     end: usize,
-    /// Rate of the arrivals, percent of what it was.
+    /// The rate of the arrivals, in percent of the real rate.
     percent: u64,
     origin: Time,
     now: Time,
@@ -76,9 +76,9 @@ pub(super) struct Replay {
 
 #[derive(Debug)]
 struct Played {
-    /// Its number in the cluster's scheduler; `None`: its batches are made on the devices.
+    /// The model's number in the cluster's scheduler; `None`: its batches are made on the devices.
     clustered: Option<ModelId>,
-    /// What its segments take as its policy has it cut.
+    /// The latencies of the model's segments, as its policy has it cut.
     profile: SegmentProfile,
     overlap: Overlap,
     launch: Duration,
@@ -89,12 +89,13 @@ struct Played {
 struct Device {
     scheduler: DeviceScheduler,
     emulated: EmulatedDevice,
-    /// Launches of batches that were granted: the scheduler's number of the device.
+    /// The scheduler's number of the device, by the lane of granted batches.
     granted: BTreeMap<LaneId, DeviceId>,
 }
 
 impl Replay {
-    /// Of the arrivals of `part`, at `percent` of the rate they came at, with the candidate of that number for each model.
+    /// Prepares the replay of the arrivals of `part`, at `percent` of their real rate. `chosen` has
+    /// the index of each model's candidate.
     pub fn new(stage: &Stage, chosen: &[usize], past: &[PastArrival], part: Part, percent: u64) -> Self {
         let Part { lead, counted, end } = part;
         let mut replay = Replay {
@@ -157,7 +158,7 @@ impl Replay {
         Some(Played { clustered, profile, overlap, launch: model.launch, noise: noise.clone() })
     }
 
-    /// Goes on for at most so many events; how many there were, and whether it is through.
+    /// Replays at most `events` events. Returns their number, and whether the replay is complete.
     pub fn step(&mut self, past: &[PastArrival], events: u64) -> (u64, bool) {
         let mut used = 0;
         while used < events {
@@ -188,13 +189,13 @@ impl Replay {
         (used, false)
     }
 
-    /// What came of it.
+    /// The outcome of the replay.
     pub fn into_tally(mut self) -> Tally {
         self.tally.span = self.now.since(Time::ZERO);
         self.tally
     }
 
-    /// When an arrival comes here.
+    /// The time of an arrival in the replay.
     fn time_of(&self, past: &[PastArrival], index: usize) -> Time {
         Time::from_nanos(past[index].at.since(self.origin).as_nanos().saturating_mul(100) / self.percent)
     }
@@ -262,7 +263,7 @@ impl Replay {
         }
     }
 
-    /// The scheduler's devices have other work, too, where models' batches are made on them.
+    /// Tells the scheduler the other load of its devices, if some models' batches are made on them.
     fn tell_loads(&mut self) {
         if self.clustered.is_empty() || self.models.iter().flatten().all(|model| model.clustered.is_some()) {
             return;

@@ -1,4 +1,4 @@
-//! Candidates for one model on the same parts of the past, of which the best stays.
+//! A trial: candidates for one model on the same parts of the past, of which the best stays.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,41 +9,47 @@ use crate::device::auto::MARGIN;
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
-/// Parts that the past is tried in, at most: 1/8, 1/8, 1/4, and 1/2 of it.
+/// The parts of the past that are tried, at most: 1/8, 1/8, 1/4, and 1/2 of it.
 const SHARES: [usize; 4] = [8, 8, 4, 1];
-/// What comes before a part and is replayed without being counted.
+/// The time before a part that is replayed without being counted.
 const LEAD: Duration = Duration::from_millis(150);
-/// And so many budgets of a request.
+/// This many budgets of a request are added to `LEAD`.
 const LEAD_BUDGETS: u64 = 3;
-/// Standard deviations by which a candidate has to be better than what is done now: to change a policy is to load the model anew.
+/// The standard deviations by which a candidate must beat the current policy: a change of policy
+/// loads the model anew.
 const SURE: f64 = 3.0;
-/// And than another candidate.
+/// The standard deviations by which a candidate must beat another candidate.
 const LIKELY: f64 = 0.7;
 
-/// A replay is not what is if its share of bad requests differs by more than this, and by more than a quarter of the larger one.
+/// A replay does not match reality if its share of bad requests differs by more than this. The
+/// difference must also exceed a quarter of the larger share.
 const BAD_OFF: f64 = 0.03;
-/// Or its mean time to the answer by more than this share of the larger one.
+/// A replay also fails to match if its mean time to the answer differs by more than this share of
+/// the larger time.
 const OFF: f64 = 0.25;
 
-/// What a trial came to.
+/// The result of a trial.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DeviceDecision {
-    /// Whose policy it is about.
+    /// The model.
     pub model: ModelId,
-    /// The policy that suits it best.
+    /// The policy that suits the model best.
     pub best: Candidate,
-    /// Whether that is another than it has.
+    /// Whether the best policy differs from the current one.
     pub changed: bool,
-    /// What became of the requests: the share that was bad, and the mean time to the answer, seconds.
+    /// The requests' real outcome: the share of bad ones, and the mean time to the answer in
+    /// seconds.
     pub real: (f64, f64),
-    /// Whether the replay of what the models have came to about that; if not nothing is changed.
+    /// Whether the replay of the current policies matches the real outcome. If not, nothing
+    /// changes.
     pub faithful: bool,
-    /// What was tried: what it has first, then the last candidates.
+    /// The policies that were tried: the current one first, then the last candidates.
     pub tried: Vec<TriedPolicy>,
 }
 
 impl DeviceDecision {
-    /// Changes nothing if what the models have came to something else than what became of their requests.
+    /// Keeps the current policy if the replay of the models' current policies does not match the
+    /// real outcome.
     pub(super) fn check(&mut self, real: (f64, f64)) {
         let Some(TriedPolicy { candidate, bad, delay }) = self.tried.first() else { return };
         let replayed = bad.first().map_or(0.0, |(_, all)| *all);
@@ -57,35 +63,37 @@ impl DeviceDecision {
     }
 }
 
-/// What a candidate came to.
+/// The outcome of a candidate.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TriedPolicy {
     /// The policy.
     pub candidate: Candidate,
-    /// By rate (as it was, 1.1 and 1.25 times that): the share of bad requests of the model that fared worst, and of all.
+    /// The share of bad requests of the model that fared worst, and the share of all. The pairs are
+    /// for 1, 1.1 and 1.25 times the real rate.
     pub bad: Vec<(f64, f64)>,
-    /// Mean time from arrival to answer, seconds, at the rate as it was.
+    /// The mean time from arrival to answer in seconds, at the real rate.
     pub delay: f64,
 }
 
-/// Candidates for one model, on parts of the past that double in length, the newest first. After each, the worse half leaves.
+/// Tries candidates for one model on parts of the past that double in length, the newest first.
+/// After each part the worse half leaves.
 #[derive(Debug)]
 pub(super) struct Trial {
     past: Vec<PastArrival>,
     stage: Stage,
     model: ModelId,
-    /// By number, with its score. The first is what the model has, and stays to the end.
+    /// The candidates' numbers and scores. The first is the current policy, which stays to the end.
     candidates: Vec<(usize, Score)>,
     parts: usize,
     part: Part,
-    /// Which candidate, at which rate.
+    /// The index of the candidate and of the rate.
     at: (usize, usize),
     replay: Option<Box<Replay>>,
     done: bool,
 }
 
 impl Trial {
-    /// Of the candidates for a model that is there, as far as they may be tried by now.
+    /// A trial of the candidates for a known model that may be tried by now.
     pub fn new(past: Vec<PastArrival>, stage: Stage, model: ModelId, now: Time) -> Self {
         let staged = stage.models.get(model.0 as usize).and_then(Option::as_ref);
         let (count, current) = staged.map_or((0, 0), |staged| (staged.candidates.len(), staged.current));
@@ -99,7 +107,7 @@ impl Trial {
         trial
     }
 
-    /// Goes on for at most so many events; how many there were.
+    /// Replays at most `events` events, and returns their number.
     pub fn step(&mut self, events: u64) -> u64 {
         let mut used = 0;
         while used < events && !self.done {
@@ -120,7 +128,7 @@ impl Trial {
         used
     }
 
-    /// What each model is, with this candidate for the one that is tried.
+    /// Each model's candidate, with `candidate` for the model of the trial.
     fn chosen(&self, candidate: usize) -> Vec<usize> {
         let current = self.stage.models.iter().map(|staged| staged.as_ref().map_or(0, |staged| staged.current));
         let mut chosen: Vec<usize> = current.collect();
@@ -128,7 +136,7 @@ impl Trial {
         chosen
     }
 
-    /// What it came to, once it is through.
+    /// Takes the decision, once the trial is complete.
     pub fn poll_decision(&mut self) -> Option<DeviceDecision> {
         let staged = self.stage.models.get(self.model.0 as usize).and_then(Option::as_ref).filter(|_| self.done)?;
         let named = |number: usize| staged.candidates[number].candidate.clone();
@@ -148,7 +156,7 @@ impl Trial {
         })
     }
 
-    /// The best of the candidates that are left: if it is not much better than what the model has, that.
+    /// The best of the remaining candidates, or the current policy if none is much better.
     fn best(&self) -> usize {
         let (mut best, current) = (0, &self.candidates[0].1);
         for _ in 0..2 {
@@ -167,7 +175,7 @@ impl Trial {
         }
     }
 
-    /// The next rate, candidate, or part.
+    /// Goes on to the next rate, candidate, or part.
     fn advance(&mut self) {
         let (at, rate) = self.at;
         self.at = if rate + 1 < RATES.len() { (at, rate + 1) } else { (at + 1, 0) };
@@ -191,7 +199,7 @@ impl Trial {
         self.next_part(self.part.counted);
     }
 
-    /// The part that ends before `end`.
+    /// Sets the part that ends before `end`.
     fn next_part(&mut self, end: usize) {
         let share = SHARES[self.parts];
         let counted = if share == 1 { 0 } else { end.saturating_sub(self.past.len() / share) };

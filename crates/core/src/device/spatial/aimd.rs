@@ -1,8 +1,9 @@
-//! The control of the batch size of Clipper's paper, to compare with.
+//! The batch size control of Clipper's paper, as a baseline.
 
 use crate::time::Duration;
 
-/// Additive increase, multiplicative decrease (Clipper §4.3.1): one more after each full batch that kept the SLO, a tenth fewer after one that did not.
+/// Additive increase, multiplicative decrease (Clipper §4.3.1). The limit grows by one after each
+/// full batch that kept the SLO, and shrinks by a tenth after each batch that missed it.
 #[derive(Clone, Debug)]
 pub struct Aimd {
     slo: Duration,
@@ -11,7 +12,7 @@ pub struct Aimd {
 }
 
 impl Aimd {
-    /// Batches of one, to begin with; of `most` at most.
+    /// A control that begins with batches of one. A batch has at most `most` items.
     pub fn new(slo: Duration, most: u32) -> Self {
         Aimd { slo, most: most.max(1), limit: 1 }
     }
@@ -21,7 +22,7 @@ impl Aimd {
         self.limit
     }
 
-    /// A batch took so long.
+    /// Handles the latency of a batch.
     pub fn handle_batch(&mut self, rows: u32, latency: Duration) {
         if latency > self.slo {
             self.limit = (self.limit * 9 / 10).max(1);

@@ -8,12 +8,13 @@ pub struct Average {
 }
 
 impl Average {
-    /// Of nothing yet; each number counts so much, from 0 to 1, and all before it the rest.
+    /// An average without numbers. Each new number has this weight, from 0 to 1, and all earlier
+    /// ones the rest.
     pub fn new(weight: f64) -> Self {
         Average { weight: weight.clamp(0.0, 1.0), value: None }
     }
 
-    /// Another number. What is none is left out.
+    /// Adds a number. NaN and infinity are left out.
     pub fn add(&mut self, number: f64) {
         if number.is_finite() {
             let value = self.value.map_or(number, |value| value + self.weight * (number - value));
@@ -21,12 +22,12 @@ impl Average {
         }
     }
 
-    /// Nothing is known any more.
+    /// Forgets all numbers.
     pub fn forget(&mut self) {
         self.value = None;
     }
 
-    /// The average; `None` of nothing.
+    /// The average; `None`: there is no number.
     pub fn value(&self) -> Option<f64> {
         self.value
     }

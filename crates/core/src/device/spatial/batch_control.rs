@@ -1,20 +1,20 @@
-//! How large a model's batches may be, and who says so.
+//! The control of a model's largest batch, by one of several rules.
 
 use super::aimd::Aimd;
 use super::clipper::Clipper;
 use super::slab::{Provision, Slab};
 use crate::time::Duration;
 
-/// How large batches may be.
+/// The rule for the largest batch.
 #[derive(Clone, Debug)]
 pub enum BatchControl {
-    /// As large as this: default MPS has 1.
+    /// The limit never changes: default MPS has 1.
     Fixed(u32),
-    /// By the headroom.
+    /// The limit follows the headroom.
     Slab(Slab),
-    /// By Clipper's paper.
+    /// The limit follows Clipper's paper.
     Aimd(Aimd),
-    /// By Clipper's code.
+    /// The limit follows Clipper's code.
     Clipper(Clipper),
 }
 
@@ -29,7 +29,7 @@ impl BatchControl {
         }
     }
 
-    /// A batch took so long. Gives a signal that the share does not suit, of those who have one.
+    /// Handles the latency of a batch. A rule that judges the share signals if it does not suit.
     pub fn handle_batch(&mut self, rows: u32, latency: Duration) -> Option<Provision> {
         match self {
             BatchControl::Fixed(_) => None,
@@ -45,7 +45,7 @@ impl BatchControl {
         }
     }
 
-    /// The model has another share.
+    /// Handles a change of the model's share.
     pub fn handle_share(&mut self) {
         if let BatchControl::Slab(slab) = self {
             slab.handle_share();

@@ -1,4 +1,4 @@
-//! Clipper's control of the batch size as its released code has it, to compare with.
+//! The batch size control of Clipper's released code, as a baseline.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use crate::time::Duration;
 
 /// The part of the SLO that a batch may take.
 const BUDGET: f64 = 0.92;
-/// So many batches of the largest size before a larger one is tried.
+/// The number of batches of the largest size before a larger one is tried.
 const SAMPLES: f64 = 5.0;
-/// Smaller batches grow by one, others by [`GROWTH`].
+/// Sizes below this grow by one item, others by [`GROWTH`].
 const BY_ONE: u32 = 10;
-/// The code draws it, with a deviation of 0.05; this is the mean.
+/// The mean growth. The code draws it with a deviation of 0.05.
 const GROWTH: f64 = 0.1;
-/// Standard deviations above the mean that a size is taken to need.
+/// The standard deviations above the mean that a size is taken to need.
 const DEVIATIONS: f64 = 3.0;
 
-/// What batches of a size took.
+/// The latencies of batches of one size.
 #[derive(Clone, Copy, Debug, Default)]
 struct Latencies {
     count: f64,
@@ -23,14 +23,18 @@ struct Latencies {
     squares: f64,
 }
 
-/// The control of the batch size in the code that Clipper's authors released (github.com/ucbrise/clipper, `containers.cpp` since version 0.3), which GSLICE §4.5 compares with; it is not what Clipper's paper has
-/// ([`Aimd`](super::Aimd)).
+/// The batch size control in the code of Clipper's authors (github.com/ucbrise/clipper,
+/// `containers.cpp` since version 0.3). GSLICE §4.5 compares with this code, which differs from
+/// Clipper's paper ([`Aimd`](super::Aimd)).
 ///
-/// *Explores* while no batch ever took as long as 92% of the SLO: the largest size runs five times, then one more item, from ten on a tenth more. After that it *estimates*, for good: the size that a line through
-/// all sizes and three standard deviations above what they took on average gives for 92% of the SLO. So it never tries a larger batch again, whatever is free.
+/// The control *explores* while no batch ever took as long as 92% of the SLO. The largest size runs
+/// five times, then the size grows by one item, from ten on by a tenth. After that the control
+/// *estimates*, for good. A line is fitted through all sizes, at three standard deviations above
+/// their mean latencies. The limit is the size on this line for 92% of the SLO. Larger batches are
+/// never explored again, however free the device is.
 #[derive(Clone, Debug)]
 pub struct Clipper {
-    /// Seconds.
+    /// The latency that a batch may have, in seconds.
     budget: f64,
     most: u32,
     limit: u32,
@@ -40,7 +44,7 @@ pub struct Clipper {
 }
 
 impl Clipper {
-    /// Batches of one, to begin with; of `most` at most.
+    /// A control that begins with batches of one. A batch has at most `most` items.
     pub fn new(slo: Duration, most: u32) -> Self {
         let (budget, sizes) = (slo.as_secs_f64() * BUDGET, BTreeMap::new());
         Clipper { budget, most: most.max(1), limit: 1, largest: 1, longest: 0.0, sizes }
@@ -51,7 +55,7 @@ impl Clipper {
         self.limit
     }
 
-    /// A batch took so long.
+    /// Handles the latency of a batch.
     pub fn handle_batch(&mut self, rows: u32, latency: Duration) {
         let seconds = latency.as_secs_f64();
         let size = self.sizes.entry(rows.max(1)).or_default();
@@ -74,7 +78,7 @@ impl Clipper {
         }
     }
 
-    /// What a line of least squares gives for the budget.
+    /// The size on the line of least squares for the budget.
     fn estimate(&self) -> u32 {
         let known = self.sizes.values().filter(|size| size.count >= SAMPLES);
         let (squares, count) = known.fold((0.0, 0.0), |(s, n), size| (s + size.squares, n + size.count - 1.0));

@@ -10,41 +10,49 @@ use crate::device::launch::Span;
 use crate::ids::ModelId;
 use crate::time::Time;
 
-/// On how much of a device each of its models runs (GSLICE §3.2, §3.3.1).
+/// Decides on how much of a device each of its models runs (GSLICE §3.2, §3.3.1).
 ///
-/// **Shares.** A model asks for its knee when it comes, and for what its [`SelfTuning`](super::SelfTuning) says later; [`FairShare`] gives out what there is. All shares are divided anew when a
-/// model comes or goes. Otherwise a share changes by more than [`SpatialOptions::threshold`] or not at all, and not within [`SpatialOptions::hold_down`] of its last change; models whose
-/// batches miss or keep their SLO five times in a row are looked at at once, the others every [`SpatialOptions::period`]. A share that was set by hand is left alone.
+/// **Shares.** A new model asks for its knee, and later for the share that its
+/// [`SelfTuning`](super::SelfTuning) finds. [`FairShare`] divides the device among the demands. All
+/// shares are divided anew when a model comes or goes. Otherwise a share changes only by more than
+/// [`SpatialOptions::threshold`], and only after [`SpatialOptions::hold_down`] since its last
+/// change. A model whose batches miss or keep their SLO five times in a row is tuned at once, the
+/// others every [`SpatialOptions::period`]. A share that was set by hand stays.
 ///
-/// **Active and standby** (§3.2.4). A model runs where it is until lanes with its next share are ready, and changes over between two launches. Who grows waits for those who shrink: what models run on
-/// is never more than the device has. A model for which no lanes can be made stays as it is for the hold-down, and the others share the rest.
+/// **Active and standby** (§3.2.4). A model runs on its lanes until lanes with its next share are
+/// ready, and changes over between two launches. Models that grow wait for models that shrink, so
+/// that all active shares together never exceed the device. A model whose lanes cannot be made
+/// keeps its share for the hold-down, and the others divide the rest.
 ///
-/// **Contract.** Time never goes back. After each `handle_*` call [`poll_output`](Self::poll_output) until it gives nothing, carry the outputs out, then ask
-/// [`poll_timeout`](Self::poll_timeout) when to call [`handle_timeout`](Self::handle_timeout). Each [`SpatialOutput::Prepare`] is answered by one [`handle_prepared`](Self::handle_prepared), unless its model
-/// goes before. Events of models that are not there are ignored. Same calls, same decisions.
+/// **Contract.** Time never goes back. After each `handle_*` call
+/// [`poll_output`](Self::poll_output) until it returns `None`, and carry the outputs out. Then ask
+/// [`poll_timeout`](Self::poll_timeout) when to call [`handle_timeout`](Self::handle_timeout). Each
+/// [`SpatialOutput::Prepare`] is answered by one [`handle_prepared`](Self::handle_prepared), unless
+/// its model goes before. Events of unknown models are ignored. The same calls give the same
+/// decisions.
 #[derive(Debug)]
 pub struct Spatial {
     options: SpatialOptions,
     models: BTreeMap<ModelId, SharedModel>,
     outputs: VecDeque<SpatialOutput>,
-    /// When shares are looked at next.
+    /// When shares are next tuned.
     next: Time,
 }
 
-/// Why shares are divided.
+/// The reason for a new division.
 enum Cause {
     Came(ModelId),
     Went(ModelId),
-    /// Shares do not suit, and why.
+    /// The shares of these models do not suit, for these reasons.
     Tuned(BTreeMap<ModelId, ShareReason>),
     ByHand(ModelId),
     Failed(ModelId),
-    /// What failed is tried again.
+    /// Lanes that could not be made are tried again.
     Again,
 }
 
 impl Cause {
-    /// Why a model has another target, that had its former for a reason.
+    /// The reason for a model's new target. `former` is the reason for its former target.
     fn reason(&self, id: ModelId, former: ShareReason) -> ShareReason {
         match self {
             Cause::Came(of) if *of == id => ShareReason::Came,
@@ -63,13 +71,13 @@ impl Cause {
 }
 
 impl Spatial {
-    /// A device without models. Asserts that it has a step to give.
+    /// A device without models. Asserts that the device has at least one step.
     pub fn new(options: SpatialOptions) -> Self {
         assert!(options.grain > 0 && options.units >= options.grain, "a device has at least one share to give");
         Spatial { options, models: BTreeMap::new(), outputs: VecDeque::new(), next: Time::MAX }
     }
 
-    /// Where a model's lanes stand.
+    /// The state of a model's share.
     pub fn share(&self, model: ModelId) -> Option<ShareState> {
         self.models.get(&model).map(|model| model.state)
     }
@@ -79,7 +87,7 @@ impl Spatial {
         self.models.get(&model).map(|model| model.batch.limit())
     }
 
-    /// A model comes, or changes; `None`: it goes, and what is prepared for it with it.
+    /// Adds or changes a model. `None` removes the model and its standby lanes.
     pub fn handle_model(&mut self, now: Time, id: ModelId, comes: Option<SpatialModel>) {
         let Some(model) = comes else {
             if self.models.remove(&id).is_some() {
@@ -97,14 +105,15 @@ impl Spatial {
         self.divide(now, &Cause::Came(id));
     }
 
-    /// A window of a model's work is over.
+    /// Handles the end of a window of a model's work.
     pub fn handle_window(&mut self, id: ModelId, window: &MeasuredWindow) {
         if let Some(model) = self.models.get_mut(&id) {
             model.tuning.handle_window(window);
         }
     }
 
-    /// A batch of a model has run, now or before. One that began with another share says nothing.
+    /// Handles a batch of a model that has run, now or earlier. A batch that began under another
+    /// share is ignored.
     pub fn handle_batch(&mut self, now: Time, id: ModelId, rows: u32, ran: Span) {
         let Some(model) = self.models.get_mut(&id).filter(|model| ran.start >= model.changed) else { return };
         let before = model.batch.limit();
@@ -119,7 +128,8 @@ impl Spatial {
         }
     }
 
-    /// Lanes are ready, or could not be made: then the model stays where it is. What was not asked for is ignored.
+    /// Handles the result of a preparation. If no lanes could be made, the model keeps its share. A
+    /// result that was not asked for is ignored.
     pub fn handle_prepared(&mut self, now: Time, id: ModelId, made: bool) {
         let again = now + self.options.hold_down;
         let Some(model) = self.models.get_mut(&id) else { return };
@@ -135,10 +145,11 @@ impl Spatial {
         }
     }
 
-    /// Somebody sets a model's share, which stays as it is from then on; `None`: sets it free.
+    /// Sets a model's share by hand, which then stays. `None` sets the share free.
     ///
     /// # Errors
-    /// If there is no such model, or the others could not have a share then; nothing is changed.
+    /// If there is no such model, the share is no multiple of the grain, or the rest would not
+    /// suffice for the others; then nothing has changed.
     pub fn handle_share(&mut self, now: Time, id: ModelId, share: Option<u32>) -> Result<(), BadShare> {
         let SpatialOptions { units: all, grain, .. } = self.options;
         let others = self.models.iter().filter(|(other, _)| **other != id);
@@ -158,7 +169,8 @@ impl Spatial {
         Ok(())
     }
 
-    /// The time that [`poll_timeout`](Self::poll_timeout) asked for has come. At another time it does no harm.
+    /// Handles the time that [`poll_timeout`](Self::poll_timeout) returned. A call at another time
+    /// does no harm.
     pub fn handle_timeout(&mut self, now: Time) {
         if now < self.next {
             return;
@@ -175,18 +187,18 @@ impl Spatial {
         self.tune_all(now, &ids);
     }
 
-    /// The next decision.
+    /// Takes the next decision.
     pub fn poll_output(&mut self) -> Option<SpatialOutput> {
         self.outputs.pop_front()
     }
 
-    /// When to call [`handle_timeout`](Self::handle_timeout), and why.
+    /// When to call [`handle_timeout`](Self::handle_timeout), and the reason.
     pub fn poll_timeout(&self) -> Option<(Time, SpatialTimeout)> {
         (!self.models.is_empty()).then_some((self.next, SpatialTimeout::Period))
     }
 
-    /// Gives out the device anew if one of these models asks for something else than before. Then all are asked: nobody gets by what it asked for long ago, and is
-    /// held down with that.
+    /// Divides the device anew if one of these models changes its demand. Then all models are
+    /// tuned, so that no share follows from an old demand and is then held down.
     fn tune_all(&mut self, now: Time, ids: &[ModelId]) {
         let mut tuned: BTreeMap<_, _> = ids.iter().filter_map(|id| Some((*id, self.tune(now, *id)?))).collect();
         if tuned.is_empty() {
@@ -197,12 +209,13 @@ impl Spatial {
         self.divide(now, &Cause::Tuned(tuned));
     }
 
-    /// What a model asks for by what it achieves; says why, if that is something else than before.
+    /// Updates a model's demand by its measurements. Returns the reason if the demand has changed.
     fn tune(&mut self, now: Time, id: ModelId) -> Option<ShareReason> {
         let SpatialOptions { units, grain, threshold, tunes, .. } = self.options;
         let model = self.models.get_mut(&id).filter(|model| tunes && model.is_free(now))?;
         let (active, most) = (f64::from(model.state.active), f64::from(units));
-        // Who lacks something does not ask for less than before, who has something to spare not for more.
+        // A model that lacks something never asks for less than before. A model with something to
+        // spare never asks for more.
         let (demand, reason) = match model.tuning.tune() {
             Tuned::Suits => return None,
             Tuned::More { factor, latency, throughput } => {
@@ -219,7 +232,7 @@ impl Spatial {
         Some(reason)
     }
 
-    /// Gives out the device anew.
+    /// Divides the device anew.
     fn divide(&mut self, now: Time, cause: &Cause) {
         let shares = self.divided(now, cause);
         for (id, units) in shares {
@@ -235,7 +248,7 @@ impl Spatial {
         self.change_over(now);
     }
 
-    /// What each model is to have.
+    /// The target of each model.
     fn divided(&mut self, now: Time, cause: &Cause) -> BTreeMap<ModelId, u32> {
         let by_tuning = matches!(cause, Cause::Tuned(_));
         let stays = |model: &SharedModel| {
@@ -246,7 +259,7 @@ impl Spatial {
         let mut claims: BTreeMap<ModelId, Claim> = self.models.iter().map(|(id, model)| (*id, model.claim())).collect();
         claims.retain(|id, _| !shares.contains_key(id));
         if by_tuning && let Some(first) = self.fair(&shares, &claims) {
-            // Those whose share would hardly change keep it, and the rest is for the others.
+            // Models whose share would hardly change keep it, and the others divide the rest.
             for (id, units) in first {
                 let target = self.models.get(&id).map_or(0, |model| model.state.target);
                 if f64::from(units.abs_diff(target)) <= self.options.threshold * f64::from(target) {
@@ -257,7 +270,7 @@ impl Spatial {
         }
         let mut fair = self.fair(&shares, &claims);
         if fair.is_none() {
-            // Who has a share keeps it.
+            // A model that has a share keeps it.
             let is_new = |id: &ModelId| self.models.get(id).is_some_and(|model| model.state.target == 0);
             let refused: Vec<ModelId> = claims.keys().copied().filter(is_new).collect();
             claims.retain(|id, _| !refused.contains(id));
@@ -268,7 +281,7 @@ impl Spatial {
         shares
     }
 
-    /// What is left beside some shares, among those who ask.
+    /// Divides the units beside some shares among the claims.
     fn fair(
         &self,
         beside: &BTreeMap<ModelId, u32>,
@@ -281,7 +294,8 @@ impl Spatial {
         Some(claims.keys().copied().zip(gets).collect())
     }
 
-    /// Asks for the lanes that a model is to have next, if it has not and nothing is being made for it.
+    /// Orders lanes for a model's target, unless it has such lanes or other lanes are being made
+    /// for it.
     fn ask(&mut self, id: ModelId) {
         let Some(model) = self.models.get_mut(&id) else { return };
         let ShareState { active, target, standby, .. } = model.state;
@@ -300,7 +314,8 @@ impl Spatial {
         }
     }
 
-    /// Changes over to all lanes that are ready and for which there is room: those that shrink make it for those that grow.
+    /// Changes over to all lanes that are ready and fit. Models that shrink make room for models
+    /// that grow.
     fn change_over(&mut self, now: Time) {
         let mut used: u32 = self.models.values().map(|model| model.state.active).sum();
         let held_until = now + self.options.hold_down;
@@ -313,7 +328,7 @@ impl Spatial {
             };
             let Some((id, model)) = self.models.iter_mut().find(|(_, model)| fits(model)) else { break };
             let units = model.state.target;
-            // Its first share was not changed.
+            // A first share is no change, and is not held.
             let held_until = if model.state.active > 0 { held_until } else { now };
             used = used - model.state.active + units;
             model.switch(now, units, held_until);

@@ -1,4 +1,4 @@
-//! What the division of a device is decided by, and what is decided.
+//! The options and decisions of the division of a device.
 
 use std::fmt;
 
@@ -7,32 +7,35 @@ use serde::{Deserialize, Serialize};
 use crate::ids::ModelId;
 use crate::time::Duration;
 
-/// How a device is divided.
+/// The options of the division of a device.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SpatialOptions {
-    /// Compute units of the device.
+    /// The compute units of the device.
     pub units: u32,
-    /// Shares are multiples of it: 1% of a GPU under MPS, 8 SMs of a green context on Hopper, a core.
+    /// The step of shares: 1% of a GPU under MPS, 8 SMs of a green context on Hopper, or a core.
     pub grain: u32,
-    /// How long the share of a model stays as it is after it was changed (GSLICE §3.2.1: 10 s).
+    /// The time that a model's share stays after a change (GSLICE §3.2.1: 10 s).
     pub hold_down: Duration,
-    /// How often shares are looked at (GSLICE figure 16: 2 s).
+    /// The time between two tunings of shares (GSLICE figure 16: 2 s).
     pub period: Duration,
-    /// Residuals, and changes of a share, up to this part are none (GSLICE §3.2.2: 5%).
+    /// Residuals and changes of a share up to this part count as none (GSLICE §3.2.2: 5%).
     pub threshold: f64,
-    /// How much more than what comes a model is to be able to answer. GSLICE: nothing, which suits requests that come evenly; where they do not, a model that can answer
-    /// just what comes has a queue that never ends.
+    /// The throughput that a model needs beyond its arrivals, as a part of them. GSLICE has none,
+    /// which suits evenly spaced requests. With uneven arrivals, a model that can answer just its
+    /// arrivals has a queue that never ends.
     pub reserve: f64,
-    /// How much a window counts in averages.
+    /// The weight of a window in averages.
     pub weight: f64,
-    /// Whether units that nobody asks for are given away, too (GSLICE figure 15; figure 16 leaves them idle).
+    /// Whether to give away units for which there is no demand (GSLICE figure 15; figure 16 leaves
+    /// them idle).
     pub spread: bool,
-    /// Whether shares follow what is measured. `false`: they change only as models come and go, or by hand.
+    /// Whether shares follow measurements. `false`: they change only when models come and go, or by
+    /// hand.
     pub tunes: bool,
 }
 
 impl SpatialOptions {
-    /// GSLICE's, for a device of so many units, but with a quarter in reserve.
+    /// GSLICE's options for a device of `units` units, except for a reserve of a quarter.
     pub fn new(units: u32, grain: u32) -> Self {
         SpatialOptions {
             units,
@@ -48,37 +51,37 @@ impl SpatialOptions {
     }
 }
 
-/// Why a model gets another share.
+/// The reason for a model's new share.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShareReason {
-    /// It has come to the device.
+    /// The model has come to the device.
     Came,
-    /// Another has come.
+    /// Another model has come.
     OtherCame(ModelId),
-    /// Another has gone.
+    /// Another model has gone.
     OtherWent(ModelId),
-    /// It misses its SLO, or cannot answer what comes: average seconds and items a second.
+    /// The model misses its SLO, or cannot answer its arrivals.
     TooSmall {
-        /// Average latency, seconds.
+        /// The average latency in seconds.
         latency: f64,
-        /// Average items a second.
+        /// The average throughput in items per second.
         throughput: f64,
     },
-    /// It has latency and throughput to spare.
+    /// The model has latency and throughput to spare.
     TooLarge,
-    /// Another's share suits it no more.
+    /// Another model's share no longer suits it.
     OtherTuned(ModelId),
-    /// Somebody says so.
+    /// The share was set by hand.
     ByHand,
-    /// Another's share was set, or set free.
+    /// Another model's share was set by hand, or set free.
     OtherByHand(ModelId),
-    /// Another's lanes could not be made.
+    /// Another model's lanes could not be made.
     OtherFailed(ModelId),
 }
 
 impl ShareReason {
-    /// A word for it.
+    /// The reason as one word.
     pub const fn name(self) -> &'static str {
         match self {
             ShareReason::Came => "came",
@@ -112,69 +115,71 @@ impl fmt::Display for ShareReason {
     }
 }
 
-/// What is decided about the shares of a device.
+/// A decision about the shares of a device.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpatialOutput {
-    /// Make lanes for the model on so many units, beside those it has, and then call [`super::Spatial::handle_prepared`]. What was made for it before and not changed
-    /// over to goes.
+    /// Make lanes for the model on so many units, beside its own, and then call
+    /// [`super::Spatial::handle_prepared`]. Earlier standby lanes of the model go.
     Prepare {
         /// The model.
         model: ModelId,
-        /// Compute units.
+        /// The compute units.
         units: u32,
-        /// Why.
+        /// The reason.
         reason: ShareReason,
     },
-    /// From the next launch on the model runs on the lanes that were prepared; those before go when what runs there is done.
+    /// From the next launch on the model runs on the prepared lanes. Its former lanes go once their
+    /// launches are done.
     Switch {
         /// The model.
         model: ModelId,
-        /// Compute units.
+        /// The compute units.
         units: u32,
     },
-    /// Lanes that were prepared are not needed any more.
+    /// The prepared lanes are no longer needed.
     Discard {
         /// The model.
         model: ModelId,
     },
-    /// Batches of the model have at most so many items from now on.
+    /// Limit the model's batches to this many items from now on.
     Limit {
         /// The model.
         model: ModelId,
-        /// Items.
+        /// The items.
         rows: u32,
     },
-    /// The device has no share for a model: there are more models than steps, or what was set by hand leaves none. It waits until there is one.
+    /// The device has no share for a model, which waits for one. There are more models than steps,
+    /// or shares set by hand leave none.
     NoRoom {
         /// The model.
         model: ModelId,
     },
 }
 
-/// Why a device wants to be called at a time.
+/// The reason of a device's timeout.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum SpatialTimeout {
-    /// Shares are looked at every so often.
+    /// Shares are tuned at regular intervals.
     Period,
 }
 
-/// Why a share cannot be set.
+/// The reason why a share cannot be set.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadShare {
     /// There is no such model.
     #[error("the device does not have model {0}")]
     NoModel(ModelId),
-    /// The device cannot be divided so.
+    /// The device cannot be divided like this.
     #[error(
         "a share of {units} units: expected a multiple of {grain} from {grain} to {most}, as other models need the rest"
     )]
     Units {
-        /// What was asked for.
+        /// The units that were asked for.
         units: u32,
-        /// Shares are multiples of it.
+        /// The step of shares.
         grain: u32,
-        /// The most there may be.
+        /// The most units that the model can have.
         most: u32,
     },
 }

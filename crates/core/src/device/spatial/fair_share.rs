@@ -1,40 +1,44 @@
 //! Weighted max-min fairness in whole steps.
 
-/// What one asks for.
+/// A demand for compute units.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Claim {
-    /// Compute units that it could use: its knee, or what its tuning says.
+    /// The compute units that the claimant could use: its knee, or the result of its tuning.
     pub demand: f64,
-    /// How much it counts among those who do not get what they ask for (GSLICE §3.2.3: what it asks for).
+    /// The claimant's weight among those whose demand is not met (GSLICE §3.2.3: its demand).
     pub weight: f64,
 }
 
 impl Claim {
-    /// One that counts as much as it asks for.
+    /// A claim whose weight is its demand.
     pub fn of(demand: f64) -> Self {
         Claim { demand, weight: demand }
     }
 }
 
-/// Divides the compute units of a device among those who ask for some (GSLICE §3.2.3).
+/// Divides the compute units of a device among claims (GSLICE §3.2.3).
 ///
-/// 1. The smallest demand first: whoever asks for no more than an even part of what is left gets what it asks for.
-/// 2. The others each get as much as the largest of these, and share what is left then in proportion to their weights, none above its demand.
-///    (In proportion alone, as the paper has it, one who asks for a little more than an even part could get less than those who ask for less.)
-/// 3. What nobody asks for goes to all by weight if it is to be spread: "unless the GPU is underutilized".
+/// 1. The smallest demand goes first. A claim for no more than an even part of the rest gets its
+///    demand.
+/// 2. Each other claim gets as much as the largest of the claims that were met. These claims then
+///    share the rest in proportion to their weights, none above its demand. (The paper shares in
+///    proportion alone. Then a claim for a little more than an even part could get less than
+///    smaller claims.)
+/// 3. With `spread`, units without demand go to all claims by weight: "unless the GPU is
+///    underutilized".
 ///
-/// Everybody gets whole steps of the device's grain, one at least.
+/// Each claim gets whole steps of the device's grain, at least one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FairShare {
-    /// Compute units to divide.
+    /// The compute units to divide.
     pub units: u32,
-    /// Shares are multiples of it; at least 1.
+    /// The step of shares; at least 1.
     pub grain: u32,
-    /// Whether what is left over when all have what they ask for is given away, too.
+    /// Whether to give away the units that remain after all demands are met.
     pub spread: bool,
 }
 
-/// One who asks, in steps.
+/// A claim in steps.
 struct Asking {
     index: usize,
     demand: u32,
@@ -43,7 +47,8 @@ struct Asking {
 }
 
 impl FairShare {
-    /// What each gets, in the order of the claims; `None`: there are not as many steps as claims.
+    /// The units of each claim, in the order of the claims; `None`: there are fewer steps than
+    /// claims.
     pub fn divide(&self, claims: &[Claim]) -> Option<Vec<u32>> {
         let grain = self.grain.max(1);
         let steps = self.units / grain;
@@ -68,7 +73,8 @@ impl FairShare {
     }
 }
 
-/// Gives those who ask for no more than an even part what they ask for, and the others as much as the largest of these, or one step. What is left.
+/// Meets the claims for no more than an even part. Each other claim gets as much as the largest of
+/// these, or one step. Returns the remaining steps.
 fn satisfy(all: &mut [Asking], steps: u32) -> u32 {
     let (mut left, mut count, mut least) = (steps, all.len() as u32, 1);
     for one in all.iter_mut() {
@@ -85,7 +91,8 @@ fn satisfy(all: &mut [Asking], steps: u32) -> u32 {
     left
 }
 
-/// Gives step by step to whoever has least for its weight, of those who may have more. What is left.
+/// Gives step by step to the claim with the least units for its weight, among claims for which
+/// `may` holds. Returns the remaining steps.
 fn fill(all: &mut [Asking], mut left: u32, may: impl Fn(&Asking) -> bool) -> u32 {
     let next = |one: &Asking| f64::from(one.gets + 1) / one.weight;
     while left > 0 {

@@ -1,18 +1,21 @@
-//! The knee: how much of a device is worth having.
+//! The knee: the share of a device that is worth having.
 
-/// How much less than the largest throughput is "hardly less". GSLICE §2.1.3 reads the knee off a plot, as where there is "only a marginal improvement"; the 5% are ours.
+/// The part by which a throughput may be below the largest and still count as "hardly less". GSLICE
+/// §2.1.3 reads the knee off a plot, where there is "only a marginal improvement"; the 5% are ours.
 pub const KNEE_TOLERANCE: f64 = 0.05;
 
-/// The share that a model begins with whose knee nobody has measured (GSLICE §3.2.3).
+/// The first share of a model without a measured knee (GSLICE §3.2.3).
 pub const UNKNOWN_KNEE: f64 = 0.3;
 
-/// The smallest share of a device, in compute units, with which and beyond which the throughput is within `tolerance` of the largest. `points` are units and items a
-/// second, in any order; what is not a number counts as nothing. `None` of fewer than two.
+/// The smallest share of a device, in compute units, from which on the throughput is within
+/// `tolerance` of the largest. `points` are units and items per second, in any order. NaN counts as
+/// no throughput. Returns `None` for fewer than two points.
 pub fn knee(points: &[(u32, f64)], tolerance: f64) -> Option<u32> {
     let mut points = points.to_vec();
     points.sort_by_key(|(units, _)| *units);
     let (mut best, mut knee) = (0.0_f64, None);
-    // From the largest share down, as long as what is given up is small; a smaller share behind a worse one is luck.
+    // The loop goes down from the largest share as long as the loss is small. A smaller share
+    // behind a worse one is luck.
     for (units, throughput) in points.iter().rev() {
         best = best.max(*throughput);
         if throughput.is_nan() || *throughput < best * (1.0 - tolerance) {
@@ -29,7 +32,7 @@ mod tests {
 
     #[test]
     fn section_2_1_3_the_knee_is_where_more_units_bring_only_a_marginal_improvement() {
-        // Figure 3: a batch of 1 gains next to nothing beyond 30%, a larger one goes on.
+        // Figure 3: a batch of 1 gains next to nothing beyond 30%, while a larger one still gains.
         let small: Vec<(u32, f64)> = (1..=10).map(|n| (n * 10, f64::from(n.min(3)))).collect();
         assert_eq!(knee(&small, KNEE_TOLERANCE), Some(30));
         let large: Vec<(u32, f64)> = (1..=10).map(|n| (n * 10, f64::from(n))).collect();
@@ -46,7 +49,7 @@ mod tests {
 
     #[test]
     fn small_steps_that_add_up_are_no_flat_end() {
-        // Each is within 5% of the next, all together are not.
+        // Each point is within 5% of the next, but all together are not.
         let slope = [(8, 86.0), (16, 89.0), (24, 92.0), (32, 96.0), (40, 100.0)];
         assert_eq!(knee(&slope, KNEE_TOLERANCE), Some(32));
     }

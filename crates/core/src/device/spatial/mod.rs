@@ -1,18 +1,21 @@
-//! GSLICE: on how much of a device each model runs.
+//! GSLICE: the share of a device that each model runs on.
 //!
-//! [`Spatial`] is a state machine as the others. It is told what models come and go, what each batch took and what came in each window of time; it says which
-//! model is to have lanes on how many units ([`SpatialOutput::Prepare`]), when it changes over to them ([`SpatialOutput::Switch`]), and how large batches may be
-//! ([`SpatialOutput::Limit`]). What makes the batches inside a share is another's: any [`DevicePolicy`](super::DevicePolicy), which
-//! [`DeviceScheduler::handle_move`](super::DeviceScheduler::handle_move) brings from one partition to another without its knowledge.
+//! [`Spatial`] is a state machine. It handles new and removed models, the latency of each batch,
+//! and the arrivals in each window of time. Its decisions are the lanes of each model and their
+//! units ([`SpatialOutput::Prepare`]), the change-over to new lanes ([`SpatialOutput::Switch`]),
+//! and the largest batch ([`SpatialOutput::Limit`]). Inside a share, any
+//! [`DevicePolicy`](super::DevicePolicy) makes the batches.
+//! [`DeviceScheduler::handle_move`](super::DeviceScheduler::handle_move) moves the policy from one
+//! partition to another without its knowledge.
 //!
 //! | file | rule | source |
 //! |---|---|---|
 //! | [`knee`] | the smallest share with nearly the throughput of the whole | GSLICE §2.1.3 |
 //! | [`SelfTuning`] | the share that the residuals of latency and throughput ask for | §3.2.2, algorithm 1 |
-//! | [`FairShare`] | what each gets of what all ask for | §3.2.3 |
+//! | [`FairShare`] | the share of each model, from the demands of all | §3.2.3 |
 //! | [`Slab`] | batches in proportion to the headroom | §3.3.1 |
-//! | [`Aimd`] | the same by Clipper's paper, to compare with | |
-//! | [`Clipper`] | the same by Clipper's code, to compare with | §4.5 |
+//! | [`Aimd`] | the same by Clipper's paper, as a baseline | |
+//! | [`Clipper`] | the same by Clipper's code, as a baseline | §4.5 |
 
 mod aimd;
 mod average;

@@ -1,4 +1,5 @@
-//! Self-tuning: the share that a model needs, from what it achieves with the one it has.
+//! Self-tuning: the share that a model needs, from its latency and throughput with its current
+//! share.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,59 +7,70 @@ use super::average::Average;
 use super::decision::SpatialOptions;
 use crate::time::Duration;
 
-/// What a model did in a window of time.
+/// The measurements of a model in a window of time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MeasuredWindow {
-    /// How long the window was.
+    /// The length of the window.
     pub span: Duration,
-    /// How long batches of the model ran in it.
+    /// The time in which the model's batches ran.
     pub busy: Duration,
-    /// Items that were answered.
+    /// The items that were answered.
     pub items: u64,
-    /// Items that came; `None`: as many as are answered, from clients that wait for answers or a queue that is never empty.
+    /// The items that came. `None`: as many as were answered, from clients that wait for answers or
+    /// from a queue that is never empty.
     pub arrivals: Option<u64>,
-    /// What batches took on average; zero if there was none.
+    /// The average latency of batches; zero if there was none.
     pub latency: Duration,
 }
 
-/// What self-tuning finds of a share.
+/// The verdict of self-tuning on a share.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Tuned {
-    /// It suits, or too little is known.
+    /// The share suits, or too little is known.
     Suits,
-    /// The model needs so many times its share, more than 1: it is later than its SLO by this part of the latency, or slower than what comes by this part of its throughput.
+    /// The model needs `factor` times its share, which is above 1. The excess is the latency beyond
+    /// the SLO, as a part of the latency, or the missing throughput, as a part of the throughput.
     More {
-        /// The share that it needs to the one it has.
+        /// The needed share over the current one.
         factor: f64,
-        /// Average latency, seconds.
+        /// The average latency in seconds.
         latency: f64,
-        /// Average items a second.
+        /// The average throughput in items per second.
         throughput: f64,
     },
-    /// It needs only so many times its share, less than 1.
+    /// The model needs only `factor` times its share, which is below 1.
     Less {
-        /// The share that it needs to the one it has.
+        /// The needed share over the current one.
         factor: f64,
     },
 }
 
-/// How much a batch counts in the part of them that is full.
+/// The weight of a batch in the average part of full batches.
 const BATCH_WEIGHT: f64 = 0.05;
 
-/// What a model achieves with its share, and which share that asks for (GSLICE §3.2.2, algorithm 1).
+/// Measures what a model achieves with its share, and finds the share that it needs (GSLICE §3.2.2,
+/// algorithm 1).
 ///
-/// The *residual latency* is the SLO less the average latency, the *residual throughput* what the model could answer less what comes. If either is below zero the share is
-/// too small, and grows by the larger of what is lacking. If both are above the threshold it is too large, and shrinks.
+/// The *residual latency* is the SLO less the average latency. The *residual throughput* is the
+/// achievable throughput less the arrivals. If either is below zero, the share is too small, and
+/// grows by the larger lack. If both are above the threshold, the share is too large, and shrinks.
 ///
-/// It is the paper's prose that is followed here; as it is printed, the algorithm
-/// - returns early if both residuals are below the threshold *with their signs*, so that a model that misses its SLO and cannot answer what comes keeps its share;
-/// - takes the larger of the two residuals even where one of them is to spare, so that a model that is a little late and has much throughput to spare gets a much larger share;
-/// - shrinks by the larger one, too, measured by the average latency, so that a model with 5 ms of 50 would get less than nothing. Here the smaller decides, and each is measured so that
-///   the share ends where its residual is nothing.
+/// This code follows the paper's prose. The algorithm as printed differs in three ways:
+/// - The algorithm returns early if both residuals are below the threshold *with their signs*. Then
+///   a model that misses its SLO and cannot answer its arrivals keeps its share.
+/// - For growth it takes the larger of the two residuals, even if that one is to spare. Then a
+///   model that is a little late and has much throughput to spare gets a much larger share.
+/// - For shrinking it also takes the larger one, measured by the average latency. Then a model with
+///   5 ms of 50 would get less than nothing. Here the smaller residual decides, measured so that
+///   the new share makes this residual zero.
 ///
-/// Throughput is what is answered a second *of the time that batches ran*: what the share achieves, whatever comes. Beyond the paper:
-/// - what comes counts with a [reserve](SpatialOptions::reserve), and the latency of a model that shrinks, too;
-/// - where most batches are smaller than they may be, throughput lacks nothing: batches are as small as what comes allows, and larger ones answer more. How much more is not known, so that it is not to spare either.
+/// Throughput is the number of answers per second *of the time that batches ran*: the capacity of
+/// the share at any arrival rate. Beyond the paper:
+/// - Arrivals count with a [reserve](SpatialOptions::reserve). The latency of a model that shrinks
+///   does, too.
+/// - If most batches are not full, throughput lacks nothing. Batches are only as small as arrivals
+///   allow, and larger ones answer more. How much more is not known, so that throughput is not to
+///   spare either.
 #[derive(Clone, Debug)]
 pub struct SelfTuning {
     slo: f64,
@@ -67,12 +79,12 @@ pub struct SelfTuning {
     latency: Average,
     throughput: Average,
     arrivals: Average,
-    /// Which part of the batches was as large as it might be.
+    /// The part of the batches that were as large as the limit allowed.
     full: Average,
 }
 
 impl SelfTuning {
-    /// Nothing is known.
+    /// A tuning without measurements.
     pub fn new(slo: Duration, options: &SpatialOptions) -> Self {
         let SpatialOptions { threshold, reserve, weight, .. } = *options;
         let (latency, full) = (Average::new(weight), Average::new(BATCH_WEIGHT));
@@ -80,19 +92,20 @@ impl SelfTuning {
         SelfTuning { slo: slo.as_secs_f64(), threshold, reserve, latency, throughput, arrivals, full }
     }
 
-    /// The model has another share: what it achieved before says nothing any more. What comes is the same.
+    /// Handles a change of the model's share. Earlier achievements no longer count, while arrivals
+    /// do.
     pub fn handle_share(&mut self) {
         self.latency.forget();
         self.throughput.forget();
         self.full.forget();
     }
 
-    /// A batch ran: whether it was as large as it might be.
+    /// Handles a batch, which was full if it was as large as the limit allowed.
     pub fn handle_batch(&mut self, is_full: bool) {
         self.full.add(f64::from(u8::from(is_full)));
     }
 
-    /// A window is over. One in which nothing ran says only what came.
+    /// Handles the end of a window. A window without batches tells only the arrivals.
     pub fn handle_window(&mut self, window: &MeasuredWindow) {
         let span = window.span.as_secs_f64();
         if let Some(arrivals) = window.arrivals {
@@ -104,14 +117,14 @@ impl SelfTuning {
         }
     }
 
-    /// Which share it needs.
+    /// The verdict on the current share.
     pub fn tune(&self) -> Tuned {
         let (Some(latency), Some(throughput)) = (self.latency.value(), self.throughput.value()) else {
             return Tuned::Suits;
         };
         let reserve = 1.0 + self.reserve;
         let is_full = self.full.value().is_none_or(|full| full >= 0.5);
-        // What it is to be able to answer.
+        // The throughput that the model needs.
         let due = self.arrivals.value().map(|arrivals| arrivals * reserve);
         let lacking = |residual: f64, average: f64| (-residual / average).max(0.0);
         let lacks = due.filter(|_| is_full).map_or(0.0, |due| lacking(throughput - due, throughput));
@@ -134,7 +147,7 @@ mod tests {
 
     const SLO: Duration = Duration::from_millis(50);
 
-    /// One window of a second: items a second while batches ran, what came, latency.
+    /// Tunes by one window of a second: items per second while batches ran, arrivals, and latency.
     fn tune(throughput: u64, arrivals: Option<u64>, latency_ms: f64) -> Tuned {
         let mut tuning = SelfTuning::new(SLO, &SpatialOptions { reserve: 0.0, ..SpatialOptions::new(100, 1) });
         let second = Duration::from_millis(1000);
@@ -145,9 +158,10 @@ mod tests {
 
     #[test]
     fn section_3_2_2_a_model_that_misses_its_slo_and_is_too_slow_gets_more() {
-        // Figure 16: VGG-19 on 30%, 15 of 35 images a second at 65 ms. Algorithm 1 as printed says "no change".
+        // Figure 16: VGG-19 on 30% answers 15 of 35 images a second at 65 ms. Algorithm 1 as
+        // printed says "no change".
         let Tuned::More { factor, .. } = tune(15, Some(35), 65.0) else { panic!("it needs more") };
-        // 70%, of which the paper gives it 60.
+        // The result is 70%, of which the paper gives it 60.
         assert!((factor * 30.0 - 70.0).abs() < 0.1, "{factor}");
     }
 
@@ -164,7 +178,7 @@ mod tests {
 
     #[test]
     fn figure_16_a_model_with_room_to_spare_gets_less() {
-        // ResNet-50 on 30%: 131 a second could be answered and 35 come, at 7.6 ms: 8%.
+        // ResNet-50 on 30% could answer 131 a second, and 35 come, at 7.6 ms: 8% suffice.
         let Tuned::Less { factor } = tune(131, Some(35), 7.6) else { panic!("it needs less") };
         assert!((factor * 30.0 - 8.0).abs() < 0.1, "{factor}");
         let Tuned::Less { factor } = tune(131, Some(35), 40.0) else { panic!("it needs less") };

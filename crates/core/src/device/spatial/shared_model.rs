@@ -1,4 +1,4 @@
-//! A model on a divided device: its share, and the one to come.
+//! A model on a divided device, with its current and its next share.
 
 use super::batch_control::BatchControl;
 use super::decision::{ShareReason, SpatialOptions};
@@ -10,24 +10,25 @@ use crate::time::{Duration, Time};
 /// A model that comes to a divided device.
 #[derive(Clone, Debug)]
 pub struct SpatialModel {
-    /// Its SLO: how long a batch may take.
+    /// The SLO: the longest time that a batch may take.
     pub slo: Duration,
-    /// Its knee, compute units; `None`: nobody knows, and it begins with 30% (GSLICE §3.2.3).
+    /// The knee in compute units. `None`: it is not known, and the model begins with 30% (GSLICE
+    /// §3.2.3).
     pub knee: Option<u32>,
-    /// How its batches are limited.
+    /// The rule that limits the model's batches.
     pub batch: BatchControl,
 }
 
-/// Where a model's lanes stand.
+/// The state of a model's share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ShareState {
-    /// Compute units that it runs on; 0: it has none yet.
+    /// The compute units that the model runs on; 0: it has none yet.
     pub active: u32,
-    /// Compute units that it is to have.
+    /// The compute units that the model will have.
     pub target: u32,
-    /// Lanes that are made for it beside those it runs on: on how many units, and whether they are ready.
+    /// The units of the standby lanes, and whether the lanes are ready.
     pub standby: Option<(u32, bool)>,
-    /// Whether somebody has set its share.
+    /// Whether the share was set by hand.
     pub by_hand: bool,
 }
 
@@ -37,15 +38,15 @@ pub struct SharedModel {
     pub state: ShareState,
     pub batch: BatchControl,
     pub tuning: SelfTuning,
-    /// Compute units that it asks for.
+    /// The compute units that the model asks for.
     pub demand: f64,
-    /// When its share was changed.
+    /// When the share was last changed.
     pub changed: Time,
-    /// Its share stays until then.
+    /// The share stays until this time.
     pub held_until: Time,
-    /// Its lanes could not be made, and are tried again then.
+    /// When lanes that could not be made are tried again.
     pub failed_until: Option<Time>,
-    /// Why it is to have its target.
+    /// The reason for the model's target.
     pub reason: ShareReason,
 }
 
@@ -69,13 +70,13 @@ impl SharedModel {
         Claim::of(self.demand)
     }
 
-    /// Whether what is measured may change its share.
+    /// Whether measurements may change the model's share.
     pub fn is_free(&self, now: Time) -> bool {
         let ShareState { active, standby, by_hand, .. } = self.state;
         active > 0 && standby.is_none() && !by_hand && self.failed_until.is_none() && now >= self.held_until
     }
 
-    /// It runs on so many units from now on.
+    /// Switches the model to `units` compute units.
     pub fn switch(&mut self, now: Time, units: u32, held_until: Time) {
         (self.state.active, self.state.standby) = (units, None);
         (self.changed, self.held_until) = (now, held_until);

@@ -3,39 +3,44 @@
 use super::average::Average;
 use crate::time::Duration;
 
-/// Average latencies between these shares of the SLO are as they should be; beyond, the batch is made for the middle of them. GSLICE has one number, 5%.
+/// The band of the SLO in which an average latency should be. Outside of it, the batch is made for
+/// the middle of the band. GSLICE has one number, 5%.
 const BAND: [f64; 2] = [0.90, 0.95];
-/// So many batches in a row that say the same are a signal (GSLICE §3.3.1).
+/// This many equal verdicts in a row are a signal (GSLICE §3.3.1).
 const IN_A_ROW: u32 = 5;
-/// A latency that is so much lower than when a size was given up says that it may be tried again.
+/// A size that was given up may be tried again once the latency has fallen below this part of its
+/// value at that time.
 const CHANGED: f64 = 0.9;
-/// Otherwise it is tried again after so many batches, as it may have been given up by chance; each time that it is given up again after twice as many as before.
+/// Otherwise the size is tried again after this many batches, as it may have been given up by
+/// chance. The number doubles each time that the size is given up again.
 const AGAIN: u32 = 64;
-/// At most so many.
+/// The most batches before a size is tried again.
 const MOST_AGAIN: u32 = 1_024;
 
-/// Whether a model has too little of the device, or perhaps too much.
+/// The verdict on a model's share of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Provision {
-    /// It misses its SLO with batches of one.
+    /// The model misses its SLO with batches of one.
     Under,
-    /// It keeps its SLO with room to spare.
+    /// The model keeps its SLO with room to spare.
     Over,
 }
 
-/// Self-learning adaptive batching, SLAB (GSLICE §3.3.1): the largest batch follows from the one there is, what that took on average and how far it is from the SLO. It knows no
-/// profile, so that whatever changes what batches take (another share, interference) changes the batch.
+/// Self-learning adaptive batching, SLAB (GSLICE §3.3.1). The largest batch follows from the
+/// current one, its average latency, and the distance of this latency from the SLO. The rule knows
+/// no profile, so that every change of latencies (another share, interference) changes the batch.
 ///
-/// A size that took too long is not tried again for a while if what there is takes as long as when it was given up: where latencies rise in steps, every other batch would be late.
+/// A size that took too long is given up. For a while it is tried again only if the current size
+/// has become faster. If latencies rise in steps, every other batch would be late otherwise.
 #[derive(Clone, Debug)]
 pub struct Slab {
     slo: f64,
     most: u32,
     limit: u32,
-    /// Of batches with the limit there is, seconds.
+    /// The average latency of batches with the current limit, in seconds.
     latency: Average,
     given_up: Option<GivenUp>,
-    /// How many batches in a row have said so.
+    /// The latest verdict, and the number of batches in a row with it.
     signal: (Option<Provision>, u32),
 }
 
@@ -43,23 +48,23 @@ pub struct Slab {
 #[derive(Clone, Copy, Debug)]
 struct GivenUp {
     size: u32,
-    /// The average of the limit that came after it, at first.
+    /// The first average latency of the smaller limit that followed.
     then: Option<f64>,
-    /// Batches since.
+    /// The batches since the size was given up.
     batches: u32,
-    /// After how many it is tried again.
+    /// The number of batches after which the size is tried again.
     again: u32,
 }
 
 impl GivenUp {
-    /// Whether it is time to try it again.
+    /// Whether the size may be tried again.
     fn is_due(&self) -> bool {
         self.batches > self.again
     }
 }
 
 impl Slab {
-    /// Batches of one, to begin with; of `most` at most.
+    /// A rule that begins with batches of one. A batch has at most `most` items.
     pub fn new(slo: Duration, most: u32) -> Self {
         let (latency, signal) = (Average::new(0.25), (None, 0));
         Slab { slo: slo.as_secs_f64(), most: most.max(1), limit: 1, latency, given_up: None, signal }
@@ -70,17 +75,17 @@ impl Slab {
         self.limit
     }
 
-    /// The model has another share: nothing that was learned holds.
+    /// Handles a change of the model's share, after which nothing learned still holds.
     pub fn handle_share(&mut self) {
         self.latency.forget();
         (self.given_up, self.signal) = (None, (None, 0));
     }
 
-    /// A batch took so long. Gives a signal when five in a row have said so.
+    /// Handles the latency of a batch. Returns a signal after five equal verdicts in a row.
     pub fn handle_batch(&mut self, rows: u32, latency: Duration) -> Option<Provision> {
         let seconds = latency.as_secs_f64();
         let is_full = rows >= self.limit;
-        // A batch that was not full says only that its size is too large, if it is.
+        // A batch that was not full can only show that its size is too large.
         if is_full || seconds > self.slo {
             self.latency.add(seconds);
             let average = self.latency.value().unwrap_or(seconds);
@@ -105,7 +110,8 @@ impl Slab {
             (fits.floor() as u32).min(rows.saturating_sub(1)).max(1)
         } else if average < low * self.slo && rows >= self.limit {
             let most = self.given_up.map_or(self.most, |given_up| given_up.size - u32::from(!given_up.is_due()));
-            // One more at least: what does not depend on the batch has room in it, too.
+            // The limit grows by at least one. Time that does not depend on the batch size leaves
+            // room, too.
             (fits.floor() as u32).max(rows + 1).min(most).max(self.limit)
         } else {
             self.limit
@@ -143,7 +149,8 @@ mod tests {
 
     const SLO: Duration = Duration::from_millis(50);
 
-    /// Full batches that take what `takes` says: the time until the limit has settled, and the limit.
+    /// Runs full batches with the latency of `takes`. Returns the time until the limit has settled,
+    /// and the limit.
     fn settle(slab: &mut Slab, takes: impl Fn(u32) -> f64) -> (f64, u32) {
         let (mut now, mut last) = (0.0, 0.0);
         for _ in 0..200 {
@@ -177,7 +184,7 @@ mod tests {
         let (_, whole) = settle(&mut slab, |batch| 10.0 + f64::from(batch));
         slab.handle_share();
         let (_, half) = settle(&mut slab, |batch| 2.0 * (10.0 + f64::from(batch)));
-        // Not even told.
+        // The rule is not told of this change.
         let (_, again) = settle(&mut slab, |batch| 10.0 + f64::from(batch));
         assert!(half < whole / 2 + 1 && again >= whole - 1, "{whole}, {half}, {again}");
     }

@@ -1,4 +1,4 @@
-//! The batches that run, and how far they are (DVABatch §5.2.1).
+//! The batches that run, and the stages they have completed (DVABatch §5.2.1).
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use crate::time::Time;
 /// A batch that runs: a row of the paper's batch table.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Batch {
-    /// Its items (`bs`), those that join included.
+    /// The batch's items (`bs`), including items that join.
     pub rows: u32,
-    /// When it was made (`time`).
+    /// When the batch was made (`time`).
     pub created: Time,
-    /// What its members are padded to.
+    /// The length to which the members are padded.
     pub length: u32,
-    /// Items that each stage has completed (`status_map`).
+    /// The items that each stage has completed (`status_map`).
     pub completed: Vec<u32>,
-    /// It may be split later: nobody may join it (§5.2.2).
+    /// Whether the batch may be split later, so that no request may join it (§5.2.2).
     pub may_split: bool,
-    /// Requests that join it are on their way.
+    /// The requests that are on their way to join the batch.
     pub stretch: Option<Stretch>,
 }
 
-/// Requests that join a batch, and who waits for whom.
+/// Requests that join a batch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stretch {
-    /// The stage after which they are together.
+    /// The stage after which batch and joining requests are together.
     pub stage: u16,
-    /// What has got there first, and waits for the other.
+    /// The side that got there first, and waits for the other.
     pub waiting: Option<Item>,
 }
 
@@ -40,14 +40,15 @@ pub struct BatchTable {
 }
 
 impl BatchTable {
-    /// The paper's `new`: a batch of `rows` items that no stage has run.
+    /// Adds a batch of `rows` items that no stage has run: the paper's `new`.
     pub fn insert(&mut self, id: BatchId, now: Time, rows: u32, length: u32, stages: u16, may_split: bool) {
         self.newest = Some(id);
         let completed = vec![0; usize::from(stages)];
         self.rows.insert(id, Batch { rows, created: now, length, completed, may_split, stretch: None });
     }
 
-    /// A part of `batch` with `rows` items, as far as it is; it is no newer than what it is a part of.
+    /// Adds a part of `batch` with `rows` items, which has completed the stages up to `stage`. The
+    /// part is as old as the batch.
     pub fn insert_part(&mut self, id: BatchId, batch: BatchId, rows: u32, stage: u16) {
         if let Some(whole) = self.rows.get(&batch).cloned() {
             let completed =
@@ -56,7 +57,7 @@ impl BatchTable {
         }
     }
 
-    /// The batch that was made last, if it still runs. Parts of a split batch are none.
+    /// The batch that was made last, if it still runs. Parts of a split batch do not count.
     pub fn newest(&self) -> Option<(BatchId, &Batch)> {
         let id = self.newest?;
         self.rows.get(&id).map(|batch| (id, batch))
@@ -72,12 +73,12 @@ impl BatchTable {
         self.rows.get_mut(&id)
     }
 
-    /// The batch has left the last stage.
+    /// Removes a batch that has left the last stage.
     pub fn remove(&mut self, id: BatchId) {
         self.rows.remove(&id);
     }
 
-    /// Whether none runs.
+    /// Whether no batch runs.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

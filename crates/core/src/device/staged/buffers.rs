@@ -2,50 +2,52 @@
 
 use std::collections::BTreeMap;
 
-/// What a buffer is in use for (DVABatch §6.1).
+/// The state of a buffer (DVABatch §6.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BufferState {
     /// No executor uses it.
     Available,
-    /// It may be written, not read: what was in it has been read, and a later stage still works on what came of it.
+    /// The buffer may be written, but not read. Its content has been read, and a later stage still
+    /// works on the result.
     Invalid,
-    /// An executor reads it: the paper's inreading.
+    /// An executor reads the buffer: the paper's inreading.
     Reading,
-    /// An executor writes it: the paper's inwriting.
+    /// An executor writes the buffer: the paper's inwriting.
     Writing,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Buffer {
     state: BufferState,
-    /// It holds rows that the next stage has not begun to read. With more than two pairs the four states do not exclude that an executor
-    /// gets to write them over; this does.
+    /// Whether the buffer holds rows that the next stage has not begun to read. With more than two
+    /// pairs, the four states alone would let an executor overwrite such rows.
     unread: bool,
 }
 
-/// The buffers of all stages: pair `j` of executor `i` is the input buffer `(i, j)` and the output buffer `(i + 1, j)`, which is the input buffer
-/// of executor `i + 1`.
+/// The buffers of all stages. Pair `j` of executor `i` is the input buffer `(i, j)` and the output
+/// buffer `(i + 1, j)`. The latter is also the input buffer of executor `i + 1`.
 #[derive(Clone, Debug)]
 pub struct BufferPairs {
     pairs: u16,
-    /// By boundary, then by pair: the input of stage 0 first, the output of the last stage last.
+    /// The buffers by boundary, then by pair: the input of stage 0 first, the output of the last
+    /// stage last.
     buffers: Vec<Buffer>,
-    /// Parts of batches that were split.
+    /// The parts of split batches.
     families: BTreeMap<FamilyId, Family>,
     next_family: u32,
 }
 
-/// The parts of one batch that was split.
+/// The id of a family: the parts of one split batch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct FamilyId(u32);
 
-/// Parts of a batch that was split: they have one pair, and run one after another.
+/// The parts of a split batch, which share one pair and run one after another.
 #[derive(Clone, Copy, Debug)]
 struct Family {
     pair: u16,
-    /// The stage that they were split before: whose input buffer holds the rows of all of them.
+    /// The stage before which the batch was split. Its input buffer holds the rows of all parts.
     before: u16,
-    /// Parts that have not left the last stage.
+    /// The parts that have not left the last stage.
     left: u32,
 }
 
@@ -69,13 +71,15 @@ impl BufferPairs {
         self.buffers[usize::from(boundary) * usize::from(self.pairs) + usize::from(pair)]
     }
 
-    /// The state of the buffer that stage `boundary` reads (the one after the last stage: of the model's outputs).
+    /// The state of the buffer that stage `boundary` reads. The buffer after the last stage holds
+    /// the model's outputs.
     #[cfg(test)]
     pub fn state(&self, boundary: u16, pair: u16) -> BufferState {
         self.get(boundary, pair).state
     }
 
-    /// Whether executor `stage` may use the pair: its input buffer is available, its output buffer available or invalid (DVABatch §6.1).
+    /// Whether executor `stage` may use the pair. Its input buffer must be available, its output
+    /// buffer available or invalid (DVABatch §6.1).
     pub fn is_legitimate(&self, stage: u16, pair: u16) -> bool {
         let (input, output) = (self.get(stage, pair), self.get(stage + 1, pair));
         input.state == BufferState::Available
@@ -88,23 +92,24 @@ impl BufferPairs {
         (0..self.pairs).find(|pair| self.is_legitimate(stage, *pair))
     }
 
-    /// Executor `stage` begins to work with the pair. Asserts that it may.
+    /// Marks the pair as used by executor `stage`. Asserts that the executor may use it.
     pub fn begin(&mut self, stage: u16, pair: u16) {
         assert!(self.is_legitimate(stage, pair), "an executor works with a legitimate pair of buffers");
         *self.at(stage, pair) = Buffer { state: BufferState::Reading, unread: false };
         self.at(stage + 1, pair).state = BufferState::Writing;
     }
 
-    /// Executor `stage`, of `stages`, is done with the pair: the next may read what it wrote.
+    /// Ends the use of the pair by executor `stage` of `stages`. The next executor may read the
+    /// output.
     pub fn end(&mut self, stage: u16, stages: u16, pair: u16) {
-        // The input of a model's only stage comes from nobody who would have to wait for it.
+        // A model's only stage has no earlier executor that would wait for its input buffer.
         let input = if stages == 1 { BufferState::Available } else { BufferState::Invalid };
         self.at(stage, pair).state = input;
         *self.at(stage + 1, pair) = Buffer { state: BufferState::Available, unread: stage + 1 < stages };
     }
 
-    /// Executor `stage` lets the one before it use the pair (DVABatch §6.2, the note on figure 11). False while parts of a split batch still
-    /// need the pair: then it has to be tried again.
+    /// Lets the executor before `stage` use the pair (DVABatch §6.2, the note on figure 11).
+    /// Returns false while parts of a split batch still need the pair; then try again later.
     pub fn hand_back(&mut self, stage: u16, pair: u16) -> bool {
         if self.families.values().any(|family| family.pair == pair && stage <= family.before + 1) {
             return false;
@@ -118,7 +123,8 @@ impl BufferPairs {
         true
     }
 
-    /// Nothing of what executor `stage` wrote goes on in this pair: it went into another one, or all members have left.
+    /// Frees the output of executor `stage` in this pair. The output went into another pair, or all
+    /// members have left.
     pub fn drain(&mut self, stage: u16, pair: u16) {
         self.at(stage + 1, pair).unread = false;
         if self.at(stage, pair).state == BufferState::Invalid {
@@ -126,7 +132,8 @@ impl BufferPairs {
         }
     }
 
-    /// What is in the pair before stage `before` is parted into `parts`, which go on one after another.
+    /// Splits the content of the pair before stage `before` into `parts`, which go on one after
+    /// another.
     pub fn split(&mut self, before: u16, pair: u16, parts: u32) -> FamilyId {
         let id = FamilyId(self.next_family);
         self.next_family += 1;
@@ -134,7 +141,8 @@ impl BufferPairs {
         id
     }
 
-    /// A part of split batches, the outermost first, has left the last stage: the next part may begin.
+    /// Handles a part of split batches that has left the last stage, so that the next part may
+    /// begin. `families` has the outermost family first.
     pub fn finish(&mut self, families: &[FamilyId]) {
         for id in families.iter().rev() {
             let Some(family) = self.families.get_mut(id) else { continue };
@@ -174,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_example_of_figure_9() {
-        // Executor 0 is at work with pair 0, executor 1 with pair 1, pair 2 is free.
+        // Executor 0 works with pair 0, executor 1 with pair 1, and pair 2 is free.
         let mut pairs = BufferPairs::new(2, 3);
         pairs.begin(0, 1);
         pairs.end(0, 2, 1);

@@ -1,14 +1,16 @@
-//! Requests of like length together (DVABatch §7.2, policy I).
+//! Clusters of requests with similar lengths (DVABatch §7.2, policy I).
 
 use super::super::segment_profile::SegmentProfile;
 use crate::time::Duration;
 
-/// Parts requests, given as (length, items) in ascending order of length, into clusters, each padded to its longest, so that the clusters take the least
-/// time in all, one after another; each cluster has at most `max_rows` items. Gives where each cluster ends.
+/// Divides requests into clusters that take the least total time one after another. Requests are
+/// (length, items) in ascending order of length. Each cluster is padded to its longest request, and
+/// has at most `max_rows` items. Returns the end of each cluster.
 ///
-/// The paper clusters by similarity without saying how; this is optimal for the measured times, by dynamic programming over the distinct lengths.
+/// The paper clusters by similarity without saying how. This algorithm is optimal for the measured
+/// latencies, by dynamic programming over the distinct lengths.
 pub fn clusters(requests: &[(u32, u32)], profile: &SegmentProfile, max_rows: u32) -> Vec<usize> {
-    // Where a cluster may end: where the length changes, or where it could get no larger.
+    // A cluster may end where the length changes, or where it cannot get larger.
     let mut ends: Vec<usize> = (1..requests.len()).filter(|end| requests[end - 1].0 != requests[*end].0).collect();
     ends.push(requests.len());
     let mut rows_before = vec![0u32; requests.len() + 1];
@@ -18,7 +20,7 @@ pub fn clusters(requests: &[(u32, u32)], profile: &SegmentProfile, max_rows: u32
     if requests.is_empty() {
         return Vec::new();
     }
-    // A run of equal lengths that is too large for one batch is cut where it has to be.
+    // A run of equal lengths that is too large for one batch is cut at the limit.
     let mut cuts = Vec::with_capacity(ends.len());
     let mut begin = 0;
     for end in ends {
@@ -33,7 +35,8 @@ pub fn clusters(requests: &[(u32, u32)], profile: &SegmentProfile, max_rows: u32
         begin = end;
     }
     cuts.dedup();
-    // best[i]: the least time for everything up to cuts[i - 1], and the cut at which its last cluster begins.
+    // best[i]: the least time for all requests up to cuts[i - 1], and the cut at which its last
+    // cluster begins.
     let mut best: Vec<(Duration, usize)> = vec![(Duration::ZERO, 0)];
     for (index, end) in cuts.iter().enumerate() {
         let length = requests[end - 1].0;
@@ -45,7 +48,7 @@ pub fn clusters(requests: &[(u32, u32)], profile: &SegmentProfile, max_rows: u32
                 break;
             }
             let time = best[from].0 + profile.total(rows, length);
-            // Of equal ones the smaller clusters: the first are answered sooner.
+            // Of equal times, smaller clusters win: the first ones are answered sooner.
             if time < least.0 {
                 least = (time, from);
             }
@@ -67,7 +70,7 @@ mod tests {
     use super::*;
     use crate::profile::LatencyProfile;
 
-    /// `fixed` ms a batch and `token` ms for each row and token.
+    /// A profile with `fixed` ms a batch and `token` ms for each row and token.
     fn profile(fixed: f64, token: f64) -> SegmentProfile {
         let at = |length: f64| LatencyProfile::linear_ms(token * length, fixed, 64).unwrap();
         SegmentProfile::new(vec![1, 1000], &[vec![at(1.0), at(1000.0)]]).unwrap()
@@ -91,7 +94,7 @@ mod tests {
 
     #[test]
     fn no_parting_of_few_requests_takes_less_time() {
-        // Against all 2^(n-1) ways, for some that need several clusters.
+        // Compares with all 2^(n-1) ways, for some requests that need several clusters.
         for seed in 0..200u32 {
             let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
             let mut draw = |most: u32| {

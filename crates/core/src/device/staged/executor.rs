@@ -5,35 +5,36 @@ use crate::ids::{BatchId, LaunchId, RequestId};
 use super::super::input_ring::RingRun;
 use super::buffers::FamilyId;
 
-/// What a stage's executor is doing.
+/// The state of a stage's executor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecutorState {
-    /// It has a legitimate pair of buffers, and takes the next batch.
+    /// The executor has a legitimate pair of buffers, and takes the next batch.
     Active,
-    /// It has a batch, and waits until that batch's own pair is legitimate.
+    /// The executor has a batch, and waits until the batch's own pair is legitimate.
     Checking,
-    /// It runs the batch.
+    /// The executor runs the batch.
     Working,
-    /// It has no legitimate pair.
+    /// The executor has no legitimate pair.
     Inactive,
 }
 
-/// What changes the state of an executor.
+/// An event that changes the state of an executor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExecutorEvent {
-    /// It takes a batch from its queue.
+    /// The executor takes a batch from its queue.
     Pulls,
-    /// The pair of its batch is legitimate.
+    /// The pair of the executor's batch is legitimate.
     IsLegitimate,
-    /// Its run is over, and it has another legitimate pair. The last stage's executor always does as if.
+    /// The run is over, and the executor has another legitimate pair. The last stage's executor
+    /// always gets this event.
     EndsWithPair,
-    /// Its run is over, and it has no legitimate pair.
+    /// The run is over, and the executor has no legitimate pair.
     EndsWithoutPair,
     /// A pair became legitimate.
     GetsPair,
 }
 
-/// Figure 11: the only transitions there are.
+/// Figure 11: all transitions.
 pub const TRANSITIONS: [(ExecutorState, ExecutorEvent, ExecutorState); 5] = [
     (ExecutorState::Active, ExecutorEvent::Pulls, ExecutorState::Checking),
     (ExecutorState::Checking, ExecutorEvent::IsLegitimate, ExecutorState::Working),
@@ -42,22 +43,23 @@ pub const TRANSITIONS: [(ExecutorState, ExecutorEvent, ExecutorState); 5] = [
     (ExecutorState::Inactive, ExecutorEvent::GetsPair, ExecutorState::Active),
 ];
 
-/// A batch, or a part of one that catches up, on its way through the stages: an entry of the paper's batch queues.
+/// A batch, or a part that catches up, on its way through the stages: an entry of the paper's batch
+/// queues.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Item {
     /// The batch.
     pub batch: BatchId,
-    /// Its members, in the order of their rows.
+    /// The members, in the order of their rows.
     pub members: Vec<RequestId>,
-    /// Their items.
+    /// The items of the members.
     pub rows: u32,
-    /// Its pair of buffers; `None` until the first stage has one for it.
+    /// The item's pair of buffers; `None` until the first stage has one.
     pub pair: Option<u16>,
-    /// The members join the batch: they are not yet with the rest of it.
+    /// Whether the members are on their way to join the batch.
     pub joins: bool,
-    /// Slots of the input ring that the first stage reads, in the order of the members.
+    /// The ring slots that the first stage reads, in the order of the members.
     pub slots: Vec<RingRun>,
-    /// The split batches that it is a part of, the outermost first.
+    /// The families of split batches that the item belongs to, the outermost first.
     pub families: Vec<FamilyId>,
 }
 
@@ -65,26 +67,26 @@ pub struct Item {
 #[derive(Debug)]
 pub struct Executor {
     state: ExecutorState,
-    /// What it has pulled.
+    /// The item that the executor has taken.
     pub item: Option<Item>,
-    /// What it runs.
+    /// The launch that runs.
     pub launch: Option<LaunchId>,
-    /// Pairs that it is done with and has not yet handed back.
+    /// The pairs that the executor is done with and has not handed back yet.
     pub owed: Vec<u16>,
 }
 
 impl Executor {
-    /// With a legitimate pair and nothing to do.
+    /// An idle executor with a legitimate pair.
     pub fn new() -> Self {
         Executor { state: ExecutorState::Active, item: None, launch: None, owed: Vec::new() }
     }
 
-    /// What it is doing.
+    /// The executor's state.
     pub fn state(&self) -> ExecutorState {
         self.state
     }
 
-    /// Changes its state. Asserts that the table has such a transition.
+    /// Changes the state. Asserts that the table has such a transition.
     pub fn on(&mut self, event: ExecutorEvent) {
         let transition = TRANSITIONS.iter().find(|(from, on, _)| *from == self.state && *on == event);
         assert!(transition.is_some(), "an executor that is {:?} cannot see {event:?}", self.state);

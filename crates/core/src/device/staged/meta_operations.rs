@@ -1,4 +1,4 @@
-//! New, stretch and split: when who joins or leaves a batch (DVABatch §5, §7.2).
+//! New, stretch and split: when requests join or leave a batch (DVABatch §5, §7.2).
 
 use super::batch_table::Stretch;
 use super::executor::Item;
@@ -8,18 +8,20 @@ use crate::device::{DeviceRequest, LaunchId, Note, Turn};
 use crate::ids::{BatchId, RequestId};
 use crate::time::Duration;
 
-/// A split may cost so much of the device's time, in thousandths: measured times are no more exact.
+/// The device time that a split may cost, in thousandths: measured latencies are no more exact.
 const SPLIT_TOLERANCE: u64 = 20;
 const PERMILLE: u64 = 1000;
 
 impl Staged {
-    /// Whether a batch of that many items would be split after some stage, the first of which is `from` (DVABatch §5.2.2).
+    /// Whether a batch of `rows` items would be split after stage `from` or a later one (DVABatch
+    /// §5.2.2).
     pub(super) fn may_split(&self, from: u16, rows: u32, length: u32) -> bool {
         self.options.by_operator && (from + 1..self.stages).any(|stage| self.parts(stage, rows, length) > 1)
     }
 
-    /// Into how many parts a batch is split before `stage`: halved as long as the rest takes at least twice as long for the whole as for a half, or nearly so
-    /// (DVABatch §7.2, policy II).
+    /// The number of parts into which a batch is split before `stage` (DVABatch §7.2, policy II).
+    /// The batch is halved while a half takes at most half the time of the whole, or hardly more,
+    /// in the remaining stages.
     pub(super) fn parts(&self, stage: u16, rows: u32, length: u32) -> u32 {
         let profile = &self.options.profile;
         let (mut size, mut parts) = (rows, 1);
@@ -37,7 +39,8 @@ impl Staged {
 
     /// Policy III: requests that wait join the newest batch (DVABatch §5.2.2, §7.2).
     pub(super) fn stretch(&mut self, turn: &mut Turn<'_>) -> bool {
-        // Requests of other lengths need no batch that runs: they get one of their own beside it (§7.2).
+        // Requests of other lengths need no running batch to join. They get a batch of their own
+        // beside it (§7.2).
         if !self.options.by_load || self.options.by_length || self.pool.ready_rows() == 0 {
             return false;
         }
@@ -51,23 +54,26 @@ impl Staged {
         if batch.may_split || batch.stretch.is_some() || turn.now() >= batch.created + comp_wait || room == 0 {
             return false;
         }
-        // Where the batch is: in a stage, then they are together after it; or before one, then it waits there.
+        // If the batch is in a stage, the requests join after that stage. If it waits before a
+        // stage, it waits there until they arrive.
         let in_stage =
             (1..self.stages).find(|s| self.holds(*s, id) && self.executors[usize::from(*s)].launch.is_some());
         let before = || (1..self.stages).find(|s| self.queues[usize::from(*s)].iter().any(|item| item.batch == id));
         let Some(stage) = in_stage.or_else(|| before().map(|stage| stage - 1)) else { return false };
         let in_executor = self.executors[usize::from(stage)].item.iter();
         let item = in_executor.chain(self.queues.iter().flatten()).find(|item| item.batch == id);
-        // Those who join go through another pair of buffers: that of the batch holds its rows until they are there.
+        // The joining requests go through another pair of buffers. The batch's own pair holds its
+        // rows until they arrive.
         let pair = (0..self.options.pairs)
             .find(|pair| item.is_some_and(|item| item.pair != Some(*pair)) && self.buffers.is_legitimate(0, *pair));
-        // After the last stage there is nothing left to do together.
+        // After the last stage there is nothing left to share.
         let Some(pair) = pair.filter(|_| stage + 1 < self.stages) else { return false };
         let (members, joined, _) = self.pool.neighbours(room);
         if members.is_empty() || self.pool.longest(members.len()) > batch.length {
             return false;
         }
-        // Worth it if the answers come sooner on the whole than those of two batches, one after the other.
+        // The stretch is worth it if the answers together come sooner than those of two batches,
+        // one after the other.
         let (rows, length) = (batch.rows, batch.length);
         let rest = |rows| profile.remaining(stage + 1, rows, length).as_nanos();
         let there = profile.total(joined, length).as_nanos().saturating_sub(rest(joined));
@@ -97,7 +103,7 @@ impl Staged {
         self.executors[usize::from(stage)].item.as_ref().is_some_and(|item| item.batch == batch)
     }
 
-    /// Takes requests out of the pool, as a member of a batch's queue.
+    /// Takes requests out of the pool, as an item for a batch's queue.
     pub(super) fn take(&mut self, batch: BatchId, members: Vec<RequestId>, joins: bool) -> Item {
         let (mut rows, mut slots) = (0, Vec::new());
         for request in &members {
@@ -108,7 +114,7 @@ impl Staged {
         Item { batch, members, rows, pair: None, joins, slots, families: Vec::new() }
     }
 
-    /// How long the oldest request may wait for others while batches run.
+    /// The time that the oldest request may wait for others while batches run.
     pub(super) fn window(&self) -> Duration {
         match self.options.window {
             _ if !self.options.by_length => Duration::ZERO,
@@ -117,11 +123,11 @@ impl Staged {
         }
     }
 
-    /// Requests that wait become batches, if the first stage is free (DVABatch §5.1: new).
+    /// Turns waiting requests into batches, if the first stage is free (DVABatch §5.1: new).
     pub(super) fn make_batches(&mut self, turn: &mut Turn<'_>) -> bool {
         let oldest = self.pool.ready().next().filter(|_| self.first_is_free());
         let Some(oldest) = oldest.map(|waiting| waiting.arrival) else { return false };
-        // Policy I: what runs side by side is bounded by what one batch may have.
+        // Policy I: all batches side by side have at most the items of one largest batch.
         let running = if self.options.by_length { self.pool.running_rows() } else { 0 };
         let room = self.options.max_batch.saturating_sub(running);
         let full = self.pool.ready_rows() >= room;
@@ -142,7 +148,7 @@ impl Staged {
             rows += waiting.request.size;
             taken.push(waiting.request);
         }
-        // Shortest first: the most requests are answered soonest.
+        // Shortest first: so the most requests are answered soonest.
         taken.sort_by_key(|request| request.length);
         let lengths: Vec<(u32, u32)> = taken.iter().map(|request| (request.length, request.size)).collect();
         let mut begin = 0;
@@ -170,7 +176,7 @@ impl Staged {
         true
     }
 
-    /// Members whose answer is final, or whose clients have gone, leave.
+    /// Lets members leave whose answer is final or whose clients have gone.
     pub(super) fn let_out(
         &mut self,
         turn: &mut Turn<'_>,
@@ -200,7 +206,7 @@ impl Staged {
         }
     }
 
-    /// One side of a stretch is empty: the other goes on as the batch.
+    /// Ends a stretch of which one side is empty: the other side goes on as the batch.
     pub(super) fn end_stretch(&mut self, batch: BatchId) {
         let Some(stretch) = self.table.get_mut(batch).and_then(|batch| batch.stretch.take()) else { return };
         if let Some(mut item) = stretch.waiting {
@@ -215,7 +221,8 @@ impl Staged {
         }
     }
 
-    /// Policy II: parts a batch before the next stage, if the rest takes no longer for it (DVABatch §7.2). Says whether it did.
+    /// Policy II: splits a batch before the next stage, if the remaining stages take no longer for
+    /// the parts (DVABatch §7.2). Returns whether it did.
     pub(super) fn split(&mut self, turn: &mut Turn<'_>, item: &Item, stage: u16) -> bool {
         let (Some(pair), Some(batch)) = (item.pair, self.table.get(item.batch)) else { return false };
         let parts = if self.options.by_operator { self.parts(stage + 1, item.rows, batch.length) } else { 1 };

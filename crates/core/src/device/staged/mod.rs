@@ -1,4 +1,4 @@
-//! DVABatch: who is in a batch while it runs.
+//! DVABatch: requests join and leave a batch while it runs.
 
 mod batch_table;
 mod buffers;
@@ -26,64 +26,71 @@ use batch_table::BatchTable;
 use buffers::BufferPairs;
 use executor::{Executor, ExecutorEvent, ExecutorState, Item};
 
-/// Slots of the ring for each item of the largest batch, where nobody says.
+/// The ring slots for each item of the largest batch, unless a setting says otherwise.
 const SLOTS_AN_ITEM: u32 = 4;
-/// Pairs of buffers, where nobody says (DVABatch §8.6).
+/// The pairs of buffers, unless a setting says otherwise (DVABatch §8.6).
 const BUFFER_PAIRS: u16 = 2;
-/// Stages, where nobody says.
+/// The number of stages, unless a setting says otherwise.
 const STAGES: u16 = 4;
 
-/// How a [`Staged`] batches.
+/// The options of a [`Staged`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StagedOptions {
-    /// What its segments take; each is a stage.
+    /// The latencies of the segments, each of which is a stage.
     pub profile: SegmentProfile,
-    /// Pairs of buffers: 1 makes stages run one after another, 2 is best (DVABatch §8.6).
+    /// The pairs of buffers: 1 makes stages run one after another, 2 is best (DVABatch §8.6).
     pub pairs: u16,
-    /// The most items of a batch, and with `by_length` of all that run.
+    /// The most items of a batch, and with `by_length` of all running batches.
     pub max_batch: u32,
-    /// Policy I, for requests that vary in length: batches of like length, side by side.
+    /// Policy I, for requests that vary in length: batches of similar lengths run side by side.
     pub by_length: bool,
-    /// Policy II, for operators that prefer batches of different sizes: split where the rest takes no longer in two halves.
+    /// Policy II, for operators that prefer batches of different sizes: a batch is split where the
+    /// remaining stages take no longer for two halves.
     pub by_operator: bool,
-    /// Policy III, for requests that come unevenly: let them join the newest batch.
+    /// Policy III, for uneven arrivals: requests may join the newest batch.
     pub by_load: bool,
-    /// With `by_length`: how long the oldest request may wait for others while batches run; `None`: as long as the first stage takes
-    /// for the largest batch (DVABatch §7.2).
+    /// With `by_length`: the time that the oldest request may wait for others while batches run.
+    /// `None`: the time of the first stage for the largest batch (DVABatch §7.2).
     pub window: Option<Duration>,
-    /// With `by_load`: nobody joins a batch that is older (T_comp_wait, DVABatch §7.2); `None`: half the time of the largest batch.
+    /// With `by_load`: no request joins a batch older than this (T_comp_wait, DVABatch §7.2).
+    /// `None`: half the time of the largest batch.
     pub comp_wait: Option<Duration>,
-    /// Slots of the input ring, one an item; 0: inputs stay with the host until their batch is launched.
+    /// The slots of the input ring, one an item; 0: inputs stay on the host until their batch is
+    /// launched.
     pub ring_slots: u32,
-    /// Give up requests that can no longer be answered by their deadline.
+    /// Whether to give up requests that can no longer be answered by their deadline.
     pub drop: bool,
     /// The most items that wait.
     pub queue_bound: u32,
 }
 
-/// DVABatch's scheduler: a batch runs stage by stage, and between stages it may be stretched by requests that came later, or split.
+/// DVABatch's scheduler: a batch runs stage by stage. Between stages it may be stretched by
+/// requests that came later, or split.
 ///
-/// Each stage has an executor with a lane and a queue of its own. An executor works when the pair of buffers of its next batch is legitimate
-/// (`buffers.rs`), and goes through the states of figure 11 (`executor.rs`). One pair therefore makes the stages work one after
-/// another, two make them a pipeline; parts of a split batch share a pair, and run one after another.
+/// Each stage has an executor with a lane and a queue of its own. An executor works when the pair
+/// of buffers of its next batch is legitimate (`buffers.rs`), and goes through the states of figure
+/// 11 (`executor.rs`). So one pair makes the stages work one after another, and two make them a
+/// pipeline. Parts of a split batch share a pair, and run one after another.
 ///
-/// After every event, in this order (DVABatch §4.2: input before operator before load): what a completed stage leaves is split if that is
-/// worth it; requests join the newest batch if they may and it is worth it; else they become new batches.
+/// After every event three steps follow in this order (DVABatch §4.2: input before operator before
+/// load). First the output of a completed stage is split if that is worth it. Then requests join
+/// the newest batch if they may and it is worth it. Otherwise they become new batches.
 #[derive(Debug)]
 pub struct Staged {
     options: StagedOptions,
     stages: u16,
     pool: RequestPool,
     table: BatchTable,
-    /// By stage: what it has to run.
+    /// The items that each stage has to run.
     queues: Vec<VecDeque<Item>>,
     executors: Vec<Executor>,
     buffers: BufferPairs,
 }
 
 impl Staged {
-    /// Nothing waits, all executors are active. Asserts that there is a pair of buffers, and that a batch has a size and fits a ring.
+    /// A policy without requests, with all executors active. Asserts that there is a pair of
+    /// buffers and that a batch has an item and fits the ring.
     pub fn new(options: StagedOptions) -> Self {
         assert!(options.pairs > 0 && options.max_batch > 0, "stages need a pair of buffers and a batch an item");
         assert!(options.ring_slots == 0 || options.ring_slots >= options.max_batch, "the ring holds a batch");
@@ -107,41 +114,42 @@ impl Staged {
         &mut self.executors[usize::from(stage)]
     }
 
-    /// Whether the first stage could take something new.
+    /// Whether the first stage could take a new batch.
     fn first_is_free(&self) -> bool {
         self.executors[0].state() == ExecutorState::Active && self.queues[0].is_empty()
     }
 }
 
-/// What people say about it.
+/// The user's settings of the policy.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 struct StagedSettings {
-    /// Into how many stages of about equal time the model is cut.
+    /// The number of stages, of about equal time, into which the model is cut.
     stages: Option<u16>,
-    /// The tensors after which the model is cut, in place of `stages`.
+    /// The tensors after which the model is cut, instead of by `stages`.
     cut_at: Vec<String>,
-    /// Pairs of buffers.
+    /// The pairs of buffers.
     buffer_pairs: Option<u16>,
-    /// Slots of the input ring, one an item.
+    /// The slots of the input ring, one an item.
     ring_slots: Option<u32>,
-    /// How long the oldest request may wait for others; `None`: not at all. DVABatch waits for as long as the first stage takes for the largest batch
-    /// (§7.2); not to wait measured better (lab/docs/dvabatch.md).
+    /// The time that the oldest request may wait for others; `None`: no time. DVABatch waits as
+    /// long as the first stage takes for the largest batch (§7.2). Not to wait measured better
+    /// (lab/docs/dvabatch.md).
     #[serde(rename = "window_ms", deserialize_with = "settings::millis")]
     window: Option<Duration>,
-    /// How old a batch may be that others still join; `None`: half the time of the largest batch.
+    /// The largest age of a batch that others may join; `None`: half the time of the largest batch.
     #[serde(rename = "comp_wait_ms", deserialize_with = "settings::millis")]
     comp_wait: Option<Duration>,
-    /// Policy I; `None`: where requests vary in length.
+    /// Policy I; `None`: if requests vary in length.
     #[serde(deserialize_with = "settings::switch")]
     lengths: Option<bool>,
     /// Policy II; `None`: yes.
     #[serde(deserialize_with = "settings::switch")]
     operators: Option<bool>,
-    /// Policy III; `None`: where requests do not vary in length.
+    /// Policy III; `None`: if requests do not vary in length.
     #[serde(deserialize_with = "settings::switch")]
     load: Option<bool>,
-    /// Where requests may be answered before the last segment.
+    /// The rules by which requests may be answered before the last segment.
     exits: Vec<ExitRule>,
 }
 
@@ -171,7 +179,8 @@ impl PolicySettings for StagedSettings {
         stages.min(u32::from(self.buffer_pairs.unwrap_or(BUFFER_PAIRS)))
     }
 
-    /// None where requests vary. It can do without one that is too large, if nobody asked for it.
+    /// There is no ring if requests vary in length. The default ring is not required, as it may be
+    /// too large.
     fn ring(&self, max_batch: u32, padded: bool) -> Result<Option<RingNeed>, String> {
         let Some(least) = self.ring_slots else {
             let least = max_batch.saturating_mul(SLOTS_AN_ITEM);
@@ -261,7 +270,7 @@ impl DevicePolicy for Staged {
     fn advance(&mut self, turn: &mut Turn<'_>) {
         self.pool.drop_hopeless(turn);
         loop {
-            // Last stages first: what they hand back is what those before them wait for.
+            // The last stage goes first: earlier stages wait for the pairs that it hands back.
             let mut changed = false;
             for stage in (0..self.stages).rev() {
                 changed |= self.wake(stage);
@@ -312,7 +321,7 @@ impl DevicePolicy for Staged {
     }
 
     fn poll_timeout(&self) -> Option<(Time, DeviceTimeout)> {
-        // Without `by_length` nothing that could begin waits.
+        // Without `by_length` every request that could begin has begun.
         let waits = self.options.by_length && self.first_is_free() && !self.table.is_empty();
         let fits = |waiting: &&PooledRequest| {
             waits && waiting.request.size <= self.options.max_batch.saturating_sub(self.pool.running_rows())
@@ -330,7 +339,8 @@ impl DevicePolicy for Staged {
         };
         let queued =
             self.queues.iter().enumerate().flat_map(|(stage, items)| items.iter().map(move |item| (stage, item)));
-        // What a stage runs is a launch already; what it is about to run is not.
+        // A stage that runs an item is a launch already, and is not counted again. A stage that is
+        // about to run an item is counted.
         let in_stages = self.executors.iter().enumerate().filter_map(|(stage, executor)| {
             executor.item.as_ref().map(|item| (stage + usize::from(executor.launch.is_some()), item))
         });

@@ -1,11 +1,13 @@
-//! Batches on their way through the stages: what the executors take, run and pass on (DVABatch §6.2).
+//! The way of batches through the stages: executors take them, run them and pass them on (DVABatch
+//! §6.2).
 
 use super::Staged;
 use super::executor::{ExecutorEvent, ExecutorState, Item};
 use crate::device::{InputSource, Launch, RequestPool, RingRun, SegmentRange, Turn};
 
 impl Staged {
-    /// An executor without a legitimate pair gets one; one that has one hands back what it is done with.
+    /// Activates an inactive executor that has a legitimate pair again. An active or checking
+    /// executor hands back the pairs that it is done with.
     pub(super) fn wake(&mut self, stage: u16) -> bool {
         let mut changed = false;
         if self.executor(stage).state() == ExecutorState::Inactive && self.buffers.any_legitimate(stage).is_some() {
@@ -26,7 +28,7 @@ impl Staged {
         changed
     }
 
-    /// An active executor takes the next batch.
+    /// Lets an active executor take the next batch.
     pub(super) fn pull(&mut self, stage: u16) -> bool {
         if self.executor(stage).state() != ExecutorState::Active {
             return false;
@@ -34,7 +36,8 @@ impl Staged {
         let legitimate = self.buffers.any_legitimate(stage);
         let Some(mut item) = self.queues[usize::from(stage)].pop_front() else { return false };
         if item.pair.is_none() {
-            // Only before the first stage; an active executor has a pair, unless one was taken back by a split.
+            // Only a batch before the first stage has no pair. An active executor has a pair,
+            // unless a split took it back.
             if legitimate.is_none() {
                 self.queues[usize::from(stage)].push_front(item);
                 return false;
@@ -47,7 +50,7 @@ impl Staged {
         true
     }
 
-    /// An executor that has a batch runs it, if the batch's pair is legitimate.
+    /// Runs an executor's batch, if the batch's pair is legitimate.
     pub(super) fn check(&mut self, turn: &mut Turn<'_>, stage: u16) -> bool {
         let executor = &mut self.executors[usize::from(stage)];
         let (ExecutorState::Checking, Some(item)) = (executor.state(), executor.item.as_ref()) else { return false };
@@ -78,7 +81,7 @@ impl Staged {
         true
     }
 
-    /// Where a batch goes after a stage.
+    /// Passes a batch on after a stage.
     pub(super) fn move_on(&mut self, turn: &mut Turn<'_>, mut item: Item, stage: u16) {
         let Some(pair) = item.pair else { return };
         let last = stage + 1 == self.stages;
@@ -89,7 +92,7 @@ impl Staged {
             }
             self.buffers.finish(&item.families);
             match together {
-                // Who was to join, or to be joined, goes on alone.
+                // The other side of the stretch goes on alone.
                 Some(_) => self.end_stretch(item.batch),
                 None => self.table.remove(item.batch),
             }
@@ -104,7 +107,7 @@ impl Staged {
                 return;
             };
             let (mut whole, joined) = if item.joins { (other, item) } else { (item, other) };
-            // The rows that join go into the pair of the batch; theirs is free.
+            // The joining rows go into the pair of the batch, so that their own pair is free.
             if let Some(pair) = joined.pair {
                 self.buffers.drain(stage, pair);
             }
@@ -123,7 +126,7 @@ impl Staged {
     }
 }
 
-/// The slots as one run, if they are one in the ring.
+/// The slots as one run, if they are neighbours in the ring.
 fn one_run(pool: &RequestPool, slots: &[RingRun]) -> Option<RingRun> {
     let (first, rest) = slots.split_first()?;
     rest.iter().try_fold(*first, |run, next| {

@@ -29,13 +29,13 @@
 //! **Epochs.** Each leader has an [`Epoch`]. Backends and frontends follow the highest epoch that
 //! they have heard of, and do nothing that a lower one asks for.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `message.rs` | what is said |
-//! | `link.rs`, `links.rs` | in order and once between two nodes; all links of one node |
-//! | `delay.rs`, `budgets.rs` | what messages take, measured (Symphony appendix D); what is planned with |
-//! | `epoch.rs`, `election.rs` | who leads |
-//! | `assignment.rs`, `assigner.rs`, `loading.rs` | which models backends have (Symphony §4.4): what is said of it, who says so, and how a backend comes to have them |
+//! | `message.rs` | the messages |
+//! | `link.rs`, `links.rs` | messages in order and once between two nodes; all links of one node |
+//! | `delay.rs`, `budgets.rs` | measured delays of messages (Symphony appendix D); the budgets that models are planned with |
+//! | `epoch.rs`, `election.rs` | the choice of the leader |
+//! | `assignment.rs`, `assigner.rs`, `loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
 //! | `frontend_node.rs`, `scheduler_node.rs`, `backend_node.rs` | the roles |
 
 mod assigner;

@@ -70,7 +70,7 @@ pub(super) enum Heard<P> {
     Anew(u64),
     /// These messages are next, with the budgets that are left now.
     Came {
-        /// Whether the link is up for the first time with this frame.
+        /// Whether this frame brought the link up.
         is_first: bool,
         /// The messages, in order; perhaps none.
         messages: Vec<Message<P>>,

@@ -263,8 +263,8 @@ pub struct Delays {
 pub enum Outcome<P> {
     /// The request's outputs.
     Outputs(P),
-    /// The request itself failed, so that another run would not help. `code` is the engine host's
-    /// code.
+    /// The request itself failed, so that another run would not help. The process that runs models
+    /// defines the codes.
     Failed {
         /// The kind of error, which decides the status that the client sees.
         code: u16,

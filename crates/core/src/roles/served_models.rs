@@ -146,8 +146,8 @@ impl ServedModels {
         })
     }
 
-    /// The place of a queue, which gets one if it has none, and the place of a queue that was
-    /// forgotten for it. `None`: there are too many queues.
+    /// The place of a queue, which gets a place if it has none. Also returns the place of a queue
+    /// that was forgotten to make room. `None`: there are too many queues.
     pub fn place(&mut self, now: Time, scheduler: &mut Scheduler, key: &Arc<QueueKey>) -> Option<(u32, Option<u32>)> {
         if let Some(place) = self.by_key.get(key) {
             return Some((*place, None));

@@ -73,9 +73,9 @@ impl<P> UnderWay<P> {
         }
     }
 
-    /// Begins the next batch of a slot, if its turn has come: all its inputs have come, or its time
-    /// to wait is over and the slot has nothing else to run. Returns the batch and the members that
-    /// run.
+    /// Begins the next batch of a slot, if its turn has come. Either all its inputs have come, or
+    /// its time to wait is over and the slot has nothing else to run. Returns the batch and the
+    /// members that run.
     pub fn start(&mut self, now: Time, slot: usize) -> Option<(BatchKey, Vec<Member<P>>)> {
         let slot = self.slots.get(slot)?;
         let waits = |key: &BatchKey| self.batches.get(key).is_some_and(|batch| !batch.is_running());

@@ -331,8 +331,7 @@ impl<M: Machine> Node<M> {
             writer.write_all(&hello).await?;
             let peer = wire::read_greeting(&mut reader).await?;
             let memory = self.map(&peer).await;
-            // Only peers with tensors of their own may read this process's tensors by UCX.
-            // Schedulers have none.
+            // UCX is for peers with tensors. Schedulers have none.
             let is_by_ucx = memory.is_none() && !matches!(peer.role, Role::Scheduler { .. }) && self.ucx.is_some();
             let mine =
                 if is_by_ucx { Transport::Ucx } else { memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport) };

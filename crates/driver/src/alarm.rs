@@ -1,4 +1,4 @@
-//! One alarm clock for all mailboxes.
+//! An alarm clock for all mailboxes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,13 +7,13 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::sync::Line;
 
-/// When each mailbox wants to be woken, for the one thread that does it.
+/// The alarm times of all mailboxes, for the one thread that wakes mailboxes up.
 ///
 /// Setting an alarm takes no lock unless it becomes the earliest of all.
 pub struct Alarm {
-    /// By mailbox.
+    /// By mailbox: the time of its alarm.
     due_ns: Box<[Line<AtomicU64>]>,
-    /// The thread wakes up by then on its own.
+    /// The latest time at which the thread wakes up on its own.
     armed_ns: Line<AtomicU64>,
     stopped: Mutex<bool>,
     changed: Condvar,
@@ -29,14 +29,16 @@ impl Alarm {
         }
     }
 
-    /// Sets a mailbox's alarm, in place of its former one; [`Time::MAX`]: none. Called by whoever is in the mailbox.
+    /// Sets a mailbox's alarm, in place of its former one; [`Time::MAX`]: none. Only the thread
+    /// that is in the mailbox calls this.
     pub fn set(&self, mailbox: usize, due: Time) {
         let due = due.as_nanos();
         let Line(own) = &self.due_ns[mailbox];
         if own.load(Ordering::Relaxed) == due {
             return;
         }
-        // In one order with what the thread does: either it sees this, or this sees that it did not.
+        // `SeqCst` puts this store and the thread's accesses in one order. Either the thread sees
+        // this store, or the load below sees that the thread did not.
         own.store(due, Ordering::SeqCst);
         if due < self.armed_ns.0.load(Ordering::SeqCst) {
             let _waiting = self.stopped.lock();
@@ -53,24 +55,25 @@ impl Alarm {
         self.changed.notify_all();
     }
 
-    /// The earliest alarm, with its mailbox; `None`: there is none.
+    /// The earliest alarm, with its mailbox; `None` without alarms.
     pub fn earliest(&self) -> Option<(Time, usize)> {
         let alarms = (0..).zip(&self.due_ns).map(|(mailbox, Line(due))| (due.load(Ordering::SeqCst), mailbox));
         let (due, mailbox) = alarms.min()?;
         (due != u64::MAX).then(|| (Time::from_nanos(due), mailbox))
     }
 
-    /// Clears an alarm, unless it was set anew since it was `due`. Returns whether it was cleared.
+    /// Clears an alarm that still has the time `due`. Returns whether it was cleared.
     pub fn clear(&self, mailbox: usize, due: Time) -> bool {
         let Line(own) = &self.due_ns[mailbox];
         own.compare_exchange(due.as_nanos(), u64::MAX, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Waits until an alarm goes off, which clears it: its mailbox; `None` when stopped.
+    /// Waits until an alarm goes off, and clears it. Returns its mailbox, or `None` when stopped.
     pub fn wait(&self, now: impl Fn() -> Time) -> Option<usize> {
         let mut stopped = self.stopped.lock();
         while !*stopped {
-            // Armed anew before the alarms are looked at, so that none that is set meanwhile is passed over.
+            // The thread is armed anew before it looks at the alarms, so it misses no alarm set
+            // meanwhile.
             self.armed_ns.0.store(u64::MAX, Ordering::SeqCst);
             let Some((due, mailbox)) = self.earliest() else {
                 self.changed.wait(&mut stopped);
@@ -112,7 +115,7 @@ mod tests {
         assert_eq!(alarm.wait(|| at(30)), None);
     }
 
-    /// A thread that waits for nothing, or for something later, hears of what is set earlier.
+    /// A thread that waits without an alarm, or for a later one, reacts to an earlier one.
     #[test]
     fn a_waiting_thread_follows_what_becomes_the_earliest() {
         let alarm = Arc::new(Alarm::new(2));
@@ -126,7 +129,7 @@ mod tests {
                 }
             }
         });
-        // An hour off, and then at once.
+        // First an alarm an hour off, then one that is due at once.
         alarm.set(0, Time::ZERO + Duration::from_millis(3_600_000));
         alarm.set(1, Time::ZERO);
         assert_eq!(rang.recv(), Ok(1));

@@ -1,4 +1,4 @@
-//! The scheduler's parts on threads.
+//! The scheduler's parts, run by threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,11 +20,11 @@ use crate::setup::{Setup, planned_as};
 use crate::shard_state::{ShardState, ToShard};
 use crate::sync::Line;
 
-/// Messages that a thread works off in one mailbox before it looks after the others: a busy shard may not keep the
-/// matchmaker from its grants.
+/// The most messages that a thread handles in one mailbox before it looks after the others. A busy
+/// shard then cannot keep the matchmaker from its grants.
 pub const TURN: usize = 32;
 
-/// A model, and where its queue is.
+/// A model, and the shard of its queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QueueHandle {
     /// The scheduler's name for the model.
@@ -33,7 +33,7 @@ pub struct QueueHandle {
 }
 
 impl QueueHandle {
-    /// Which shard its queue is in, from zero.
+    /// The shard of the model's queue, from zero.
     pub fn shard(self) -> usize {
         self.shard as usize
     }
@@ -44,16 +44,17 @@ pub struct Cluster<H: Handler> {
     pub(crate) handler: H,
     pub(crate) shards: Box<[ShardMailbox<H>]>,
     pub(crate) matchmaker: Mailbox<MatchmakerState, ToMatchmaker>,
-    /// By mailbox; the matchmaker's is the last.
+    /// The alarms by mailbox; the matchmaker's is the last.
     pub(crate) alarm: Alarm,
     pub(crate) expected_free_ns: Line<AtomicU64>,
-    /// By shard: what its models ask of the devices.
+    /// By shard: its models' demand on the devices.
     pub(crate) demands: Box<[PublishedDemand]>,
-    /// How often any of them has changed. Every event reads it.
+    /// How often any demand has changed. Every event reads this.
     pub(crate) demand_changes: Line<AtomicU64>,
-    /// By device: when it will be done with what others run there, in nanoseconds. Readers write to the lock.
+    /// By device: when it will be done with work from outside the scheduler, in nanoseconds.
+    /// Readers write to the lock.
     pub(crate) loads: Line<RwLock<Vec<AtomicU64>>>,
-    /// How often any of them has changed. Every turn of the matchmaker reads it.
+    /// How often any load has changed. Every turn of the matchmaker reads this.
     pub(crate) load_changes: Line<AtomicU64>,
     kinds: u32,
     planned: Option<u32>,
@@ -63,17 +64,18 @@ pub struct Cluster<H: Handler> {
 
 type ShardMailbox<H> = Mailbox<ShardState<H>, ToShard<<H as Handler>::Event>>;
 
-/// Who gives names out. Its lock is taken where models and devices come and go, by no request.
+/// Gives out ids of models and devices. Models and devices that come or go take its lock; requests
+/// do not.
 struct Members {
     next_model: u32,
-    /// By shard: its models.
+    /// By shard: the number of its models.
     models: Vec<u32>,
-    /// By device: its kind, if it is there.
+    /// By device: its kind, or `None` after its removal.
     devices: Vec<Option<DeviceKind>>,
 }
 
 impl<H: Handler> Cluster<H> {
-    /// One shard for each of the tables (1 to [`MAX_SHARDS`]), without models.
+    /// Creates one shard for each of the tables (1 to [`MAX_SHARDS`]), without models.
     pub fn new(handler: H, tables: Vec<H::RequestTable>, setup: Setup) -> Self {
         let shards = tables.len();
         assert!((1..=MAX_SHARDS).contains(&shards), "there are 1 to {MAX_SHARDS} shards");
@@ -128,17 +130,17 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// What the events and decisions go through.
+    /// The handler of events and decisions.
     pub fn handler(&self) -> &H {
         &self.handler
     }
 
-    /// How many shards there are.
+    /// The number of shards.
     pub fn shards(&self) -> usize {
         self.shards.len()
     }
 
-    /// Adds a model to the shard that has the fewest.
+    /// Adds a model to the shard with the fewest models.
     pub fn add_model(&self, options: ModelOptions) -> QueueHandle {
         let latest = Arc::new(LatestCandidates::new(self.kinds as usize));
         let limit = match options.shares_limit {
@@ -153,8 +155,9 @@ impl<H: Handler> Cluster<H> {
             members.models[shard] += 1;
             queue = QueueHandle { model: ModelId(members.next_model), shard: shard as u32 };
             members.next_model += 1;
-            // Under the lock, so that the matchmaker hears of models in the order of their ids, and before the shard, so that it knows
-            // a model before its first candidate.
+            // This put is under the lock, so the matchmaker hears of models in the order of their
+            // ids. The put comes before the shard's message, so the matchmaker knows a model before
+            // its first candidate.
             self.matchmaker.put(ToMatchmaker::AddModel {
                 limit: limit.into(),
                 shard: queue.shard,
@@ -167,16 +170,18 @@ impl<H: Handler> Cluster<H> {
         queue
     }
 
-    /// Removes a model. Its queued requests are dropped, its running batches go on. Once, or nothing happens.
+    /// Removes a model. Its queued requests are dropped, and its running batches go on. A second
+    /// call does nothing.
     pub fn remove_model(&self, queue: QueueHandle) {
         self.tell(queue, ToShard::RemoveModel(queue.model));
     }
 
-    /// Removes a model unless requests wait for it; whether it did. Waits until the shard has done it.
+    /// Removes a model unless requests wait for it, and returns whether it did. Waits until the
+    /// shard has done so.
     pub fn remove_idle_model(&self, queue: QueueHandle) -> bool {
         let mut round = Round::default();
         let mut state = self.shards[queue.shard()].enter();
-        // What was put in before comes first.
+        // Earlier messages come first.
         self.shard_turn(queue.shard(), &mut state, usize::MAX, &mut round);
         let idle = state.shard.machine().queue(queue.model).is_none_or(|queue| queue.queued() == 0);
         if idle {
@@ -188,44 +193,48 @@ impl<H: Handler> Cluster<H> {
         idle
     }
 
-    /// Lets what waits for a model go without waiting for others to join ([`downbeat_core::cluster::Scheduler::flush`]).
+    /// Lets a model's waiting requests go without waiting for others to join
+    /// ([`downbeat_core::cluster::Scheduler::flush`]).
     pub fn flush_model(&self, queue: QueueHandle) {
         self.tell(queue, ToShard::Command(Input::Flush(queue.model).into()));
     }
 
-    /// Sets what a model does where it is adaptive ([`downbeat_core::cluster::Scheduler::set_behaviour`]).
+    /// Sets the behaviour of an adaptive model
+    /// ([`downbeat_core::cluster::Scheduler::set_behaviour`]).
     pub fn set_behaviour(&self, queue: QueueHandle, behaviour: Option<Behaviour>) {
         self.tell(queue, ToShard::Command(Input::SetBehaviour(queue.model, behaviour).into()));
     }
 
-    /// In which order the candidates of all models get devices ([`downbeat_core::cluster::Matchmaker::set_order`]).
+    /// Sets the order in which the candidates of all models get devices
+    /// ([`downbeat_core::cluster::Matchmaker::set_order`]).
     pub fn set_order(&self, order: Order) {
         self.matchmaker.put(ToMatchmaker::Command(Input::SetOrder(order).into()));
         self.work(Round::default().matchmaker());
     }
 
-    /// Writes a trial down in the decision log of a queue's shard.
+    /// Writes a trial to the decision log of a queue's shard.
     pub fn note_trial(&self, queue: QueueHandle, trial: TrialRecord) {
         self.tell(queue, ToShard::Command(Input::Trial(Box::new(trial)).into()));
     }
 
-    /// What a model does where it is adaptive, by what it was told or by the load of the moment ([`downbeat_core::cluster::Scheduler::behaviour`]); `None` if it
-    /// is gone. Waits for who is in the shard.
+    /// The behaviour of an adaptive model, set or following from the present load
+    /// ([`downbeat_core::cluster::Scheduler::behaviour`]). `None` if the model is gone. Waits for
+    /// the thread in the shard.
     pub fn behaviour(&self, queue: QueueHandle) -> Option<Behaviour> {
         let state = self.shards[queue.shard()].enter();
         let behaviour = state.shard.machine().queue(queue.model).map(ModelQueue::behaviour);
         drop(state);
-        // Who came meanwhile has left its message.
+        // A thread that came meanwhile has left its message.
         self.work(Round::default().shard(queue.shard()));
         behaviour
     }
 
-    /// Replaces a model's latency profiles, also for what is queued.
+    /// Replaces a model's latency profiles, also for its queued requests.
     pub fn set_profile(&self, queue: QueueHandle, profiles: impl Into<DeviceProfiles>) {
         self.tell(queue, ToShard::Command(Input::SetProfile(queue.model, Box::new(profiles.into())).into()));
     }
 
-    /// Adds a device, free, of one of the kinds that are known from the start.
+    /// Adds a free device, of a kind that is known from the start.
     pub fn add_device(&self, kind: DeviceKind) -> DeviceId {
         assert!(kind.0 < self.kinds, "the kinds of devices are known from the start");
         let device;
@@ -241,8 +250,9 @@ impl<H: Handler> Cluster<H> {
         device
     }
 
-    /// Removes a device. A batch that runs on it, or is about to by a grant on its way, is no longer waited for: the handler may
-    /// still get one dispatch to it. Unknown: nothing happens.
+    /// Removes a device. The scheduler no longer waits for a batch on the device, or for a grant on
+    /// its way there. The handler may still get one dispatch to the device. An unknown device
+    /// changes nothing.
     pub fn remove_device(&self, device: DeviceId) {
         {
             let mut members = self.members.lock();
@@ -253,9 +263,11 @@ impl<H: Handler> Cluster<H> {
         self.work(Round::everywhere(self.shards.len()));
     }
 
-    /// When a device will probably be done with what others than the scheduler run there; [`Time::ZERO`]: there is nothing, as at first. Of the devices
-    /// that could take a batch the one that is done first gets it; none waits for that ([`Matchmaker::set_load`]). So nobody is woken up: the matchmaker
-    /// finds it when it next grants something. Of one device this is to be said by one thread at a time. Unknown: nothing happens.
+    /// Sets when a device will probably be done with work from outside the scheduler;
+    /// [`Time::ZERO`], the initial value: no such work. A batch goes to the possible device that is
+    /// done first, but no batch waits for that ([`Matchmaker::set_load`]). This call wakes no
+    /// thread; the matchmaker reads the load at its next grant. One thread at a time may call this
+    /// for a device. An unknown device changes nothing.
     pub fn set_load(&self, device: DeviceId, until: Time) {
         let loads = self.loads.0.read();
         let Some(load) = loads.get(device.0 as usize) else { return };
@@ -273,12 +285,13 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// Leaves an event for the shard of `queue`, and works it off unless somebody else does.
+    /// Leaves an event for the shard of `queue`, and handles it unless another thread does.
     pub fn post(&self, queue: QueueHandle, event: H::Event) {
         self.tell(queue, ToShard::Event(event));
     }
 
-    /// Posts several events to the shards of their queues and works them off together. The caller meets the matchmaker once for all events.
+    /// Posts several events to the shards of their queues, and handles them together. The caller
+    /// meets the matchmaker once for all events.
     pub fn post_all(&self, events: impl IntoIterator<Item = (QueueHandle, H::Event)>) {
         let mut round = Round::default();
         for (queue, event) in events {
@@ -305,7 +318,7 @@ impl<H: Handler> Cluster<H> {
         self.work(round);
     }
 
-    /// A batch is done: its device is free, and gets its next batch if there is one.
+    /// Reports a batch as done. Its device is free, and gets the next batch if one waits.
     pub fn complete(&self, device: DeviceId, batch: BatchId) {
         let message = ToMatchmaker::Completed(device, batch);
         let mut round = Round::default();
@@ -324,15 +337,16 @@ impl<H: Handler> Cluster<H> {
         self.work(round);
     }
 
-    /// The life of the thread that wakes mailboxes up; ends with [`Cluster::stop_alarm`].
+    /// The life of the thread that wakes mailboxes up. [`Cluster::stop_alarm`] ends it.
     pub fn ring_alarms(&self) {
         while let Some(mailbox) = self.alarm.wait(|| self.handler.now()) {
             self.wake(mailbox);
         }
     }
 
-    /// When the next mailbox has to be woken up; `None`: none has. For a driver without a thread in [`Cluster::ring_alarms`], such as a benchmark with a
-    /// virtual clock: it calls [`Cluster::ring_due`] by then.
+    /// When the next mailbox must be woken up; `None` without alarms. For a driver without a thread
+    /// in [`Cluster::ring_alarms`], such as a benchmark with a virtual clock. Such a driver calls
+    /// [`Cluster::ring_due`] by then.
     pub fn next_alarm(&self) -> Option<Time> {
         self.alarm.earliest().map(|(due, _)| due)
     }
@@ -366,13 +380,14 @@ impl<H: Handler> Cluster<H> {
         self.alarm.stop();
     }
 
-    /// A model of the shard is gone.
+    /// Forgets a model of the shard.
     pub(crate) fn forget_model(&self, shard: usize) {
         self.members.lock().models[shard] -= 1;
     }
 
-    /// Gives the sink what it has not got of the decision logs. Waits for whoever is in a mailbox, so it is not for a thread that has an
-    /// event, nor while a mailbox has a thread of its own.
+    /// Gives the sink the part of the decision logs that it does not have yet. Waits for the thread
+    /// in each mailbox. A thread with an event must not call this, and no thread may while a
+    /// mailbox has a thread of its own.
     pub fn flush_log(&self) {
         if self.log.is_none() {
             return;
@@ -381,11 +396,11 @@ impl<H: Handler> Cluster<H> {
             self.hand_over(&mut shard.enter().shard, 1);
         }
         self.hand_over(&mut self.matchmaker.enter().matchmaker, 1);
-        // What was put in meanwhile was left to whoever was in there.
+        // Threads left their messages to this one while it was in the mailboxes.
         self.work(Round::everywhere(self.shards.len()));
     }
 
-    /// Gives the sink a machine's log if there are at least so many bytes of it.
+    /// Gives the sink a machine's log if it has at least `at_least` bytes.
     pub(crate) fn hand_over<M: Machine>(&self, journal: &mut Journal<M>, at_least: usize) {
         if let Some(log) = &self.log {
             hand_over(&**log, journal, at_least);
@@ -393,7 +408,7 @@ impl<H: Handler> Cluster<H> {
     }
 }
 
-/// A machine that is written down if there is a place for it.
+/// A journal that writes the machine's log if there is a sink.
 fn journal<M: Machine>(machine: M, log: &Option<Arc<dyn LogSink>>) -> Journal<M> {
     if log.is_some() { Journal::on(machine) } else { Journal::off(machine) }
 }

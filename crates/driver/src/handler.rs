@@ -1,4 +1,4 @@
-//! What a driver brings: a clock, payloads, and a place for the decision logs.
+//! The interface of a driver: a clock, payloads, and a place for the decision logs.
 
 use std::fmt::Debug;
 
@@ -6,39 +6,39 @@ use downbeat_core::Time;
 use downbeat_core::cluster::{Output, Shard};
 use downbeat_core::journal::{Journal, Machine, MachineKind};
 
-/// What is done with events and decisions: the part of a driver that has a clock and knows
+/// Handles events and carries out decisions: the part of a driver that has a clock and knows
 /// payloads.
 pub trait Handler: Send + Sync + 'static {
-    /// What comes to a shard: a request, a cancellation.
+    /// An event of a shard: a request or a cancellation.
     type Event: Send;
-    /// What a shard has beside its queues: the payloads of what waits there. Only whoever is in the
-    /// shard touches it.
+    /// A shard's data beside its queues: the payloads of its waiting requests. Only the thread in
+    /// the shard touches them.
     type RequestTable: Send;
 
-    /// The time. It never goes back, on any thread, seen from any other.
+    /// The present time. The time never goes back on any thread, as seen from any other.
     fn now(&self) -> Time;
 
-    /// Does what an event asks for, with the `handle_*` of the shard.
+    /// Does the work of an event, with the `handle_*` of the shard.
     fn handle(&self, moment: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, event: Self::Event);
 
-    /// Carries a decision out. The members of a dispatch are to be recycled, in the shard or later
-    /// in any other.
+    /// Carries a decision out. Recycle the members of a dispatch in this shard, or later in any
+    /// shard.
     fn carry_out(&self, moment: Moment, shard: &mut Journal<Shard>, requests: &mut Self::RequestTable, output: Output);
 }
 
-/// Bytes of a log that are written before the sink gets them.
+/// Bytes of a log that are collected before the sink gets them.
 pub const LOG_BUFFER: usize = 64 << 10;
 
-/// Where the decision logs go ([`downbeat_core::journal`]).
+/// The sink of the decision logs ([`downbeat_core::journal`]).
 pub trait LogSink: Send + Sync + Debug {
-    /// The next bytes of a machine's log, whole entries. It must not wait: whoever calls it has an
-    /// event to work off. `false`: the log ends before these bytes, and the machine is not written
-    /// down any more.
+    /// Takes the next bytes of a machine's log, in whole entries. This must not wait, because the
+    /// caller has an event to handle. `false`: the log ends before these bytes, and the machine is
+    /// not logged any more.
     fn append(&self, machine: MachineKind, bytes: Vec<u8>) -> bool;
 }
 
-/// Gives a sink the log of a machine once it has at least so many bytes. Ends the log if the sink
-/// refuses them.
+/// Gives a sink the log of a machine that has at least `at_least` bytes. Ends the log if the sink
+/// refuses the bytes.
 pub fn hand_over<M: Machine>(sink: &dyn LogSink, journal: &mut Journal<M>, at_least: usize) {
     if journal.pending() >= at_least {
         let mut bytes = Vec::with_capacity(journal.pending());
@@ -49,12 +49,12 @@ pub fn hand_over<M: Machine>(sink: &dyn LogSink, journal: &mut Journal<M>, at_le
     }
 }
 
-/// When something is handled, and what is known by then.
+/// The time of an event, and the state of the devices known at that time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Moment {
-    /// The time.
+    /// The present time.
     pub now: Time,
-    /// When the next device is expected to be free, as the matchmaker said last: `Time::ZERO` if
-    /// one is, `Time::MAX` if there is none at all.
+    /// When the next device is expected to be free, by the matchmaker's last word. `Time::ZERO` if
+    /// a device is free, `Time::MAX` without devices.
     pub expected_free: Time,
 }

@@ -5,51 +5,56 @@ use downbeat_core::{DeviceKind, Duration, Time};
 
 use crate::sync::{AtomicBool, AtomicU64, Ordering, fence};
 
-/// Holds a model's newest candidate for each kind of device, and nothing older (Symphony §5.5: the matchmaker
+/// Holds only a model's newest candidate for each kind of device (Symphony §5.5: the matchmaker
 /// "only needs to pick up the latest candidate").
 ///
-/// One thread at a time writes, one at a time reads, and neither ever waits. `told` keeps a model from being announced twice, so that
-/// there are at most as many announcements under way as there are models, however many requests come.
+/// One thread at a time writes, one at a time reads, and neither ever waits. `told` prevents a
+/// second announcement of the same model. However many requests come, there are at most as many
+/// announcements under way as models.
 pub struct LatestCandidates {
-    /// By kind.
+    /// By device kind.
     by_kind: Box<[Versioned]>,
-    /// The matchmaker has been told, and has not looked yet.
+    /// Whether the matchmaker has been told, and has not looked yet.
     told: AtomicBool,
 }
 
-/// Words of a candidate. All are treated alike, and loom, which tries every order of every one, gets only the first few.
+/// Words of a candidate. All words are treated alike. loom tries every order of all accesses, and
+/// so gets only the first few words.
 const WORDS: usize = if cfg!(loom) { 4 } else { 7 };
 
-/// One candidate, guarded by a version that is odd while it is written. A reader that meets a write leaves it, because
-/// the writer will say afterwards that there is something new. A candidate is one cache line, so one line moves between the two threads.
+/// One candidate, guarded by a version that is odd during a write. A reader that meets a write
+/// gives up, because the writer will announce the new candidate afterwards. A candidate is one
+/// cache line, so one line moves between the two threads.
 #[derive(Default)]
 #[repr(align(64))]
 struct Versioned {
     version: AtomicU64,
-    /// See [`to_words`].
+    /// The candidate's words (see [`to_words`]).
     words: [AtomicU64; WORDS],
 }
 
 impl LatestCandidates {
-    /// Without candidates, for so many kinds of devices.
+    /// No candidates, for so many kinds of devices.
     pub fn new(kinds: usize) -> Self {
         LatestCandidates { by_kind: (0..kinds).map(|_| Versioned::default()).collect(), told: AtomicBool::new(false) }
     }
 
-    /// Leaves a candidate in place of the former. `true`: the matchmaker has to be told to look.
+    /// Replaces the candidate of a kind. `true`: the caller must tell the matchmaker to look.
     pub fn put(&self, kind: DeviceKind, candidate: Option<Candidate>) -> bool {
         self.by_kind[kind.0 as usize].write(candidate);
-        // One of the two swaps is later. If it is this one, the reader has to be told again; if it is the reader's, it sees
-        // what was written above.
+        // One of the two swaps is later. If this one is later, the reader must be told again. If
+        // the reader's is later, the reader sees the write above.
         !self.told.swap(true, Ordering::AcqRel)
     }
 
-    /// Leaves no candidates, and says nothing of it: whoever writes no more tells in another way that the model is gone.
+    /// Removes all candidates, without an announcement. The writer writes no more, and reports in
+    /// another way that the model is gone.
     pub fn clear(&self) {
         self.by_kind.iter().for_each(|candidate| candidate.write(None));
     }
 
-    /// Shows the newest candidates. `Err`: a newer one is being written, and whoever writes it is going to tell.
+    /// Shows the newest candidates. `Err`: a newer one is being written, and its writer will tell
+    /// the matchmaker.
     pub fn take(&self, mut show: impl FnMut(DeviceKind, Result<Option<Candidate>, BeingWritten>)) {
         self.told.swap(false, Ordering::AcqRel);
         for (kind, candidate) in (0..).map(DeviceKind).zip(&self.by_kind) {
@@ -60,10 +65,10 @@ impl LatestCandidates {
 
 impl Versioned {
     fn write(&self, candidate: Option<Candidate>) {
-        // The writer is alone: nobody else changes the version.
+        // The writer is alone: no other thread changes the version.
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version + 1, Ordering::Relaxed);
-        // Whoever sees one of the words below sees the odd version as well.
+        // A reader that sees one of the words below also sees the odd version.
         fence(Ordering::Release);
         for (word, value) in self.words.iter().zip(to_words(candidate)) {
             word.store(value, Ordering::Relaxed);
@@ -85,7 +90,7 @@ impl Versioned {
     }
 }
 
-/// Items first; 0: there is no candidate.
+/// The words of a candidate, its size first. A size of 0: no candidate.
 fn to_words(candidate: Option<Candidate>) -> [u64; 7] {
     candidate.map_or([0; 7], |Candidate { size, exec, latest, since, delay, takes, pace }| {
         let spans = [delay, takes, pace].map(Duration::as_nanos);
@@ -101,7 +106,7 @@ fn from_words([size, exec, latest, since, delay, takes, pace]: [u64; 7]) -> Opti
     (size > 0).then_some(Candidate { size, exec, latest, since, delay, takes, pace })
 }
 
-/// A candidate could not be read because it is being replaced.
+/// The error of reading a candidate during its replacement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BeingWritten;
 
@@ -137,7 +142,7 @@ mod tests {
     }
 }
 
-/// `cargo test -p downbeat-loom`
+/// Run with `cargo test -p downbeat-loom`.
 #[cfg(all(test, loom))]
 mod modelled {
     use loom::sync::Arc;
@@ -145,7 +150,7 @@ mod modelled {
     use super::*;
     use crate::sync::SegQueue;
 
-    /// As far as loom gets it.
+    /// A candidate with the words that loom gets.
     fn candidate(size: u32) -> Option<Candidate> {
         let n = u64::from(size);
         from_words([n, n + 100, n + 200, n + 500, 0, 0, 0])
@@ -153,8 +158,8 @@ mod modelled {
 
     const KIND: DeviceKind = DeviceKind(0);
 
-    /// In every order: no candidate is read that was never written whole, they never get older, and a reader that looks only when it is told
-    /// to ends with the last one.
+    /// In every order of accesses, three things hold. A read candidate was written whole.
+    /// Candidates never get older. A reader that looks only when told ends with the last candidate.
     #[test]
     fn a_candidate_is_never_torn_and_the_last_is_never_lost() {
         loom::model(|| {

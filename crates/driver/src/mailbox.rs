@@ -2,14 +2,16 @@
 
 use crate::sync::{Mutex, MutexGuard, Ordering, SegQueue, fence};
 
-/// A state that one thread at a time works on, with the messages that it works off.
+/// A state for one thread at a time, with the messages that the thread handles.
 ///
-/// Anybody puts messages in, and then tries to become the one who works them off. If somebody is at it already, that one will
-/// find the message, and nobody waits: the mutex is only ever tried by those who have a message. (Rare commands that need an
-/// answer at once do wait for it, [`Mailbox::enter`].) A thread that stays in is the state's own thread.
+/// Any thread puts messages in, and then tries to become the mailbox's worker. If another thread
+/// already works there, that thread finds the message, and no thread waits. Threads with a message
+/// only try the mutex. (Rare commands that need an answer at once do wait for it,
+/// [`Mailbox::enter`].) A thread that stays in is the state's own thread.
 ///
-/// **Bound.** It has none of its own: each message stands for a request that waits, whose number its queue bounds, for a batch
-/// that runs, for a grant or an announcement, of which a model has one, or for a command.
+/// **Bound.** A mailbox has no bound of its own. A message stands for a waiting request, which its
+/// queue bounds, for a running batch, for a command, or for a grant or an announcement. A model has
+/// at most one grant and one announcement.
 pub struct Mailbox<S, M> {
     messages: SegQueue<M>,
     state: Mutex<S>,
@@ -20,26 +22,26 @@ impl<S, M> Mailbox<S, M> {
         Mailbox { messages: SegQueue::new(), state: Mutex::new(state) }
     }
 
-    /// Leaves a message. Somebody has to look after it: [`Mailbox::try_enter`].
+    /// Leaves a message. The caller must look after it with [`Mailbox::try_enter`].
     pub fn put(&self, message: M) {
         self.messages.push(message);
     }
 
-    /// The oldest message.
+    /// Takes the oldest message.
     pub fn pop(&self) -> Option<M> {
         self.messages.pop()
     }
 
-    /// The state, unless somebody is at it, who will look for messages once more before long. Whoever gets it calls
-    /// [`Mailbox::is_done`] after leaving.
+    /// The state, unless another thread has it. That thread looks for messages once more before
+    /// long. A caller that gets the state calls [`Mailbox::is_done`] after leaving.
     pub fn try_enter(&self) -> Option<MutexGuard<'_, S>> {
-        // The fences order "message put in, lock tried" here against "lock released, no message seen" there: one of
-        // the two threads sees the other.
+        // The fences order "message put in, lock tried" here against "lock released, no message
+        // seen" there. One of the two threads sees the other.
         fence(Ordering::SeqCst);
         self.state.try_lock()
     }
 
-    /// The state, after waiting for whoever is at it.
+    /// The state, after waiting for the thread that has it.
     pub fn enter(&self) -> MutexGuard<'_, S> {
         self.state.lock()
     }
@@ -52,7 +54,8 @@ impl<S, M> Mailbox<S, M> {
         self.state.try_lock().filter(|_| self.messages.is_empty())
     }
 
-    /// After leaving: whether nothing came in the meantime. If something did, it has to be tried again.
+    /// Whether no message came in the meantime, asked after leaving. If one did, the caller must
+    /// try to enter again.
     pub fn is_done(&self) -> bool {
         fence(Ordering::SeqCst);
         self.messages.is_empty()
@@ -86,7 +89,8 @@ mod modelled {
         }
     }
 
-    /// In every order: whatever was put in is worked off when all who put something in have gone, without anybody waiting.
+    /// In every order of accesses, all messages are handled once all posting threads have gone, and
+    /// no thread waits.
     #[test]
     fn no_message_is_left_behind() {
         loom::model(|| {

@@ -1,4 +1,4 @@
-//! What the matchmaker's mailbox is for: its messages, and the state that they are worked off on.
+//! The contents of the matchmaker's mailbox: its messages, and the state that handles them.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::latest_candidates::LatestCandidates;
 #[repr(align(128))]
 pub struct MatchmakerState {
     pub matchmaker: Journal<Matchmaker>,
-    /// By model: its shard, and where its newest candidate is.
+    /// By model: its shard, and the place of its newest candidates.
     pub models: Vec<(u32, Arc<LatestCandidates>)>,
-    /// Where models that were removed have theirs: none.
+    /// The place for models that were removed, without candidates.
     pub gone: Arc<LatestCandidates>,
-    /// The changes of loads that it has heard of.
+    /// The changes of loads that the matchmaker has read.
     pub load_changes: u64,
     /// Grants that a thread takes along. Empty between two turns.
     pub along: Vec<Grant>,
 }
 
 pub enum ToMatchmaker {
-    /// A model's newest candidate is another.
+    /// A model has a new newest candidate.
     Changed(ModelId),
     Answer(Answer),
     Completed(DeviceId, BatchId),
@@ -35,25 +35,26 @@ pub enum ToMatchmaker {
         latest: Arc<LatestCandidates>,
     },
     RemoveModel(ModelId),
-    /// What is for the matchmaker alone.
+    /// A command to the matchmaker alone.
     Command(Box<Input>),
     Alarm,
 }
 
 impl MatchmakerState {
-    /// Works a message off. What has no time of its own is as of the event before.
+    /// Handles a message. A message without a time of its own uses the time of the event before.
     pub fn handle(&mut self, message: ToMatchmaker, now: impl FnOnce() -> Time) {
         let matchmaker = &mut self.matchmaker;
         match message {
             ToMatchmaker::Changed(model) => self.models[model.0 as usize].1.take(|kind, newest| {
-                // If it is being written, the writer will say so once more.
+                // During a write there is nothing to do: the writer will announce the candidate.
                 if let Ok(candidate) = newest {
                     matchmaker.inform_candidate(model, kind, candidate);
                 }
             }),
             ToMatchmaker::Answer(answer) => {
                 let (Answer::Started { grant, .. } | Answer::Declined { grant }) = answer;
-                // What the shard left before it answered, or something newer. If that is being written, it will be told.
+                // Takes the candidate that the shard left before its answer, or a newer one. If a
+                // newer one is being written, its writer will announce it.
                 self.models[grant.model.0 as usize].1.take(|kind, newest| {
                     matchmaker.inform_candidate(grant.model, kind, newest.unwrap_or(None));
                 });

@@ -1,4 +1,4 @@
-//! Parts of the scheduler that a thread has for itself.
+//! Parts of the scheduler that one thread has for itself.
 
 use std::ops::{Deref, DerefMut};
 
@@ -13,18 +13,20 @@ use crate::shard_state::{ShardState, ToShard};
 use crate::sync::MutexGuard;
 
 impl<H: Handler> Cluster<H> {
-    /// Makes the calling thread the shard's own, after waiting for whoever is in it: nobody else works there until it leaves.
+    /// Makes the calling thread the shard's own, after waiting for the thread in the shard. No
+    /// other thread works in the shard until the caller leaves.
     pub fn own_shard(&self, shard: usize) -> OwnShard<'_, H> {
         OwnShard { cluster: self, index: shard, state: self.shards[shard].enter() }
     }
 
-    /// Makes the calling thread the matchmaker's own, as [`Cluster::own_shard`].
+    /// Makes the calling thread the matchmaker's own, like [`Cluster::own_shard`].
     pub fn own_matchmaker(&self) -> OwnMatchmaker<'_, H> {
         OwnMatchmaker { cluster: self, state: self.matchmaker.enter() }
     }
 }
 
-/// A shard that belongs to this thread. It has to take its turns: nobody else looks after the shard.
+/// A shard that belongs to this thread. The thread must take the shard's turns, because no other
+/// thread does.
 pub struct OwnShard<'a, H: Handler> {
     cluster: &'a Cluster<H>,
     index: usize,
@@ -32,7 +34,8 @@ pub struct OwnShard<'a, H: Handler> {
 }
 
 impl<'a, H: Handler> OwnShard<'a, H> {
-    /// Works off up to `most` messages, such as [`crate::TURN`], and what is due; how many messages there were.
+    /// Handles up to `most` messages, such as [`crate::TURN`], and everything that is due. Returns
+    /// the number of messages.
     pub fn turn(&mut self, most: usize) -> usize {
         let mut round = Round::default();
         let messages = self.cluster.shard_turn(self.index, &mut self.state, most, &mut round);
@@ -43,23 +46,23 @@ impl<'a, H: Handler> OwnShard<'a, H> {
         messages
     }
 
-    /// Whether nothing is in the mailbox.
+    /// Whether the mailbox is empty.
     pub fn is_done(&self) -> bool {
         self.cluster.shards[self.index].is_done()
     }
 
-    /// Handles an event of this thread's own as of `now`, past the mailbox.
+    /// Handles an event of this thread as of `now`, past the mailbox.
     pub fn handle(&mut self, now: Time, event: H::Event) {
         let moment = self.cluster.moment_at(now);
         self.cluster.handle_in_shard(self.index, &mut self.state, moment, ToShard::Event(event), &mut Round::default());
     }
 
-    /// What the events and decisions go through.
+    /// The handler of events and decisions.
     pub fn handler(&self) -> &'a H {
         &self.cluster.handler
     }
 
-    /// When the shard has something to do though nothing comes; its turn does it.
+    /// When the shard has something to do even without a message. [`OwnShard::turn`] does it.
     pub fn poll_timeout(&self) -> Option<Time> {
         self.state.shard.machine().poll_timeout().map(|(at, _)| at)
     }
@@ -69,7 +72,7 @@ impl<'a, H: Handler> OwnShard<'a, H> {
         self.state.shard.machine().queue(model).map_or(0, ModelQueue::queued)
     }
 
-    /// [`Cluster::complete`].
+    /// Reports a batch as done, see [`Cluster::complete`].
     pub fn complete(&self, device: DeviceId, batch: BatchId) {
         self.cluster.complete(device, batch);
     }
@@ -89,19 +92,21 @@ impl<H: Handler> DerefMut for OwnShard<'_, H> {
     }
 }
 
-/// The matchmaker, belonging to this thread. It has to take its turns: nobody else looks after it.
+/// The matchmaker, owned by this thread. The thread must take the matchmaker's turns, because no
+/// other thread does.
 pub struct OwnMatchmaker<'a, H: Handler> {
     cluster: &'a Cluster<H>,
     state: MutexGuard<'a, MatchmakerState>,
 }
 
 impl<H: Handler> OwnMatchmaker<'_, H> {
-    /// Works off up to `most` messages, such as [`crate::TURN`], and grants what it can; how many messages there were. Fewer: the mailbox was empty in between.
+    /// Handles up to `most` messages, such as [`crate::TURN`], and makes all possible grants.
+    /// Returns the number of messages. A number below `most`: the mailbox was empty in between.
     pub fn turn(&mut self, most: usize) -> usize {
         self.cluster.matchmaker_turn(&mut self.state, None, most, None, &mut Round::default()).0
     }
 
-    /// Whether nothing is in the mailbox.
+    /// Whether the mailbox is empty.
     pub fn is_done(&self) -> bool {
         self.cluster.matchmaker.is_done()
     }

@@ -1,11 +1,11 @@
-//! What a shard's models ask of the devices, where the other shards find it.
+//! The demand of a shard's models on the devices, published for the other shards.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use downbeat_core::cluster::Demand;
 
-/// A shard's demand, for the others. It changes ten times a second, and is read as a mixture of two if it changes at that moment, which
-/// the next change puts right.
+/// A shard's demand, published for the other shards. The demand changes ten times a second. A
+/// reader during a change gets a mixture of two values, which the next change corrects.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct PublishedDemand([AtomicU64; 5]);

@@ -1,16 +1,16 @@
-//! What a thread has to look after.
+//! The mailboxes that a thread must look after.
 
-/// The most shards there can be.
+/// The most shards of a cluster.
 pub const MAX_SHARDS: usize = 64;
 
-/// The mailboxes that a thread has to look after because it put something in.
+/// The mailboxes that a thread must look after because it put a message in.
 #[derive(Clone, Copy, Default)]
 pub struct Round {
     pub shards: u64,
     pub matchmaker: bool,
     /// The shard after the last one visited.
     next: u32,
-    /// The last mailbox visited was the matchmaker's.
+    /// Whether the last mailbox visited was the matchmaker's.
     pub matched: bool,
 }
 

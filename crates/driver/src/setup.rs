@@ -1,4 +1,4 @@
-//! A cluster as it is at the start.
+//! The initial state of a cluster.
 
 use std::sync::Arc;
 
@@ -7,27 +7,28 @@ use downbeat_core::{DeviceKind, Duration};
 
 use crate::handler::LogSink;
 
-/// A cluster as it is at the start.
+/// The initial state of a cluster.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The kind of each device, all of them free.
+    /// The kind of each initial device. All devices are free.
     pub devices: Vec<DeviceKind>,
-    /// As how many devices of each kind the shards plan, whatever comes and goes: for devices that share what they run on. `None`: as many as
-    /// there are.
+    /// The most devices of each kind that the shards plan with. For devices that share hardware.
+    /// `None`: all devices.
     pub planned: Option<u32>,
-    /// How many kinds of devices there will ever be.
+    /// The number of device kinds that can ever exist.
     pub kinds: u32,
-    /// How late a wake-up may come: a batch that is deferred on purpose starts at least so much before its last moment
-    /// ([`downbeat_core::cluster::Scheduler::set_wake_margin`]).
+    /// How late a wake-up may come. A batch that is deferred on purpose starts at least this long
+    /// before its latest start ([`downbeat_core::cluster::Scheduler::set_wake_margin`]).
     pub wake_margin: Duration,
-    /// What messages take between the scheduler, the devices and the clients.
+    /// The delays of messages between the scheduler, the devices and the clients.
     pub network: NetworkBudget,
-    /// Where the shards and the matchmaker are written down, each in a log of its own; `None`: nowhere, and it costs nothing.
+    /// The sink of the decision logs of the shards and the matchmaker. `None`: no logs, at no cost.
     pub log: Option<Arc<dyn LogSink>>,
 }
 
 impl Setup {
-    /// So many devices of one kind, next to the scheduler, with timers that are never late.
+    /// A setup with `devices` devices of one kind, without network delays, and with timers that are
+    /// never late.
     pub fn new(devices: u32) -> Self {
         Setup {
             devices: vec![DeviceKind(0); devices as usize],
@@ -40,7 +41,7 @@ impl Setup {
     }
 }
 
-/// As how many devices the shards plan where there are so many: none is none.
+/// The number of devices that the shards plan with: at most `planned` of the `there` devices.
 pub(crate) fn planned_as(planned: Option<u32>, there: u32) -> u32 {
     planned.map_or(there, |planned| planned.min(there))
 }

@@ -1,4 +1,4 @@
-//! What a shard's mailbox is for: its messages, and the state that they are worked off on.
+//! The contents of a shard's mailbox: its messages, and the state that handles them.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use crate::latest_candidates::LatestCandidates;
 pub struct ShardState<H: Handler> {
     pub shard: Journal<Shard>,
     pub requests: H::RequestTable,
-    /// By model, of whichever shard.
+    /// By model of any shard: the place of its candidates, for models of this shard.
     pub latest: Vec<Option<Arc<LatestCandidates>>>,
-    /// The demand that the other shards know.
+    /// The demand that the other shards last read.
     pub demand: Demand,
-    /// The changes of demands that this shard has heard of.
+    /// The changes of demands that this shard has read.
     pub demand_changes: u64,
 }
 
@@ -32,7 +32,7 @@ pub enum ToShard<E> {
         latest: Arc<LatestCandidates>,
     },
     RemoveModel(ModelId),
-    /// What is for the shard alone.
+    /// A command to the shard alone.
     Command(Box<Input>),
     Alarm,
 }

@@ -1,6 +1,8 @@
-//! The primitives of shared memory. In the crate `downbeat-loom` they are loom's, which tries every order.
+//! The primitives of shared memory. In the crate `downbeat-loom` they are loom's, which tries every
+//! order of accesses.
 
-/// A cache line, with the next one, which processors fetch along: what is in it moves between cores for nobody else's sake.
+/// A cache line, with the next one, which processors fetch along. Its contents never move between
+/// cores because of neighbouring data.
 #[derive(Default)]
 #[repr(align(128))]
 pub struct Line<T>(pub T);
@@ -20,7 +22,7 @@ mod modelled {
     pub use loom::sync::MutexGuard;
     pub use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
-    /// loom's mutex with the face of parking_lot's.
+    /// loom's mutex with the interface of parking_lot's.
     pub struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
@@ -37,7 +39,7 @@ mod modelled {
         }
     }
 
-    /// A queue with the face of crossbeam's, which loom cannot look into.
+    /// A queue with the interface of crossbeam's, which loom cannot look into.
     pub struct SegQueue<T>(loom::sync::Mutex<VecDeque<T>>);
 
     impl<T> SegQueue<T> {

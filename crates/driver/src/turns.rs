@@ -1,4 +1,4 @@
-//! Whoever has put something into a mailbox works it off.
+//! The turns of mailboxes: a thread that has put a message into a mailbox handles it.
 
 use std::sync::atomic::Ordering;
 
@@ -13,14 +13,15 @@ use crate::round::Round;
 use crate::shard_state::{ShardState, ToShard};
 use crate::sync::MutexGuard;
 
-/// The shard that a thread is in while it is at the matchmaker: its index, and its state.
+/// The shard that a thread is in during a turn of the matchmaker: its index, and its state.
 type Here<'a, H> = Option<(usize, &'a mut ShardState<H>)>;
 
 impl<H: Handler> Cluster<H> {
-    /// Looks after mailboxes until there is nothing left in them, or somebody else is there.
+    /// Looks after mailboxes until they are empty or other threads work there.
     pub(crate) fn work(&self, mut round: Round) {
         loop {
-            // The matchmaker first, for devices that wait are what costs most; but a shard after each of its turns, and the shards in turn.
+            // The matchmaker goes first, because waiting devices cost most. But a shard follows
+            // each of its turns, and the shards take turns.
             if round.matchmaker && !(std::mem::take(&mut round.matched) && round.shards > 0) {
                 self.meet_matchmaker(None, &mut round);
             } else if let Some(index) = round.next_shard() {
@@ -33,12 +34,12 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// Takes what a turn of a shard left for the matchmaker there, and leaves the shard.
+    /// Runs the matchmaker for the messages that a shard's turn left there, and leaves the shard.
     pub(crate) fn leave_shard(&self, index: usize, mut state: MutexGuard<'_, ShardState<H>>, round: &mut Round) {
         if round.matchmaker
             && let Some(now) = self.meet_matchmaker(Some((index, &mut state)), round)
         {
-            // The outputs of the matchmaker's grants.
+            // Send the outputs of the matchmaker's grants.
             self.flush(index, self.moment_at(now), &mut state, round);
             self.end_turn(index, &mut state);
         }
@@ -48,8 +49,10 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// A turn of the matchmaker, unless somebody else is there; the time that it was as of. Who comes from a shard, and is in it still, takes the grants for
-    /// that shard along: they need no message, nor their answers. It only ever tries to enter, so nobody waits for it in there.
+    /// Runs a turn of the matchmaker, unless another thread does. Returns the time of the turn. A
+    /// thread that is still in a shard takes that shard's grants along: they and their answers need
+    /// no message. The thread only tries to enter the matchmaker, so no thread waits for the shard
+    /// meanwhile.
     fn meet_matchmaker(&self, here: Here<'_, H>, round: &mut Round) -> Option<Time> {
         (round.matchmaker, round.matched) = (false, true);
         let mut state = self.matchmaker.try_enter()?;
@@ -59,7 +62,7 @@ impl<H: Handler> Cluster<H> {
         Some(now)
     }
 
-    /// What the time is, and when the first device is expected to be free.
+    /// The present time, and when the first device is expected to be free.
     pub fn moment(&self) -> Moment {
         self.moment_at(self.handler.now())
     }
@@ -68,7 +71,8 @@ impl<H: Handler> Cluster<H> {
         Moment { now, expected_free: Time::from_nanos(self.expected_free_ns.0.load(Ordering::Relaxed)) }
     }
 
-    /// Works off up to `most` messages of a shard, and sets its alarm; how many there were.
+    /// Handles up to `most` messages of a shard, and sets its alarm. Returns the number of
+    /// messages.
     pub(crate) fn shard_turn(&self, index: usize, state: &mut ShardState<H>, most: usize, round: &mut Round) -> usize {
         let mut messages = 0;
         while messages < most
@@ -111,7 +115,8 @@ impl<H: Handler> Cluster<H> {
             ToShard::RemoveModel(model) => {
                 if shard.machine().queue(model).is_some() {
                     shard.apply(now, Input::RemoveModel(model));
-                    // Its grants are declined from now on. With its candidate still there the matchmaker would grant again, and again.
+                    // The shard declines the model's grants from now on. If its candidate stayed,
+                    // the matchmaker would grant it again and again.
                     if let Some(latest) = state.latest[model.0 as usize].take() {
                         latest.clear();
                     }
@@ -138,13 +143,14 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// What the models of all other shards ask of the devices.
+    /// The demand of all other shards' models on the devices.
     fn demand_beside(&self, index: usize) -> Demand {
         let others = self.demands.iter().enumerate().filter(|(shard, _)| *shard != index);
         others.fold(Demand::default(), |sum, (_, demand)| sum.plus(demand.get()))
     }
 
-    /// Sends what came of an event: candidates, then answers, then decisions, for the reasons that [`downbeat_core::cluster::Shard`] gives.
+    /// Sends the results of an event: candidates, then answers, then decisions, for the reasons
+    /// that [`downbeat_core::cluster::Shard`] gives.
     fn flush(&self, index: usize, moment: Moment, state: &mut ShardState<H>, round: &mut Round) {
         tell(state, |message| {
             self.matchmaker.put(message);
@@ -161,8 +167,8 @@ impl<H: Handler> Cluster<H> {
         }
     }
 
-    /// Works off up to `most` messages of the matchmaker, beginning with `first`. Then grants batches and sets the matchmaker's alarm. Gives the number of
-    /// messages and the time of the turn.
+    /// Handles up to `most` messages of the matchmaker, beginning with `first`. Then grants batches
+    /// and sets the matchmaker's alarm. Returns the number of messages and the time of the turn.
     pub(crate) fn matchmaker_turn(
         &self,
         state: &mut MatchmakerState,
@@ -179,7 +185,7 @@ impl<H: Handler> Cluster<H> {
             state.handle(message, || *now.insert(self.handler.now()));
             messages += 1;
         }
-        // A look at the clock costs as much as an update of a queue.
+        // Reading the clock costs as much as updating a queue.
         let now = now.unwrap_or_else(|| self.handler.now());
         self.hear_loads(state, now);
         loop {
@@ -193,7 +199,8 @@ impl<H: Handler> Cluster<H> {
                     *round = round.shard(shard);
                 }
             }
-            // All are polled before one is answered: so the log is played.
+            // All grants are polled before one is answered, because a replay of the log does the
+            // same.
             let Some((index, own)) = here.as_mut().filter(|_| !state.along.is_empty()) else { break };
             let mut along = std::mem::take(&mut state.along);
             for grant in along.drain(..) {
@@ -212,7 +219,8 @@ impl<H: Handler> Cluster<H> {
         (messages, now)
     }
 
-    /// A grant for the shard that the thread is in. The decisions are left to [`Cluster::flush`]: nobody is kept from the matchmaker by them.
+    /// Handles a grant for the shard that the thread is in. [`Cluster::flush`] carries the
+    /// decisions out later, so that they keep no thread from the matchmaker.
     fn take_along(&self, index: usize, own: &mut ShardState<H>, state: &mut MatchmakerState, now: Time, grant: Grant) {
         self.hear_demands(index, own, now);
         own.shard.handle_grant(now, grant);
@@ -234,7 +242,7 @@ impl<H: Handler> Cluster<H> {
     }
 }
 
-/// What a shard has for the matchmaker, in the order in which it has to hear of it.
+/// Passes a shard's messages to the matchmaker, in the order in which it must get them.
 fn tell<H: Handler>(state: &mut ShardState<H>, mut tell: impl FnMut(ToMatchmaker)) {
     let ShardState { shard, latest, .. } = state;
     while let Some((model, kind, candidate)) = shard.poll_candidate() {

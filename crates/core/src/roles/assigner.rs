@@ -1,4 +1,4 @@
-//! Which models each backend is to have, while a scheduler leads (Symphony §4.4).
+//! Decides which models each backend must have, while a scheduler leads (Symphony §4.4).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -7,93 +7,100 @@ use super::epoch::Epoch;
 use super::message::{NodeId, Offer};
 use crate::time::{Duration, Time};
 
-/// How models are divided among sub-clusters of backends.
+/// How the assigner divides models among sub-clusters of backends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SubClusterOptions {
-    /// How many sub-clusters there are, while there are as many backends.
+    /// The number of sub-clusters, if there are at least as many backends.
     pub count: u32,
-    /// How often models are divided anew; `Duration::MAX`: only when backends come and go, models are new, or somebody asks.
+    /// How often models are divided anew. With `Duration::MAX`, only a change of backends, a new
+    /// model or a user's wish causes a new plan.
     pub plan_every: Duration,
     /// Models that one plan may move; `None`: any number.
     pub most_moves: Option<u32>,
 }
 
-/// What the assigner knows of a backend.
+/// The assigner's view of a backend.
 #[derive(Debug)]
 pub(super) struct BackendView<'a> {
     pub node: NodeId,
-    /// Who came first.
+    /// The order in which backends came.
     pub joined: u64,
     pub is_leaving: bool,
     pub offer: &'a Offer,
-    /// Models that may be planned there.
+    /// Models that the scheduler may plan on this backend.
     pub ready: BTreeSet<&'a str>,
 }
 
-/// What the assigner has others do.
+/// The assigner's wishes to the outside.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum AssignerOutput {
     /// Find a plan.
     Want(PlanWanted),
-    /// There is a new one.
+    /// Keep this new plan.
     Keep(SubClusterPlan),
-    /// People should know.
+    /// Show this text to people.
     Note(String),
 }
 
-/// What backends are to be told.
+/// Messages for backends.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     pub assignments: Vec<(NodeId, Assignment)>,
-    /// Backends that leave, and whose models others have.
+    /// Leaving backends whose models other backends have by now.
     pub let_go: Vec<NodeId>,
 }
 
-/// Where a planned model is to be.
+/// The sub-cluster that a planned model must be in.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// The sub-cluster of the plan, or the next one that can have it if no backend there can.
+    /// The sub-cluster of the plan, or the next one that can load the model if no backend of the
+    /// plan's can.
     group: u32,
-    /// Backends there can have it.
+    /// Whether any backend of the sub-cluster can load the model.
     can_be: bool,
-    /// All of these have it.
+    /// Whether all backends of the sub-cluster that can load the model have it.
     is_ready: bool,
 }
 
-/// Says which models each backend is to have.
+/// Decides which models each backend must have.
 ///
-/// Backends that may be told are divided into sub-clusters of even size, and each is to have the models that the plan has in its own. A model is not taken from a backend before all backends of its sub-cluster that
-/// can have it do, so that no request waits for a move. Plans are made by whoever is asked with [`AssignerOutput::Want`].
+/// The assigner divides backends whose models it controls into sub-clusters of even size. Each
+/// backend must have the models that the plan puts in its sub-cluster. A backend keeps a model
+/// until all backends of the model's sub-cluster that can load it have it, so no request waits for
+/// a move. A planner outside makes the plans, on [`AssignerOutput::Want`].
 ///
-/// What it needs to go on from whoever led before is what backends say that they were told and, where there is a store, the last plan.
+/// A new leader goes on from the assignments that backends report and, where there is a store, from
+/// the last plan.
 #[derive(Debug)]
 pub(super) struct Assigner {
     options: SubClusterOptions,
     epoch: Epoch,
-    /// Of the last thing that was said.
+    /// The number of the last stamp.
     number: u64,
     plan: Option<SubClusterPlan>,
-    /// By model: where it is to be, which is where the plan has it if it can be there.
+    /// By model: its sub-cluster. This is the plan's sub-cluster if a backend there can load the
+    /// model.
     placed: BTreeMap<String, u32>,
     /// By backend: its sub-cluster.
     groups: BTreeMap<NodeId, u32>,
     told: BTreeMap<NodeId, Assignment>,
-    /// Until then backends may be on their way here.
+    /// Backends may still be on their way here until then.
     settles_at: Time,
     is_settled: bool,
-    /// How long backends that come and go are waited for before models are divided anew.
+    /// How long backends may come and go before models are divided anew.
     quiet: Duration,
     plans_at: Time,
-    /// There is something that the last plan does not have: the number of sub-clusters, models.
+    /// A change that the last plan does not cover: the number of sub-clusters and the models.
     unplanned: Option<(u32, BTreeSet<String>)>,
-    /// What somebody was last asked about.
+    /// The facts of the last question to the planner.
     tried: Option<(u32, BTreeSet<String>)>,
     pending: Option<PlanWanted>,
     outputs: VecDeque<AssignerOutput>,
 }
 
 impl Assigner {
-    /// Of a scheduler that leads from now on, and knows its backends after `settles`. `plan`: the last one that is known.
+    /// The assigner of a scheduler that begins to lead, and that knows its backends after
+    /// `settles`. `plan`: the last known plan.
     pub fn new(
         options: SubClusterOptions,
         epoch: Epoch,
@@ -125,12 +132,13 @@ impl Assigner {
         Stamp { epoch: self.epoch, number: self.number }
     }
 
-    /// Models are to be divided anew.
+    /// Divides models anew at the next opportunity.
     pub fn handle_wanted(&mut self, now: Time) {
         self.plans_at = self.plans_at.min(now);
     }
 
-    /// The answer to [`AssignerOutput::Want`]: by model the sub-cluster, or why there is no plan.
+    /// Takes the answer to [`AssignerOutput::Want`]: the sub-cluster of each model, or why there is
+    /// no plan.
     pub fn handle_planned(&mut self, number: u64, planned: Result<Vec<u32>, String>) {
         let Some(wanted) = self.pending.take_if(|wanted| wanted.number == number) else { return };
         let assignment = match planned {
@@ -146,16 +154,16 @@ impl Assigner {
         let plan = SubClusterPlan { stamp: self.stamp(), sub_clusters: wanted.sub_clusters, models };
         self.outputs.push_back(AssignerOutput::Keep(plan.clone()));
         self.plan = Some(plan);
-        // What could not be loaded is tried again.
+        // Repeats all assignments, so that backends retry failed loads.
         self.told.clear();
     }
 
-    /// What is to be done outside.
+    /// The next wish to the outside.
     pub fn poll_output(&mut self) -> Option<AssignerOutput> {
         self.outputs.pop_front()
     }
 
-    /// When [`Assigner::settle`] is to be called again at the latest.
+    /// When [`Assigner::settle`] must be called again at the latest.
     pub fn poll_timeout(&self) -> Time {
         match (self.is_settled, &self.pending) {
             (false, _) => self.settles_at,
@@ -169,7 +177,8 @@ impl Assigner {
         self.groups.get(&node).copied()
     }
 
-    /// Goes by what backends are there and have now. `load`: devices that a model keeps busy.
+    /// Updates assignments for the backends as they are now. `load`: the number of devices that a
+    /// model keeps busy.
     pub fn settle(&mut self, now: Time, backends: &[BackendView<'_>], load: impl Fn(&str) -> f64) -> Told {
         self.told.retain(|node, _| backends.iter().any(|backend| backend.node == *node));
         let mut let_go: Vec<NodeId> = Vec::new();
@@ -195,7 +204,8 @@ impl Assigner {
                 continue;
             }
             if backend.is_leaving {
-                // What nobody else can have does not hold it back, and is served until it goes.
+                // A model that no other backend can load does not hold this one back. The backend
+                // serves it until it goes.
                 let has_place = |model: &str| places.get(model).is_some_and(|place| place.can_be);
                 let names = backend.offer.repository.iter().map(|loadable| &loadable.model);
                 let is_kept =
@@ -216,13 +226,13 @@ impl Assigner {
         Told { assignments, let_go }
     }
 
-    /// Takes over what whoever led before told backends.
+    /// Takes over the plan that an earlier leader's assignments follow.
     fn adopt(&mut self, staying: &[&BackendView<'_>]) {
         let heard = staying.iter().filter_map(|backend| backend.offer.assigned.as_ref());
         let newest = heard.clone().map(|assigned| assigned.plan).max();
         if newest > self.plan.as_ref().map(|plan| plan.stamp) {
             let of = heard.filter(|assigned| Some(assigned.plan) == newest);
-            // Also those that have no models.
+            // Also counts sub-clusters without models.
             let sub_clusters = of.clone().map(|assigned| assigned.sub_cluster.saturating_add(1)).max().unwrap_or(0);
             let models: BTreeMap<String, u32> = of
                 .flat_map(|assigned| assigned.planned.iter().map(|model| (model.clone(), assigned.sub_cluster)))
@@ -231,7 +241,7 @@ impl Assigner {
         }
     }
 
-    /// Has sub-clusters of even size, and as few backends as possible go to another.
+    /// Makes sub-clusters of even size, and moves as few backends as possible.
     fn regroup(&mut self, staying: &[&BackendView<'_>], count: u32) {
         self.groups.retain(|node, group| *group < count && staying.iter().any(|backend| backend.node == *node));
         if count == 0 {
@@ -260,7 +270,7 @@ impl Assigner {
             if large <= small + 1 {
                 break;
             }
-            // Who came last goes.
+            // The backend that came last moves.
             if let Some(node) = members.get_mut(from).and_then(Vec::pop)
                 && let Some(to) = members.get_mut(to)
             {
@@ -271,7 +281,7 @@ impl Assigner {
         self.groups = (0..).zip(members).flat_map(of).collect();
     }
 
-    /// Asks for a plan if one is due.
+    /// Asks for a plan if a plan is due.
     fn want(&mut self, now: Time, staying: &[&BackendView<'_>], count: u32, load: impl Fn(&str) -> f64) {
         let mut memory: BTreeMap<&str, u64> = BTreeMap::new();
         for loadable in staying.iter().flat_map(|backend| &backend.offer.repository) {
@@ -289,7 +299,7 @@ impl Assigner {
         let facts = (count, memory.keys().map(|model| (*model).to_owned()).collect::<BTreeSet<String>>());
         let unplanned = (!is_planned && self.tried.as_ref() != Some(&facts)).then(|| facts.clone());
         if unplanned.is_some() && self.unplanned != unplanned {
-            // The first plan is made at once, as everybody has had the time to come.
+            // The first plan is made at once, since all backends have had the time to come.
             let soon = if planned.is_none() { now } else { now + self.quiet };
             self.plans_at = self.plans_at.min(soon);
         }
@@ -318,12 +328,13 @@ impl Assigner {
         self.outputs.push_back(AssignerOutput::Want(wanted));
     }
 
-    /// Somebody is asked for a plan of what is there now, or will be soon: there is none if somebody was, and it could not be made.
+    /// Whether a plan for the present backends and models is being made, or soon will be. A failed
+    /// planner is not asked about the same facts again at once.
     fn plan_may_come(&self) -> bool {
         self.pending.is_some() || self.unplanned.is_some()
     }
 
-    /// By model: where it is to be.
+    /// By model: the sub-cluster that it must be in.
     fn places(&self, staying: &[&BackendView<'_>], count: u32) -> BTreeMap<String, Place> {
         let mut places = BTreeMap::new();
         for (model, planned) in self.plan.iter().flat_map(|plan| &plan.models).filter(|(_, group)| **group < count) {
@@ -340,12 +351,13 @@ impl Assigner {
         places
     }
 
-    /// By model: the sub-cluster that it is to be in, as of the last time that this was looked at.
+    /// By model: its sub-cluster, as of the last [`Assigner::settle`].
     pub fn placed(&self) -> &BTreeMap<String, u32> {
         &self.placed
     }
 
-    /// What a backend is to have: the models of its sub-cluster, and those that it has until others have them.
+    /// The models that a backend must have. First the models of its sub-cluster; then the models
+    /// that it keeps until other backends have them.
     fn wanted(
         &self,
         backend: &BackendView<'_>,
@@ -358,7 +370,7 @@ impl Assigner {
         let is_planned = |model: &str| group.is_some() && places.get(model).map(|place| place.group) == group;
         let is_kept = |model: &str| match places.get(model).filter(|place| place.can_be) {
             Some(place) => !place.is_ready,
-            // Nobody else can have it, unless a plan is to come that says where.
+            // No other backend can have the model, unless a coming plan gives the model a place.
             None if backend.is_leaving => {
                 let is_late = plan.is_none_or(|plan| plan.sub_clusters != count || !plan.models.contains_key(model));
                 is_late && self.plan_may_come() && staying.iter().any(|other| other.offer.can_load(model))

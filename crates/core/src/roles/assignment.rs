@@ -1,4 +1,4 @@
-//! Which models a backend is to have, and the plan that this follows from (Symphony §4.4).
+//! The models that a backend must have, and the plan behind them (Symphony §4.4).
 
 use std::collections::BTreeMap;
 
@@ -6,41 +6,42 @@ use serde::{Deserialize, Serialize};
 
 use super::epoch::Epoch;
 
-/// When a leading scheduler said something: the greater one is newer, whoever led.
+/// The order of a leading scheduler's decisions. The greater stamp is newer, whichever scheduler
+/// led.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Stamp {
-    /// Under whose lead.
+    /// The epoch of the decision.
     pub epoch: Epoch,
-    /// From 1, in the order in which it was said.
+    /// From 1, in the order of the decisions.
     pub number: u64,
 }
 
-/// Which models a backend is to have, of those in its repository.
+/// The models of its repository that a backend must have.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Assignment {
-    /// When it was said.
+    /// When the scheduler decided this.
     pub stamp: Stamp,
-    /// The plan that it follows.
+    /// The plan that this follows.
     pub plan: Stamp,
     /// The sub-cluster that the backend is in, from 0.
     pub sub_cluster: u32,
     /// The models of its sub-cluster.
     pub planned: Vec<String>,
-    /// Models that it is to have until others have loaded them.
+    /// Models that the backend must keep until other backends have loaded them.
     pub kept: Vec<String>,
 }
 
 impl Assignment {
-    /// Whether the backend is to have this model.
+    /// Whether the backend must have this model.
     pub fn has(&self, model: &str) -> bool {
         self.planned.iter().chain(&self.kept).any(|known| known == model)
     }
 }
 
-/// Which models share a sub-cluster: what outlives whoever leads, where there is a store.
+/// Which models share a sub-cluster. The plan outlives its leader where there is a store.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SubClusterPlan {
-    /// When it was made.
+    /// When the plan was made.
     pub stamp: Stamp,
     /// How many sub-clusters there are.
     pub sub_clusters: u32,
@@ -48,29 +49,31 @@ pub struct SubClusterPlan {
     pub models: BTreeMap<String, u32>,
 }
 
-/// A model that is to be planned.
+/// A model that needs a sub-cluster.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlannedModel {
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// Devices that its requests keep busy, as far as is known: requests a second by the seconds that one takes in a full batch.
+    /// Devices that the model's requests keep busy, as far as is known: requests per second times
+    /// the seconds that each takes in a full batch.
     pub load: f64,
-    /// Bytes that it takes on each device of its sub-cluster.
+    /// Bytes that the model takes on each device of its sub-cluster.
     pub memory: u64,
-    /// The sub-cluster where it is now.
+    /// The model's present sub-cluster.
     pub running: Option<u32>,
 }
 
-/// The question which models are to share a sub-cluster; to be answered with [`super::SchedulerNode::handle_planned`].
+/// Asks which models should share a sub-cluster. [`super::SchedulerNode::handle_planned`] takes the
+/// answer.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlanWanted {
-    /// Of this question.
+    /// The number of this question.
     pub number: u64,
     /// How many sub-clusters there are.
     pub sub_clusters: u32,
-    /// At least one, by name.
+    /// The models, at least one, in the order of their names.
     pub models: Vec<PlannedModel>,
-    /// Bytes for models that each device has; `None`: not known.
+    /// Bytes for models on each device; `None`: not known.
     pub memory: Option<u64>,
     /// Models that may change their sub-cluster; `None`: any number.
     pub most_moves: Option<u32>,

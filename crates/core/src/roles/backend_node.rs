@@ -1,4 +1,5 @@
-//! A backend: obeys the scheduler that leads, fetches the inputs of its batches from frontends, and answers them.
+//! A backend: obeys the leading scheduler, fetches the inputs of its batches from frontends, and
+//! sends the answers to frontends.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -14,95 +15,101 @@ use super::queue_names::HeardNames;
 use super::under_way::UnderWay;
 use crate::time::{Duration, Time};
 
-/// Batches that it has at most: what is planned beyond that is not run.
+/// The most batches that a backend holds. A plan beyond that goes back to the leader without a run.
 const MOST_BATCHES: usize = 4096;
-/// Frontends that it knows at most without a link to them.
+/// The most frontends that a backend remembers, including frontends without a link.
 const MOST_ADDRESSES: usize = 4096;
-/// How often schedulers hear what messages take.
+/// How often the leader hears of measured delays.
 const DELAYS_EVERY: Duration = Duration::from_millis(1_000);
-/// How long what fetching took counts.
+/// How long a measured fetch counts.
 const SPAN: Duration = Duration::from_millis(5_000);
 
-/// How a backend behaves.
+/// Options of a backend.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BackendOptions {
-    /// Longest silence on a link.
+    /// Longest silence of this node on a link.
     pub heartbeat: Duration,
     /// Silence after which a peer is lost.
     pub lost_after: Duration,
-    /// How long inputs may take before a batch runs without those that have not come.
+    /// How long inputs may take. After that a batch runs without the missing inputs.
     pub fetch_within: Duration,
 }
 
-/// What a backend does.
+/// An action that a backend asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum BackendOutput<P> {
     /// Send this frame.
     Send(NodeId, Frame<P>),
-    /// A frontend to connect to.
+    /// Connect to this frontend.
     Connect {
-        /// Who.
+        /// The frontend.
         frontend: NodeId,
         /// `host:port`.
         address: String,
     },
-    /// Run this batch on a slot, after what that has. To be answered with [`BackendNode::handle_ran`].
+    /// Run this batch on a slot, after the slot's earlier batches. [`BackendNode::handle_ran`]
+    /// takes the result.
     Run {
-        /// Which.
+        /// The name of the batch.
         batch: BatchKey,
-        /// Where.
+        /// The slot.
         slot: u32,
-        /// Of which queue.
+        /// The queue of the batch's requests.
         queue: QueueKey,
-        /// In their order, at least one.
+        /// The members, at least one, in order.
         members: Vec<Member<P>>,
     },
-    /// Load a model, or unload it. To be answered with [`BackendNode::handle_done`], and with what there is then.
+    /// Load or unload a model. [`BackendNode::handle_done`] takes the result, and
+    /// [`BackendNode::handle_offer`] the new list of models.
     Model(String, Doing),
-    /// Somebody else leads.
+    /// Another scheduler leads.
     Leader(NodeId, Epoch),
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
-    /// It was told to go, and has nothing left to do.
+    /// The backend was told to go, and has nothing left to do.
     Drained,
 }
 
-/// A frontend that a scheduler has told of.
+/// A frontend that a scheduler has named.
 #[derive(Clone, Debug)]
 struct Met {
     address: String,
-    /// When a connection was asked for last, since which there has been none.
+    /// When a connection was last asked for, if none has come since.
     asked: Option<Time>,
 }
 
 /// A backend.
 ///
-/// It obeys the highest epoch that it has heard of, and batches of lower ones that it has had before go on: a slot runs batches in the order in which they were planned, so it begins none of a lower epoch
-/// after one of a higher. Who of a batch may run is for the frontends to say, one by one.
+/// A backend obeys the highest epoch that it has heard of. Batches of lower epochs that the backend
+/// already has run on. A slot runs batches in the order of their plans, so it begins none of a
+/// lower epoch after one of a higher. Frontends decide which members of a batch may run, one by
+/// one.
 ///
-/// After any of the `handle_*` take all outputs. At [`BackendNode::poll_timeout`] call [`BackendNode::handle_timeout`], after all frames that have come. Time never goes back.
+/// After any of the `handle_*` take all outputs. At [`BackendNode::poll_timeout`] call
+/// [`BackendNode::handle_timeout`], after all frames that have come. Time never goes back.
 ///
-/// Bounds: 4096 batches, 4096 frontends to which there is no link, 65 536 names of queues for each scheduler; links have bounds of their own.
+/// Bounds: 4096 batches, 4096 frontends without a link, 65 536 names of queues for each scheduler.
+/// Links have bounds of their own.
 #[derive(Debug)]
 pub struct BackendNode<P> {
     options: BackendOptions,
     links: Links<P>,
     following: Following,
-    /// All that there is.
+    /// All slots and models, including models that will be unloaded.
     offer: Offer,
     loading: Box<Loading>,
     under_way: UnderWay<P>,
-    /// By scheduler.
+    /// By scheduler: the queue names that it gave.
     names: BTreeMap<NodeId, HeardNames>,
     met: BTreeMap<NodeId, Met>,
     fetches: FetchEstimate,
     said: Option<Delays>,
-    /// When the leader is told of delays.
+    /// When the leader next hears of delays.
     delays_at: Time,
     is_draining: bool,
-    /// There are no more batches for it.
+    /// The leader has said that no more batches come.
     is_let_go: bool,
-    /// When it lost whoever led, or began.
+    /// When the backend lost its last leader, or began.
     leaderless_since: Time,
     is_drained: bool,
     refused_plans: u64,
@@ -110,7 +117,7 @@ pub struct BackendNode<P> {
 }
 
 impl<P: Clone> BackendNode<P> {
-    /// Without peers and models.
+    /// A backend without peers and models.
     pub fn new(node: NodeId, options: BackendOptions, now: Time) -> Self {
         BackendNode {
             options,
@@ -133,32 +140,33 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// The scheduler that it obeys, if that one is there.
+    /// The scheduler that the backend obeys, if its link is up.
     pub fn leader(&self) -> Option<NodeId> {
         self.following.leader()
     }
 
-    /// The highest epoch that it has obeyed.
+    /// The highest epoch that the backend has obeyed.
     pub fn epoch(&self) -> Epoch {
         self.following.epoch()
     }
 
-    /// Batches that it has.
+    /// The number of batches that the backend has.
     pub fn batches(&self) -> usize {
         self.under_way.len()
     }
 
-    /// Plans of schedulers that it does not obey any more, so far.
+    /// Plans so far from schedulers that the backend no longer obeys.
     pub fn refused_plans(&self) -> u64 {
         self.refused_plans
     }
 
-    /// What messages take, for metrics.
+    /// The links, whose delays are metrics.
     pub fn links(&self) -> &Links<P> {
         &self.links
     }
 
-    /// A wire to somebody is there, in place of any other. Other backends are sent away.
+    /// A connection to a peer is there, and replaces any other. The backend sends other backends
+    /// away.
     pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
         if peer.role == Role::Backend {
             self.outputs.push_back(BackendOutput::Lost(peer.node));
@@ -169,19 +177,19 @@ impl<P: Clone> BackendNode<P> {
         self.settle(now);
     }
 
-    /// The last wire to somebody has ended.
+    /// The last connection to a peer has ended.
     pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
         self.links.handle_disconnected(peer);
         self.settle(now);
     }
 
-    /// A frame has come.
+    /// Handles a frame from a peer.
     pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
         self.links.handle_frame(now, frame);
         self.settle(now);
     }
 
-    /// What it has from now on.
+    /// Sets the slots and models that the backend has from now on.
     pub fn handle_offer(&mut self, now: Time, offer: Offer) {
         self.offer = offer;
         self.under_way.set_slots(self.offer.slots.len());
@@ -190,7 +198,7 @@ impl<P: Clone> BackendNode<P> {
         self.settle(now);
     }
 
-    /// A model that it was told to load or to unload is loaded, or unloaded; or it is not, and why.
+    /// Handles the result of a load or an unload that the backend asked for.
     pub fn handle_done(&mut self, now: Time, model: &str, result: Result<(), String>) {
         let failed = result.is_err();
         self.loading.handle_done(model, result);
@@ -200,7 +208,7 @@ impl<P: Clone> BackendNode<P> {
         self.settle(now);
     }
 
-    /// Begins what it takes to have what it was told to have, and tells what it has.
+    /// Begins the loads and unloads that the assignment needs, and tells the leader the offer.
     fn have(&mut self, now: Time) {
         self.begin();
         let said = self.loading.said(&self.offer);
@@ -212,7 +220,8 @@ impl<P: Clone> BackendNode<P> {
         self.outputs.extend(begun.into_iter().map(|(model, doing)| BackendOutput::Model(model, doing)));
     }
 
-    /// It has a version of a model no more: it is not offered any longer. Batches of it that are still to run are for [`BackendNode::handle_ran`] to give back.
+    /// Stops offering a version of a model that is unloaded. The caller returns batches of the
+    /// version that are still to run with [`BackendNode::handle_ran`].
     pub fn handle_unloaded(&mut self, now: Time, model: &str, version: u64) {
         let before = self.offer.models.len();
         self.offer.models.retain(|offered| offered.model != model || offered.version != version);
@@ -223,8 +232,9 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// A batch that it was told to run is done: how many items ran and how long they took (`None`: nothing did), and what came of each member. A member of which nothing is said was not run, and
-    /// is given back.
+    /// A batch that the backend asked for is done. `ran`: the items that ran and the time of the
+    /// run (`None`: nothing ran). `outcomes`: the result of each member. Members without an outcome
+    /// did not run, and go back to their frontends.
     pub fn handle_ran(
         &mut self,
         now: Time,
@@ -252,7 +262,8 @@ impl<P: Clone> BackendNode<P> {
         self.settle(now);
     }
 
-    /// It is to go once the scheduler lets it, which may have others load its models before, and once it has no batches.
+    /// Begins to leave. The backend goes once the scheduler lets it and its batches are done. The
+    /// scheduler may first have other backends load its models.
     pub fn handle_drain(&mut self, now: Time) {
         if !std::mem::replace(&mut self.is_draining, true) {
             self.tell_leader(now, Message::Leave);
@@ -260,13 +271,14 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// When there is nobody left who could let it go; it waits as long as for any other peer.
+    /// When a backend that leaves stops waiting for a leader that could let it go: `lost_after`
+    /// after it lost the last leader.
     fn is_left_alone_at(&self) -> Option<Time> {
         let is_alone = self.is_draining && !self.is_let_go && self.following.leader().is_none();
         is_alone.then(|| self.leaderless_since + self.options.lost_after)
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.links.handle_timeout(now);
         self.settle(now);
@@ -281,7 +293,7 @@ impl<P: Clone> BackendNode<P> {
         self.settle(now);
     }
 
-    /// What it does next.
+    /// The next action that the backend asks for.
     pub fn poll_output(&mut self, now: Time) -> Option<BackendOutput<P>> {
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);
@@ -340,7 +352,7 @@ impl<P: Clone> BackendNode<P> {
             (Role::Frontend, Message::Inputs { batch, granted, gone }) => {
                 self.handle_inputs(now, from, batch, granted, gone);
             }
-            // Nothing that a backend is told.
+            // No message that a backend handles.
             _ => {}
         }
     }
@@ -351,7 +363,8 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// While whoever led last is not there: a scheduler that never heard of its epoch has to take a greater one.
+    /// Tells all schedulers the last epoch while its leader is gone. A scheduler that never heard
+    /// of this epoch must take a greater one.
     fn tell_epoch(&mut self, now: Time) {
         let epoch = self.following.epoch();
         if self.following.leader().is_some() || epoch == Epoch::NONE {
@@ -424,7 +437,8 @@ impl<P: Clone> BackendNode<P> {
         self.start(now, slot);
     }
 
-    /// Asks a frontend for its members of a batch, or for a connection.
+    /// Asks a frontend for the inputs of its members of a batch, or asks for a connection to the
+    /// frontend.
     fn claim(&mut self, now: Time, key: BatchKey, frontend: NodeId) {
         if self.links.is_up(frontend) {
             if let Some(batch) = self.under_way.get_mut(key) {
@@ -509,7 +523,7 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// Begins those of a slot's batches whose turn it is.
+    /// Begins the slot's batches whose turn has come.
     fn start(&mut self, now: Time, slot: usize) {
         while let Some((key, members)) = self.under_way.start(now, slot) {
             let Some(batch) = self.under_way.get_mut(key) else { return };
@@ -523,7 +537,7 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// A batch is done.
+    /// Removes a batch that is done, and tells the leader.
     fn complete(&mut self, now: Time, batch: BatchKey, ran: Option<(u32, Duration)>, missed: Vec<RequestKey>) {
         if self.under_way.remove(now, batch).is_some() {
             self.tell_leader(now, Message::Completed { batch, ran, missed });
@@ -533,7 +547,7 @@ impl<P: Clone> BackendNode<P> {
         }
     }
 
-    /// Tells the leader what messages take, if that is not what it was told.
+    /// Tells the leader the measured delays if they have changed.
     fn tell_delays(&mut self, now: Time) {
         let frontends = self.links.peers().filter(|peer| peer.role == Role::Frontend).map(|peer| peer.node);
         let control = frontends.filter_map(|peer| self.links.one_way(peer)).max().unwrap_or_default();

@@ -1,4 +1,5 @@
-//! What messages to and from backends take, as models are planned with it (Symphony §4.3, appendix D).
+//! The network budgets that models are planned with, from measured delays (Symphony §4.3, appendix
+//! D).
 
 use std::collections::BTreeSet;
 
@@ -7,38 +8,41 @@ use crate::cluster::NetworkBudget;
 use crate::ids::DeviceKind;
 use crate::time::Duration;
 
-/// How much worse than the median of those that may run a batch one of them may be measured: another is slow for a while, and costs itself only.
+/// A backend's delay counts for at most this many times the median over the backends that may run
+/// the batch. A backend that is slow for a while then harms only itself.
 const WORST_TO_MEDIAN: u64 = 4;
 
-/// What is planned with for a model, by the kind of device that runs its batches.
+/// A model's network budgets, by the kind of device that runs its batches.
 pub(super) type Budgets = Vec<(DeviceKind, NetworkBudget)>;
 
-/// What is planned with for a model on some backends.
+/// The network budget of a model on some backends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ModelBudget {
     /// Name of the model.
     pub model: String,
-    /// Its version.
+    /// The model's version.
     pub version: u64,
-    /// Names of the backends whose slots this is for.
+    /// Names of the backends whose slots this budget is for.
     pub backends: Vec<String>,
-    /// `data` is for an item of this model.
+    /// The budget, with `data` for an item of this model.
     pub network: NetworkBudget,
 }
 
-/// What messages to and from a backend take.
+/// The measured delays of messages to and from a backend.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// Of which kinds its slots are.
+    /// The kinds of the backend's slots.
     pub kinds: BTreeSet<DeviceKind>,
-    /// From the scheduler to it.
+    /// The delay from the scheduler to the backend.
     pub there: Duration,
-    /// As it says.
+    /// The delays that the backend has measured.
     pub delays: Delays,
 }
 
-/// For a model that these kinds of devices run, with so many bytes of inputs an item: what the worst backend of a kind has measured, unless that is far from the others of it.
-/// A reply may come from any of them. Kinds of which nothing was measured are left out.
+/// Computes the budgets of a model that `kinds` of devices run, with `item_bytes` of inputs an
+/// item. Each budget is the worst measurement of a backend of the kind, but at most
+/// [`WORST_TO_MEDIAN`] times their median. A reply may come from a backend of any kind. Kinds
+/// without measurements are left out.
 pub(super) fn budgets(backends: &[Measured], kinds: &BTreeSet<DeviceKind>, item_bytes: u64) -> Budgets {
     let item_kib = item_bytes.div_ceil(1024);
     let runs = backends.iter().filter(|backend| !backend.kinds.is_disjoint(kinds));
@@ -60,7 +64,8 @@ fn worst(values: impl Iterator<Item = Duration>) -> Duration {
     values.last().copied().unwrap_or_default().min(median.saturating_mul(WORST_TO_MEDIAN))
 }
 
-/// Whether it is not worth planning anew for the difference.
+/// Whether two sets of budgets differ too little to plan anew: by at most an eighth of the larger
+/// value.
 pub(super) fn are_near(some: &Budgets, others: &Budgets) -> bool {
     let is_near = |a: Duration, b: Duration| a.max(b).saturating_sub(a.min(b)).saturating_mul(8) <= a.max(b);
     let near = |((kind, a), (other, b)): (&(DeviceKind, NetworkBudget), &(DeviceKind, NetworkBudget))| {

@@ -1,4 +1,4 @@
-//! What a scheduler that leads knows of backends: their slots, what these run, and the batches on them.
+//! The leading scheduler's view of backends: their slots, their kinds and the batches on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,17 +11,17 @@ use crate::cluster::Scheduler;
 use crate::ids::{BatchId, DeviceId, DeviceKind, RequestId};
 use crate::time::{Duration, Time};
 
-/// Slots of a backend at most.
+/// The most slots of one backend.
 const MOST_SLOTS: usize = 4096;
 
-/// A batch that was sent.
+/// A batch that the scheduler has sent.
 #[derive(Debug)]
 pub(super) struct InFlight {
-    /// To whom.
+    /// The backend that has the batch.
     pub backend: NodeId,
     slot: u32,
     device: DeviceId,
-    /// Of whom.
+    /// The requests in the batch.
     pub members: Vec<RequestId>,
 }
 
@@ -31,11 +31,11 @@ struct Kind {
     slots: u32,
 }
 
-/// What a scheduler that leads knows of backends.
+/// The leading scheduler's view of all backends.
 #[derive(Debug)]
 pub(super) struct ClusterMap {
     epoch: Epoch,
-    /// Backends are told which models to have.
+    /// Whether the scheduler assigns models to backends.
     assigns: bool,
     backends: BTreeMap<NodeId, Backend>,
     joined: u64,
@@ -46,7 +46,8 @@ pub(super) struct ClusterMap {
 }
 
 impl ClusterMap {
-    /// Without backends, in this epoch. `assigns`: backends are told which models to have.
+    /// A map without backends, in this epoch. `assigns`: whether the scheduler assigns models to
+    /// backends.
     pub fn new(epoch: Epoch, assigns: bool) -> Self {
         ClusterMap {
             epoch,
@@ -60,13 +61,14 @@ impl ClusterMap {
         }
     }
 
-    /// A backend's link is up.
+    /// Adds a backend whose link is up.
     pub fn handle_up(&mut self, hello: &Hello) {
         self.joined += 1;
         self.backends.insert(hello.node, Backend::new(hello, self.joined));
     }
 
-    /// A backend's link is lost: the members of its batches, and whether frontends are to hear of models that go with it.
+    /// Removes a backend whose link is lost. Returns the members of each of its batches, and
+    /// whether frontends must hear of a change of models.
     pub fn handle_lost(
         &mut self,
         now: Time,
@@ -87,7 +89,8 @@ impl ClusterMap {
             for kind in backend.slots.iter().filter_map(|slot| slot.kind) {
                 self.leave_kind(kind, &mut keys);
             }
-            // The models of one that did not say that it goes stay known for a while: it may come back, or another with them.
+            // A backend that left without notice may come back, or another with its models. For
+            // this reason these models stay known for a while.
             for key in keys.iter().filter(|_| backend.is_leaving) {
                 if !self.may_have(key) {
                     changed |= models.remove(now, scheduler, key);
@@ -98,12 +101,12 @@ impl ClusterMap {
         (members, changed)
     }
 
-    /// A backend is to go: whether it is one that did not say so before.
+    /// Marks a backend as leaving. Returns true if it was not marked before.
     pub fn handle_leave(&mut self, node: NodeId) -> bool {
         self.backends.get_mut(&node).is_some_and(|backend| !std::mem::replace(&mut backend.is_leaving, true))
     }
 
-    /// A backend gets no more batches: whether it did before.
+    /// Plans no more batches on a backend. Returns true if batches were planned there before.
     pub fn let_go(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) -> bool {
         let Some(backend) = self.backends.get_mut(&node) else { return false };
         let is_new = !std::mem::replace(&mut backend.is_let_go, true);
@@ -111,7 +114,8 @@ impl ClusterMap {
         is_new
     }
 
-    /// A backend is told what to have: nothing else is planned there any more. Whether frontends are to hear of models.
+    /// Stops planning models on a backend that its new assignment takes away. Returns true if
+    /// frontends must hear of a change of models.
     pub fn handle_assigned(
         &mut self,
         now: Time,
@@ -123,14 +127,14 @@ impl ClusterMap {
         !withheld.is_empty() && self.settle(now, scheduler, models, &withheld)
     }
 
-    /// Whether anybody has a model, or may be told to load it.
+    /// Whether any backend has a model, or could load it on an order.
     pub fn may_have(&self, key: &ModelKey) -> bool {
         let may =
             |backend: &Backend| backend.offers(key).next().is_some() || (self.assigns && backend.can_load(&key.0));
         self.backends.values().any(may)
     }
 
-    /// Its devices leave; what runs there goes on.
+    /// Removes a backend's devices from the scheduler. Running batches go on.
     fn retire(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
         let slots = self.backends.get(&node).map_or(0, |backend| backend.slots.len());
         for slot in 0..slots {
@@ -145,7 +149,7 @@ impl ClusterMap {
         self.devices.remove(&device);
     }
 
-    /// A backend says what it has, and has had.
+    /// Takes a backend's list of batches that it has under way.
     pub fn handle_under_way(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, running: &[Running]) {
         let ours: BTreeSet<BatchId> =
             self.batches.iter().filter(|(_, batch)| batch.backend == node).map(|(id, _)| *id).collect();
@@ -164,7 +168,7 @@ impl ClusterMap {
         self.add_devices(now, scheduler, node);
     }
 
-    /// A backend says what it offers. Whether frontends are to hear of models.
+    /// Takes a backend's offer. Returns true if frontends must hear of a change of models.
     pub fn handle_offer(
         &mut self,
         now: Time,
@@ -192,7 +196,8 @@ impl ClusterMap {
         changed | self.settle(now, scheduler, models, &had.union(&has).cloned().collect())
     }
 
-    /// Has the scheduler plan with what is offered now of these models. Whether frontends are to hear of it.
+    /// Makes the scheduler plan with the present offers of these models. Returns true if frontends
+    /// must hear of a change.
     fn settle(
         &mut self,
         now: Time,
@@ -227,7 +232,8 @@ impl ClusterMap {
         changed
     }
 
-    /// Whose offer of a model is used: those with the fingerprint that is in use or, if nobody has that any more, with that of who came first.
+    /// Chooses the offers of a model that are used: all with the fingerprint in use. If no backend
+    /// has that fingerprint any more, the fingerprint of the backend that came first is used.
     fn accept(&mut self, models: &ServedModels, order: &[NodeId], key: &ModelKey) {
         let offered = |node: &NodeId| Some(self.backends.get(node)?.offers(key).next()?.fingerprint.clone());
         let all: Vec<(NodeId, String)> = order.iter().filter_map(|node| Some((*node, offered(node)?))).collect();
@@ -247,7 +253,7 @@ impl ClusterMap {
         }
     }
 
-    /// Says anew of which kinds a backend's slots are.
+    /// Recomputes the kinds of a backend's slots.
     fn place_kinds(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, keys: &mut BTreeSet<ModelKey>) {
         let Some(backend) = self.backends.get(&node) else { return };
         let wanted = backend.wanted_kinds();
@@ -273,7 +279,7 @@ impl ClusterMap {
         }
     }
 
-    /// A slot becomes another device, once what runs there is done.
+    /// Removes a slot's device. The slot becomes another device once its running batches are done.
     fn retire_slot(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId, slot: usize) {
         let device = self.backends.get(&node).and_then(|backend| backend.slots.get(slot)?.device);
         self.remove_device(now, scheduler, node, slot);
@@ -285,7 +291,7 @@ impl ClusterMap {
         }
     }
 
-    /// By slot: its kind, if a model runs there.
+    /// By slot: its kind, if the kind runs the model; otherwise `None`.
     fn kinds_of(&self, backend: &Backend, key: &ModelKey) -> Vec<Option<DeviceKind>> {
         let runs = |kind: &DeviceKind| {
             let kind = self.kinds.get(kind.0 as usize).and_then(Option::as_ref);
@@ -294,7 +300,8 @@ impl ClusterMap {
         backend.slots.iter().map(|slot| slot.kind.filter(runs)).collect()
     }
 
-    /// A slot is no longer of a kind. If that was the last one, the number may become another kind's: its models are added to those that are settled.
+    /// Takes a slot out of a kind. If the kind has no slots left, its number becomes vacant, and
+    /// its models join `keys` to be settled.
     fn leave_kind(&mut self, kind: DeviceKind, keys: &mut BTreeSet<ModelKey>) {
         let Some(place) = self.kinds.get_mut(kind.0 as usize) else { return };
         let Some(known) = place else { return };
@@ -326,7 +333,7 @@ impl ClusterMap {
         Some(DeviceKind(place as u32))
     }
 
-    /// Adds the slots of a backend that are devices from now on.
+    /// Adds the backend's slots that can be devices of the scheduler from now on.
     fn add_devices(&mut self, now: Time, scheduler: &mut Scheduler, node: NodeId) {
         let Some(backend) = self.backends.get_mut(&node) else { return };
         if !backend.is_known || backend.is_let_go {
@@ -341,7 +348,10 @@ impl ClusterMap {
         }
     }
 
-    /// A batch is sent to a device: to whom, and on which slot. `None`: the device has left.
+    /// Records that a batch is sent to a device. Returns the backend and its slot.
+    ///
+    /// # Errors
+    /// The members, if the device has left.
     pub fn handle_dispatch(
         &mut self,
         batch: BatchId,
@@ -358,7 +368,7 @@ impl ClusterMap {
         self.batches.get(&batch).map_or(&[], |batch| &batch.members)
     }
 
-    /// A backend is done with a batch. Its members, if it is of this lead.
+    /// A backend is done with a batch. Returns the batch's members, if this lead planned it.
     pub fn handle_completed(
         &mut self,
         now: Time,
@@ -385,44 +395,45 @@ impl ClusterMap {
         batch.map(|batch| batch.members)
     }
 
-    /// A backend whose link is up.
+    /// A backend whose link is up, mutable.
     pub fn backend_mut(&mut self, node: NodeId) -> Option<&mut Backend> {
         self.backends.get_mut(&node)
     }
 
-    /// Whether a backend has been told of the frontend at this place.
+    /// Whether a backend has heard of the frontend at this place.
     pub fn has_met(&self, node: NodeId, frontend: u32) -> bool {
         self.backends.get(&node).is_some_and(|backend| backend.met.contains(&frontend))
     }
 
-    /// All whose links are up.
+    /// All backends whose links are up.
     pub fn backends(&self) -> impl Iterator<Item = (NodeId, &Backend)> {
         self.backends.iter().map(|(node, backend)| (*node, backend))
     }
 
-    /// Whether somebody whose link is up has not said what it offers.
+    /// Whether any backend whose link is up has not sent its offer.
     pub fn awaits_offer(&self) -> bool {
         self.backends.values().any(|backend| backend.offer.is_none())
     }
 
-    /// Whether all whose links are up have said what they offer, and there is one.
+    /// Whether there are backends, and all of them have sent their offers.
     pub fn is_complete(&self) -> bool {
         !self.backends.is_empty() && !self.awaits_offer()
     }
 
-    /// The devices of all that do not leave.
+    /// The number of devices of all backends that do not leave.
     pub fn devices(&self) -> u32 {
         let stays = self.backends.values().filter(|backend| !backend.is_leaving);
         stays.map(Backend::devices).fold(0, u32::saturating_add)
     }
 
-    /// What a batch of this lead that took so long is of its device's time.
+    /// The device time of a batch of this lead that ran for `took`.
     pub fn busy(&self, batch: BatchKey, took: Duration) -> Option<Duration> {
         let sent = self.batches.get(&batch.batch).filter(|_| batch.epoch == self.epoch)?;
         Some(self.backends.get(&sent.backend)?.busy(sent.slot, took))
     }
 
-    /// Whoever has the place of a queue or of a frontend from now on is nobody that backends were told of.
+    /// Forgets that backends heard of a queue or a frontend, whose place another one takes from now
+    /// on.
     pub fn forget(&mut self, queue: Option<u32>, frontend: Option<u32>) {
         for backend in self.backends.values_mut() {
             queue.map(|place| backend.told.remove(&place));
@@ -430,7 +441,7 @@ impl ClusterMap {
         }
     }
 
-    /// What people should know.
+    /// The next text to show to people.
     pub fn poll_note(&mut self) -> Option<String> {
         self.notes.pop()
     }

@@ -1,12 +1,13 @@
-//! What messages take, measured (Symphony §4.3, appendix D): high percentiles that forget.
+//! Estimates of message delays (Symphony §4.3, appendix D): high percentiles that forget.
 
 use crate::time::{Duration, Time};
 
-/// Steps in which one doubling of a value is told apart: what is said is at most an eighth above what was measured.
+/// Steps within one doubling of a value. A reported percentile is at most an eighth above the
+/// measured value.
 const STEPS: usize = 8;
-/// Values below `2^LOWEST` ns are one.
+/// Values below `2^LOWEST` ns share one bucket.
 const LOWEST: u32 = 10;
-/// Values from `2^HIGHEST` ns on (68 s) are one.
+/// Values from `2^HIGHEST` ns on (68 s) share one bucket.
 const HIGHEST: u32 = 36;
 const BUCKETS: usize = (HIGHEST - LOWEST) as usize * STEPS + 2;
 
@@ -30,17 +31,18 @@ fn end_of(bucket: usize) -> Duration {
     Duration::from_nanos(base + base / STEPS as u64 * (above % STEPS + 1) as u64)
 }
 
-/// A high percentile of what was measured in the last one or two spans. It takes one step for each value, on average.
+/// A high percentile of the values measured in the last one or two spans. Recording a value takes
+/// one step on average.
 #[derive(Clone, Debug)]
 pub struct DelayEstimate {
-    /// One value in so many may be above what is said.
+    /// One value in `one_in` may be above the reported percentile.
     one_in: u64,
     span: Duration,
     /// When the current span ends.
     until: Time,
     current: Box<[u32; BUCKETS]>,
     previous: Box<[u32; BUCKETS]>,
-    /// Values in both.
+    /// Values in both spans.
     total: u64,
     /// The bucket of the percentile.
     at: usize,
@@ -49,7 +51,8 @@ pub struct DelayEstimate {
 }
 
 impl DelayEstimate {
-    /// One value in `one_in` may be above what is said; a value counts for one to two `span`s.
+    /// One value in `one_in` may be above the reported percentile. A value counts for one to two
+    /// `span`s.
     pub fn new(one_in: u64, span: Duration, now: Time) -> Self {
         let empty = || Box::new([0; BUCKETS]);
         let (current, previous) = (empty(), empty());
@@ -60,7 +63,7 @@ impl DelayEstimate {
         u64::from(self.current[bucket]) + u64::from(self.previous[bucket])
     }
 
-    /// Something took this long.
+    /// Records a measured value.
     pub fn record(&mut self, now: Time, value: Duration) {
         self.roll(now);
         let bucket = bucket_of(value);
@@ -99,13 +102,14 @@ impl DelayEstimate {
         self.settle();
     }
 
-    /// The percentile; `None` before anything was measured. What was measured last is the best there is to go by until something else is.
+    /// The percentile; `None` before the first value. The last value stays the estimate until a new
+    /// one comes.
     pub fn high(&self) -> Option<Duration> {
         (self.total > 0).then(|| end_of(self.at))
     }
 }
 
-/// The least of what was measured in the last one or two spans.
+/// The least value measured in the last one or two spans.
 #[derive(Clone, Copy, Debug)]
 pub struct Least<T> {
     span: Duration,
@@ -120,7 +124,7 @@ impl<T: Ord + Copy> Least<T> {
         Least { span, until: now + span, current: None, previous: None }
     }
 
-    /// Something was measured.
+    /// Records a measured value.
     pub fn record(&mut self, now: Time, value: T) {
         if now >= self.until {
             self.previous = if now >= self.until + self.span { None } else { self.current };
@@ -129,7 +133,7 @@ impl<T: Ord + Copy> Least<T> {
         self.current = Some(self.current.map_or(value, |least| least.min(value)));
     }
 
-    /// The least; `None` before anything was measured.
+    /// The least value; `None` before the first one.
     pub fn get(&self) -> Option<T> {
         match (self.current, self.previous) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -138,16 +142,17 @@ impl<T: Ord + Copy> Least<T> {
     }
 }
 
-/// What fetching takes by size: a line above the high percentiles of all sizes that were fetched (`d_data` of Symphony's appendix D).
+/// Fetch time by size: a line above the high percentiles of all fetched sizes (`d_data` of
+/// Symphony's appendix D).
 #[derive(Clone, Debug)]
 pub struct FetchEstimate {
     one_in: u64,
     span: Duration,
-    /// By the logarithm of the bytes; those that there were.
+    /// By the logarithm of the bytes; `None` for sizes that were never fetched.
     by_size: Vec<Option<DelayEstimate>>,
 }
 
-/// Sizes from `2^SIZES` bytes on are one.
+/// Sizes from `2^SIZES` bytes on share one class.
 const SIZES: usize = 40;
 
 impl FetchEstimate {
@@ -156,7 +161,7 @@ impl FetchEstimate {
         FetchEstimate { one_in, span, by_size: vec![None; SIZES] }
     }
 
-    /// Fetching so many bytes took this long.
+    /// Records the time that a fetch of `bytes` took.
     pub fn record(&mut self, now: Time, bytes: u64, took: Duration) {
         let class = (bytes.max(1).ilog2() as usize).min(SIZES - 1);
         let (one_in, span) = (self.one_in, self.span);
@@ -165,10 +170,12 @@ impl FetchEstimate {
         }
     }
 
-    /// What is there however small the inputs are, and nanoseconds for a KiB more: of all lines that no size's percentile is above, the one that is least above them on the whole. `None` before
-    /// anything was fetched.
+    /// The line: a part that does not depend on size, and nanoseconds for each KiB. No size's
+    /// percentile is above the line. Of all such lines it is the one with the least total distance
+    /// to the percentiles. `None` before the first fetch.
     pub fn line(&self) -> Option<(Duration, u64)> {
-        // The smallest size of a class stands for it, so that all of it is covered. (KiB, nanoseconds.)
+        // The smallest size of a class stands for the class, so that the line covers the whole
+        // class. (KiB, nanoseconds.)
         let point = |(class, estimate): (usize, &Option<DelayEstimate>)| {
             Some(((1u64 << class) as f64 / 1024.0, estimate.as_ref()?.high()?.as_nanos() as f64))
         };
@@ -208,7 +215,7 @@ mod tests {
         Time::ZERO + Duration::from_millis(ms)
     }
 
-    /// At least the true one, and at most an eighth above.
+    /// `said` is at least the true value, and at most an eighth above.
     fn is_about(said: Duration, truth: Duration) -> bool {
         said >= truth && said.as_nanos() <= truth.as_nanos() / 8 * 9 + 1024
     }

@@ -1,52 +1,56 @@
-//! Who leads: what one scheduler knows of the others, and when it takes over.
+//! Elects the leader: one scheduler's view of the others, and the instant at which it takes over.
 //!
-//! All have the same list. The one that leads is heard by the others each heartbeat; when it is silent for `takeover_after`, the live spare of the lowest rank
-//! takes the next epoch. A spare waits one `takeover_after` more for each live one before it, so that they do not all take over at once; should two do so all the
-//! same, because they cannot hear each other, their epochs differ in rank, and everybody obeys the lower one.
+//! All schedulers have the same list. The leader sends the others a heartbeat. After
+//! `takeover_after` without one, the live spare of the lowest rank takes the next epoch. A spare
+//! waits one `takeover_after` more for each live spare before it, so that spares do not all take
+//! over at once. Two spares that cannot hear each other may both take over. The two epochs then
+//! differ in rank, and everyone obeys the lower rank.
 //!
-//! Whoever was itself stopped for a while cannot say that the others were silent: it begins to listen anew. Leads that change one after another, as when two
-//! schedulers cannot hear each other and a third hears both, make everyone more patient, up to a second.
+//! A scheduler that was itself stopped for a while cannot know that the others were silent, so it
+//! begins to listen anew. Leads may change again and again, as when two schedulers cannot hear each
+//! other and a third hears both. All schedulers then become more patient, up to a second.
 
 use std::collections::VecDeque;
 
 use super::epoch::Epoch;
 use crate::time::{Duration, Time};
 
-/// Leads that may change within [`CALM`] before patience grows.
+/// Changes of the lead within [`CALM`] before patience grows.
 const TOLERATED_CHANGES: u32 = 3;
 
-/// After so long without a change of lead patience is what it was.
+/// After this time without a change of the lead, patience starts from zero again.
 const CALM: Duration = Duration::from_millis(2_000);
 
-/// The most that a takeover waits because of earlier ones.
+/// The most that earlier takeovers may delay a takeover.
 const MOST_PATIENCE: Duration = Duration::from_millis(1_000);
 
-/// How long a store that had no epoch is left alone, in `takeover_after`.
+/// How long a spare waits before it asks a store again that had no epoch, in `takeover_after`.
 const ASK_AGAIN: u64 = 10;
 
-/// What one scheduler knows of who leads.
+/// One scheduler's view of the lead.
 #[derive(Debug)]
 pub(super) struct Election {
     rank: u32,
     takeover_after: Duration,
-    /// How long a leader that is only heard of may take to get here.
+    /// How long a leader that others report may take to connect.
     first_wait: Duration,
     epochs_are_allotted: bool,
-    /// The highest epoch that it has heard of.
+    /// The highest epoch that this scheduler has heard of.
     heard: Epoch,
     state: State,
-    /// When the leader was heard last: of `heard`, or since when there is none.
+    /// When the leader of `heard` was last heard, or since when there is no leader.
     leader_heard: Time,
-    /// The node that leads as `heard` is here and says so.
+    /// Whether the node that leads as `heard` is connected and has confirmed its lead.
     leader_is_up: bool,
-    /// By rank: when another was heard last; `None`: it is not there.
+    /// By rank: when each other scheduler was last heard; `None`: not connected.
     others: Vec<Option<Time>>,
-    /// When it was called last, and when it came back from having stood still so long that others may have given it up.
+    /// When this scheduler last ran. `back`: when it came back from a pause so long that others may
+    /// have given it up.
     awake: Time,
     back: Option<Time>,
-    /// It was late to notice that the leader is silent, and listens once more.
+    /// Whether this scheduler noticed the leader's silence late, and so listens once more.
     listens_again: bool,
-    /// Changes of the lead without a calm between them, and the last.
+    /// Changes of the lead without a calm between them, and the instant of the last change.
     changes: u32,
     changed_at: Time,
     events: VecDeque<ElectionEvent>,
@@ -55,26 +59,27 @@ pub(super) struct Election {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     Spare,
-    /// It has asked the store for an epoch, or will again then.
+    /// This scheduler has asked the store for an epoch, or will ask again at `again`.
     Asking {
         again: Option<Time>,
     },
     Leads(Epoch),
 }
 
-/// What an election comes to.
+/// A result of the election.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ElectionEvent {
-    /// This one leads.
+    /// This scheduler leads.
     Leads(Epoch),
-    /// Another one does, or did.
+    /// Another scheduler leads, or led.
     StandsBy(Epoch),
-    /// The store is to be asked for an epoch above this.
+    /// The store must allot an epoch above this number.
     WantEpoch(u64),
 }
 
 impl Election {
-    /// Of the scheduler of this rank among `schedulers`. A leader is waited for until `first_wait`, and a time for each rank before this one.
+    /// The election of the scheduler of `rank` among `schedulers`. A new election waits for a
+    /// leader for `first_wait`, plus a `takeover_after` for each rank before its own.
     pub fn new(
         (rank, schedulers): (u32, u32),
         takeover_after: Duration,
@@ -103,7 +108,8 @@ impl Election {
         }
     }
 
-    /// It is called, whatever for; to be said before what follows from it.
+    /// Notes that this scheduler runs, to detect its own pauses. Call this before handling any
+    /// event.
     pub fn handle_awake(&mut self, now: Time) {
         if now.since(self.awake).saturating_mul(2) > self.first_wait {
             self.back = Some(now);
@@ -111,7 +117,7 @@ impl Election {
         self.awake = now;
     }
 
-    /// The epoch in which it leads.
+    /// The epoch in which this scheduler leads.
     pub fn leads(&self) -> Option<Epoch> {
         match self.state {
             State::Leads(epoch) => Some(epoch),
@@ -119,12 +125,13 @@ impl Election {
         }
     }
 
-    /// What it tells the others: the highest epoch that it has heard of, and whether it is its own.
+    /// The standing to tell other schedulers: the highest epoch heard of, and whether this
+    /// scheduler leads.
     pub fn standing(&self) -> (Epoch, bool) {
         (self.heard, self.leads().is_some())
     }
 
-    /// Another scheduler was heard, whatever it said.
+    /// Notes that another scheduler sent any frame.
     pub fn handle_heard(&mut self, now: Time, rank: u32) {
         if let Some(Some(at)) = self.others.get_mut(rank as usize) {
             *at = now;
@@ -134,35 +141,36 @@ impl Election {
         }
     }
 
-    /// Another scheduler is there.
+    /// Another scheduler has connected.
     pub fn handle_up(&mut self, now: Time, rank: u32) {
         if let Some(other) = self.others.get_mut(rank as usize) {
             *other = Some(now);
         }
         if rank == self.heard.rank {
-            // It may be another process of that rank: it says where it stands.
+            // This may be another process of the leader's rank, until it confirms its lead.
             self.leader_is_up = false;
         }
     }
 
-    /// Another scheduler is not there any more.
+    /// Another scheduler is disconnected.
     pub fn handle_lost(&mut self, now: Time, rank: u32) {
         if let Some(other) = self.others.get_mut(rank as usize) {
             *other = None;
         }
         if rank == self.heard.rank && std::mem::take(&mut self.leader_is_up) {
             if self.back.is_some_and(|back| now < back + self.first_wait) {
-                // It is this one that was silent, and the leader that has given it up.
+                // This scheduler itself was silent, and the leader has given it up.
                 self.leader_heard = now + self.first_wait;
                 return;
             }
-            // That is as good as silence.
+            // A lost leader is as good as a silent one.
             let silent_since = Time::from_nanos(now.as_nanos().saturating_sub(self.takeover_after.as_nanos()));
             self.leader_heard = self.leader_heard.min(silent_since);
         }
     }
 
-    /// Somebody has heard of an epoch; `scheduler`: the rank of the scheduler that says so, and whether it leads in it.
+    /// Another node has heard of an epoch. `scheduler`: the rank of a scheduler that reports it,
+    /// and whether that scheduler leads.
     pub fn handle_standing(&mut self, now: Time, epoch: Epoch, scheduler: Option<(u32, bool)>) {
         let leads = epoch.number > 0 && scheduler == Some((epoch.rank, true));
         if epoch > self.heard {
@@ -176,12 +184,12 @@ impl Election {
             self.leader_is_up = true;
             self.leader_was_heard(now);
         } else if scheduler.is_some_and(|(rank, _)| rank == self.heard.rank) {
-            // Who led as `heard` says that it no longer does: it is another process now.
+            // The scheduler that led as `heard` no longer does: another process has its rank now.
             self.leader_is_up = false;
         }
     }
 
-    /// The store's answer.
+    /// Handles the store's answer.
     pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
         if self.state != (State::Asking { again: None }) {
             return;
@@ -192,11 +200,12 @@ impl Election {
         }
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn handle_timeout(&mut self, now: Time) {
         let Some(due) = self.poll_timeout().filter(|due| *due <= now) else { return };
         if now.since(due).saturating_mul(2) > self.takeover_after && !self.listens_again {
-            // It was itself stopped, or too slow: what others said meanwhile may be still to be read.
+            // This scheduler was itself stopped, or too slow. Messages from the others may still
+            // wait to be read.
             self.listens_again = true;
             self.leader_heard = now;
             return;
@@ -209,12 +218,13 @@ impl Election {
         }
     }
 
-    /// What came of it.
+    /// The next result of the election.
     pub fn poll_event(&mut self) -> Option<ElectionEvent> {
         self.events.pop_front()
     }
 
-    /// When it takes over, or asks to, if nobody is heard before.
+    /// When this scheduler takes over, or asks the store for an epoch, unless it hears the leader
+    /// first.
     pub fn poll_timeout(&self) -> Option<Time> {
         match self.state {
             State::Leads(_) | State::Asking { again: None } => None,
@@ -226,7 +236,7 @@ impl Election {
         }
     }
 
-    /// Spares of lower rank that have been heard since the leader was.
+    /// Spares of lower rank that were heard since the leader was last heard.
     fn live_before(&self) -> u64 {
         let live = |(rank, heard): (u32, &Option<Time>)| {
             rank != self.heard.rank && heard.is_some_and(|heard| heard >= self.leader_heard)
@@ -234,7 +244,7 @@ impl Election {
         (0..self.rank).zip(&self.others).filter(|other| live(*other)).count() as u64
     }
 
-    /// What a takeover waits for because leads have changed too often.
+    /// The delay of a takeover because leads have changed too often.
     fn patience(&self) -> Duration {
         match self.changes.saturating_sub(TOLERATED_CHANGES) {
             0 => Duration::ZERO,
@@ -250,7 +260,7 @@ impl Election {
     fn lead(&mut self, now: Time, number: u64) {
         let epoch = Epoch { number, rank: self.rank };
         if epoch <= self.heard {
-            // The last number there is: nobody can follow it.
+            // This is the last possible number, so no lead can follow it.
             self.leader_heard = now;
             return;
         }
@@ -270,7 +280,7 @@ impl Election {
     }
 }
 
-/// More schedulers than anybody has.
+/// A bound on the number of schedulers, above any real cluster.
 pub(super) const MOST_SCHEDULERS: u32 = 1024;
 
 #[cfg(test)]
@@ -288,7 +298,7 @@ mod tests {
         Epoch { number, rank }
     }
 
-    /// A spare of this rank among three that hears the leader of `1/0`, and all others, at 100 ms.
+    /// A spare of this rank among three. At 100 ms it hears the leader of `1/0` and all others.
     fn spare(rank: u32, epochs_are_allotted: bool) -> Election {
         let mut election = Election::new((rank, 3), TAKEOVER, epochs_are_allotted, FIRST_WAIT, Time::ZERO);
         for other in (0..3).filter(|other| *other != rank) {
@@ -299,7 +309,8 @@ mod tests {
         election
     }
 
-    /// Lets time pass in steps of a millisecond in which these ranks are heard, until something comes of it.
+    /// Lets time pass in steps of a millisecond, in which these ranks are heard, until the election
+    /// has a result.
     fn pass(election: &mut Election, from: u64, heard: &[u32]) -> (u64, Option<ElectionEvent>) {
         for at in from + 1..from + 200 {
             heard.iter().for_each(|rank| election.handle_heard(ms(at), *rank));
@@ -356,7 +367,8 @@ mod tests {
         assert_eq!(pass(&mut election, 1_000, &[]), (1_003, Some(ElectionEvent::Leads(epoch(2, 1)))));
     }
 
-    /// Whoever leads has given it up because it was silent: that its connection has ended says nothing about the leader.
+    /// The leader has given this scheduler up for its silence. The end of the connection says
+    /// nothing about the leader.
     #[test]
     fn who_was_stopped_itself_does_not_take_the_end_of_a_connection_for_the_leaders_silence() {
         let mut election = spare(1, false);
@@ -381,7 +393,7 @@ mod tests {
         assert_eq!((leader.poll_event(), leader.leads()), (Some(ElectionEvent::StandsBy(epoch(2, 0))), None));
     }
 
-    /// The process of the leader's rank is another one, which knows nothing.
+    /// Another process, which knows nothing, has the leader's rank.
     #[test]
     fn a_leader_that_was_started_anew_leads_no_more() {
         let mut election = spare(1, false);
@@ -404,7 +416,7 @@ mod tests {
         assert_eq!(pass(&mut election, 100, &[]), (103, Some(ElectionEvent::WantEpoch(1))));
         election.handle_epoch(ms(104), None);
         assert_eq!(pass(&mut election, 104, &[]), (134, Some(ElectionEvent::WantEpoch(1))), "it is asked again, later");
-        // The leader is heard again: an answer comes too late.
+        // The leader is heard again, so the store's answer comes too late.
         election.handle_heard(ms(135), 0);
         election.handle_epoch(ms(136), Some(2));
         assert_eq!((election.poll_event(), election.leads()), (None, None));
@@ -413,7 +425,8 @@ mod tests {
         assert_eq!(election.poll_event(), Some(ElectionEvent::Leads(epoch(5, 1))));
     }
 
-    /// Two that cannot hear each other, and a third that hears both: without patience the lead would change every three milliseconds.
+    /// Two schedulers cannot hear each other, and a third hears both. Without patience the lead
+    /// would change every three milliseconds.
     #[test]
     fn leads_that_change_all_the_time_change_more_and_more_slowly() {
         let (mut election, mut at, mut leads) = (spare(1, false), 100, 0);

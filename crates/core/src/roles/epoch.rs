@@ -1,21 +1,21 @@
-//! Under whose lead something was decided.
+//! The name of a lead: an epoch.
 
 use std::cmp::{Ordering, Reverse};
 
 use serde::{Deserialize, Serialize};
 
-/// Under whose lead something was decided. The greater one is obeyed: the higher number and, should two schedulers have taken the same number while they could not hear
-/// each other, the one of lower rank.
+/// The number and rank of a lead; nodes obey the greater epoch. The higher number is greater. If
+/// two schedulers that could not hear each other took the same number, the lower rank is greater.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Epoch {
-    /// From 1; 0: nobody has led yet.
+    /// From 1; 0 before the first lead.
     pub number: u64,
-    /// Place of the scheduler in the list that all have.
+    /// The leader's place in the list that all schedulers share.
     pub rank: u32,
 }
 
 impl Epoch {
-    /// Before anybody has led: less than any epoch in which somebody does.
+    /// The epoch before the first lead: less than any epoch with a leader.
     pub const NONE: Epoch = Epoch { number: 0, rank: u32::MAX };
 }
 

@@ -1,4 +1,4 @@
-//! When numbered things expire.
+//! The instants at which numbered things expire.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,27 @@ use crate::time::{Duration, Time};
 /// Things that expire within one of these expire together, at its end.
 const STEP: Duration = Duration::from_millis(1);
 
-/// When numbered things expire, to a millisecond: none too early. What has gone before is to be told apart by whoever asks.
+/// The instants at which numbered things expire, rounded up to a millisecond: none expires early.
+/// The caller must recognise numbers of things that are gone.
 #[derive(Clone, Debug)]
 pub(super) struct Expiries {
-    /// By the number of the step at whose start they are due.
+    /// Numbers, by the step at whose start they are due.
     steps: BTreeMap<u64, Vec<u64>>,
     count: usize,
 }
 
 impl Expiries {
-    /// Of nothing.
+    /// No expiries.
     pub fn new() -> Self {
         Expiries { steps: BTreeMap::new(), count: 0 }
     }
 
-    /// How many there are, those that have gone before included.
+    /// The number of expiries, including things that are gone.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// This one expires then; never at `Time::MAX`.
+    /// Lets a thing expire at `at`; never at `Time::MAX`.
     pub fn insert(&mut self, at: Time, number: u64) {
         if at < Time::MAX {
             self.steps.entry(at.as_nanos().div_ceil(STEP.as_nanos())).or_default().push(number);
@@ -34,12 +35,12 @@ impl Expiries {
         }
     }
 
-    /// When the next ones do.
+    /// The instant of the next expiries.
     pub fn next(&self) -> Option<Time> {
         self.steps.first_key_value().map(|(step, _)| Time::ZERO + STEP.saturating_mul(*step))
     }
 
-    /// Those that have, until there are no more.
+    /// The next group of expired numbers; `None` when no more have expired by `now`.
     pub fn pop(&mut self, now: Time) -> Option<Vec<u64>> {
         if self.next()? > now {
             return None;
@@ -49,7 +50,7 @@ impl Expiries {
         Some(numbers)
     }
 
-    /// Forgets those that have gone.
+    /// Forgets the numbers of things that are gone.
     pub fn retain(&mut self, is_there: impl Fn(u64) -> bool) {
         self.steps.retain(|_, numbers| {
             numbers.retain(|number| is_there(*number));

@@ -1,45 +1,47 @@
-//! Whom a frontend or a backend follows.
+//! The scheduler that a frontend or a backend follows.
 
 use super::epoch::Epoch;
 use super::message::NodeId;
 
-/// What to do about a scheduler that says that it leads.
+/// The response to a scheduler that claims to lead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Claimed {
-    /// It is followed from now on.
+    /// The node follows this scheduler from now on.
     Followed,
-    /// It is followed already.
+    /// The node already follows this scheduler.
     Known,
-    /// It is not: it is to hear that this epoch has been, so that it takes a greater one.
+    /// The node does not follow this scheduler. The node must tell the scheduler this epoch, so
+    /// that the scheduler takes a greater one.
     Outdone(Epoch),
 }
 
-/// Whom a frontend or a backend follows: whoever has the highest epoch that it has heard of, while it is there.
+/// The scheduler that a frontend or a backend follows: the leader of the highest epoch it has heard
+/// of, while that leader is connected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Following {
     epoch: Epoch,
-    /// Whose the epoch is.
+    /// The leader of the epoch.
     whose: Option<NodeId>,
     is_there: bool,
 }
 
 impl Following {
-    /// Nobody yet.
+    /// No scheduler yet.
     pub fn new() -> Self {
         Following { epoch: Epoch::NONE, whose: None, is_there: false }
     }
 
-    /// The highest that it has followed.
+    /// The highest epoch that the node has followed.
     pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// Who leads, if that one is there.
+    /// The leader, if it is connected.
     pub fn leader(&self) -> Option<NodeId> {
         self.whose.filter(|_| self.is_there)
     }
 
-    /// A scheduler says that it leads.
+    /// Handles a scheduler's claim that it leads.
     pub fn handle_leads(&mut self, from: NodeId, epoch: Epoch) -> Claimed {
         if epoch > self.epoch {
             *self = Following { epoch, whose: Some(from), is_there: true };
@@ -54,12 +56,12 @@ impl Following {
                 self.is_there = true;
                 Claimed::Followed
             }
-            // A scheduler that was started anew has taken a number that was taken: names of batches would be used twice.
+            // A restarted scheduler has taken a used number. Names of batches would be used twice.
             (false, _) => Claimed::Outdone(Epoch { number: epoch.number.saturating_add(1), rank: u32::MAX }),
         }
     }
 
-    /// A peer is lost; whether it was the leader.
+    /// Handles the loss of a peer. Returns true if it was the leader.
     pub fn handle_lost(&mut self, peer: NodeId) -> bool {
         let was_leader = self.leader() == Some(peer);
         self.is_there &= !was_leader;

@@ -1,4 +1,5 @@
-//! A frontend: has its clients' requests until they are answered, and says who runs them.
+//! A frontend: keeps its clients' requests until they are answered, and decides which batch runs
+//! each of them.
 
 use std::collections::VecDeque;
 
@@ -10,55 +11,55 @@ use super::message::{BatchKey, Hello, Message, NodeId, Outcome, Refusal, Role, S
 use super::open_requests::{NewRequest, OpenRequests, Place};
 use crate::time::{Duration, Time};
 
-/// Requests that one message has at most.
+/// The most requests in one message.
 const A_MESSAGE: usize = 512;
-/// How often a request may come back that nobody has run.
+/// How often a request may come back without a run.
 const MOST_RETURNS: u8 = 16;
 
-/// What becomes of a request: said once of each.
+/// The end of a request, reported once for each request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RequestEnd<P> {
-    /// It was run.
+    /// A backend ran the request.
     Ran(Outcome<P>),
-    /// It was given up, or not taken in.
+    /// The scheduler rejected or dropped the request.
     Refused(Refusal),
-    /// Its deadline is over, and nobody has run it: there was nobody who leads, or its backend was lost.
+    /// The deadline passed without a run: no scheduler led, or the request's backend was lost.
     TooLate,
-    /// Whoever ran it is lost, and it must not be run twice, or was tried too often.
+    /// The request's backend is lost, and the request must not run twice, or was tried too often.
     Lost,
 }
 
-/// What a frontend does.
+/// An action that a frontend asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FrontendOutput<P> {
     /// Send this frame.
     Send(NodeId, Frame<P>),
     /// Answer a request.
     End {
-        /// Which.
+        /// The number of the request.
         number: u64,
-        /// With what.
+        /// The end of the request.
         end: RequestEnd<P>,
     },
-    /// These models may be asked for from now on, and no others.
+    /// Clients may ask for these models from now on, and for no others.
     Models(Vec<ServedModel>),
-    /// Somebody else leads.
+    /// Another scheduler leads.
     Leader {
-        /// Who.
+        /// The leader.
         scheduler: NodeId,
-        /// As what.
+        /// The leader's epoch.
         epoch: Epoch,
-        /// Requests that were handed in to it.
+        /// The number of requests that the frontend hands in to this leader at once.
         handed_in: u64,
     },
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
 }
 
-/// How a frontend behaves.
+/// Options of a frontend.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FrontendOptions {
-    /// Longest silence on a link.
+    /// Longest silence of this node on a link.
     pub heartbeat: Duration,
     /// Silence after which a peer is lost.
     pub lost_after: Duration,
@@ -66,42 +67,46 @@ pub struct FrontendOptions {
     pub tries: u8,
 }
 
-/// Why a request is not where it was.
+/// Why a request comes back to the frontend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Back {
-    /// Nobody has run it.
+    /// No backend has run the request.
     NotRun,
-    /// Whoever had it is lost, and may have run it.
+    /// The backend that had the request is lost, and may have run it.
     PerhapsRun,
 }
 
 /// A frontend.
 ///
-/// It is the arbiter: a request is here, with whoever leads, or with the batch that has claimed it, and only the frontend says which. So it does not matter what schedulers and backends
-/// believe while one of them is lost: a request is claimed by one batch at a time, and ends once.
+/// The frontend is the arbiter of its requests. A request is with the frontend, the leader, or the
+/// batch that has claimed it, and only the frontend decides which. The beliefs of schedulers and
+/// backends do not matter while one of them is lost. One batch at a time can claim a request, and
+/// each request ends once.
 ///
-/// After any of the `handle_*` take all outputs; what comes between two rounds of that shares messages and frames. At [`FrontendNode::poll_timeout`] call [`FrontendNode::handle_timeout`], after all frames
-/// that have come. Time never goes back.
+/// After any of the `handle_*` take all outputs. Events between two rounds of outputs share
+/// messages and frames. At [`FrontendNode::poll_timeout`] call [`FrontendNode::handle_timeout`],
+/// after all frames that have come. Time never goes back.
 ///
-/// Bounds: whoever calls [`FrontendNode::handle_request`] bounds requests and their bytes; everything here is in proportion to those that are open, and links have bounds of their own.
+/// Bounds: the caller of [`FrontendNode::handle_request`] bounds the requests and their bytes.
+/// Memory here is in proportion to the open requests. Links have bounds of their own.
 #[derive(Debug)]
 pub struct FrontendNode<P> {
     options: FrontendOptions,
     links: Links<P>,
     following: Following,
     requests: OpenRequests<P>,
-    /// To be handed in to the leader.
+    /// Requests to hand in to the leader.
     to_hand_in: Vec<u64>,
-    /// To be taken back from the leader.
+    /// Requests to take back from the leader.
     to_cancel: Vec<u64>,
-    /// Name, version, [`ServedModel::may_repeat`].
+    /// The name, version and [`ServedModel::may_repeat`] of each model.
     models: Vec<(String, u64, bool)>,
     run_again: u64,
     outputs: VecDeque<FrontendOutput<P>>,
 }
 
 impl<P: Clone> FrontendNode<P> {
-    /// Without peers and requests.
+    /// A frontend without peers and requests.
     pub fn new(node: NodeId, options: FrontendOptions, _now: Time) -> Self {
         FrontendNode {
             options,
@@ -116,7 +121,7 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Requests that have not ended.
+    /// The number of requests that have not ended.
     pub fn open(&self) -> usize {
         self.requests.len()
     }
@@ -126,22 +131,23 @@ impl<P: Clone> FrontendNode<P> {
         self.run_again
     }
 
-    /// The scheduler that it follows, if that one is there.
+    /// The scheduler that the frontend follows, if its link is up.
     pub fn leader(&self) -> Option<NodeId> {
         self.following.leader()
     }
 
-    /// The highest epoch that it has followed.
+    /// The highest epoch that the frontend has followed.
     pub fn epoch(&self) -> Epoch {
         self.following.epoch()
     }
 
-    /// What messages take, for metrics.
+    /// The links, whose delays are metrics.
     pub fn links(&self) -> &Links<P> {
         &self.links
     }
 
-    /// A wire to somebody is there, in place of any other. Other frontends are sent away.
+    /// A connection to a peer is there, and replaces any other. The frontend sends other frontends
+    /// away.
     pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
         if peer.role == Role::Frontend {
             self.outputs.push_back(FrontendOutput::Lost(peer.node));
@@ -152,31 +158,31 @@ impl<P: Clone> FrontendNode<P> {
         self.settle(now);
     }
 
-    /// The last wire to somebody has ended.
+    /// The last connection to a peer has ended.
     pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
         self.links.handle_disconnected(peer);
         self.settle(now);
     }
 
-    /// A frame has come.
+    /// Handles a frame from a peer.
     pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
         self.links.handle_frame(now, frame);
         self.settle(now);
     }
 
-    /// A client asks; gives the number that [`FrontendOutput::End`] will name.
+    /// Takes a client's request. Returns the number that [`FrontendOutput::End`] will name.
     pub fn handle_request(&mut self, now: Time, request: NewRequest<P>) -> u64 {
         let number = self.requests.add(request);
         self.wait(now, number);
         number
     }
 
-    /// A client has gone: nothing more is said of its request.
+    /// Removes the request of a client that has gone. No [`FrontendOutput::End`] follows.
     pub fn handle_cancel(&mut self, _now: Time, number: u64) {
         self.remove(number);
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.links.handle_timeout(now);
         self.settle(now);
@@ -187,7 +193,7 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// What it does next.
+    /// The next action that the frontend asks for.
     pub fn poll_output(&mut self, now: Time) -> Option<FrontendOutput<P>> {
         if self.outputs.is_empty() && !(self.to_hand_in.is_empty() && self.to_cancel.is_empty()) {
             self.tell_leader(now);
@@ -249,12 +255,13 @@ impl<P: Clone> FrontendNode<P> {
                     self.end(number, RequestEnd::Ran(outcome));
                 }
             }
-            // Of a scheduler that does not lead, or nothing that a frontend is told.
+            // From a scheduler that does not lead, or no message that a frontend handles.
             _ => {}
         }
     }
 
-    /// While whoever led last is not there: a scheduler that never heard of its epoch has to take a greater one.
+    /// Tells all schedulers the last epoch while its leader is gone. A scheduler that never heard
+    /// of this epoch must take a greater one.
     fn tell_epoch(&mut self, now: Time) {
         let epoch = self.following.epoch();
         if self.following.leader().is_some() || epoch == Epoch::NONE {
@@ -285,7 +292,7 @@ impl<P: Clone> FrontendNode<P> {
             _ if place != Some(Place::HandedIn) => {}
             Refusal::Lost => self.take_back(now, number, Back::NotRun),
             Refusal::Rejected(_) | Refusal::Dropped(_) => {
-                // The scheduler has it no more, so that there is nothing to be cancelled.
+                // The scheduler has already removed the request, so no cancel message is needed.
                 if let Some(open) = self.requests.get_mut(number) {
                     open.place = Place::Here;
                 }
@@ -298,7 +305,7 @@ impl<P: Clone> FrontendNode<P> {
         let (mut granted, mut gone) = (Vec::new(), Vec::new());
         for number in numbers {
             match self.requests.get_mut(number).map(|open| (open.place, open)) {
-                // Asked twice at once: it is answered once.
+                // The same batch asked twice. The frontend answers once.
                 Some((Place::Claimed(backend, by), _)) if (backend, by) == (from, batch) => {}
                 Some((Place::Here | Place::HandedIn, open)) if batch.epoch >= self.following.epoch() => {
                     open.place = Place::Claimed(from, batch);
@@ -326,7 +333,7 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Whoever had a request has it no more: it waits again, or has had its chances.
+    /// Takes a request back. The request waits again, or ends if its chances are used up.
     fn take_back(&mut self, now: Time, number: u64, back: Back) {
         let Some(open) = self.requests.get(number) else { return };
         let key = self.requests.queue(open);
@@ -353,7 +360,8 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// A request is here, and is to be handed in.
+    /// Lets a request that is here wait for a leader, or queues it for the next message to the
+    /// leader.
     fn wait(&mut self, now: Time, number: u64) {
         let Some(deadline) = self.requests.get(number).map(|open| open.deadline) else { return };
         if self.following.leader().is_some() {
@@ -365,14 +373,15 @@ impl<P: Clone> FrontendNode<P> {
         self.requests.watch(deadline, number);
     }
 
-    /// A request's deadline has passed, or its grace.
+    /// Handles the end of a request's deadline, or of the grace after the deadline.
     fn expire(&mut self, now: Time, number: u64) {
-        // Whatever the leader says, or its loss, is here by then.
+        // By the end of the grace the frontend has heard the leader's word, or of the leader's
+        // loss.
         let grace = if self.following.leader().is_some() { self.options.lost_after } else { Duration::ZERO };
         let Some(open) = self.requests.get(number) else { return };
         let last = open.deadline + grace;
         if matches!(open.place, Place::Claimed(..)) {
-            // Whoever runs it answers, or is lost.
+            // The backend that runs the request answers, or is lost.
         } else if last <= now {
             self.end(number, RequestEnd::TooLate);
         } else {
@@ -386,7 +395,7 @@ impl<P: Clone> FrontendNode<P> {
         }
     }
 
-    /// Forgets a request, and has the leader forget it; whether it was open.
+    /// Removes a request here and at the leader. Returns whether the request was open.
     fn remove(&mut self, number: u64) -> bool {
         let Some(open) = self.requests.remove(number) else { return false };
         if open.place == Place::HandedIn {
@@ -395,7 +404,7 @@ impl<P: Clone> FrontendNode<P> {
         true
     }
 
-    /// Tells the leader of what is new.
+    /// Tells the leader about new and cancelled requests.
     fn tell_leader(&mut self, now: Time) {
         let (new, gone) = (std::mem::take(&mut self.to_hand_in), std::mem::take(&mut self.to_cancel));
         let Some(leader) = self.following.leader() else { return };

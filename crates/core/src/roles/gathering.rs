@@ -1,4 +1,4 @@
-//! A batch on a backend: its members, and where their inputs are.
+//! A batch on a backend: its members, and the state of their inputs.
 
 use std::collections::BTreeSet;
 
@@ -8,27 +8,27 @@ use crate::time::{Duration, Time};
 /// A member of a batch that is ready to run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member<P> {
-    /// Which request.
+    /// The name of the request.
     pub request: RequestKey,
-    /// When it has to be answered, by this node's time.
+    /// When the client needs the answer, by this node's time.
     pub deadline: Time,
-    /// Its inputs.
+    /// The request's inputs.
     pub payload: P,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Place<P> {
-    /// Its frontend is not connected.
+    /// The member's frontend is not connected.
     Unasked,
-    /// Its frontend was asked.
+    /// The member's frontend was asked for the inputs.
     Asked,
-    /// Its inputs are there.
+    /// The member's inputs have come.
     Here(Member<P>),
-    /// It runs.
+    /// The member runs.
     Runs,
-    /// It is not run, and its frontend may not know that.
+    /// The member is not run, and its frontend may not know that.
     Missed,
-    /// It is not run, and its frontend knows, or it was answered.
+    /// The member is answered, or is not run and its frontend knows.
     Done,
 }
 
@@ -38,24 +38,26 @@ pub(super) struct Batch<P> {
     pub slot: u32,
     pub queue: QueueKey,
     pub expected: Duration,
-    /// When it runs without what has not come.
+    /// When the batch runs without the missing inputs.
     pub gather_until: Time,
-    /// Since when it is its slot's.
+    /// Since when the slot runs only this batch.
     pub began: Option<Time>,
     members: Vec<(RequestKey, Place<P>)>,
-    /// Those that are not there yet.
+    /// Members whose inputs may still come.
     expected_inputs: usize,
-    /// Where the last one was found: frontends answer in the order in which they were asked.
+    /// The place after the member found last. Frontends answer in the order of the batch, so the
+    /// search starts there.
     cursor: usize,
     is_running: bool,
-    /// Bytes of a member's inputs, about.
+    /// The approximate bytes of a member's inputs.
     bytes: u64,
-    /// When frontends were asked that have not answered.
+    /// Frontends that were asked and have not answered, with the time of the question.
     asked: Vec<(NodeId, Time)>,
 }
 
 impl<P> Batch<P> {
-    /// As it was planned; nobody has been asked for anything. A member that is named twice is one.
+    /// A batch as planned, whose frontends have not been asked. A member that the plan names twice
+    /// counts once.
     pub fn new(plan: Plan, queue: QueueKey, item_bytes: u64, gather_until: Time) -> Self {
         let Plan { slot, members, size, expected, .. } = plan;
         let mut seen = BTreeSet::new();
@@ -68,7 +70,7 @@ impl<P> Batch<P> {
         Batch { slot, queue, expected, gather_until, began, members, expected_inputs, cursor, is_running, bytes, asked }
     }
 
-    /// Whose members it has, in their order.
+    /// The frontends of the batch's members, in order.
     pub fn frontends(&self) -> Vec<NodeId> {
         let mut frontends: Vec<NodeId> = Vec::new();
         for (request, _) in &self.members {
@@ -79,17 +81,17 @@ impl<P> Batch<P> {
         frontends
     }
 
-    /// Its turn has come, and it was begun or waits for the slot.
+    /// Whether the batch's turn has come. Such a batch runs, or waits in the slot's queue.
     pub fn is_running(&self) -> bool {
         self.is_running
     }
 
-    /// Whether all inputs are there that are to be had.
+    /// Whether no more inputs can come.
     pub fn is_complete(&self) -> bool {
         self.expected_inputs == 0
     }
 
-    /// A frontend is asked for those of its members that it was not asked for.
+    /// Marks a frontend's unasked members as asked, and returns their numbers.
     pub fn ask(&mut self, now: Time, frontend: NodeId) -> Vec<u64> {
         let mut numbers = Vec::new();
         if self.is_running {
@@ -107,7 +109,8 @@ impl<P> Batch<P> {
         numbers
     }
 
-    /// A frontend has answered with so many inputs: their bytes, about, and how long that took.
+    /// Records that a frontend has answered with `inputs` inputs. Returns their approximate bytes,
+    /// and the time since the question.
     pub fn fetched(&mut self, now: Time, frontend: NodeId, inputs: usize) -> Option<(u64, Duration)> {
         let place = self.asked.iter().position(|(asked, _)| *asked == frontend)?;
         let (_, since) = self.asked.swap_remove(place);
@@ -125,7 +128,8 @@ impl<P> Batch<P> {
         self.members.get_mut(place).map(|(_, place)| place)
     }
 
-    /// A member's inputs are there. False: nobody waits for them, or had them before.
+    /// Takes a member's inputs. Returns false if the batch does not wait for them and does not
+    /// already have them.
     pub fn handle_input(&mut self, request: RequestKey, member: Member<P>) -> bool {
         match self.find(request) {
             Some(place @ Place::Asked) => {
@@ -138,7 +142,7 @@ impl<P> Batch<P> {
         }
     }
 
-    /// A member is not to be had.
+    /// Marks a member as gone: its frontend does not grant it.
     pub fn handle_gone(&mut self, request: RequestKey) {
         if let Some(place) = self.find(request).filter(|place| matches!(place, Place::Asked)) {
             *place = Place::Done;
@@ -146,7 +150,8 @@ impl<P> Batch<P> {
         }
     }
 
-    /// A frontend is lost, or nobody knows where it is: members of it that do not run are not run.
+    /// Gives up a frontend's members that do not run yet, because the frontend is lost or its
+    /// address unknown.
     pub fn handle_lost(&mut self, frontend: NodeId) {
         self.asked.retain(|(asked, _)| *asked != frontend);
         for (_, place) in self.members.iter_mut().filter(|(request, _)| request.frontend == frontend) {
@@ -155,14 +160,16 @@ impl<P> Batch<P> {
                     *place = Place::Missed;
                     self.expected_inputs -= 1;
                 }
-                // The frontend knows that it had claimed them, and that this backend is lost to it.
+                // The frontend knows that the batch had claimed them, and that its link to this
+                // backend is lost.
                 Place::Here(_) => *place = Place::Done,
                 Place::Runs | Place::Missed | Place::Done => {}
             }
         }
     }
 
-    /// It runs with what is there. `began`: since when, if the slot has nothing else.
+    /// Begins the batch with the inputs that have come. `began`: since when, if the slot runs
+    /// nothing else.
     pub fn run(&mut self, began: Option<Time>) -> Vec<Member<P>> {
         (self.is_running, self.began) = (true, began);
         self.expected_inputs = 0;
@@ -180,19 +187,19 @@ impl<P> Batch<P> {
         members
     }
 
-    /// Members that it runs without, and that may still be to be had.
+    /// Members that the batch runs without, and that another batch may still claim.
     pub fn missed(&self) -> Vec<RequestKey> {
         let missed = self.members.iter().filter(|(_, place)| matches!(place, Place::Missed));
         missed.map(|(request, _)| *request).collect()
     }
 
-    /// Something has come of a member. False: it did not run, or that was said before.
+    /// Marks a member as answered. Returns false if the member did not run, or was marked before.
     pub fn take_ran(&mut self, request: RequestKey) -> bool {
         let place = self.find(request).filter(|place| matches!(place, Place::Runs));
         place.map(|place| *place = Place::Done).is_some()
     }
 
-    /// Members that were to run and of which nothing was said, by frontend.
+    /// Members that ran but got no outcome, by frontend.
     pub fn left_ran(&self) -> Vec<(NodeId, Vec<u64>)> {
         let mut left: Vec<(NodeId, Vec<u64>)> = Vec::new();
         for (request, _) in self.members.iter().filter(|(_, place)| matches!(place, Place::Runs)) {

@@ -1,4 +1,4 @@
-//! What a scheduler that leads knows of one backend.
+//! The leading scheduler's view of one backend.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,14 @@ use super::served_models::ModelKey;
 use crate::ids::{DeviceId, DeviceKind};
 use crate::time::Duration;
 
-/// A slot of a backend. It is a device of the scheduler while nothing runs there that the scheduler does not know of.
+/// A slot of a backend. The slot is a device of the scheduler only while no foreign batch runs on
+/// it.
 #[derive(Debug, Default)]
 pub(super) struct SlotState {
     pub kind: Option<DeviceKind>,
     pub device: Option<DeviceId>,
-    /// What it has that is not the device's: batches of other epochs, and those of a device that it was before.
+    /// Foreign batches on the slot: batches of other epochs, and batches of an earlier device of
+    /// the slot.
     pub foreign: BTreeSet<BatchKey>,
 }
 
@@ -22,42 +24,43 @@ pub(super) struct SlotState {
 #[derive(Debug)]
 pub(super) struct Backend {
     pub name: String,
-    /// Who came first.
+    /// The order in which backends came.
     pub joined: u64,
     pub offer: Option<Offer>,
-    /// What it had under way is known.
+    /// Whether the backend has reported its batches under way.
     pub is_known: bool,
-    /// It is to go.
+    /// Whether the backend wants to leave.
     pub is_leaving: bool,
-    /// It gets no more batches.
+    /// Whether the backend gets no more batches.
     pub is_let_go: bool,
     pub slots: Vec<SlotState>,
-    /// Models of its offer that are not used.
+    /// Models of the backend's offer that the scheduler does not use.
     pub refused: BTreeSet<ModelKey>,
-    /// By name, models that it is not to have: since which thing that was said. It may offer them still, or once they are loaded, as it has not heard of it.
+    /// By name: models taken away from the backend, with the stamp of the assignment that took
+    /// each. The backend may still offer them until it has heard that assignment.
     pub withheld: BTreeMap<String, Stamp>,
-    /// What it has measured.
+    /// The delays that the backend has measured.
     pub delays: Option<Delays>,
-    /// Places of the queues that it has been told of.
+    /// Places of the queues that the backend has heard of.
     pub told: BTreeSet<u32>,
-    /// Places of the frontends that it has been told of.
+    /// Places of the frontends that the backend has heard of.
     pub met: BTreeSet<u32>,
 }
 
-/// Hardware, and the models that run on it: slots that are equal in both are one kind.
+/// Hardware, and the models that run on it. Slots that are equal in both are one kind.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct KindKey {
     pub hardware: String,
     pub models: BTreeSet<ModelKey>,
 }
 
-/// Names and versions of what is offered.
+/// The names and versions of the offered models.
 pub(super) fn keys_of(offer: &Offer) -> impl Iterator<Item = ModelKey> + '_ {
     offer.models.iter().map(|model| (model.model.clone(), model.version))
 }
 
 impl Backend {
-    /// One that has said nothing yet, and came as the so many-th.
+    /// A backend that has sent nothing yet. `joined`: its place in the order of arrivals.
     pub fn new(hello: &Hello, joined: u64) -> Self {
         Backend {
             name: hello.name.clone(),
@@ -75,19 +78,20 @@ impl Backend {
         }
     }
 
-    /// Whether batches of a model that it offers are planned there.
+    /// Whether batches of an offered model may be planned on the backend.
     pub fn is_used(&self, key: &ModelKey) -> bool {
         !self.refused.contains(key) && !self.withheld.contains_key(&key.0)
     }
 
-    /// It says what it has.
+    /// Takes the backend's offer.
     pub fn set_offer(&mut self, offer: Offer) {
         let heard = offer.assigned.as_ref().map(|assigned| assigned.stamp);
         self.withheld.retain(|_, since| heard.is_none_or(|heard| heard < *since));
         self.offer = Some(offer);
     }
 
-    /// It is told what to have. Models that it offers and is not to have.
+    /// Takes away the models that a new assignment leaves out. Returns those that the backend
+    /// offers.
     pub fn withhold(&mut self, assigned: &Assignment) -> BTreeSet<ModelKey> {
         let Some(offer) = &self.offer else { return BTreeSet::new() };
         let withheld =
@@ -97,12 +101,12 @@ impl Backend {
         withheld
     }
 
-    /// Whether it could load a model.
+    /// Whether the backend could load a model.
     pub fn can_load(&self, model: &str) -> bool {
         !self.is_leaving && self.offer.as_ref().is_some_and(|offer| offer.can_load(model))
     }
 
-    /// As whoever says what it is to have sees it; `None`: it has not said what it has.
+    /// The assigner's view of the backend; `None`: the backend has not sent an offer.
     pub fn view(&self, node: NodeId) -> Option<BackendView<'_>> {
         let offer = self.offer.as_ref()?;
         let is_ready = |model: &&OfferedModel| self.is_used(&(model.model.clone(), model.version));
@@ -115,13 +119,14 @@ impl Backend {
         })
     }
 
-    /// Its devices.
+    /// The number of the backend's devices.
     pub fn devices(&self) -> u32 {
         let slots = self.offer.iter().flat_map(|offer| &offer.slots);
         slots.map(|slot| slot.device).collect::<BTreeSet<u32>>().len() as u32
     }
 
-    /// What a batch that took so long on a slot is of its device's time: a device's slots run side by side.
+    /// The device time of a batch that ran for `took` on a slot. A device's slots run side by side,
+    /// so each gets an equal part.
     pub fn busy(&self, slot: u32, took: Duration) -> Duration {
         let slots = self.offer.as_ref().map_or(&[][..], |offer| &offer.slots);
         let device = slots.get(slot as usize).map(|slot| slot.device);
@@ -129,13 +134,14 @@ impl Backend {
         Duration::from_nanos(took.as_nanos() / beside as u64)
     }
 
-    /// What it says of a model.
+    /// The backend's offers of a model.
     pub fn offers<'a>(&'a self, key: &'a ModelKey) -> impl Iterator<Item = &'a OfferedModel> + 'a {
         let models = self.offer.iter().flat_map(|offer| &offer.models);
         models.filter(|model| model.model == key.0 && model.version == key.1)
     }
 
-    /// What each slot is: its hardware, and the models that it runs; `None`: none. A model that may run so many times at once runs on so many slots.
+    /// The wanted kind of each slot: its hardware and the models that it runs; `None`: no models. A
+    /// model with a limit of `n` batches at once runs on `n` slots.
     pub fn wanted_kinds(&self) -> Vec<Option<KindKey>> {
         let Some(offer) = &self.offer else { return Vec::new() };
         let mut models = vec![BTreeSet::new(); offer.slots.len()];
@@ -147,7 +153,7 @@ impl Backend {
             if !self.is_used(&key) || slots == 0 {
                 continue;
             }
-            // Models that may not run everywhere are spread over the slots.
+            // Models that may not run on all slots are spread over the slots.
             let at_once = (model.at_once.max(1) as usize).min(slots);
             let first = if at_once < slots { number * at_once } else { 0 };
             for (slot, _) in model.profiles.iter().cycle().skip(first % slots).take(at_once) {

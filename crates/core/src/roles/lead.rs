@@ -1,4 +1,4 @@
-//! What a scheduler does while it leads: it has the queues of all models, and the slots of all backends.
+//! The state of a scheduler while it leads: the queues of all models and the slots of all backends.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::cluster::{AutoscaleSample, DropReason, Output, Reject, Request, Sched
 use crate::ids::{BatchId, DeviceId, ModelId, RequestId};
 use crate::time::{Duration, Time};
 
-/// How often the budgets of messages are measured anew.
+/// How often network budgets are measured anew.
 const MEASURE_EVERY: Duration = Duration::from_millis(100);
-/// How many times as long as for backends to come it is waited for those that are here and have not said what they offer.
+/// A connected backend may take this many times the settle time to send its offer.
 const OFFERS_WITHIN: u64 = 10;
 
-/// A request that waits for somebody to offer its model.
+/// A request that waits until a backend offers its model.
 #[derive(Debug)]
 struct Parked {
     frontend: u32,
@@ -34,16 +34,16 @@ struct Parked {
     request: Request,
 }
 
-/// A sub-cluster, as it is now.
+/// A sub-cluster in its present state.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SubCluster {
-    /// Its backends, each with the models of the sub-cluster that it does not have yet.
+    /// The sub-cluster's backends, each with the models that it must still load.
     pub backends: Vec<(NodeId, Vec<String>)>,
-    /// Its models, by name.
+    /// The sub-cluster's models, by name.
     pub models: Vec<String>,
 }
 
-/// What a scheduler does while it leads.
+/// The state of a scheduler while it leads.
 #[derive(Debug)]
 pub(super) struct Lead {
     epoch: Epoch,
@@ -52,32 +52,34 @@ pub(super) struct Lead {
     models: ServedModels,
     waiting: Waiting,
     parked: BTreeMap<RequestId, Parked>,
-    /// Until then backends may still be on their way here, and models that nobody offers are waited for.
+    /// Until then backends may still be on their way here, and requests wait for models without an
+    /// offer.
     settles_at: Time,
-    /// Until then such models are waited for if there is a backend that has not said what it offers.
+    /// Until then such requests wait if a connected backend has not sent its offer.
     offers_by: Time,
-    /// When it is to be looked again whether what waits so has waited long enough.
+    /// When to check again whether parked requests have waited long enough.
     unparks_at: Time,
-    /// Frontends have been told of models.
+    /// Whether frontends have heard of models.
     is_settled: bool,
     models_changed: bool,
     measures_at: Time,
     load: LoadCount,
     rates: ModelRates,
-    /// Of a scheduler that says which models backends are to have.
+    /// Assigns models to backends, if this scheduler does so.
     assigner: Option<Assigner>,
-    /// What backends have, or which there are, has changed since they were told what to have.
+    /// Whether backends, or their offers, have changed since the last assignments.
     assigns: bool,
 }
 
-/// The instant at which what is left now is over.
+/// The instant at which the time `left` is over.
 fn end_of(now: Time, left: Duration) -> Time {
     if left == Duration::MAX { Time::MAX } else { now + left }
 }
 
 impl Lead {
-    /// Begins to lead; who is connected is to be told to it, with [`Lead::handle_up`]. `settles`: how long backends may be on their way here. `sub_clusters`: how models are divided among
-    /// them, and the last plan that is known; `None`: which models they have is their own affair.
+    /// Begins to lead. The caller reports connected nodes with [`Lead::handle_up`]. `settles`: how
+    /// long backends may be on their way here. `sub_clusters`: how models are divided among
+    /// backends, and the last known plan; `None`: backends choose their own models.
     pub fn new(
         epoch: Epoch,
         wake_margin: Duration,
@@ -109,26 +111,27 @@ impl Lead {
         }
     }
 
-    /// What requests and devices came to, for advice on how many devices there should be; `None`: backends may still be on their way here.
+    /// Counts of requests and busy device time, for advice on the number of devices. `None`:
+    /// backends may still be on their way here.
     pub fn sample(&self) -> Option<AutoscaleSample> {
         let LoadCount { good, bad, busy } = self.load;
         self.is_settled.then(|| AutoscaleSample { good, bad, busy, devices: self.map.devices() })
     }
 
-    /// A request is over without a batch.
+    /// Ends a request without a batch.
     fn refuse(&mut self, id: RequestId, refusal: Refusal) {
         self.load.refused(refusal);
         self.waiting.end(id, Some(refusal));
     }
 
-    /// A request is not taken in.
+    /// Refuses a request that was not admitted.
     fn refuse_at_once(&mut self, frontend: u32, number: u64, reject: Reject) {
         let refusal = Refusal::Rejected(reject);
         self.load.refused(refusal);
         self.waiting.refuse(frontend, number, refusal);
     }
 
-    /// The scheduler that decides.
+    /// The scheduler that makes the decisions.
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
     }
@@ -138,7 +141,7 @@ impl Lead {
         self.waiting.len()
     }
 
-    /// A frontend or a backend is there.
+    /// Handles the arrival of a frontend or a backend.
     pub fn handle_up<P: Clone>(&mut self, now: Time, links: &mut Links<P>, hello: &Hello) {
         match hello.role {
             Role::Frontend => {
@@ -154,7 +157,7 @@ impl Lead {
         }
     }
 
-    /// A frontend or a backend is lost.
+    /// Handles the loss of a frontend or a backend.
     pub fn handle_lost(&mut self, now: Time, node: NodeId) {
         for (id, place) in self.waiting.handle_frontend_lost(node) {
             self.withdraw(now, id, place);
@@ -171,7 +174,7 @@ impl Lead {
         self.settle(now);
     }
 
-    /// Takes a request that waits out, without a word.
+    /// Removes a waiting request, and tells no frontend.
     fn withdraw(&mut self, now: Time, id: RequestId, place: Place) {
         let is_out = match place {
             Place::Parked => self.parked.remove(&id).is_some(),
@@ -183,7 +186,7 @@ impl Lead {
         }
     }
 
-    /// Somebody says something.
+    /// Handles a message from a peer.
     pub fn handle_message<P>(&mut self, now: Time, role: Role, from: NodeId, message: Message<P>) {
         match (role, message) {
             (Role::Frontend, Message::Queue { alias, key }) => {
@@ -213,7 +216,7 @@ impl Lead {
                 self.handle_completed(now, from, batch, ran.map(|(_, took)| took), &missed);
             }
             (Role::Backend, Message::Leave) => self.assigns |= self.map.handle_leave(from),
-            // Not for a scheduler, or not from there: a peer of another mind.
+            // Not a message for a scheduler, or not from a peer of this role: ignored.
             _ => {}
         }
     }
@@ -225,7 +228,9 @@ impl Lead {
                 if handed.queue.0 >= MOST_ALIASES {
                     self.refuse_at_once(frontend, handed.number, Reject::QueueFull { bound: 0 });
                 }
-                // It was handed to this scheduler when it led before: whoever follows this lead names queues anew, and then hands all in again.
+                // The frontend handed the request in during an earlier lead of this scheduler. A
+                // frontend that follows this lead names its queues anew, and then hands in all its
+                // requests again.
                 continue;
             }
             let id = match self.waiting.admit(frontend, handed.number, end_of(now, handed.left)) {
@@ -248,7 +253,7 @@ impl Lead {
         }
     }
 
-    /// Brings a request into its queue, or says why not.
+    /// Puts a request into its queue, or refuses it with the reason.
     fn enter(&mut self, now: Time, mut parked: Parked) {
         let id = parked.request.id;
         let model = self.queue_of(now, parked.frontend, parked.queue).and_then(|queue| {
@@ -275,7 +280,7 @@ impl Lead {
         self.refuse(id, Refusal::Rejected(reject));
     }
 
-    /// The place of what a frontend calls so.
+    /// The place of the queue that a frontend's alias stands for.
     fn queue_of(&mut self, now: Time, frontend: u32, alias: QueueAlias) -> Result<u32, NoQueue> {
         let (key, place) = self.waiting.named(frontend, alias).ok_or(NoQueue::Unknown)?;
         if let Some(place) = place {
@@ -303,12 +308,13 @@ impl Lead {
         self.settle(now);
     }
 
-    /// Whether what nobody offers may be offered soon, by a backend that is on its way or has not been heard.
+    /// Whether a model without an offer may soon get one, from a backend that is on its way or has
+    /// not sent its offer.
     fn may_be_offered(&self, now: Time) -> bool {
         now < self.settles_at || (now < self.offers_by && self.map.awaits_offer())
     }
 
-    /// Frontends are told of models once all backends have said what they offer.
+    /// Lets frontends hear of models once all backends have sent their offers.
     fn settle(&mut self, now: Time) {
         if !self.is_settled && (self.map.is_complete() || now >= self.settles_at) {
             self.is_settled = true;
@@ -343,7 +349,7 @@ impl Lead {
         self.scheduler.recycle(members);
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn handle_timeout<P: Clone>(&mut self, now: Time, links: &Links<P>) {
         self.scheduler.handle_timeout(now);
         self.models_changed |= self.models.give_up(now, &mut self.scheduler, |key| self.map.may_have(key));
@@ -357,7 +363,7 @@ impl Lead {
         self.assigns |= self.assigner.as_ref().is_some_and(|assigner| assigner.poll_timeout() <= now);
     }
 
-    /// Tells backends which models to have, and those that leave that they may.
+    /// Sends backends their assignments, and lets leaving backends go.
     fn assign<P: Clone>(&mut self, now: Time, links: &mut Links<P>) {
         if !std::mem::take(&mut self.assigns) {
             return;
@@ -384,18 +390,18 @@ impl Lead {
         }
     }
 
-    /// Who says which models backends are to have, if that is somebody.
+    /// The assigner, if this scheduler assigns models to backends.
     pub fn assigner_mut(&mut self) -> Option<&mut Assigner> {
         self.assigns = true;
         self.assigner.as_mut()
     }
 
-    /// What is to be done about plans.
+    /// The assigner's next wish to the outside.
     pub fn poll_plan(&mut self) -> Option<AssignerOutput> {
         self.assigner.as_mut()?.poll_output()
     }
 
-    /// The sub-clusters as they are.
+    /// The sub-clusters in their present state.
     pub fn sub_clusters(&self) -> Vec<SubCluster> {
         let Some(assigner) = &self.assigner else { return Vec::new() };
         let mut all: BTreeMap<u32, SubCluster> = BTreeMap::new();
@@ -411,7 +417,7 @@ impl Lead {
         all.into_values().collect()
     }
 
-    /// Plans with what messages take now (Symphony appendix D).
+    /// Plans with the delays measured now (Symphony appendix D).
     fn measure<P: Clone>(&mut self, now: Time, links: &Links<P>) {
         let measured = self.map.backends().filter_map(|(node, backend)| {
             let kinds = backend.slots.iter().filter_map(|slot| slot.kind).collect();
@@ -421,7 +427,7 @@ impl Lead {
         self.models.set_budgets(now, &mut self.scheduler, &measured);
     }
 
-    /// What each model is planned with for messages, by the backends that have it.
+    /// The network budget of each model, by the backends that have the model.
     pub fn budgets(&self) -> impl Iterator<Item = ModelBudget> {
         self.models.budgets().filter_map(|((model, version), (kind, network))| {
             let has = |backend: &Backend| backend.slots.iter().any(|slot| slot.kind == Some(*kind));
@@ -432,7 +438,7 @@ impl Lead {
         })
     }
 
-    /// Says what was decided.
+    /// Sends the scheduler's decisions to frontends and backends.
     pub fn flush<P: Clone>(&mut self, now: Time, links: &mut Links<P>) {
         while let Some(output) = self.scheduler.poll_output() {
             match output {
@@ -443,7 +449,8 @@ impl Lead {
                 Output::Drop { request, model, reason, .. } => {
                     let key = self.models.queue_of(model).map(|(_, key)| (key.model.clone(), key.version));
                     let is_known = || key.as_ref().is_some_and(|key| self.models.fingerprint(key).is_some());
-                    // The queue begins anew with other settings: what waited there is handed in again.
+                    // The queue begins anew with other settings. Frontends hand its requests in
+                    // again.
                     let refusal = match reason {
                         DropReason::ModelRemoved if is_known() => Refusal::Lost,
                         reason => Refusal::Dropped(reason),
@@ -496,7 +503,7 @@ impl Lead {
         links.say(now, node, Message::Plan(Plan { batch, slot, queue, members: keys, size, starts_in, expected }));
     }
 
-    /// Tells a backend of the frontends of a batch that it has not heard of.
+    /// Tells a backend the addresses of the batch's frontends that it has not heard of.
     fn meet<P: Clone>(&mut self, now: Time, links: &mut Links<P>, node: NodeId, batch: BatchId) {
         let mut last = u32::MAX;
         let mut strangers: Vec<u32> = Vec::new();
@@ -517,7 +524,7 @@ impl Lead {
         }
     }
 
-    /// Something that people should know.
+    /// The next text to show to people.
     pub fn poll_note(&mut self) -> Option<String> {
         self.map.poll_note()
     }

@@ -8,45 +8,45 @@ use super::delay::{DelayEstimate, Least};
 use super::message::{Message, NodeId};
 use crate::time::{Duration, Time};
 
-/// Messages that one frame has at most.
+/// The most messages in one frame.
 const FRAME: usize = 128;
-/// Messages that are on their way at most: more wait for acknowledgements.
+/// The most messages on their way. Further ones wait for acknowledgements.
 const IN_FLIGHT: usize = 4096;
-/// Messages that wait for acknowledgements at most: a peer that is slower is lost.
+/// The most messages that wait for acknowledgements. A peer that needs more is lost.
 pub const MOST_UNACKED: usize = 16_384;
-/// How long an acknowledgement waits for a frame that goes there anyway.
+/// How long an acknowledgement waits for a frame to the same peer.
 const ACK_WITHIN: Duration = Duration::from_millis(2);
-/// The least time after which a message is sent again.
+/// The least time until a message is sent again.
 const RESEND_AFTER: Duration = Duration::from_millis(2);
-/// The same of one that has tensors, whose way may be long because it is large.
+/// The least time for a message with tensors, whose size may make its way long.
 const RESEND_TENSORS_AFTER: Duration = Duration::from_millis(25);
-/// The time until they are sent again doubles so often while nothing is heard.
+/// The time between repeats doubles at most this often while nothing is heard.
 const MOST_DOUBLINGS: u32 = 6;
-/// How long what was measured counts.
+/// How long a measured delay counts.
 const SPAN: Duration = Duration::from_millis(2_000);
 
-/// What goes over a wire.
+/// The unit that goes over a wire.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Frame<P> {
-    /// Who sends it. Whoever brings frames has checked that they come from there.
+    /// The sender. The transport has checked that the frame comes from this node.
     pub from: NodeId,
-    /// The sender's link: from 1, greater each time that it makes one to this peer.
+    /// The sender's session: from 1, greater for each new link to this peer.
     pub session: u64,
-    /// The receiver's link as the sender knows it; 0: not yet.
+    /// The receiver's session as the sender knows it; 0: not yet known.
     pub of: u64,
     /// The number of the first message, counted from 0.
     pub first: u64,
-    /// In order.
+    /// The messages, in order.
     pub messages: Vec<Message<P>>,
     /// How many of the receiver's messages have come.
     pub ack: u64,
-    /// When it was sent, since the sender's start.
+    /// When the frame was sent, since the sender's start.
     pub sent: Duration,
-    /// The `sent` of the last frame that came, and how long ago that was.
+    /// The `sent` of the last frame that came, and how long ago it came.
     pub echo: Option<(Duration, Duration)>,
 }
 
-/// When a link says something though there is nothing to say, and when it is over.
+/// When a link sends a frame without messages, and when it is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LinkTiming {
     /// Longest silence of this side.
@@ -61,62 +61,70 @@ enum Probe {
     Sent(Duration),
 }
 
-/// What a frame was.
+/// The meaning of a frame for the link.
 #[derive(Debug)]
 pub(super) enum Heard<P> {
-    /// Old, doubled, with a gap before it, or nonsense.
+    /// The frame is old, doubled, nonsense, or has a gap before it.
     Nothing,
-    /// The peer has made its link anew, and this one is over: that is its session.
+    /// The peer has begun a new link with this session, and the old link is over.
     Anew(u64),
-    /// These messages are next, their budgets as they are now. `is_first`: the link is up from now on.
+    /// These messages are next, with the budgets that are left now.
     Came {
-        /// It was not up before.
+        /// Whether this frame brought the link up.
         is_first: bool,
-        /// In order; perhaps none.
+        /// The messages, in order; perhaps none.
         messages: Vec<Message<P>>,
     },
 }
 
 /// One side of a link.
 ///
-/// Each side has a session, and learns the other's from any frame: the greatest counts. Messages are taken only from a frame that names both sessions as this side knows them; so it was sent after the
-/// peer had heard of this very link, and nothing of an earlier one is ever taken for one of this. That is also when the link is up. A greater session of a peer that was up ends the link.
+/// Each side has a session, and learns the other's from any frame: the greatest counts. A side
+/// takes messages only from a frame that names both sessions as this side knows them. Such a frame
+/// was sent after the peer had heard of this link, so no message of an earlier link is ever taken.
+/// The first such frame brings the link up. A greater session of a peer that was up ends the link.
 ///
-/// Messages are numbered. The receiver takes the next one and nothing else, and says how many it has had. If it does not for a while, the first that it has not had is sent again, alone. If that is what
-/// it answers, the others were lost too, and are sent again (go-back-N); if not, it only stood still, and they are on their way.
+/// Messages are numbered. The receiver takes only the next one, and acknowledges how many it has
+/// had. Without progress for a while, the sender repeats the first unacknowledged message alone. An
+/// acknowledgement that answers the repeat shows that the others were lost too, and they are sent
+/// again (go-back-N). An acknowledgement that answers an earlier frame shows that the receiver only
+/// stood still, and that the others are on their way.
 #[derive(Debug)]
 pub(super) struct Link<P> {
     timing: LinkTiming,
     mine: u64,
-    /// 0: not heard of.
+    /// The peer's session; 0: not heard of.
     theirs: u64,
     is_up: bool,
-    /// What has not been acknowledged, from number `base` on, with when it was said.
+    /// Messages without an acknowledgement, from number `base` on, each with the time it was
+    /// queued.
     unacked: VecDeque<(Time, Message<P>)>,
     base: u64,
-    /// How many of these were sent.
+    /// How many of `unacked` were sent.
     sent: usize,
     /// The number after the greatest that was ever sent.
     sent_to: u64,
-    /// The first one is sent again, or was at that time, and until the peer says something about it nothing else is.
+    /// The repeat of the first message, due or sent at a time. Until the peer acknowledges it, no
+    /// other message is sent.
     probe: Option<Probe>,
-    /// When an acknowledgement came, or the first of these was sent.
+    /// When the last acknowledgement came, or the first of `unacked` was sent.
     progress: Time,
     doublings: u32,
-    /// Messages that have come.
+    /// The number of messages that have come.
     received: u64,
-    /// Since when an acknowledgement is owed.
+    /// Since when the peer waits for an acknowledgement.
     owed: Option<Time>,
-    /// A frame is to be sent at once.
+    /// Whether a frame must be sent at once.
     is_urgent: bool,
     sent_at: Time,
     heard_at: Time,
-    /// It was given more time, and has not been heard since.
+    /// Whether the peer got more time, and has not been heard since.
     is_forgiven: bool,
     echo: Option<(Duration, Time)>,
     round_trip: DelayEstimate,
     least_round_trip: Least<Duration>,
-    /// The peer's `sent` taken off this side's time: the clocks' difference and the way. Nanoseconds.
+    /// The least difference of this side's time and the peer's `sent`, in nanoseconds: the
+    /// difference of the clocks plus the way.
     least_offset: Least<i128>,
     way: DelayEstimate,
 }
@@ -126,7 +134,8 @@ fn since_start(now: Time) -> Duration {
 }
 
 impl<P: Clone> Link<P> {
-    /// `mine`: greater than that of every link to this peer before. `theirs`: 0 if nothing is known of it.
+    /// A new link. `mine`: greater than the session of every earlier link to this peer. `theirs`:
+    /// the peer's session, 0 if unknown.
     pub fn new(mine: u64, theirs: u64, timing: LinkTiming, now: Time) -> Self {
         Link {
             timing,
@@ -154,7 +163,7 @@ impl<P: Clone> Link<P> {
         }
     }
 
-    /// When it says something though there is nothing to say, and when it is over.
+    /// When the link sends a frame without messages, and when it is lost.
     pub fn timing(&self) -> LinkTiming {
         self.timing
     }
@@ -164,22 +173,24 @@ impl<P: Clone> Link<P> {
         self.is_up
     }
 
-    /// Whether everything that was said has come.
+    /// Whether the peer has acknowledged all messages.
     pub fn is_acknowledged(&self) -> bool {
         self.unacked.is_empty()
     }
 
-    /// The time that a message without tensors took from the peer, a high percentile; `None` before there was one.
+    /// A high percentile of the time that a message without tensors took from the peer. `None`
+    /// before the first one.
     pub fn one_way(&self) -> Option<Duration> {
         self.way.high()
     }
 
-    /// The time to the peer and back, a high percentile; `None` before there was one.
+    /// A high percentile of the time to the peer and back. `None` before the first round trip.
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip.high()
     }
 
-    /// Says something, to be sent by [`Link::frame`]. False: the peer has not acknowledged so many that this one is one too many.
+    /// Queues a message, which [`Link::frame`] sends. Returns false if too many messages wait for
+    /// acknowledgements.
     pub fn say(&mut self, now: Time, message: Message<P>) -> bool {
         if self.unacked.len() >= MOST_UNACKED {
             return false;
@@ -188,7 +199,7 @@ impl<P: Clone> Link<P> {
         true
     }
 
-    /// Has a frame sent at once.
+    /// Makes [`Link::frame`] send a frame at once.
     pub fn hurry(&mut self) {
         self.is_urgent = true;
     }
@@ -205,7 +216,8 @@ impl<P: Clone> Link<P> {
             self.is_urgent = true;
         }
         if frame.of != self.mine {
-            // A peer that asks who I am is told; but not if it is an old frame, which one that is up knows.
+            // A peer that does not know this session gets a frame that names it. An old frame gets
+            // no answer: a peer that is up knows the session.
             self.is_urgent |= !self.is_up && frame.of == 0;
             return Heard::Nothing;
         }
@@ -248,7 +260,8 @@ impl<P: Clone> Link<P> {
         }
     }
 
-    /// How long a frame was on its way: as much more than the fastest one as the clocks say, and that one half of the shortest round trip.
+    /// How long a frame was on its way. The fastest frame took half of the shortest round trip, and
+    /// the clocks tell how much longer this one took.
     fn way_of(&self, now: Time, sent: Duration) -> Duration {
         let offset = i128::from(now.as_nanos()) - i128::from(sent.as_nanos());
         let more = self.least_offset.get().map_or(0, |least| offset - least);
@@ -270,7 +283,7 @@ impl<P: Clone> Link<P> {
         }
     }
 
-    /// When messages are sent again.
+    /// When the first unacknowledged message is sent again.
     fn resend_at(&self) -> Option<Time> {
         let round_trip = self.round_trip.high().unwrap_or_default();
         let has_tensors = self.unacked.front().is_some_and(|(_, message)| message.has_tensors());
@@ -279,12 +292,12 @@ impl<P: Clone> Link<P> {
         (self.sent > 0).then(|| self.progress + after.saturating_mul(1 << self.doublings))
     }
 
-    /// When the peer is lost unless something comes.
+    /// When the peer is lost unless a frame comes.
     pub fn lost_at(&self) -> Time {
         self.heard_at + self.timing.lost_after
     }
 
-    /// When something is to be done, and what.
+    /// When the link next has something to do, and why.
     pub fn due(&self) -> (Time, &'static str) {
         let ack = self.owed.map_or(Time::MAX, |since| since + ACK_WITHIN);
         let resend = self.resend_at().unwrap_or(Time::MAX);
@@ -293,7 +306,8 @@ impl<P: Clone> Link<P> {
         dues.into_iter().fold((self.lost_at(), "a silent peer"), |least, due| if due.0 < least.0 { due } else { least })
     }
 
-    /// This side was late by so much, and what the peer has said meanwhile may be still to be read: half of the time until it is lost is left to it, once.
+    /// Gives the peer more time, because this side was late by `late` and may not have read the
+    /// peer's frames yet. The peer gets half of `lost_after`, once.
     pub fn forgive(&mut self, now: Time, late: Duration) {
         let half = Duration::from_nanos(self.timing.lost_after.as_nanos() / 2);
         if late > half && !self.is_forgiven {
@@ -302,7 +316,7 @@ impl<P: Clone> Link<P> {
         }
     }
 
-    /// Does what is due but for the peer's loss.
+    /// Does everything that is due, except declaring the peer lost.
     pub fn handle_timeout(&mut self, now: Time) {
         if self.resend_at().is_some_and(|at| at <= now) {
             (self.probe, self.progress) = (Some(Probe::ToBeSent), now);
@@ -312,7 +326,7 @@ impl<P: Clone> Link<P> {
         self.is_urgent |= self.sent_at + self.timing.heartbeat <= now;
     }
 
-    /// Messages that are to be sent: from which on, and how many.
+    /// The messages to send next: the first place in `unacked`, and how many.
     fn next(&self) -> (usize, usize) {
         match self.probe {
             _ if !self.is_up => (0, 0),
@@ -322,12 +336,12 @@ impl<P: Clone> Link<P> {
         }
     }
 
-    /// Whether there is a frame to be sent.
+    /// Whether there is a frame to send.
     pub fn has_frame(&self) -> bool {
         self.is_urgent || self.next().1 > 0
     }
 
-    /// The next frame, if there is one.
+    /// The next frame, if there is one to send.
     pub fn frame(&mut self, from: NodeId, now: Time) -> Option<Frame<P>> {
         if !self.has_frame() {
             return None;

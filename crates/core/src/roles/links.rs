@@ -6,21 +6,24 @@ use super::link::{Frame, Heard, Link, LinkTiming};
 use super::message::{Hello, Message, NodeId, PROTOCOL};
 use crate::time::{Duration, Time};
 
-/// Links that a node has at most; whoever comes then is sent away.
+/// The most links of a node. The node sends further peers away.
 const MOST_LINKS: usize = 4096;
 
-/// What has happened on links: for each peer one `Up`, then messages, then one `Lost`, and so on.
+/// An event on the links. Each peer has one `Up`, then messages, then one `Lost`, and so on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LinkEvent<P> {
-    /// Both sides know each other. Nothing that was said on an earlier link comes on this one.
+    /// The link is up: both sides know each other. The link brings no message of an earlier link.
     Up(Hello),
-    /// The next message of a peer that is up. What its way took is taken off the budgets in it.
+    /// The next message of a peer that is up. The time of the way is already off the message's
+    /// budgets.
     Message(NodeId, Message<P>),
-    /// What was said to this peer may not have come, and nothing more of it will. Also of one that never was up.
+    /// The link is lost, or never came up. Messages sent to this peer may not have come, and no
+    /// more messages of the link come.
     Lost {
-        /// Who.
+        /// The peer.
         peer: NodeId,
-        /// Whether what carried it is to be closed: not if that has ended, or if the peer has begun anew.
+        /// Whether the caller must close the connection. Not if it has ended, or if the peer has
+        /// begun a new link.
         close: bool,
     },
 }
@@ -29,37 +32,40 @@ pub enum LinkEvent<P> {
 struct Peer<P> {
     hello: Hello,
     link: Link<P>,
-    /// It is among those that may have something to send.
+    /// Whether the peer is in `ready`.
     is_listed: bool,
 }
 
 /// All links of one node.
 ///
-/// Call the `handle_*`, then take all events, say what follows, and take all frames; at [`Links::poll_timeout`] call [`Links::handle_timeout`]. Frames are made when they are taken, so
-/// that what is said in between shares them. Frames that have come are to be handled before timeouts that are due as well, or peers are taken for silent that were not.
+/// Call the `handle_*`, take all events, send the messages that follow from them, and take all
+/// frames. At [`Links::poll_timeout`] call [`Links::handle_timeout`]. Frames are made when they are
+/// taken, so messages queued in between share a frame. Handle frames that have come before timeouts
+/// that are due as well; otherwise live peers would look silent.
 ///
-/// Bounds: 4096 links; for each, [`MOST_UNACKED`](super::MOST_UNACKED) messages. A peer that has not acknowledged that many is lost.
+/// Bounds: 4096 links; for each, [`MOST_UNACKED`](super::MOST_UNACKED) messages. A peer that has
+/// not acknowledged that many is lost.
 #[derive(Debug)]
 pub struct Links<P> {
     node: NodeId,
-    /// Of the last link.
+    /// The session of the newest link.
     session: u64,
     peers: BTreeMap<NodeId, Peer<P>>,
-    /// Those that may have something to send.
+    /// Peers that may have a frame to send.
     ready: VecDeque<NodeId>,
     events: VecDeque<LinkEvent<P>>,
-    /// Nothing is due before.
+    /// The earliest instant at which anything is due, and why.
     alarm: (Time, &'static str),
 }
 
 impl<P: Clone> Links<P> {
-    /// Without peers.
+    /// No links.
     pub fn new(node: NodeId) -> Self {
         let (peers, ready, events) = (BTreeMap::new(), VecDeque::new(), VecDeque::new());
         Links { node, session: 0, peers, ready, events, alarm: (Time::MAX, "nothing") }
     }
 
-    /// A wire to somebody is there. If there is a link, it goes on over this one.
+    /// A connection to a peer is there. An existing link goes on over the new connection.
     pub fn handle_connected(&mut self, now: Time, hello: &Hello, timing: LinkTiming) {
         let peer = hello.node;
         if let Some(known) = self.peers.get_mut(&peer)
@@ -82,12 +88,12 @@ impl<P: Clone> Links<P> {
         self.attend(peer);
     }
 
-    /// The last wire to somebody has ended.
+    /// The last connection to a peer has ended.
     pub fn handle_disconnected(&mut self, peer: NodeId) {
         self.remove(peer, false);
     }
 
-    /// Gives a peer up.
+    /// Ends the link to a peer.
     pub fn lose(&mut self, peer: NodeId) {
         self.remove(peer, true);
     }
@@ -98,7 +104,7 @@ impl<P: Clone> Links<P> {
         }
     }
 
-    /// A frame has come. One of somebody who has not been introduced is ignored.
+    /// Handles a frame. A frame from a peer without a [`Hello`] is ignored.
     pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
         let from = frame.from;
         let Some(peer) = self.peers.get_mut(&from) else { return };
@@ -119,7 +125,7 @@ impl<P: Clone> Links<P> {
         self.attend(from);
     }
 
-    /// Says something to a peer; nothing if it is not up.
+    /// Sends a message to a peer, or nothing if the peer is not up.
     pub fn say(&mut self, now: Time, peer: NodeId, message: Message<P>) {
         let Some(known) = self.peers.get_mut(&peer).filter(|known| known.link.is_up()) else { return };
         if known.link.say(now, message) {
@@ -129,7 +135,7 @@ impl<P: Clone> Links<P> {
         }
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn handle_timeout(&mut self, now: Time) {
         if now < self.alarm.0 {
             return;
@@ -154,7 +160,7 @@ impl<P: Clone> Links<P> {
         }
     }
 
-    /// Has a peer that something has happened to looked at when frames are taken, and when its next is due.
+    /// Queues a peer for [`Links::poll_frame`] if it has a frame to send, and updates the alarm.
     fn attend(&mut self, node: NodeId) {
         let Some(peer) = self.peers.get_mut(&node) else { return };
         if peer.link.has_frame() && !peer.is_listed {
@@ -164,12 +170,12 @@ impl<P: Clone> Links<P> {
         self.alarm = self.alarm.min(peer.link.due());
     }
 
-    /// What has happened.
+    /// The next event.
     pub fn poll_event(&mut self) -> Option<LinkEvent<P>> {
         self.events.pop_front()
     }
 
-    /// The next frame to be sent, and to whom.
+    /// The next frame to send, and its receiver.
     pub fn poll_frame(&mut self, now: Time) -> Option<(NodeId, Frame<P>)> {
         while let Some(node) = self.ready.front().copied() {
             if let Some(peer) = self.peers.get_mut(&node) {
@@ -184,7 +190,8 @@ impl<P: Clone> Links<P> {
         None
     }
 
-    /// When to call [`Links::handle_timeout`], and why. It may be too early, as what has been sent since then need not be said again.
+    /// When to call [`Links::handle_timeout`], and why. The instant may be too early, because a
+    /// frame sent since may have done the work.
     pub fn poll_timeout(&self) -> Option<(Time, &'static str)> {
         (self.alarm.0 < Time::MAX).then_some(self.alarm)
     }
@@ -194,27 +201,28 @@ impl<P: Clone> Links<P> {
         self.peers.get(&peer).is_some_and(|known| known.link.is_up())
     }
 
-    /// Who a peer is, up or not.
+    /// The hello of a peer, up or not.
     pub fn hello(&self, peer: NodeId) -> Option<&Hello> {
         Some(&self.peers.get(&peer)?.hello)
     }
 
-    /// The time that a message without tensors took from a peer, a high percentile; `None` before there was one.
+    /// A high percentile of the time that a message without tensors took from a peer. `None` before
+    /// the first one.
     pub fn one_way(&self, peer: NodeId) -> Option<Duration> {
         self.peers.get(&peer)?.link.one_way()
     }
 
-    /// The time to a peer and back, a high percentile; `None` before there was one.
+    /// A high percentile of the time to a peer and back. `None` before the first round trip.
     pub fn round_trip(&self, peer: NodeId) -> Option<Duration> {
         self.peers.get(&peer)?.link.round_trip()
     }
 
-    /// Whether everything that was said to peers has come.
+    /// Whether peers have acknowledged all messages.
     pub fn is_acknowledged(&self) -> bool {
         self.peers.values().all(|peer| peer.link.is_acknowledged())
     }
 
-    /// Those that are up, in the order of their ids.
+    /// The peers that are up, in the order of their ids.
     pub fn peers(&self) -> impl Iterator<Item = &Hello> {
         self.peers.values().filter(|peer| peer.link.is_up()).map(|peer| &peer.hello)
     }

@@ -1,10 +1,10 @@
-//! What the requests and devices of a cluster came to, for the autoscale advisor.
+//! Counts of a cluster's requests and busy device time, for the autoscale advisor.
 
 use super::message::Refusal;
 use crate::cluster::{DropReason, Reject};
 use crate::time::Duration;
 
-/// What the requests and devices of a cluster came to since a scheduler began to lead.
+/// Counts of a cluster's requests and busy device time since a scheduler began to lead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct LoadCount {
     /// Requests whose batch was done by their deadline.
@@ -16,7 +16,7 @@ pub(super) struct LoadCount {
 }
 
 impl LoadCount {
-    /// A request was run.
+    /// Counts a request that ran.
     pub fn ran(&mut self, is_late: bool) {
         match is_late {
             true => self.bad += 1,
@@ -24,7 +24,7 @@ impl LoadCount {
         }
     }
 
-    /// A request was refused: it counts if more devices might have mended that.
+    /// Counts a refused request, if more devices might have prevented the refusal.
     pub fn refused(&mut self, refusal: Refusal) {
         let for_want_of_time = match refusal {
             Refusal::Rejected(reject) => {

@@ -1,26 +1,27 @@
-//! How a backend comes to have the models that it is told to have.
+//! Loads and unloads models of a backend until it has the assigned ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::assignment::Assignment;
 use super::message::{Loadable, Offer};
 
-/// What a backend is to do with a model.
+/// A change of one model that a backend must make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Doing {
-    /// Load it.
+    /// Load the model.
     Load,
-    /// Unload it, once its last batch is done.
+    /// Unload the model, once its last batch is done.
     Unload,
 }
 
-/// What a backend that is told which models to have does about it.
+/// Decides which models a backend loads and unloads to follow its assignment.
 ///
-/// What is there is what was offered last. Between the end of a load and the first offer with the model, or of an unload and the first one without it, nothing is begun anew.
+/// The last offer lists the present models. A load ends before the first offer with the model. In
+/// between, no new load of the model begins; the same holds for unloading.
 #[derive(Debug, Default)]
 pub(super) struct Loading {
     assigned: Option<Assignment>,
-    /// Under way, or done and not seen yet.
+    /// Changes that are under way, or done but not yet in an offer.
     doing: BTreeMap<String, Doing>,
     failed: BTreeMap<String, String>,
     waits: bool,
@@ -31,7 +32,7 @@ fn names(offer: &Offer) -> BTreeSet<&str> {
 }
 
 impl Loading {
-    /// It is told what to have. What failed is tried again with the next plan.
+    /// Takes a new assignment. Failed loads are tried again with the next plan.
     pub fn handle_assigned(&mut self, assigned: Assignment) {
         let before = self.assigned.replace(assigned).map(|before| before.plan);
         if before != self.assigned.as_ref().map(|assigned| assigned.plan) {
@@ -39,13 +40,13 @@ impl Loading {
         }
     }
 
-    /// What is there has changed.
+    /// Takes the present models from a new offer.
     pub fn handle_offer(&mut self, offer: &Offer) {
         let there = names(offer);
         self.doing.retain(|model, doing| there.contains(&**model) != (*doing == Doing::Load));
     }
 
-    /// What was begun has come to its end.
+    /// Takes the result of a load or an unload.
     pub fn handle_done(&mut self, model: &str, result: Result<(), String>) {
         if let (Some(Doing::Load), Err(reason)) = (self.doing.get(model), result) {
             self.doing.remove(model);
@@ -53,12 +54,14 @@ impl Loading {
         }
     }
 
-    /// Whether something waits for the last batch of its model.
+    /// Whether an unload waits for the last batch of its model.
     pub fn waits(&self) -> bool {
         self.waits
     }
 
-    /// What is to be begun. `runs`: whether there are batches of a model, which is not unloaded before they are done; no more come, as whoever says that it is to go plans none.
+    /// The loads and unloads that must begin now. `runs`: whether there are batches of a model,
+    /// which is not unloaded before they are done. No more batches come, because the scheduler that
+    /// takes a model away plans none.
     pub fn begin(&mut self, offer: &Offer, runs: impl Fn(&str) -> bool) -> Vec<(String, Doing)> {
         self.waits = false;
         let Some(assigned) = &self.assigned else { return Vec::new() };
@@ -81,7 +84,7 @@ impl Loading {
         begun
     }
 
-    /// What schedulers are told of what is there: without what is on its way out.
+    /// The offer for schedulers: the present offer without models that will be unloaded.
     pub fn said(&self, offer: &Offer) -> Offer {
         let Some(assigned) = &self.assigned else { return offer.clone() };
         let mut said = offer.clone();

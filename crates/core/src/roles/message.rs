@@ -1,6 +1,7 @@
-//! What frontends, schedulers and backends say to each other.
+//! The messages that frontends, schedulers and backends send to each other.
 //!
-//! `P` is what a request's tensors are to whoever carries them: bytes in a process, nothing in most tests. Machines hand it on and never look at it.
+//! `P` is the type of a request's tensors: bytes in a process, nothing in most tests. State
+//! machines hand tensors on and never look into them.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,58 +12,59 @@ use crate::ids::BatchId;
 use crate::profile::LatencyProfile;
 use crate::time::Duration;
 
-/// Which protocol this is. Peers of another one are told so and left alone.
+/// The version of this protocol. A node closes connections to peers of another version.
 pub const PROTOCOL: u16 = 5;
 
-/// A process: drawn at random when it starts, so that one that starts again is another.
+/// The identity of a process. A process draws it at random when it starts, so a restarted process
+/// is a different node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub u64);
 
-/// What a process is in the cluster.
+/// The role of a process in the cluster.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Role {
-    /// Has the clients.
+    /// A frontend has the clients.
     Frontend,
-    /// Decides, or stands by. `rank`: its place in the list of schedulers that all have, from 0.
+    /// A scheduler leads, or stands by.
     Scheduler {
-        /// Its place in the list.
+        /// The scheduler's place, from 0, in the list that all schedulers share.
         rank: u32,
     },
-    /// Has the devices.
+    /// A backend has the devices.
     Backend,
 }
 
-/// Who somebody is: the first thing on a connection, before any frame.
+/// Identifies a process: the first message on a connection, before any frame.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// [`PROTOCOL`].
+    /// The sender's [`PROTOCOL`].
     pub protocol: u16,
-    /// Who.
+    /// The sender's id.
     pub node: NodeId,
-    /// As what.
+    /// The sender's role.
     pub role: Role,
-    /// What people call it, for logs and metrics.
+    /// The sender's name for people, in logs and metrics.
     pub name: String,
-    /// Where others may connect to it, `host:port`; empty: nowhere.
+    /// Where other nodes may connect to the sender, `host:port`; empty: nowhere.
     pub address: String,
 }
 
-/// A request, wherever it is: the frontend that has it, and that one's number for it.
+/// The cluster-wide name of a request: its frontend, and that frontend's number for the request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RequestKey {
-    /// Whose it is.
+    /// The frontend that has the client.
     pub frontend: NodeId,
-    /// From 0, in the order of arrival there, never used again.
+    /// From 0, in the order of arrival at that frontend, never used again.
     pub number: u64,
 }
 
-/// A batch, wherever it is: who planned it, and that one's name for it.
+/// The cluster-wide name of a batch: the epoch that planned the batch, and its id in that epoch.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct BatchKey {
-    /// Under whose lead it was planned.
+    /// The epoch that the batch was planned in.
     pub epoch: Epoch,
-    /// Unique within it.
+    /// Unique within the epoch.
     pub batch: BatchId,
 }
 
@@ -73,70 +75,75 @@ pub struct QueueKey {
     pub model: String,
     /// Version.
     pub version: u64,
-    /// The dimensions that vary from request to request, in the order of the inputs, without the batch dimension; empty where none does.
+    /// The dimensions that vary from request to request, in the order of the inputs, without the
+    /// batch dimension. Empty if no dimension varies.
     pub shape: Vec<i64>,
 }
 
-/// A frontend's, or a scheduler's, short name for a [`QueueKey`] on one link: given once, by [`Message::Queue`], before it is used.
+/// A short name for a [`QueueKey`] on one link. A frontend or a scheduler gives the name once, by
+/// [`Message::Queue`], before its first use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct QueueAlias(pub u32);
 
-/// A request as a scheduler is handed it: no tensor, only what decides.
+/// A request as a frontend hands it in to a scheduler: metadata, no tensors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HandedIn {
-    /// The frontend's number for it.
+    /// The frontend's number for this request.
     pub number: u64,
-    /// Whose queue it joins.
+    /// The queue that the request joins.
     pub queue: QueueAlias,
-    /// What is left until its deadline; `Duration::MAX`: it has none.
+    /// The time left until the deadline; `Duration::MAX`: no deadline.
     pub left: Duration,
-    /// How long it may still wait in a queue; `Duration::MAX`: for any time.
+    /// The time that the request may still wait in a queue; `Duration::MAX`: any time.
     pub queue_left: Duration,
-    /// Its priority level, 0 the highest.
+    /// The request's priority level, 0 the highest.
     pub level: u32,
-    /// Items.
+    /// Items in the request.
     pub size: u32,
-    /// How often a backend that had it was lost before.
+    /// How often a backend that had the request was lost.
     pub tried: u8,
 }
 
 /// Why a scheduler gives a request back without a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Refusal {
-    /// It was not taken in.
+    /// The scheduler did not admit the request.
     Rejected(Reject),
-    /// It was given up while it waited.
+    /// The scheduler dropped the request from its queue.
     Dropped(DropReason),
-    /// Its batch was sent to a backend that is lost, or could not be brought together there: if nobody has claimed it, it may be handed in again.
+    /// The backend of the request's batch is lost, or could not gather the batch. The frontend may
+    /// hand the request in again if no batch has claimed it.
     Lost,
 }
 
 /// A batch for a backend.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Which.
+    /// The name of the batch.
     pub batch: BatchKey,
-    /// Which of the backend's slots runs it.
+    /// The slot of the backend that runs the batch.
     pub slot: u32,
-    /// Of which queue.
+    /// The queue of the batch's requests.
     pub queue: QueueAlias,
-    /// In their order.
+    /// The requests of the batch, in order.
     pub members: Vec<RequestKey>,
-    /// Items.
+    /// Items in the batch.
     pub size: u32,
-    /// In how long it is to start; inputs have to be there by then.
+    /// The time until the batch must start. All inputs must have come by then.
     pub starts_in: Duration,
-    /// `l(size)` as it was planned with.
+    /// The latency `l(size)` that the scheduler planned with.
     pub expected: Duration,
 }
 
-/// A slot: what a batch runs on, one after another.
+/// A slot of a backend, which runs one batch after another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Slot {
-    /// What it is: slots of equal hardware run a model alike (`cpu 2 threads rten`, `NVIDIA H100 50%`).
+    /// The slot's hardware. Slots of equal hardware run a model alike (`cpu 2 threads rten`,
+    /// `NVIDIA H100 50%`).
     pub hardware: String,
-    /// Which of the backend's devices it is a part of, from 0: what busy time and advice of how many there should be are counted by.
+    /// The backend's device, from 0, that this slot is a part of. Busy time and advice on the
+    /// number of devices count devices, not slots.
     pub device: u32,
 }
 
@@ -147,13 +154,15 @@ pub struct OfferedModel {
     pub model: String,
     /// Version.
     pub version: u64,
-    /// Of its files and configuration: backends that offer the same have the same.
+    /// Identifies the model's files and configuration. Backends with the same model files and
+    /// configuration have the same fingerprint.
     pub fingerprint: String,
-    /// What frontends need to read and check requests. Schedulers hand it on and never look at it.
+    /// The facts that frontends need to read and check requests. Schedulers hand the bytes on and
+    /// never look into them.
     pub definition: Vec<u8>,
     /// The largest batch, in items.
     pub max_batch: u32,
-    /// What is given up for deadlines.
+    /// Which requests the scheduler drops to save deadlines.
     pub drop: DropPolicy,
     /// When a batch may start.
     pub dispatch: DispatchPolicy,
@@ -161,68 +170,71 @@ pub struct OfferedModel {
     pub max_wait: Duration,
     /// Priority levels, the highest first.
     pub levels: Vec<PriorityLevel>,
-    /// Batches of it that one backend may run at once.
+    /// Batches of the model that one backend may run at once.
     pub at_once: u32,
-    /// Bytes of an item's inputs.
+    /// Bytes of one item's inputs.
     pub item_bytes: u64,
-    /// Whether a request that may have run may run again.
+    /// Whether a request that may already have run may run again.
     pub may_repeat: bool,
-    /// The shape that the profiles are of (see [`QueueKey::shape`]).
+    /// The shape that the profiles were measured with (see [`QueueKey::shape`]).
     pub shape: Vec<i64>,
-    /// `l(b)` by slot; a slot that is not here does not run it.
+    /// `l(b)` by slot. A slot without an entry does not run the model.
     pub profiles: Vec<(u32, LatencyProfile)>,
 }
 
-/// A model that a backend could load if it were told to.
+/// A model that a backend could load on a scheduler's order.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Loadable {
     /// Name of the model.
     pub model: String,
-    /// Bytes that it takes on a device as long as it is loaded, as far as that is known beforehand: those of its files.
+    /// Bytes that the loaded model takes on a device, as far as the backend knows before it loads:
+    /// the size of the files.
     pub memory: u64,
-    /// Why it could not be loaded when it was told to last.
+    /// Why the last ordered load failed, if it did.
     pub failed: Option<String>,
 }
 
-/// What a backend has.
+/// The slots and models of a backend.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Offer {
-    /// In their order; never fewer than before.
+    /// The slots, in order; never fewer than before.
     pub slots: Vec<Slot>,
-    /// All of them.
+    /// All loaded models that schedulers may use.
     pub models: Vec<OfferedModel>,
-    /// What schedulers may have it load and unload; empty: which models it has is its own affair.
+    /// Models that schedulers may order the backend to load and unload. Empty: the backend alone
+    /// chooses its models.
     pub repository: Vec<Loadable>,
-    /// Bytes for models that the smallest of its devices has; `None`: not known.
+    /// Bytes for models on the backend's smallest device; `None`: not known.
     pub memory: Option<u64>,
-    /// What it was told last to have; what it is not to have any more is not among its models.
+    /// The last assignment that the backend heard. `models` leaves out every model that this
+    /// assignment takes away.
     pub assigned: Option<Assignment>,
 }
 
 impl Offer {
-    /// What a scheduler may have it load and unload of a model, if it is one of these.
+    /// The model's entry in the repository, if schedulers may load and unload the model.
     pub(super) fn loadable(&self, model: &str) -> Option<&Loadable> {
         self.repository.iter().find(|loadable| loadable.model == model)
     }
 
-    /// Whether it could load a model, as far as is known.
+    /// Whether the backend could load a model, as far as it knows.
     pub(super) fn can_load(&self, model: &str) -> bool {
         self.loadable(model).is_some_and(|loadable| loadable.failed.is_none())
     }
 }
 
-/// A batch that a backend has, as it says to whoever begins to lead.
+/// A batch that a backend still has, reported to a new leader.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Running {
-    /// Which.
+    /// The name of the batch.
     pub batch: BatchKey,
-    /// Where.
+    /// The slot that runs the batch.
     pub slot: u32,
-    /// When it is expected to be done.
+    /// The time until the batch is expected to be done.
     pub ends_in: Duration,
 }
 
-/// A model as frontends hear of it.
+/// A model as the leader describes it to frontends.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ServedModel {
     /// Name of the model.
@@ -235,129 +247,136 @@ pub struct ServedModel {
     pub may_repeat: bool,
 }
 
-/// What messages take, as a backend has measured it (Symphony appendix D): high percentiles.
+/// Message delays that a backend has measured (Symphony appendix D): high percentiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Delays {
-    /// A message without tensors to or from a frontend, the worst of them.
+    /// The time of a message without tensors to or from a frontend, for the slowest frontend.
     pub control: Duration,
-    /// Fetching inputs: what is there however small they are.
+    /// Fetching inputs: the part that does not depend on their size.
     pub fetch: Duration,
-    /// Fetching inputs: what a KiB more takes, in nanoseconds.
+    /// Fetching inputs: nanoseconds for each KiB.
     pub fetch_per_kib: u64,
 }
 
-/// What happened to a request on a backend.
+/// The result of a request on a backend.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Outcome<P> {
-    /// Its outputs.
+    /// The request's outputs.
     Outputs(P),
-    /// It failed, by itself: running it again would not help. A code of whoever runs models, and text for the client.
+    /// The request itself failed, so that another run would not help. The process that runs models
+    /// defines the codes.
     Failed {
-        /// The kind of error, for the status that the client sees.
+        /// The kind of error, which decides the status that the client sees.
         code: u16,
-        /// For the client.
+        /// Text for the client.
         message: String,
     },
 }
 
-/// Anything that is said on a link.
+/// Any message on a link. Each variant is worded as the sender speaks.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Message<P> {
-    /// Frontend to scheduler, scheduler to backend: from now on `alias` is this queue.
+    /// Frontend to scheduler, scheduler to backend: from now on `alias` stands for this queue.
     Queue {
         /// The short name.
         alias: QueueAlias,
-        /// What it stands for.
+        /// The queue.
         key: QueueKey,
     },
-    /// Frontend to scheduler: these requests wait with me. One that the scheduler has waiting already stays as it is; one that it has in a batch is in none any more, and
-    /// waits again.
+    /// Frontend to scheduler: these requests wait with me. The scheduler keeps its entry of a
+    /// request that already waits. A request that it had in a batch has left that batch, and waits
+    /// again.
     Requests(Vec<HandedIn>),
-    /// Frontend to scheduler: their clients have gone.
+    /// Frontend to scheduler: the clients of these requests have gone.
     Cancel(Vec<u64>),
-    /// Scheduler to frontend: these requests have no batch, and why.
+    /// Scheduler to frontend: these requests get no batch, and why.
     Refused(Vec<(u64, Refusal)>),
-    /// Scheduler to frontend: what may be asked for, all of it.
+    /// Scheduler to frontend: the complete list of models that clients may ask for.
     Models(Vec<ServedModel>),
     /// Scheduler to all: I lead.
     Leads(Epoch),
-    /// Scheduler to scheduler: the highest epoch that I have heard of, and whether it is mine. Frontend or backend to a scheduler whose [`Message::Leads`] it does not follow
-    /// (`leads` is false): the least epoch that it would follow is above this one.
+    /// Scheduler to scheduler: the highest epoch that I have heard of, and whether I am its leader.
+    /// Frontend or backend to a scheduler whose [`Message::Leads`] it does not follow (`leads` is
+    /// false): I would follow only greater epochs.
     Standing {
-        /// The highest that it has heard of.
+        /// The highest epoch that the sender has heard of.
         epoch: Epoch,
-        /// Whether it leads.
+        /// Whether the sender leads in this epoch.
         leads: bool,
     },
-    /// Scheduler to backend: a frontend, and where it is.
+    /// Scheduler to backend: a frontend, and its address.
     Meet {
-        /// Who.
+        /// The frontend.
         frontend: NodeId,
         /// `host:port`.
         address: String,
     },
-    /// Scheduler to backend: run this.
+    /// Scheduler to backend: run this batch.
     Plan(Plan),
-    /// Backend to scheduler: what I have, in place of what I said before.
+    /// Backend to scheduler: my slots and models, which replace my last offer.
     Offer(Offer),
-    /// Scheduler to backend: the models that you are to have, in place of what I said before.
+    /// Scheduler to backend: the models that you must have, which replace your last assignment.
     Assign(Assignment),
-    /// Backend to scheduler: what I have measured of the network.
+    /// Backend to scheduler: the network delays that I have measured.
     Delays(Delays),
-    /// Backend to scheduler that leads from now on: what I have under way.
+    /// Backend to a scheduler that has begun to lead: the batches that I have under way.
     UnderWay(Vec<Running>),
     /// Backend to scheduler: the slot is done with this batch.
     Completed {
-        /// Which.
+        /// The name of the batch.
         batch: BatchKey,
-        /// Items that ran, and how long they took; `None`: nothing ran.
+        /// Items that ran, and the time of the run; `None`: nothing ran.
         ran: Option<(u32, Duration)>,
-        /// Members whose inputs did not come.
+        /// Members whose inputs did not come in time.
         missed: Vec<RequestKey>,
     },
-    /// Backend to scheduler: I am to go. It goes once it is [let go](Message::LetGo) and what it has is done.
+    /// Backend to scheduler: I am leaving. The backend ends after the scheduler has [let it
+    /// go](Message::LetGo) and its last batch is done.
     Leave,
-    /// Scheduler to backend that leaves: there are no more batches for you.
+    /// Scheduler to a backend that leaves: you get no more batches.
     LetGo,
-    /// Backend to frontend: these requests are in a batch of mine; let me have their inputs.
+    /// Backend to frontend: these requests are in a batch of mine; send me their inputs.
     Claim {
         /// The batch.
         batch: BatchKey,
-        /// The frontend's numbers.
+        /// The frontend's numbers of the requests.
         numbers: Vec<u64>,
     },
-    /// Frontend to backend: the inputs of those that are yours, with what is left of their deadlines; the others are not to be had any more.
+    /// Frontend to backend: the inputs of the granted requests, with the time left to their
+    /// deadlines. You cannot have the other requests.
     Inputs {
-        /// The batch that claimed them.
+        /// The batch that claimed the requests.
         batch: BatchKey,
-        /// Theirs.
+        /// Number, time left and inputs of each granted request.
         granted: Vec<(u64, Duration, P)>,
-        /// Answered, cancelled, or somebody else's.
+        /// Requests that are answered or cancelled, or that another batch has claimed.
         gone: Vec<u64>,
     },
-    /// Backend to frontend: these came too late for their batch, or nothing was done with them: they are not run here.
+    /// Backend to frontend: I do not run these requests. The inputs came too late for the batch, or
+    /// the run gave no result.
     Release {
-        /// The batch that claimed them.
+        /// The batch that claimed the requests.
         batch: BatchKey,
-        /// The frontend's numbers.
+        /// The frontend's numbers of the requests.
         numbers: Vec<u64>,
     },
-    /// Backend to frontend: what came of requests.
+    /// Backend to frontend: the results of requests.
     Answers(Vec<(u64, Outcome<P>)>),
 }
 
-/// What is left of a budget after this; of one without an end, all.
+/// The budget that remains after `spent`. A budget without an end stays endless.
 fn left_after(left: Duration, spent: Duration) -> Duration {
     if left == Duration::MAX { left } else { left.saturating_sub(spent) }
 }
 
 impl<P> Message<P> {
-    /// Whether it may be large.
+    /// Whether the message may be large.
     pub fn has_tensors(&self) -> bool {
         matches!(self, Message::Inputs { .. } | Message::Answers(_))
     }
 
-    /// Takes what it has waited, or was on its way, off the budgets in it.
+    /// Takes `spent`, the time that the message has waited or travelled, off the budgets in the
+    /// message.
     pub fn spend(&mut self, spent: Duration) {
         match self {
             Message::Requests(requests) => {

@@ -1,8 +1,11 @@
-//! Frontends, schedulers and backends apart: what each says to the others, and what it does when one of them is late, silent or gone.
+//! The state machines of frontends, schedulers and backends as separate processes. Each one copes
+//! with peers that are late, silent or gone.
 //!
-//! Symphony §4.3 parts the metadata of requests, which go through the scheduler, from their tensors, which do not. Here each role is a state machine without a
-//! clock and without a wire: time and frames come in, frames and decisions go out. A process brings sockets and memory; the simulator brings a network that loses,
-//! doubles, reorders and cuts.
+//! Symphony §4.3 separates the metadata of requests, which go through the scheduler, from their
+//! tensors, which go directly between frontends and backends. In this module each role is a state
+//! machine without a clock and without a wire. Time and frames come in; frames and decisions go
+//! out. A process brings sockets and memory. The simulator brings a network that loses, doubles,
+//! reorders and cuts.
 //!
 //! ```text
 //! client --request--> FrontendNode --Requests--> SchedulerNode --Plan--> BackendNode
@@ -11,24 +14,28 @@
 //!                          +---- Claim, Inputs, Answers ---------------------+
 //! ```
 //!
-//! **Who knows what.** A [`FrontendNode`] has every request of its clients, with its tensors, until it is answered: it is the one that says who may run a request,
-//! and whose answer counts. A [`SchedulerNode`] has metadata only, and may be lost with all of it: whoever leads next is handed what nobody has claimed. A
-//! [`BackendNode`] has the batches under way.
+//! **Ownership.** A [`FrontendNode`] has every request of its clients, with its tensors, until it
+//! is answered. The frontend alone decides which batch may run a request and which answer counts. A
+//! [`SchedulerNode`] has metadata only, and may be lost with all of it: frontends hand their
+//! unclaimed requests in to the next leader. A [`BackendNode`] has the batches under way.
 //!
-//! **Time** does not travel. What travels is what is left of a budget, and nobody adds to it on the way; instants are each node's own.
+//! **Time** does not travel. Messages carry the time left of a budget, and no node adds to it on
+//! the way. Instants are each node's own.
 //!
-//! **Links.** Between two nodes there is a link ([`Links`]), which brings messages in order and once, or says that the other is lost. So no machine behind it sees a message
-//! that is doubled or out of order, and each has to cope with a peer that is gone, and with one that comes anew.
+//! **Links.** A link between two nodes ([`Links`]) brings messages in order and once, or reports
+//! that the other node is lost. State machines behind a link never see a message doubled or out of
+//! order. Each one must cope with a peer that goes, and with one that comes anew.
 //!
-//! **Epochs.** Who leads has an [`Epoch`]. Backends and frontends follow the highest that they have heard of, and do nothing that a lower one asks for.
+//! **Epochs.** Each leader has an [`Epoch`]. Backends and frontends follow the highest epoch that
+//! they have heard of, and do nothing that a lower one asks for.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `message.rs` | what is said |
-//! | `link.rs`, `links.rs` | in order and once between two nodes; all links of one node |
-//! | `delay.rs`, `budgets.rs` | what messages take, measured (Symphony appendix D); what is planned with |
-//! | `epoch.rs`, `election.rs` | who leads |
-//! | `assignment.rs`, `assigner.rs`, `loading.rs` | which models backends have (Symphony §4.4): what is said of it, who says so, and how a backend comes to have them |
+//! | `message.rs` | the messages |
+//! | `link.rs`, `links.rs` | messages in order and once between two nodes; all links of one node |
+//! | `delay.rs`, `budgets.rs` | measured delays of messages (Symphony appendix D); the budgets that models are planned with |
+//! | `epoch.rs`, `election.rs` | the choice of the leader |
+//! | `assignment.rs`, `assigner.rs`, `loading.rs` | the models of backends (Symphony §4.4): the messages, the decisions, and how a backend carries them out |
 //! | `frontend_node.rs`, `scheduler_node.rs`, `backend_node.rs` | the roles |
 
 mod assigner;

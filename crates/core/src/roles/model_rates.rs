@@ -1,27 +1,27 @@
-//! How many requests there are of each model, lately.
+//! The recent request rate of each model.
 
 use std::collections::BTreeMap;
 
 use crate::ids::ModelId;
 use crate::time::{Duration, Time};
 
-/// How long requests count, about: a request that came so long ago counts 1/e.
+/// The time constant of the rates: a request counts about 1/e after this time.
 const REMEMBERS: Duration = Duration::from_millis(60_000);
 
-/// How many requests there are of each model, lately.
+/// The recent request rate of each model.
 #[derive(Debug, Default)]
 pub(super) struct ModelRates {
-    /// By queue: requests since they were measured last.
+    /// By queue: requests since the last measurement.
     arrived: Vec<u64>,
     measured: Option<Time>,
-    /// By name: requests, those of long ago for less.
+    /// By model name: requests, older ones with less weight.
     requests: BTreeMap<String, f64>,
-    /// Seconds, those of long ago for less.
+    /// Seconds, older ones with less weight.
     seconds: f64,
 }
 
 impl ModelRates {
-    /// A request came to a queue.
+    /// Counts a request that came to a queue.
     pub fn arrived(&mut self, model: ModelId) {
         let number = model.0 as usize;
         if self.arrived.len() <= number {
@@ -30,7 +30,8 @@ impl ModelRates {
         self.arrived[number] += 1;
     }
 
-    /// Counts what came since the last time. `name`: of the model that a queue is of.
+    /// Adds the requests since the last measurement to the rates. `name` gives the name of a
+    /// queue's model.
     pub fn measure<'a>(&mut self, now: Time, name: impl Fn(ModelId) -> Option<&'a str>) {
         let passed = now.since(self.measured.replace(now).unwrap_or(now)).as_secs_f64();
         let left = (1.0 - passed / REMEMBERS.as_secs_f64()).max(0.0);
@@ -46,7 +47,7 @@ impl ModelRates {
         }
     }
 
-    /// Requests of a model in a second.
+    /// Requests of a model per second.
     pub fn of(&self, model: &str) -> f64 {
         let requests = self.requests.get(model).copied().unwrap_or(0.0);
         if self.seconds > 0.0 { requests / self.seconds } else { 0.0 }

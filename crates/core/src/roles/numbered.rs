@@ -1,34 +1,37 @@
-//! Things by numbers that count up.
+//! A map from numbers that count up to things.
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Places that may be empty, beside four for each thing, before those at the front are moved.
+/// Empty places allowed beyond four for each recent thing, before things at the front move to the
+/// ordered map.
 const SLACK: usize = 1024;
 
-/// Things by numbers that count up: dense from the oldest on, but for those that outlive many that came after them. Room for at most four times as many as there are, and a few.
+/// A map from numbers that count up to things. Recent things stand in a dense queue; a thing that
+/// outlives many later ones moves to an ordered map. The places are at most four times the things,
+/// plus [`SLACK`].
 #[derive(Clone, Debug)]
 pub(super) struct Numbered<T> {
-    /// The number of the first of `recent`.
+    /// The number of the first place of `recent`.
     base: u64,
     recent: VecDeque<Option<T>>,
-    /// How many of `recent` are there.
+    /// How many places of `recent` hold a thing.
     filled: usize,
-    /// Those before.
+    /// Things with numbers below `base`.
     old: BTreeMap<u64, T>,
 }
 
 impl<T> Numbered<T> {
-    /// Nothing, and the next number is 0.
+    /// An empty map, whose next number is 0.
     pub fn new() -> Self {
         Numbered { base: 0, recent: VecDeque::new(), filled: 0, old: BTreeMap::new() }
     }
 
-    /// How many there are.
+    /// The number of things.
     pub fn len(&self) -> usize {
         self.filled + self.old.len()
     }
 
-    /// Adds one under the next number.
+    /// Adds a thing and returns its number.
     pub fn push(&mut self, thing: T) -> u64 {
         while self.recent.len() > 4 * self.filled + SLACK {
             if let Some(Some(thing)) = self.recent.pop_front() {
@@ -47,7 +50,7 @@ impl<T> Numbered<T> {
         usize::try_from(number.checked_sub(self.base)?).ok()
     }
 
-    /// The one of that number.
+    /// The thing of this number.
     pub fn get(&self, number: u64) -> Option<&T> {
         match self.place(number) {
             Some(place) => self.recent.get(place)?.as_ref(),
@@ -55,7 +58,7 @@ impl<T> Numbered<T> {
         }
     }
 
-    /// The one of that number.
+    /// The thing of this number, mutable.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut T> {
         match self.place(number) {
             Some(place) => self.recent.get_mut(place)?.as_mut(),
@@ -63,7 +66,7 @@ impl<T> Numbered<T> {
         }
     }
 
-    /// Takes the one of that number out.
+    /// Removes and returns the thing of this number.
     pub fn remove(&mut self, number: u64) -> Option<T> {
         let Some(place) = self.place(number) else { return self.old.remove(&number) };
         let thing = self.recent.get_mut(place)?.take()?;
@@ -75,7 +78,7 @@ impl<T> Numbered<T> {
         Some(thing)
     }
 
-    /// All, in order.
+    /// All things, in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &T)> {
         let recent = (self.base..).zip(&self.recent).filter_map(|(number, thing)| Some((number, thing.as_ref()?)));
         self.old.iter().map(|(number, thing)| (*number, thing)).chain(recent)

@@ -1,4 +1,4 @@
-//! Requests of a frontend that have not ended, and where each is.
+//! The requests of a frontend that have not ended, each with its place.
 
 use super::expiries::Expiries;
 use super::message::{BatchKey, HandedIn, NodeId, QueueAlias, QueueKey};
@@ -9,28 +9,29 @@ use crate::time::{Duration, Time};
 /// A request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NewRequest<P> {
-    /// Whose queue it joins.
+    /// The queue that the request joins.
     pub queue: QueueKey,
-    /// Its tensors.
+    /// The request's tensors.
     pub payload: P,
-    /// When it has to be answered; `Time::MAX`: at any time.
+    /// When the client needs the answer; `Time::MAX`: at any time.
     pub deadline: Time,
-    /// When it has waited in a queue for too long; `Time::MAX`: never.
+    /// Until when the request may wait in a queue; `Time::MAX`: for ever.
     pub queue_expiry: Time,
-    /// Priority level, 0 the highest.
+    /// The request's priority level, 0 the highest.
     pub level: u32,
-    /// Items.
+    /// Items in the request.
     pub size: u32,
 }
 
-/// Where a request is.
+/// The place of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// Here: nobody leads, or it is about to be handed in.
+    /// The frontend has the request: no scheduler leads, or the frontend is about to hand the
+    /// request in.
     Here,
-    /// The leader has been handed it.
+    /// The leader has the request.
     HandedIn,
-    /// A batch of this backend has it.
+    /// This batch of this backend has claimed the request.
     Claimed(NodeId, BatchKey),
 }
 
@@ -40,20 +41,20 @@ pub(super) struct Open<P> {
     pub payload: P,
     pub deadline: Time,
     pub place: Place,
-    /// Backends that had it and were lost.
+    /// How many backends had the request and were lost.
     pub tried: u8,
-    /// How often it came back and nobody had run it.
+    /// How often the request came back without a run.
     pub returned: u8,
     queue: QueueAlias,
     queue_expiry: Time,
     level: u32,
     size: u32,
-    /// It is among the expiries.
+    /// Whether the request is among the expiries.
     is_watched: bool,
 }
 
 impl<P> Open<P> {
-    /// What is left until its deadline; `Duration::MAX`: it has none.
+    /// The time left until the deadline; `Duration::MAX`: no deadline.
     pub fn left(&self, now: Time) -> Duration {
         left(now, self.deadline)
     }
@@ -63,7 +64,8 @@ fn left(now: Time, at: Time) -> Duration {
     if at == Time::MAX { Duration::MAX } else { at.since(now) }
 }
 
-/// Requests of a frontend that have not ended. Whatever it takes is in proportion to how many there are.
+/// The requests of a frontend that have not ended. Memory and time are in proportion to their
+/// number.
 #[derive(Clone, Debug)]
 pub(super) struct OpenRequests<P> {
     requests: Numbered<Open<P>>,
@@ -72,17 +74,17 @@ pub(super) struct OpenRequests<P> {
 }
 
 impl<P> OpenRequests<P> {
-    /// None.
+    /// No requests.
     pub fn new() -> Self {
         OpenRequests { requests: Numbered::new(), names: GivenNames::new(), expiries: Expiries::new() }
     }
 
-    /// How many there are.
+    /// The number of open requests.
     pub fn len(&self) -> usize {
         self.requests.len()
     }
 
-    /// One has come, and is here; its number.
+    /// Adds a request, whose place is [`Place::Here`], and returns its number.
     pub fn add(&mut self, request: NewRequest<P>) -> u64 {
         let NewRequest { queue, payload, deadline, queue_expiry, level, size } = request;
         let (queue, place, is_watched) = (self.names.take(queue), Place::Here, false);
@@ -91,29 +93,30 @@ impl<P> OpenRequests<P> {
         self.requests.push(open)
     }
 
-    /// The one of that number.
+    /// The request of this number.
     pub fn get(&self, number: u64) -> Option<&Open<P>> {
         self.requests.get(number)
     }
 
-    /// The one of that number.
+    /// The request of this number, mutable.
     pub fn get_mut(&mut self, number: u64) -> Option<&mut Open<P>> {
         self.requests.get_mut(number)
     }
 
-    /// Whose queue it joins.
+    /// The queue that a request joins.
     pub fn queue(&self, open: &Open<P>) -> Option<&QueueKey> {
         self.names.key(open.queue)
     }
 
-    /// Takes the one of that number out.
+    /// Removes and returns the request of this number.
     pub fn remove(&mut self, number: u64) -> Option<Open<P>> {
         let open = self.requests.remove(number)?;
         self.names.give_back(open.queue);
         Some(open)
     }
 
-    /// Whoever was handed requests has them no more: those that nobody has claimed are here, all of them, in order.
+    /// Takes back every request that no batch has claimed, after the link to the leader broke or
+    /// the lead changed. Returns their numbers, oldest first.
     pub fn withdraw(&mut self) -> Vec<u64> {
         self.names.handle_new_link();
         let is_unclaimed =
@@ -127,7 +130,7 @@ impl<P> OpenRequests<P> {
         unclaimed
     }
 
-    /// Those that batches of a backend have, in order.
+    /// The requests that a backend's batches have claimed, oldest first.
     pub fn claimed_by(&self, backend: NodeId) -> Vec<u64> {
         let is_its = |(number, open): (u64, &Open<P>)| {
             matches!(open.place, Place::Claimed(of, _) if of == backend).then_some(number)
@@ -135,7 +138,8 @@ impl<P> OpenRequests<P> {
         self.requests.iter().filter_map(is_its).collect()
     }
 
-    /// A request that is here is handed in: what is said of it, and before that of its queue.
+    /// Hands in a request whose place is [`Place::Here`]. Returns its metadata, and its queue if
+    /// the leader has not yet heard of that queue.
     pub fn hand_in(&mut self, now: Time, number: u64) -> Option<(HandedIn, Option<QueueKey>)> {
         let open = self.requests.get_mut(number).filter(|open| open.place == Place::Here)?;
         open.place = Place::HandedIn;
@@ -144,20 +148,21 @@ impl<P> OpenRequests<P> {
         Some((HandedIn { number, queue, left, queue_left, level, size, tried }, self.names.tell(queue)))
     }
 
-    /// Has a request named by [`OpenRequests::expired`] at that time, unless it is to be named before.
+    /// Makes [`OpenRequests::expired`] return the request at `at`, unless the request is already
+    /// watched.
     pub fn watch(&mut self, at: Time, number: u64) {
         let Some(open) = self.requests.get_mut(number).filter(|open| !open.is_watched && at < Time::MAX) else {
             return;
         };
         open.is_watched = true;
         self.expiries.insert(at, number);
-        // Those that have ended stay among the expiries.
+        // Ended requests stay among the expiries until this sweep.
         if self.expiries.len() > 4 * self.requests.len() + 1024 {
             self.expiries.retain(|number| self.requests.get(number).is_some());
         }
     }
 
-    /// Requests whose time has come, until there are no more.
+    /// The next group of requests that have expired by `now`; `None` when no more have.
     pub fn expired(&mut self, now: Time) -> Option<Vec<u64>> {
         let numbers = self.expiries.pop(now)?;
         for number in &numbers {
@@ -168,7 +173,7 @@ impl<P> OpenRequests<P> {
         Some(numbers)
     }
 
-    /// When to ask for these.
+    /// When [`OpenRequests::expired`] next returns requests.
     pub fn next_expiry(&self) -> Option<Time> {
         self.expiries.next()
     }

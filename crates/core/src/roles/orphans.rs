@@ -1,49 +1,52 @@
-//! Models that nobody has any more, and how long they stay known.
+//! Models without a backend, and how long they stay known.
 
 use std::collections::VecDeque;
 
 use crate::time::{Duration, Time};
 
-/// They stay known for so many times the silence after which a peer is lost: as long as one takes that is started again.
+/// Models stay known for this many times the silence after which a peer is lost: long enough to
+/// restart a backend.
 const STAYS_KNOWN: u64 = 10;
-/// For so many times that, if somebody who is there could load them.
+/// Models stay known for this many such times, if a connected backend could load them.
 const LOADS_WITHIN: u32 = 30;
 
 /// Name and version.
 type Key = (String, u64);
 
-/// Models whose last backend was lost without a word, or has left what others could load. It may come back, or another with them: what waits for them waits until they are given up.
+/// Models whose last backend was lost without notice, or has left while other backends could load
+/// them. The backend may come back, or another with the models. Requests for these models wait
+/// until they are given up.
 #[derive(Debug)]
 pub(super) struct Orphans {
     stays_known: Duration,
-    /// In order of time: until when, which, and how often it was waited for before.
+    /// In order of time: the instant, the model, and how often its time was extended.
     until: VecDeque<(Time, Key, u32)>,
 }
 
 impl Orphans {
-    /// None, where a peer is lost after such a silence.
+    /// No models. `lost_after`: the silence after which a peer is lost.
     pub fn new(lost_after: Duration) -> Self {
         Orphans { stays_known: lost_after.saturating_mul(STAYS_KNOWN), until: VecDeque::new() }
     }
 
-    /// Nobody has this model from now on, unless that was so before.
+    /// Adds a model that has lost its last backend, unless it is already here.
     pub fn insert(&mut self, now: Time, key: &Key) {
         if self.until.iter().all(|(_, known, _)| known != key) {
             self.until.push_back((now + self.stays_known, key.clone(), 0));
         }
     }
 
-    /// Somebody has it, or it is gone.
+    /// Removes a model that a backend has again, or that is gone.
     pub fn remove(&mut self, key: &Key) {
         self.until.retain(|(_, known, _)| known != key);
     }
 
-    /// When to ask for those that are given up.
+    /// When [`Orphans::pop`] next gives a model up.
     pub fn next(&self) -> Time {
         self.until.front().map_or(Time::MAX, |(at, ..)| *at)
     }
 
-    /// One that is given up. `may_come`: somebody who is there could load it.
+    /// The next model that is given up. `may_come`: whether a connected backend could load it.
     pub fn pop(&mut self, now: Time, may_come: impl Fn(&Key) -> bool) -> Option<Key> {
         while let Some((_, key, waited)) = self.until.pop_front_if(|(at, ..)| *at <= now) {
             if waited + 1 >= LOADS_WITHIN || !may_come(&key) {

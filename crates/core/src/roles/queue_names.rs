@@ -4,45 +4,46 @@ use std::collections::BTreeMap;
 
 use super::message::{QueueAlias, QueueKey};
 
-/// Queues that are remembered though no request is in them.
+/// The most queues whose names are kept without a request.
 const REMEMBERED: usize = 1024;
-/// Names that a peer may give.
+/// The most names that a peer may give.
 const MOST_NAMES: usize = 65_536;
 
 #[derive(Clone, Debug)]
 struct Named {
     key: QueueKey,
-    /// How many use it.
+    /// How many requests use the name.
     users: usize,
-    /// It is in `idle`.
+    /// Whether the name is in `idle`.
     is_idle: bool,
-    /// On which of the links one after another it was told last; 0: on none.
+    /// The number of the link on which the peer last heard the name; 0: none.
     told: u64,
 }
 
-/// The names that a node gives: to queues that something uses, and to some more. A name that nothing uses is given to another queue in time.
+/// The names that a node gives to queues in use, and to some more. A name without users is given to
+/// another queue in time.
 #[derive(Clone, Debug)]
 pub(super) struct GivenNames {
     by_key: BTreeMap<QueueKey, u32>,
     names: Vec<Named>,
-    /// Those that perhaps nothing uses.
+    /// Names that may have no users.
     idle: Vec<u32>,
-    /// Links so far.
+    /// The number of links so far.
     link: u64,
 }
 
 impl GivenNames {
-    /// None.
+    /// No names.
     pub fn new() -> Self {
         GivenNames { by_key: BTreeMap::new(), names: Vec::new(), idle: Vec::new(), link: 1 }
     }
 
-    /// Nothing was told on the link that there is now.
+    /// Notes a new link, on which the peer has heard no names.
     pub fn handle_new_link(&mut self) {
         self.link += 1;
     }
 
-    /// Something uses this queue.
+    /// The name of a queue, which gains a user.
     pub fn take(&mut self, key: QueueKey) -> QueueAlias {
         if let Some(alias) = self.by_key.get(&key).copied()
             && let Some(named) = self.names.get_mut(alias as usize)
@@ -60,7 +61,7 @@ impl GivenNames {
         QueueAlias(alias)
     }
 
-    /// A name that nothing uses, if there are many names.
+    /// A name without users for reuse, if there are many names.
     fn unused(&mut self) -> Option<u32> {
         if self.names.len() < REMEMBERED {
             return None;
@@ -76,7 +77,7 @@ impl GivenNames {
         None
     }
 
-    /// Something uses it no more.
+    /// Removes a user of a name.
     pub fn give_back(&mut self, alias: QueueAlias) {
         let Some(named) = self.names.get_mut(alias.0 as usize) else { return };
         named.users = named.users.saturating_sub(1);
@@ -86,12 +87,13 @@ impl GivenNames {
         }
     }
 
-    /// What it stands for.
+    /// The queue that a name stands for.
     pub fn key(&self, alias: QueueAlias) -> Option<&QueueKey> {
         Some(&self.names.get(alias.0 as usize)?.key)
     }
 
-    /// What it stands for, if that was not told on this link; it is now.
+    /// The queue that a name stands for, if the peer has not heard the name on this link. Marks the
+    /// name as heard.
     pub fn tell(&mut self, alias: QueueAlias) -> Option<QueueKey> {
         let named = self.names.get_mut(alias.0 as usize).filter(|named| named.told != self.link)?;
         named.told = self.link;
@@ -104,7 +106,8 @@ impl GivenNames {
 pub(super) struct HeardNames(BTreeMap<QueueAlias, QueueKey>);
 
 impl HeardNames {
-    /// It stands for that from now on. False: there are too many, and this one is not known.
+    /// Records that a name stands for a queue from now on. Returns false if there are too many
+    /// names.
     pub fn insert(&mut self, alias: QueueAlias, key: QueueKey) -> bool {
         if self.0.len() >= MOST_NAMES && !self.0.contains_key(&alias) {
             return false;
@@ -113,7 +116,7 @@ impl HeardNames {
         true
     }
 
-    /// What it stands for.
+    /// The queue that a name stands for.
     pub fn get(&self, alias: QueueAlias) -> Option<&QueueKey> {
         self.0.get(&alias)
     }

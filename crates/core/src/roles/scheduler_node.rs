@@ -14,69 +14,72 @@ use super::message::{Hello, Message, NodeId, Role};
 use crate::cluster::{AutoscaleSample, Scheduler};
 use crate::time::{Duration, Time};
 
-/// How a scheduler behaves.
+/// Options of a scheduler.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SchedulerOptions {
-    /// Its place in the list of schedulers, from 0.
+    /// The scheduler's place in the list of schedulers, from 0.
     pub rank: u32,
-    /// How many are in the list.
+    /// The number of schedulers in the list.
     pub schedulers: u32,
-    /// Longest silence between schedulers.
+    /// Longest silence of this node to other schedulers.
     pub heartbeat: Duration,
-    /// Silence after which the next one takes over.
+    /// Silence of the leader after which the next scheduler takes over.
     pub takeover_after: Duration,
-    /// Longest silence to frontends and backends.
+    /// Longest silence of this node to frontends and backends.
     pub peer_heartbeat: Duration,
-    /// Silence after which one of these is lost.
+    /// Silence after which a peer is lost.
     pub lost_after: Duration,
-    /// How much before its last moment a deferred batch starts.
+    /// How long before its latest start a deferred batch starts.
     pub wake_margin: Duration,
-    /// Whether epochs are allotted by a store that all schedulers ask ([`SchedulerNode::handle_epoch`]); otherwise each takes the next one by itself.
+    /// Whether a store that all schedulers ask allots epochs ([`SchedulerNode::handle_epoch`]).
+    /// Otherwise each scheduler takes the next epoch by itself.
     pub epochs_are_allotted: bool,
-    /// How models are divided among sub-clusters of backends; `None`: which models backends have is their own affair.
+    /// How models are divided among sub-clusters of backends; `None`: backends choose their own
+    /// models.
     pub sub_clusters: Option<SubClusterOptions>,
 }
 
-/// What a scheduler does.
+/// An action that a scheduler asks for.
 #[derive(Clone, PartialEq, Debug)]
 pub enum SchedulerOutput<P> {
     /// Send this frame.
     Send(NodeId, Frame<P>),
-    /// Ask the store for an epoch above this number; to be answered by [`SchedulerNode::handle_epoch`].
+    /// Ask the store for an epoch above this number. [`SchedulerNode::handle_epoch`] takes the
+    /// answer.
     WantEpoch(u64),
-    /// Divide models among sub-clusters; to be answered by [`SchedulerNode::handle_planned`].
+    /// Divide models among sub-clusters. [`SchedulerNode::handle_planned`] takes the answer.
     WantPlan(PlanWanted),
-    /// This plan holds from now on: keep it for whoever leads next, if there is a store.
+    /// This plan holds from now on. Keep it in the store, if there is one, for the next leader.
     KeepPlan(SubClusterPlan),
-    /// It leads from now on.
+    /// This scheduler leads from now on.
     Leads(Epoch),
-    /// It stands by from now on; the epoch is that of whoever leads.
+    /// This scheduler stands by from now on. The epoch is the leader's.
     StandsBy(Epoch),
     /// The link to this peer is given up: close what carried it.
     Lost(NodeId),
-    /// Something that people should know, said once.
+    /// Show this text to people, once.
     Note(String),
 }
 
-/// See the module.
+/// A scheduler: leads, with the queues of all models and the slots of all backends, or stands by.
 #[derive(Debug)]
 pub struct SchedulerNode<P> {
     options: SchedulerOptions,
     links: Links<P>,
-    /// Those whose links are up.
+    /// The roles of peers whose links are up.
     roles: BTreeMap<NodeId, Role>,
     election: Election,
-    /// What it has while it leads.
+    /// The scheduler's state while it leads.
     lead: Option<Lead>,
-    /// The newest that the store is known to have.
+    /// The newest plan that the store is known to have.
     kept_plan: Option<SubClusterPlan>,
-    /// What the other schedulers were told last.
+    /// The standing that the other schedulers last heard.
     standing: (Epoch, bool),
     outputs: VecDeque<SchedulerOutput<P>>,
 }
 
 impl<P: Clone> SchedulerNode<P> {
-    /// Without peers.
+    /// A scheduler without peers.
     pub fn new(node: NodeId, options: SchedulerOptions, now: Time) -> Self {
         let place = (options.rank, options.schedulers);
         let election =
@@ -93,42 +96,44 @@ impl<P: Clone> SchedulerNode<P> {
         }
     }
 
-    /// The epoch in which it leads; `None`: it stands by.
+    /// The epoch in which the scheduler leads; `None`: it stands by.
     pub fn leads(&self) -> Option<Epoch> {
         self.election.leads()
     }
 
-    /// The highest epoch that it has heard of.
+    /// The highest epoch that the scheduler has heard of.
     pub fn heard(&self) -> Epoch {
         self.election.standing().0
     }
 
-    /// What decides while it leads.
+    /// The scheduler that makes the decisions while this node leads.
     pub fn scheduler(&self) -> Option<&Scheduler> {
         self.lead.as_ref().map(Lead::scheduler)
     }
 
-    /// What requests and devices came to since it leads, for advice on how many devices there should be; `None`: it stands by, or does not know all backends yet.
+    /// Counts of requests and busy device time since the lead began, for advice on the number of
+    /// devices. `None`: the node stands by, or does not know all backends yet.
     pub fn sample(&self) -> Option<AutoscaleSample> {
         self.lead.as_ref().and_then(Lead::sample)
     }
 
-    /// Requests that it has, waiting and in batches: none while it stands by.
+    /// Requests that the scheduler has, waiting and in batches: none while it stands by.
     pub fn requests(&self) -> usize {
         self.lead.as_ref().map_or(0, Lead::requests)
     }
 
-    /// What each model is planned with for messages, by the backends that have it, while it leads.
+    /// The network budget of each model, by the backends that have the model, while the scheduler
+    /// leads.
     pub fn budgets(&self) -> impl Iterator<Item = ModelBudget> {
         self.lead.iter().flat_map(Lead::budgets)
     }
 
-    /// What messages take, for metrics.
+    /// The links, whose delays are metrics.
     pub fn links(&self) -> &Links<P> {
         &self.links
     }
 
-    /// A wire to somebody is there.
+    /// A connection to a peer is there.
     pub fn handle_connected(&mut self, now: Time, peer: &Hello) {
         self.election.handle_awake(now);
         let heartbeat = match peer.role {
@@ -139,14 +144,14 @@ impl<P: Clone> SchedulerNode<P> {
         self.attend(now);
     }
 
-    /// The wire to somebody has ended.
+    /// The last connection to a peer has ended.
     pub fn handle_disconnected(&mut self, now: Time, peer: NodeId) {
         self.election.handle_awake(now);
         self.links.handle_disconnected(peer);
         self.attend(now);
     }
 
-    /// A frame has come.
+    /// Handles a frame from a peer.
     pub fn handle_frame(&mut self, now: Time, frame: Frame<P>) {
         self.election.handle_awake(now);
         if let Some(Role::Scheduler { rank }) = self.roles.get(&frame.from) {
@@ -156,38 +161,42 @@ impl<P: Clone> SchedulerNode<P> {
         self.attend(now);
     }
 
-    /// The store's answer to [`SchedulerOutput::WantEpoch`]: the number allotted, or `None` if it has none now.
+    /// Takes the store's answer to [`SchedulerOutput::WantEpoch`]: the allotted number, or `None`
+    /// if the store has none now.
     pub fn handle_epoch(&mut self, now: Time, number: Option<u64>) {
         self.election.handle_epoch(now, number);
         self.attend(now);
     }
 
-    /// The plan that the store has: what to go on with, if it is to lead.
+    /// Takes the plan that the store has. A later lead of this scheduler goes on from this plan.
     pub fn handle_kept_plan(&mut self, plan: SubClusterPlan) {
         if self.kept_plan.as_ref().is_none_or(|known| known.stamp < plan.stamp) {
             self.kept_plan = Some(plan);
         }
     }
 
-    /// The answer to [`SchedulerOutput::WantPlan`], of this number: by model the sub-cluster, or why there is no plan.
+    /// Takes the answer to the [`SchedulerOutput::WantPlan`] of this number: the sub-cluster of
+    /// each model, or why there is no plan.
     pub fn handle_planned(&mut self, number: u64, planned: Result<Vec<u32>, String>) {
         if let Some(assigner) = self.lead.as_mut().and_then(Lead::assigner_mut) {
             assigner.handle_planned(number, planned);
         }
     }
 
-    /// Models are to be divided anew, at once. False: it does not lead, or does not divide them.
+    /// Divides models anew, at once. Returns false if the scheduler does not lead, or does not
+    /// divide models.
     pub fn handle_plan_wanted(&mut self, now: Time) -> bool {
         let assigner = self.lead.as_mut().and_then(Lead::assigner_mut);
         assigner.map(|assigner| assigner.handle_wanted(now)).is_some()
     }
 
-    /// The sub-clusters as they are; none: it does not lead, or has none.
+    /// The sub-clusters in their present state. Empty if the scheduler does not lead, or has no
+    /// sub-clusters.
     pub fn sub_clusters(&self) -> Vec<SubCluster> {
         self.lead.as_ref().map(Lead::sub_clusters).unwrap_or_default()
     }
 
-    /// Does what is due.
+    /// Does everything that is due.
     pub fn handle_timeout(&mut self, now: Time) {
         self.election.handle_awake(now);
         self.links.handle_timeout(now);
@@ -199,7 +208,7 @@ impl<P: Clone> SchedulerNode<P> {
         self.attend(now);
     }
 
-    /// Takes what links and the election have come to.
+    /// Handles the events of links and of the election.
     fn attend(&mut self, now: Time) {
         while let Some(event) = self.links.poll_event() {
             match event {
@@ -258,7 +267,7 @@ impl<P: Clone> SchedulerNode<P> {
         match self.roles.remove(&peer) {
             Some(Role::Scheduler { rank }) => {
                 let of_rank = Role::Scheduler { rank };
-                // Another process of that rank may be here already.
+                // Another process of that rank may already be connected.
                 if self.roles.values().all(|role| *role != of_rank) {
                     self.election.handle_lost(now, rank);
                 }
@@ -302,7 +311,7 @@ impl<P: Clone> SchedulerNode<P> {
         self.outputs.push_back(SchedulerOutput::Leads(epoch));
     }
 
-    /// What it does next.
+    /// The next action that the scheduler asks for.
     pub fn poll_output(&mut self, now: Time) -> Option<SchedulerOutput<P>> {
         if let Some(lead) = &mut self.lead {
             lead.flush(now, &mut self.links);
@@ -317,7 +326,7 @@ impl<P: Clone> SchedulerNode<P> {
                 });
             }
         }
-        // A peer that was too slow for what it was to be told.
+        // A send may have lost a peer that was too slow for its messages.
         self.attend(now);
         if let Some(output) = self.outputs.pop_front() {
             return Some(output);

@@ -1,4 +1,4 @@
-//! The models that a scheduler that leads can have run, and the queues of each.
+//! The models that the leading scheduler serves, and the queues of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,14 +13,16 @@ use crate::profile::LatencyProfile;
 use crate::shape_guess::{guessed_profile, nearest_shape};
 use crate::time::{Duration, Time};
 
-/// Queues of one model at most: beyond it one that was not used for [`FORGOTTEN_AFTER`] has to make room.
+/// The most queues of one model. Beyond them, a queue unused for [`FORGOTTEN_AFTER`] must make
+/// room.
 const MOST_SHAPES: u32 = 1024;
-/// Queues of all models at most.
+/// The most queues of all models.
 const MOST_QUEUES: usize = 1 << 14;
-/// A queue that was not used for so long may be forgotten.
+/// A queue unused for this long may be forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 
-/// The kind of what nobody has: models that no device runs have their last profile for it, so that what waits for them is still judged.
+/// The device kind of models that no device runs. Such a model keeps its last profile for this
+/// kind, so that its waiting requests are still judged.
 pub(super) const NOBODY: DeviceKind = DeviceKind::LARGEST;
 
 /// Name and version.
@@ -29,24 +31,24 @@ pub(super) type ModelKey = (String, u64);
 /// A shape, and its profile on each kind that has one.
 type ShapeProfiles = (Vec<i64>, Vec<(DeviceKind, LatencyProfile)>);
 
-/// A model that is offered, and on which kinds of devices.
+/// An offered model, and the kinds of devices that run it.
 #[derive(Debug)]
 struct Served {
-    /// As whoever came first offers it, without profiles.
+    /// The first backend's offer, without profiles.
     offered: OfferedModel,
     /// By shape: its profile on each kind.
     shapes: Vec<ShapeProfiles>,
     queues: u32,
-    /// What its queues are planned with.
+    /// The network budgets of the model's queues.
     budgets: Budgets,
 }
 
 #[derive(Debug)]
 struct Queue {
     key: Arc<QueueKey>,
-    /// In the scheduler; `None`: not offered, or not asked for yet.
+    /// The queue's model in the scheduler; `None`: not offered, or no request yet.
     model: Option<ModelId>,
-    /// The budget of the first request, for guesses.
+    /// The time budget of the first request, for guessed profiles.
     slo: Option<Duration>,
     used: Time,
 }
@@ -54,13 +56,13 @@ struct Queue {
 /// Why a request has no queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum NoQueue {
-    /// Nobody offers its model.
+    /// No backend offers the request's model.
     Unknown,
-    /// There are too many queues.
+    /// The scheduler has too many queues.
     Full,
 }
 
-/// The models that are offered, and their queues. A queue's place is another's once it is forgotten.
+/// The offered models, and their queues. The place of a forgotten queue goes to another queue.
 #[derive(Debug)]
 pub(super) struct ServedModels {
     models: BTreeMap<ModelKey, Served>,
@@ -72,7 +74,7 @@ pub(super) struct ServedModels {
 }
 
 impl ServedModels {
-    /// None, where a peer is lost after such a silence.
+    /// No models. `lost_after`: the silence after which a peer is lost.
     pub fn new(lost_after: Duration) -> Self {
         ServedModels {
             models: BTreeMap::new(),
@@ -83,7 +85,7 @@ impl ServedModels {
         }
     }
 
-    /// As frontends are to hear of them.
+    /// The models, for frontends.
     pub fn list(&self) -> Vec<ServedModel> {
         let model = |(key, served): (&ModelKey, &Served)| ServedModel {
             model: key.0.clone(),
@@ -94,17 +96,18 @@ impl ServedModels {
         self.models.iter().map(model).collect()
     }
 
-    /// Of the model as it is used; `None`: it is not.
+    /// The fingerprint of the model in use; `None`: the model is not offered.
     pub fn fingerprint(&self, key: &ModelKey) -> Option<&str> {
         Some(&self.models.get(key)?.offered.fingerprint)
     }
 
-    /// Has each model planned with what messages to and from the backends that have it take now.
+    /// Sets each model's network budgets from the present delays of the backends that have the
+    /// model.
     pub fn set_budgets(&mut self, now: Time, scheduler: &mut Scheduler, backends: &[Measured]) {
         let mut changed = Vec::new();
         for (key, served) in &mut self.models {
             let budgets = budgets(backends, &served.kinds(), served.offered.item_bytes);
-            // Of a model that nobody has, the last ones hold.
+            // A model without a backend keeps its last budgets.
             if !budgets.is_empty() && !are_near(&budgets, &served.budgets) {
                 served.budgets = budgets;
                 changed.push(key.clone());
@@ -120,12 +123,13 @@ impl ServedModels {
         }
     }
 
-    /// What each model is planned with on each kind of device.
+    /// The network budgets of each model on each kind of device.
     pub fn budgets(&self) -> impl Iterator<Item = (&ModelKey, &(DeviceKind, NetworkBudget))> {
         self.models.iter().flat_map(|(key, served)| served.budgets.iter().map(move |budget| (key, budget)))
     }
 
-    /// Seconds that a device takes for an item of a model in the largest batch, where it is fastest; of a model that nobody has offered yet, the mean of the others.
+    /// Seconds of device time for an item of a model in its largest batch, on the fastest device. A
+    /// model without an offer gets the mean of the others.
     pub fn least_seconds(&self, name: &str) -> f64 {
         let seconds = |served: &Served| {
             let profiles = served.shapes.iter().flat_map(|(_, kinds)| kinds).map(|(_, profile)| profile);
@@ -142,7 +146,8 @@ impl ServedModels {
         })
     }
 
-    /// The place of a queue, which has one from now on, and that of one that was forgotten for it. `None`: there are too many.
+    /// The place of a queue, which gets a place if it has none. Also returns the place of a queue
+    /// that was forgotten to make room. `None`: there are too many queues.
     pub fn place(&mut self, now: Time, scheduler: &mut Scheduler, key: &Arc<QueueKey>) -> Option<(u32, Option<u32>)> {
         if let Some(place) = self.by_key.get(key) {
             return Some((*place, None));
@@ -163,7 +168,7 @@ impl ServedModels {
         Some((place, forgotten))
     }
 
-    /// Makes room: forgets a queue that nobody uses, of a model if one is named. Its place.
+    /// Makes room: forgets an unused queue, of the model `of` if given. Returns its place.
     fn forget(&mut self, now: Time, scheduler: &mut Scheduler, of: Option<(&str, u64)>) -> Option<u32> {
         let is_unused = |queue: &Queue| {
             now.since(queue.used) >= FORGOTTEN_AFTER
@@ -192,10 +197,10 @@ impl ServedModels {
         }
     }
 
-    /// The scheduler's model of the queue at a place, for a request with so much time left.
+    /// The scheduler's model of the queue at a place, for a request with `left` until its deadline.
     ///
     /// # Errors
-    /// If nobody offers its model, or there are too many queues of it.
+    /// If no backend offers the request's model, or the model has too many queues.
     pub fn model_of(
         &mut self,
         now: Time,
@@ -245,13 +250,14 @@ impl ServedModels {
         Ok(model)
     }
 
-    /// The queue that a model of the scheduler is, and its place.
+    /// The queue that a model of the scheduler stands for, and its place.
     pub fn queue_of(&self, model: ModelId) -> Option<(u32, &Arc<QueueKey>)> {
         let place = *self.by_model.get(model.0 as usize)?;
         Some((place, &self.queues.get(place as usize)?.as_ref()?.key))
     }
 
-    /// Nobody serves this model any more. Its queued requests are dropped.
+    /// Removes a model that no backend serves any more. The scheduler drops its queued requests.
+    /// Returns whether the model was known.
     pub fn remove(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) -> bool {
         let is_known = self.models.contains_key(key);
         self.close_all(now, scheduler, key);
@@ -260,7 +266,8 @@ impl ServedModels {
         is_known
     }
 
-    /// Gives models up that nobody has had for too long. `may_come`: somebody here could load it. Whether frontends are to be told.
+    /// Gives up models that have had no backend for too long. `may_come`: whether a connected
+    /// backend could load the model. Returns true if frontends must learn of a change.
     pub fn give_up(&mut self, now: Time, scheduler: &mut Scheduler, may_come: impl Fn(&ModelKey) -> bool) -> bool {
         let mut changed = false;
         while let Some(key) = self.orphans.pop(now, &may_come) {
@@ -269,7 +276,7 @@ impl ServedModels {
         changed
     }
 
-    /// When [`ServedModels::give_up`] has something to do.
+    /// When [`ServedModels::give_up`] next has something to do.
     pub fn gives_up_at(&self) -> Time {
         self.orphans.next()
     }
@@ -287,7 +294,9 @@ impl ServedModels {
         self.by_key.range(first..).take_while(of).map(|(_, place)| *place)
     }
 
-    /// Sets how a model is offered: by those who have it as the first of them has, each with the kinds of its slots (`None`: it is not to be run on that one). Whether frontends are to be told.
+    /// Replaces the offers of a model: one for each backend that serves it, with the device kind of
+    /// each slot. The first offer defines the model. A slot with `None` does not run it. Returns
+    /// true if frontends must learn of a change.
     pub fn set(
         &mut self,
         now: Time,
@@ -324,7 +333,8 @@ impl ServedModels {
                 self.refresh(now, scheduler, key);
             }
             known => {
-                // Other settings: its queues begin anew, and what waits in them is handed in again.
+                // The settings changed. The model's queues begin anew, and frontends hand in the
+                // waiting requests again.
                 let (queues, budgets) =
                     known.map_or((0, Budgets::new()), |known| (known.queues, known.budgets.clone()));
                 self.models.insert(key.clone(), Served { offered, shapes, queues, budgets });
@@ -334,7 +344,7 @@ impl ServedModels {
         is_new
     }
 
-    /// Nobody who is here has this model: what waits for it goes on to wait, for a while.
+    /// Keeps a model that no connected backend has. Its requests go on waiting for a while.
     fn set_idle(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
         let Some(served) = self.models.get_mut(key) else { return };
         self.orphans.insert(now, key);
@@ -347,7 +357,7 @@ impl ServedModels {
         self.refresh(now, scheduler, key);
     }
 
-    /// Tells the scheduler the profiles of a model's queues anew.
+    /// Gives the scheduler the present profiles of a model's queues.
     fn refresh(&mut self, now: Time, scheduler: &mut Scheduler, key: &ModelKey) {
         let Some(served) = self.models.get(key) else { return };
         for place in self.places_of(key) {
@@ -362,12 +372,13 @@ impl ServedModels {
 }
 
 impl Served {
-    /// The kinds of devices that run it.
+    /// The kinds of devices that run the model.
     fn kinds(&self) -> BTreeSet<DeviceKind> {
         self.shapes.iter().flat_map(|(_, kinds)| kinds.iter().map(|(kind, _)| *kind)).collect()
     }
 
-    /// Of a shape: as offered, or guessed from the most similar one that is. `None`: no device runs it.
+    /// The profiles for a shape: as offered, or guessed from the most similar offered shape.
+    /// `None`: no device runs the model.
     fn profiles(&self, shape: &[i64], slo: Option<Duration>) -> Option<DeviceProfiles> {
         let known = self.shapes.iter().filter(|(_, kinds)| !kinds.is_empty());
         let exact = known.clone().find(|(known, _)| known == shape);
@@ -386,7 +397,8 @@ impl Served {
     }
 }
 
-/// By shape, then by kind: the slower where two slots of a kind differ.
+/// The profiles of all offers by shape, then by kind. Where two slots of a kind differ, the slower
+/// profile counts.
 fn merged(offers: &[(&OfferedModel, Vec<Option<DeviceKind>>)]) -> Vec<ShapeProfiles> {
     let mut shapes: BTreeMap<&[i64], BTreeMap<DeviceKind, LatencyProfile>> = BTreeMap::new();
     for (offer, kinds) in offers {
@@ -406,7 +418,7 @@ fn merged(offers: &[(&OfferedModel, Vec<Option<DeviceKind>>)]) -> Vec<ShapeProfi
 fn slower(a: &LatencyProfile, b: &LatencyProfile) -> LatencyProfile {
     let sizes = a.max_batch().max(b.max_batch());
     let table = (1..=sizes).map(|size| a.latency(size).max(b.latency(size))).collect();
-    // Positive and not falling, as both are.
+    // The table is positive and not falling, since both profiles are.
     let slower = LatencyProfile::from_table(table).unwrap_or_else(|_| a.clone());
     match a.known().into_iter().chain(b.known()).min() {
         Some(known) => slower.learned(known),

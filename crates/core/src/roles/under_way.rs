@@ -6,58 +6,59 @@ use super::gathering::{Batch, Member};
 use super::message::{BatchKey, NodeId, Running};
 use crate::time::Time;
 
-/// The batches that a backend has. A slot begins them in the order in which they were planned.
+/// The batches that a backend has. A slot begins them in the order of their plans.
 #[derive(Clone, Debug)]
 pub(super) struct UnderWay<P> {
     batches: BTreeMap<BatchKey, Batch<P>>,
-    /// First those that run or wait in the slot's queue, then those that are not complete.
+    /// By slot: first the batches that run or wait in the slot's queue, then the incomplete
+    /// batches.
     slots: Vec<VecDeque<BatchKey>>,
 }
 
 impl<P> UnderWay<P> {
-    /// None, and no slots.
+    /// No batches and no slots.
     pub fn new() -> Self {
         UnderWay { batches: BTreeMap::new(), slots: Vec::new() }
     }
 
-    /// How many batches there are.
+    /// The number of batches.
     pub fn len(&self) -> usize {
         self.batches.len()
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// There are so many slots; never fewer than before.
+    /// Sets the number of slots, which never shrinks.
     pub fn set_slots(&mut self, slots: usize) {
         if self.slots.len() < slots {
             self.slots.resize_with(slots, VecDeque::new);
         }
     }
 
-    /// The batch of that name.
+    /// The batch of this name, mutable.
     pub fn get_mut(&mut self, key: BatchKey) -> Option<&mut Batch<P>> {
         self.batches.get_mut(&key)
     }
 
-    /// Whether it has that batch.
+    /// Whether the backend has this batch.
     pub fn contains(&self, key: BatchKey) -> bool {
         self.batches.contains_key(&key)
     }
 
-    /// Whether it has a batch of that model.
+    /// Whether the backend has a batch of this model.
     pub fn has(&self, model: &str) -> bool {
         self.batches.values().any(|batch| batch.queue.model == model)
     }
 
-    /// All names, in order.
+    /// The names of all batches, in order.
     pub fn keys(&self) -> Vec<BatchKey> {
         self.batches.keys().copied().collect()
     }
 
-    /// A batch comes, after all others of its slot, which there has to be.
+    /// Adds a batch after all others of its slot. The slot must exist.
     pub fn insert(&mut self, key: BatchKey, batch: Batch<P>) {
         if let Some(slot) = self.slots.get_mut(batch.slot as usize) {
             slot.push_back(key);
@@ -65,15 +66,16 @@ impl<P> UnderWay<P> {
         }
     }
 
-    /// A frontend is lost.
+    /// Gives up the members of a lost frontend.
     pub fn handle_lost(&mut self, frontend: NodeId) {
         for batch in self.batches.values_mut() {
             batch.handle_lost(frontend);
         }
     }
 
-    /// The batch whose turn it is on a slot, with those of its members whose inputs are there, which run from now on: the next one once all its inputs are there, and also without those that are late if nothing
-    /// else is there to run.
+    /// Begins the next batch of a slot, if its turn has come. Either all its inputs have come, or
+    /// its time to wait is over and the slot has nothing else to run. Returns the batch and the
+    /// members that run.
     pub fn start(&mut self, now: Time, slot: usize) -> Option<(BatchKey, Vec<Member<P>>)> {
         let slot = self.slots.get(slot)?;
         let waits = |key: &BatchKey| self.batches.get(key).is_some_and(|batch| !batch.is_running());
@@ -84,7 +86,7 @@ impl<P> UnderWay<P> {
         is_its_turn.then(|| (*key, batch.run(is_first.then_some(now))))
     }
 
-    /// A batch is done.
+    /// Removes a batch that is done.
     pub fn remove(&mut self, now: Time, key: BatchKey) -> Option<Batch<P>> {
         let batch = self.batches.remove(&key)?;
         if let Some(slot) = self.slots.get_mut(batch.slot as usize) {
@@ -97,14 +99,15 @@ impl<P> UnderWay<P> {
         Some(batch)
     }
 
-    /// When the first of a slot's batches may run without what is late.
+    /// When the first batch of any slot may run without its missing inputs.
     pub fn next_due(&self) -> Option<Time> {
         let first = |slot: &VecDeque<BatchKey>| self.batches.get(slot.front()?);
         let waiting = self.slots.iter().filter_map(first).filter(|batch| !batch.is_running());
         waiting.map(|batch| batch.gather_until).min()
     }
 
-    /// All batches, slot by slot, with when they will be done if each takes what it was planned with.
+    /// All batches, slot by slot, with the time until each is done if all take their planned
+    /// latency.
     pub fn running(&self, now: Time) -> Vec<Running> {
         let mut running = Vec::new();
         for (slot, batches) in (0..).zip(&self.slots) {

@@ -1,4 +1,4 @@
-//! What a scheduler that leads knows of requests: whose they are, and where.
+//! The leading scheduler's requests: the frontend and the place of each.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,24 +8,24 @@ use crate::cluster::Ticket;
 use crate::ids::{ModelId, RequestId};
 use crate::time::Time;
 
-/// Requests that a scheduler has at most, waiting and in batches; more are refused.
+/// The most requests of a scheduler, waiting and in batches. It refuses further ones.
 pub(super) const MOST_REQUESTS: u32 = 1 << 22;
-/// Short names that a frontend may use.
+/// The most short names that a frontend may use.
 pub(super) const MOST_ALIASES: u32 = 1 << 16;
-/// No queue has this place.
+/// The place of no queue.
 const NO_QUEUE: u32 = u32::MAX;
 
-/// No frontend has this place: the entry is vacant.
+/// The place of no frontend: the entry is vacant.
 const NOBODY: u32 = u32::MAX;
 
-/// Where a request is.
+/// The place of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// In no queue: nobody serves its model, yet.
+    /// The request is in no queue, because no backend serves its model yet.
     Parked,
-    /// In the scheduler's queue of a model.
+    /// The request is in the scheduler's queue of a model.
     Queued(ModelId, Ticket),
-    /// In a batch.
+    /// The request is in a batch.
     Dispatched,
 }
 
@@ -37,49 +37,51 @@ struct Entry {
     deadline: Time,
 }
 
-/// A frontend that a scheduler has requests of.
+/// A frontend that has requests with the scheduler.
 #[derive(Debug)]
 pub(super) struct Frontend {
-    /// Who.
+    /// The frontend's node.
     pub node: NodeId,
-    /// Where backends may connect to it.
+    /// The address for backends' connections to the frontend.
     pub address: String,
-    /// By alias: what it stands for, and the place of that queue or `NO_QUEUE`.
+    /// By alias: the queue that it stands for, and the place of that queue or `NO_QUEUE`.
     aliases: Vec<Option<(Arc<QueueKey>, u32)>>,
     /// By number: the entry that counts.
     by_number: BTreeMap<u64, u32>,
-    /// What it is to be told.
+    /// Refusals to send to the frontend.
     pub refused: Vec<(u64, Refusal)>,
-    /// Entries that are of it.
+    /// The number of this frontend's entries.
     entries: u32,
     is_gone: bool,
 }
 
-/// What a scheduler that leads knows of requests. A request's [`RequestId`] is the place of its entry, which is another's once it is over.
+/// The leading scheduler's requests. A request's [`RequestId`] is the place of its entry. Another
+/// request gets the place once this one is over.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     entries: Vec<Entry>,
     vacant: Vec<u32>,
     frontends: Vec<Option<Frontend>>,
-    /// Those whose link is up.
+    /// Frontends whose links are up.
     by_node: BTreeMap<NodeId, u32>,
-    /// Frontends that are to be told something.
+    /// Frontends with refusals to send.
     to_tell: Vec<u32>,
 }
 
-/// What became of an entry.
+/// The result of handing a request in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admitted {
-    /// It is new, or was in a batch and is in none any more.
+    /// The request is new, or has left its batch.
     New(RequestId),
-    /// It waits already.
+    /// The request already waits.
     Known,
-    /// There is no room.
+    /// The scheduler has no room.
     Full,
 }
 
 impl Waiting {
-    /// A frontend's link is up. Gives its place; whoever had that before has nothing here any more.
+    /// Adds a frontend whose link is up, and returns its place. An earlier frontend at the place
+    /// has no entries left.
     pub fn handle_frontend(&mut self, node: NodeId, address: String) -> u32 {
         let new = Frontend {
             node,
@@ -104,7 +106,8 @@ impl Waiting {
         place as u32
     }
 
-    /// A frontend's link is lost: the requests of it that are not in batches, to be taken out of their queues and given to [`Waiting::end`].
+    /// Removes a frontend whose link is lost. Returns its requests that are not in batches. The
+    /// caller must take them out of their queues and give them to [`Waiting::end`].
     pub fn handle_frontend_lost(&mut self, node: NodeId) -> Vec<(RequestId, Place)> {
         let Some(place) = self.by_node.remove(&node) else { return Vec::new() };
         let Some(Some(frontend)) = self.frontends.get_mut(place as usize) else { return Vec::new() };
@@ -132,7 +135,8 @@ impl Waiting {
         self.frontends.get_mut(place as usize)?.as_mut()
     }
 
-    /// A frontend has given a queue a short name. False: there are too many.
+    /// Records the queue that a frontend's short name stands for. Returns false if the frontend
+    /// uses too many names.
     pub fn set_alias(&mut self, frontend: u32, alias: QueueAlias, key: Arc<QueueKey>) -> bool {
         let Some(frontend) = self.frontend_mut(frontend) else { return false };
         if alias.0 >= MOST_ALIASES {
@@ -146,13 +150,13 @@ impl Waiting {
         true
     }
 
-    /// What a frontend calls so, and its place as far as that is known.
+    /// The queue that a frontend's alias stands for, and its place if that is known.
     pub fn named(&self, frontend: u32, alias: QueueAlias) -> Option<(&Arc<QueueKey>, Option<u32>)> {
         let (key, place) = self.frontend(frontend)?.aliases.get(alias.0 as usize)?.as_ref()?;
         Some((key, (*place != NO_QUEUE).then_some(*place)))
     }
 
-    /// What a frontend calls so has this place.
+    /// Records the place of the queue that a frontend's alias stands for.
     pub fn set_queue(&mut self, frontend: u32, alias: QueueAlias, place: u32) {
         let frontend = self.frontend_mut(frontend);
         if let Some(Some((_, known))) = frontend.and_then(|frontend| frontend.aliases.get_mut(alias.0 as usize)) {
@@ -160,7 +164,7 @@ impl Waiting {
         }
     }
 
-    /// A queue has no place any more.
+    /// Forgets the place of a queue.
     pub fn forget_queue(&mut self, place: u32) {
         let aliases = self.frontends.iter_mut().flatten().flat_map(|frontend| frontend.aliases.iter_mut().flatten());
         for (_, known) in aliases.filter(|(_, known)| *known == place) {
@@ -168,7 +172,7 @@ impl Waiting {
         }
     }
 
-    /// A frontend hands a request in, to be answered by `deadline`.
+    /// Takes in a request that a frontend hands in, with its deadline.
     pub fn admit(&mut self, frontend: u32, number: u64, deadline: Time) -> Admitted {
         let Waiting { entries, vacant, frontends, .. } = self;
         let Some(Some(of)) = frontends.get_mut(frontend as usize) else { return Admitted::Full };
@@ -196,36 +200,37 @@ impl Waiting {
         Admitted::New(RequestId(u64::from(id)))
     }
 
-    /// Where a request is from now on.
+    /// Sets the place of a request.
     pub fn set_place(&mut self, id: RequestId, place: Place) {
         if let Some(entry) = self.entries.get_mut(id.0 as usize) {
             entry.place = place;
         }
     }
 
-    /// Whose a request is: the place of the frontend, and the number there.
+    /// The place of a request's frontend, and that frontend's number for the request.
     pub fn owner(&self, id: RequestId) -> Option<(u32, u64)> {
         self.entries.get(id.0 as usize).map(|entry| (entry.frontend, entry.number))
     }
 
-    /// Whether a request's deadline is over.
+    /// Whether a request's deadline has passed.
     pub fn is_late(&self, now: Time, id: RequestId) -> bool {
         self.entries.get(id.0 as usize).is_some_and(|entry| entry.deadline < now)
     }
 
-    /// What a request is called.
+    /// The cluster-wide name of a request.
     pub fn key(&self, id: RequestId) -> Option<RequestKey> {
         let (frontend, number) = self.owner(id)?;
         Some(RequestKey { frontend: self.frontend(frontend)?.node, number })
     }
 
-    /// The entry that counts of a frontend's request, and where it is.
+    /// The entry that counts of a frontend's request, and the request's place.
     pub fn find(&self, frontend: u32, number: u64) -> Option<(RequestId, Place)> {
         let id = *self.frontend(frontend)?.by_number.get(&number)?;
         Some((RequestId(id.into()), self.entries.get(id as usize)?.place))
     }
 
-    /// A request is over here; with a refusal its frontend is told, unless it has handed it in anew meanwhile.
+    /// Ends a request here. With a refusal, the scheduler tells the frontend, unless the frontend
+    /// has already handed the request in anew.
     pub fn end(&mut self, id: RequestId, refusal: Option<Refusal>) {
         let Some(entry) = self.entries.get_mut(id.0 as usize).filter(|entry| entry.frontend != NOBODY) else { return };
         let (number, place) = (entry.number, std::mem::replace(&mut entry.frontend, NOBODY));
@@ -242,7 +247,7 @@ impl Waiting {
         self.vacate_frontend(place);
     }
 
-    /// Has a frontend told that a request has no batch.
+    /// Queues a refusal for a frontend.
     pub fn refuse(&mut self, place: u32, number: u64, refusal: Refusal) {
         let Some(Some(frontend)) = self.frontends.get_mut(place as usize) else { return };
         if frontend.is_gone {
@@ -254,7 +259,7 @@ impl Waiting {
         frontend.refused.push((number, refusal));
     }
 
-    /// The next frontend that is to be told something, and what.
+    /// The next frontend with refusals to send, and the refusals.
     pub fn poll_refused(&mut self) -> Option<(NodeId, Vec<(u64, Refusal)>)> {
         while let Some(place) = self.to_tell.pop() {
             if let Some(Some(frontend)) = self.frontends.get_mut(place as usize)
@@ -266,7 +271,7 @@ impl Waiting {
         None
     }
 
-    /// Requests that are here.
+    /// The number of requests with the scheduler.
     pub fn len(&self) -> usize {
         self.entries.len() - self.vacant.len()
     }

@@ -1,4 +1,4 @@
-//! What came and was answered, on its way to the rehearsal.
+//! Rings that bring arrivals and answers to the rehearsal.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use crossbeam_queue::ArrayQueue;
 use downbeat_core::cluster::PastArrival;
 use downbeat_core::{Duration, ModelId, Time};
 
-/// Something that the rehearsal hears of.
+/// An event that the rehearsal hears of.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
     Came(PastArrival),
@@ -18,7 +18,8 @@ pub enum Event {
         requests: u32,
         lost: bool,
     },
-    /// A request of a model ended by the policy that this generation of it has: `took` so long to its answer (`None`: it had none), by its deadline (`good`) or not.
+    /// A request of a model ended, under the policy of this generation of the model. `took`: the
+    /// time to its answer (`None`: no answer). `good`: whether it met its deadline.
     Ended {
         at: Time,
         model: ModelId,
@@ -36,50 +37,53 @@ impl Event {
     }
 }
 
-/// How many of them came.
+/// The number of arrivals among events.
 fn arrivals(events: &[Event]) -> u64 {
     events.iter().filter(|event| matches!(event, Event::Came(_))).count() as u64
 }
 
-/// By shard: what came, left by whoever is in the shard, and what was answered of it; taken by the rehearsal.
+/// The arrivals and answers of each shard. The thread in the shard leaves them; the rehearsal takes
+/// them.
 ///
-/// Bounded. Where one is full nothing more is left there, so that it has what came up to a moment and not a part of what came; the rehearsal
-/// then leaves the time out until it has looked again.
+/// Bounded. A full ring takes no more events until the rehearsal has looked again. This way a ring
+/// has all events up to some moment, without gaps. The rehearsal leaves the time after a full ring
+/// out.
 pub struct ArrivalRings {
     rings: Box<[Ring]>,
-    /// How many events each has room for.
+    /// The most events in each ring.
     most: usize,
-    /// Whether anything is to be left.
+    /// Whether the rings take events.
     open: AtomicBool,
 }
 
 struct Ring {
-    /// Made with the first event: a server that gets no requests, or whose policies are fixed, does without the memory.
+    /// Made with the first event. A server without requests, or with fixed policies, does without
+    /// the memory.
     events: OnceLock<ArrayQueue<Event>>,
-    /// It was full: there is a gap behind what it has.
+    /// Whether the ring was full, so that events are missing after its last one.
     torn: AtomicBool,
-    /// How many arrivals did not find room in it.
+    /// Arrivals that did not find room in the ring.
     lost: AtomicU64,
 }
 
 impl ArrivalRings {
-    /// For so many shards, each with room for `most`. They are closed.
+    /// Closed rings for so many shards, each with room for `most` events.
     pub fn new(shards: usize, most: usize) -> Self {
         let ring = |_| Ring { events: OnceLock::new(), torn: AtomicBool::new(false), lost: AtomicU64::new(0) };
         ArrivalRings { rings: (0..shards).map(ring).collect(), most, open: AtomicBool::new(false) }
     }
 
-    /// Whether what comes is wanted.
+    /// Whether the rehearsal wants events.
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// The ring for what came at this time, where no shard has it.
+    /// The ring for an arrival at this time that belongs to no shard.
     pub fn spread(&self, came: Time) -> usize {
         (came.as_nanos().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % self.rings.len()
     }
 
-    /// Leaves what happened to a shard's requests.
+    /// Leaves an event of a shard's requests.
     pub fn push(&self, shard: usize, event: Event) {
         let ring = &self.rings[shard];
         let events = ring.events.get_or_init(|| ArrayQueue::new(self.most));
@@ -97,44 +101,45 @@ impl Ring {
     }
 }
 
-/// Takes what came out of the rings: all of some windows of time, and nothing of the others. Time stands still in those, so that they do not look like
-/// a load that paused.
+/// Takes events out of the rings: all events of some windows of time, and none of the other
+/// windows. Time stands still in the windows left out, so that they do not look like a pause of the
+/// load.
 #[derive(Debug, Default)]
 pub struct ArrivalFeed {
-    /// Came after the window that was taken last.
+    /// Events after the window that was taken last.
     held: Vec<Event>,
-    /// Where the next window begins.
+    /// The beginning of the next window.
     begin: Time,
-    /// What comes before is of a window that was left out.
+    /// Events up to this time belong to a window that was left out.
     from: Time,
-    /// Windows that were left out, all together.
+    /// The total time of the windows left out.
     skipped: Duration,
-    /// Arrivals in them.
+    /// Arrivals in the windows left out.
     lost: u64,
 }
 
 impl ArrivalFeed {
-    /// Arrivals of windows of time that were left out because a ring was full.
+    /// Arrivals in windows that were left out because a ring was full.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// The time that was left out, all together.
+    /// The total time that was left out.
     pub fn skipped(&self) -> Duration {
         self.skipped
     }
 
-    /// Has the rings take what comes, or not.
+    /// Opens or closes the rings.
     pub fn set_open(&mut self, rings: &ArrivalRings, open: bool, now: impl Fn() -> Time) {
         if rings.open.swap(open, Ordering::Relaxed) != open {
-            // What is there is of nobody's window.
+            // The events in the rings belong to no window.
             let lost = self.lost;
             self.leave_out(rings, now);
             self.lost = lost;
         }
     }
 
-    /// What came since the last time, in order; nothing, if more came than a ring has room for.
+    /// The events since the last call, in order. Empty if a ring was full in the meantime.
     pub fn take(&mut self, rings: &ArrivalRings, now: impl Fn() -> Time) -> Vec<Event> {
         let end = now();
         for ring in &rings.rings {
@@ -157,7 +162,7 @@ impl ArrivalFeed {
         came
     }
 
-    /// Leaves the time up to now out.
+    /// Leaves out the time up to now.
     fn leave_out(&mut self, rings: &ArrivalRings, now: impl Fn() -> Time) {
         for ring in &rings.rings {
             self.held.extend(ring.taken());
@@ -229,7 +234,7 @@ mod tests {
         let calls = Cell::new(0);
         let came = feed.take(&rings, || {
             calls.set(calls.get() + 1);
-            // Meanwhile one comes before the end of the window, and is there after it.
+            // Meanwhile an event comes before the end of the window, and is found only afterwards.
             if calls.get() == 2 {
                 push(&rings, 1, [7]);
             }

@@ -1,4 +1,4 @@
-//! The devices that the scheduler's decisions go to.
+//! The devices that carry out the scheduler's decisions.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
@@ -10,30 +10,30 @@ use super::rehearser::Rehearser;
 use crate::clock::Clock;
 use crate::host::DeviceHost;
 
-/// The devices that the scheduler's decisions go to, and what of them it grants.
+/// The devices that carry out the scheduler's decisions, with their slots.
 pub struct DevicePool {
     pub clock: Clock,
-    /// In their order.
+    /// The device hosts, in order.
     pub hosts: Vec<Arc<DeviceHost>>,
-    /// By what the scheduler calls them: a device, and which of its slots.
+    /// By the scheduler's device id: the device host, and the slot on it.
     pub slots: RwLock<Vec<(Arc<DeviceHost>, usize)>>,
-    /// What is told of queues, and where it listens of requests and batches.
+    /// Hears of queues, requests and batches.
     pub rehearser: Arc<Rehearser>,
-    /// The devices that the scheduler has.
+    /// The devices that the scheduler may use.
     in_service: Mutex<BTreeSet<usize>>,
-    /// Who grants slots instead, where the scheduler is another process.
+    /// The callback of a scheduler in another process, which grants the slots instead.
     pub granted_from_afar: OnceLock<HearsOfSlots>,
 }
 
-/// Hears of slots that are done with what they were granted.
+/// The callback for slots that are done with their batches.
 pub type HearsOfSlots = Box<dyn Fn(SlotDone) + Send + Sync>;
 
-/// A slot is done with what it was granted.
+/// A slot is done with its batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SlotDone {
-    /// What that was.
+    /// The batch.
     pub batch: BatchId,
-    /// Items that ran and how long that took from the grant to the end; `None`: it did not run as it should.
+    /// Items that ran, and the time from the grant to the end; `None`: the run failed.
     pub ran: Option<(u32, Duration)>,
 }
 
@@ -50,7 +50,7 @@ impl DevicePool {
         }
     }
 
-    /// What the scheduler calls `slot`. Panics if there is none.
+    /// The slot that a device id of the scheduler stands for. Panics if there is none.
     pub fn slot(&self, slot: DeviceId) -> (Arc<DeviceHost>, usize) {
         let Some(slot) = self.slots.read().get(slot.0 as usize).cloned() else {
             panic!("the scheduler dispatched to a device that it was never given");
@@ -58,12 +58,12 @@ impl DevicePool {
         slot
     }
 
-    /// Whether the scheduler has a device.
+    /// Whether the scheduler may use a device.
     pub fn is_in_service(&self, device: usize) -> bool {
         self.in_service.lock().contains(&device)
     }
 
-    /// Takes a device out of service, unless it is the last; says whether it did.
+    /// Takes a device out of service, unless it is the last one. Returns whether it did.
     pub fn retire(&self, device: usize) -> bool {
         let mut in_service = self.in_service.lock();
         in_service.len() > 1 && in_service.remove(&device)

@@ -1,4 +1,4 @@
-//! The rehearsal of device policies: what it hears, and what it has found.
+//! The rehearsal of device policies: its inputs and its results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,13 +20,14 @@ use crate::clock::Clock;
 use crate::metrics::RehearsalMetrics;
 use crate::policy_report::DeviceTrialStatus;
 
-/// What becomes of requests and launches of models that `auto` was asked for, on its way to the rehearsal.
+/// The ends of requests and launches of models with the policy `auto`, on their way to the
+/// rehearsal.
 pub struct DeviceEvents {
     clock: Clock,
     arrivals: ArrivalRings,
-    /// What launches took of what profiles say.
+    /// Times of launches, as shares of their profiles' times.
     runs: ArrayQueue<(ModelId, f64)>,
-    /// What versions are called.
+    /// The rehearsal's number of each version.
     numbers: Mutex<BTreeMap<(String, String), ModelId>>,
     generations: AtomicU32,
 }
@@ -42,7 +43,8 @@ impl DeviceEvents {
         })
     }
 
-    /// What a version is called, whenever it is loaded, and what this load of it.
+    /// The rehearsal's number of a version, the same for each load, and the generation of this
+    /// load.
     pub fn name(&self, model: &str, version: &str) -> (ModelId, u32) {
         let mut numbers = self.numbers.lock();
         let next = ModelId(numbers.len() as u32);
@@ -50,14 +52,14 @@ impl DeviceEvents {
         (number, self.generations.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A request came.
+    /// Records that a request came.
     pub fn came(&self, arrival: PastArrival) {
         if self.arrivals.is_open() {
             self.arrivals.push(self.arrivals.spread(arrival.at), Event::Came(arrival));
         }
     }
 
-    /// A request ended, now.
+    /// Records that a request ended, now.
     pub fn ended(&self, model: ModelId, generation: u32, took: Option<Duration>, good: bool) {
         if self.arrivals.is_open() {
             let at = self.clock.now();
@@ -65,7 +67,7 @@ impl DeviceEvents {
         }
     }
 
-    /// A launch took `share` of what its profile says.
+    /// Records that a launch took `share` of its profile's time.
     pub fn ran(&self, model: ModelId, share: f64) {
         if self.arrivals.is_open() {
             self.runs.force_push((model, share));
@@ -73,29 +75,29 @@ impl DeviceEvents {
     }
 }
 
-/// Another policy was found to suit a version better.
+/// A better policy that a trial has found for a version.
 pub struct Found {
-    /// The version, as it was loaded then.
+    /// The version, as it was loaded at the trial.
     pub auto: Arc<AutoModel>,
     pub decision: DeviceDecision,
 }
 
-/// What the rehearsal of device policies is told, and what it said last.
+/// The inputs and the last results of the rehearsal of device policies.
 pub struct DeviceRehearser {
-    /// Whether anything is rehearsed.
+    /// Whether policies are rehearsed.
     is_on: bool,
     pub events: Arc<DeviceEvents>,
     told: Mutex<Told>,
-    /// Notified when something was found.
+    /// Notified when a trial finds a better policy.
     finds: Notify,
 }
 
 #[derive(Default)]
 struct Told {
     served: BTreeMap<ModelId, Served>,
-    /// What the thread has not heard yet.
+    /// Changes that the rehearsal's thread has not read yet.
     changes: Vec<Change>,
-    /// What nobody has taken up yet.
+    /// Better policies that the server has not taken up yet.
     found: Vec<Found>,
 }
 
@@ -111,21 +113,22 @@ struct Served {
 }
 
 enum Change {
-    /// It is in service, and what the scheduler calls it where that makes its batches.
+    /// The version is in service. The id is its queue in the scheduler, if the scheduler makes its
+    /// batches.
     Serves(Arc<AutoModel>, Option<ModelId>),
     Gone(ModelId),
-    /// Its policy has lost against `exclusive`.
+    /// The version's policy has lost against `exclusive`.
     Lost(ModelId),
-    /// It stays as it was; what was to take its place was refused.
+    /// The version stays as it was. The policy that should have replaced its own was refused.
     Stays(Arc<AutoModel>, Option<Candidate>),
     /// The scheduler has so many slots on each of these devices.
     Slots(DeviceSet, u32),
-    /// What the scheduler's queues do from now on.
+    /// The new behaviours of the scheduler's queues.
     Behaviours(Vec<(ModelId, Option<Behaviour>)>),
 }
 
 impl DeviceRehearser {
-    /// With so many rings; nothing is rehearsed if it is not `on`.
+    /// A rehearser with so many rings. Without `on` it rehearses nothing.
     pub fn new(clock: Clock, rings: usize, on: bool) -> Self {
         DeviceRehearser {
             is_on: on,
@@ -135,7 +138,8 @@ impl DeviceRehearser {
         }
     }
 
-    /// These versions of a model are in service, each with what the scheduler calls it where that makes its batches, and no others. `slots`: how many the scheduler has on each of
+    /// Sets the versions of a model that are in service. Each comes with its queue in the
+    /// scheduler, if the scheduler makes its batches. `slots`: the scheduler's slots on each of
     /// some devices.
     pub fn serves(
         &self,
@@ -168,7 +172,8 @@ impl DeviceRehearser {
         }
     }
 
-    /// The policy of a version has lost against `exclusive`, by which it is about to be loaded.
+    /// Records that a version's policy has lost against `exclusive`, with which the version is
+    /// about to be loaded.
     pub fn lost(&self, auto: &AutoModel) {
         if let Some(served) = self.told.lock().served.get_mut(&auto.number) {
             served.losses += 1;
@@ -176,12 +181,13 @@ impl DeviceRehearser {
         self.tell(Change::Lost(auto.number));
     }
 
-    /// A version stays as it is; what was to take its place was refused.
+    /// Records that a version stays as it was. `refused`: the policy that should have replaced its
+    /// own.
     pub fn stays(&self, auto: &Arc<AutoModel>, refused: Option<&Candidate>) {
         self.tell(Change::Stays(auto.clone(), refused.cloned()));
     }
 
-    /// What the scheduler's queues do from now on.
+    /// Sets the new behaviours of the scheduler's queues.
     pub fn behave(&self, behaviours: Vec<(ModelId, Option<Behaviour>)>) {
         self.tell(Change::Behaviours(behaviours));
     }
@@ -197,18 +203,18 @@ impl DeviceRehearser {
         self.finds.notified().await;
     }
 
-    /// What was found since the last time, to be taken up.
+    /// The better policies found since the last call. The caller takes them up.
     pub fn found(&self) -> Vec<Found> {
         std::mem::take(&mut self.told.lock().found)
     }
 
-    /// What came of the last trial of a version's policies.
+    /// The result of the last trial of a version's policies.
     pub fn last_trial(&self, number: ModelId) -> Option<DeviceTrialStatus> {
         let now = self.events.clock.now();
         self.told.lock().served.get(&number)?.last_trial(now)
     }
 
-    /// What the models have that `auto` was asked for, and what was tried.
+    /// The policies of all models with `auto`, and the trials so far.
     pub fn status(&self) -> DeviceRehearsalStatus {
         let (now, told) = (self.events.clock.now(), self.told.lock());
         let models = told.served.values().map(|served| served.status(now));
@@ -223,14 +229,14 @@ impl DeviceRehearser {
         }
     }
 
-    /// Hears what was told and what came.
+    /// Passes changes and events to the rehearsals.
     pub fn hear(&self, trials: &mut DeviceTrials, metrics: &RehearsalMetrics) {
         if !self.is_on {
             return;
         }
         let DeviceEvents { clock, arrivals, runs, .. } = &*self.events;
         let changes = std::mem::take(&mut self.told.lock().changes);
-        // As arrivals are told: without what was left out.
+        // Like the arrivals' times, `now` leaves out the time that was skipped.
         let now = Time::ZERO + clock.now().since(Time::ZERO + trials.feed.skipped());
         changes.into_iter().for_each(|change| trials.change(now, change));
         std::iter::from_fn(|| runs.pop())
@@ -246,7 +252,7 @@ impl DeviceRehearser {
         metrics.arrivals_lost.inc_by(trials.feed.lost() - lost);
     }
 
-    /// Goes on for at most so many replayed events; how many there were.
+    /// Rehearses for at most `events` replayed events. Returns how many were replayed.
     pub fn step(&self, trials: &mut DeviceTrials, events: u64, metrics: &RehearsalMetrics) -> u64 {
         let mut used = 0;
         for group in trials.groups.values_mut().filter(|group| group.changing.is_empty()) {
@@ -261,7 +267,7 @@ impl DeviceRehearser {
         used
     }
 
-    /// Leaves what a trial has come to.
+    /// Records the result of a trial.
     fn say(&self, group: &mut Group, decision: DeviceDecision, metrics: &RehearsalMetrics) {
         let number = decision.model;
         let Some((auto, _)) = group.models.get(&number) else { return };
@@ -308,7 +314,7 @@ impl Served {
     }
 }
 
-/// The rehearsals, one for each group of devices that models share.
+/// The rehearsals, one for each set of devices that models share.
 #[derive(Default)]
 pub struct DeviceTrials {
     feed: ArrivalFeed,
@@ -319,9 +325,9 @@ pub struct DeviceTrials {
 struct Group {
     rehearsal: DeviceRehearsal,
     slots: u32,
-    /// Each with what the scheduler calls it.
+    /// Each model with its queue in the scheduler.
     models: BTreeMap<ModelId, (Arc<AutoModel>, Option<ModelId>)>,
-    /// Those that are about to be loaded by another policy: until then nothing is tried.
+    /// Models that are about to be loaded with another policy. Until then the group runs no trial.
     changing: BTreeSet<ModelId>,
 }
 
@@ -340,7 +346,7 @@ impl Group {
         }
     }
 
-    /// A model is in service.
+    /// Puts a model into service.
     fn serve(&mut self, now: Time, auto: Arc<AutoModel>, queue: Option<ModelId>) {
         let number = auto.number;
         self.changing.remove(&number);
@@ -355,7 +361,7 @@ impl Group {
         self.models.insert(number, (auto, queue));
     }
 
-    /// A model could not have this policy.
+    /// Records that a model could not have this policy.
     fn refuse(&mut self, now: Time, model: ModelId, refused: Option<&Candidate>) {
         if let Some(refused) = refused {
             self.rehearsal.set_current(model, refused);
@@ -365,12 +371,12 @@ impl Group {
 }
 
 impl DeviceTrials {
-    /// Whether some model may have several policies.
+    /// Whether any model may have several policies.
     fn have_choice(&self) -> bool {
         self.groups.values().any(|group| group.models.values().any(|(auto, _)| auto.choice() > 1))
     }
 
-    /// Does something with the group that has a model.
+    /// Calls `with` for the group that has a model.
     fn of(&mut self, model: ModelId, with: impl FnOnce(&mut Group)) {
         if let Some(group) = self.groups.values_mut().find(|group| group.models.contains_key(&model)) {
             with(group);

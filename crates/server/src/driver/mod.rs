@@ -1,11 +1,13 @@
 //! Runs the scheduler of `downbeat-core` on this machine's threads, by way of `downbeat-driver`.
 //!
-//! There is no scheduler thread. Whoever has an event (a frontend with a request, a device with a completion, the
-//! alarm with an expiry) works it off, unless somebody is at work there already, who will find it; why that is the way of a
-//! server, `downbeat-driver` says. The models' queues are parted into shards, so that on a machine of many cores several frontends'
-//! threads can schedule at once.
+//! There is no scheduler thread. A thread with an event (a frontend with a request, a device with a
+//! completion, the alarm with an expiry) handles it. If another thread is already at work there,
+//! that thread finds the event. `downbeat-driver` says why a server works this way. The models'
+//! queues are divided into shards, so that on a machine with many cores several frontends' threads
+//! can schedule at once.
 //!
-//! `waiting_table.rs` has the only calls of a shard's `handle_request` and `handle_cancel`, and each gets the time of this moment.
+//! `waiting_table.rs` has the only calls of a shard's `handle_request` and `handle_cancel`. Each
+//! call gets the present time.
 
 mod arrival_rings;
 mod device_pool;
@@ -47,15 +49,16 @@ pub use scheduler_status::SchedulerStatus;
 pub use waiting_table::CounterHasher;
 use waiting_table::{Event, WaitingTable};
 
-/// How much before its last moment a deferred batch starts: for an alarm that comes late, executions that take longer than
-/// their profile, and the way of the answer, on a machine that has other things to do. It costs no capacity: while the devices are
-/// busy a batch may still start until the last moment.
+/// How long before its latest start a deferred batch starts. On a machine with other work, this
+/// leaves time for late alarms, for runs longer than their profile, and for the answer's way. The
+/// margin costs no capacity: while the devices are busy, a batch may still start until its latest
+/// start.
 pub const WAKE_MARGIN: Duration = Duration::from_millis(5);
 
-/// How long the end waits for threads, which a run that does not end may hold up.
+/// How long [`Driver`]'s drop waits for threads, which an endless run may hold up.
 const PATIENCE: Duration = Duration::from_millis(1_000);
 
-/// The scheduler at work, with its devices. Dropping it stops the threads.
+/// The running scheduler, with its devices. Dropping it stops the threads.
 pub struct Driver {
     cluster: Arc<Cluster<DevicePool>>,
     next_request: AtomicU64,
@@ -66,10 +69,14 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Starts the devices, which are divided into `parts`, with a slot for each of `kinds`, the kinds of each device's partitions, and the alarm. The models' queues are parted into as many shards
-    /// as the options say (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs. Its decisions are written to `log`, which has as many shards and devices.
+    /// Starts the devices, the slots and the alarm. The devices are divided into `parts`. `kinds`:
+    /// the kind of each partition of each device; each partition has a slot. The options set the
+    /// number of shards (at least one, at most [`MAX_SHARDS`]). `watchdog` looks after the runs.
+    /// Decisions are written to `log`, which has as many shards and devices.
     ///
-    /// What adaptive models do is rehearsed, and what predicts groups of operators is trained with those that were served, in [`ServerOptions::rehearsal_cpu`] of a core's time.
+    /// One thread rehearses the behaviour of adaptive models, and trains the predictor of operator
+    /// groups with the served groups. The thread may use [`ServerOptions::rehearsal_cpu`] of a
+    /// core's time.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -126,7 +133,8 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Adds slots until there are so many, to devices that are not divided, in turn. Beyond one for each device they share what that one is: the scheduler goes on planning with the devices.
+    /// Adds slots to undivided devices, in turn, until there are `slots`. Slots beyond one for each
+    /// device share their device. The scheduler goes on planning with the number of devices.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -135,9 +143,10 @@ impl Driver {
         self.add_slots((0..slots).map(|index| (index % devices, PartitionId::default(), DeviceKind(0))))
     }
 
-    /// Adds those of these slots that are not there yet: each on a partition of a device, which is of a kind.
+    /// Adds the missing ones of these slots. Each slot has a device, a partition, and the
+    /// partition's kind.
     fn add_slots(&self, slots: impl Iterator<Item = (usize, PartitionId, DeviceKind)>) -> std::io::Result<()> {
-        // Held throughout: the ids that the scheduler gives out are places in the list of slots.
+        // Held throughout, because the scheduler's ids are places in the list of slots.
         let mut threads = self.threads.lock();
         let pool = self.cluster.handler();
         let there = pool.slots.read().len();
@@ -152,13 +161,14 @@ impl Driver {
         Ok(())
     }
 
-    /// Passes on what has not been written of the decision log, so that not much is missing should the process be killed.
+    /// Passes on the unwritten part of the decision log, so that a killed process loses little of
+    /// it.
     pub fn flush_log(&self) {
         self.cluster.flush_log();
         self.hosts().iter().for_each(|host| host.flush_log());
     }
 
-    /// Writes the decision log to its end. What is decided after this is not in it.
+    /// Writes the decision log to its end. Later decisions are not logged.
     pub fn close_log(&self) {
         if let Some(log) = &self.log {
             self.flush_log();
@@ -170,12 +180,12 @@ impl Driver {
         &self.cluster.handler().rehearser
     }
 
-    /// What the scheduler's queues do, and why.
+    /// The behaviours of the scheduler's queues, and their reasons.
     pub fn status(&self) -> SchedulerStatus {
         self.rehearser().status(&self.cluster)
     }
 
-    /// What predicts groups of operators.
+    /// The predictor of operator groups.
     pub fn predictor(&self) -> &Arc<GroupPredictor> {
         &self.predictor
     }
@@ -185,12 +195,12 @@ impl Driver {
         &self.rehearser().devices
     }
 
-    /// Where it hears of requests.
+    /// The events that the rehearsal of device policies listens to.
     pub fn device_events(&self) -> Arc<DeviceEvents> {
         self.policies().events.clone()
     }
 
-    /// These versions of a model are in service from now on, and no others.
+    /// Sets the versions of a model that are in service from now on.
     pub fn serves<'a>(&self, model: &str, versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) {
         let its = |version: &'a Arc<LoadedVersion>| {
             let queue = version.queues().first().map(|(_, queue)| queue.place.model);
@@ -203,25 +213,27 @@ impl Driver {
         self.policies().serves(model, versions.filter_map(its).collect(), slots);
     }
 
-    /// From now on slots are granted by [`Driver::grant`], and `hears` is told when they are done. Nothing may be submitted then.
+    /// From now on [`Driver::grant`] grants the slots, and `hears` learns when they are done. No
+    /// request may be submitted then.
     pub fn is_granted_from_afar(&self, hears: HearsOfSlots) {
         let was_free = self.cluster.handler().granted_from_afar.set(hears).is_ok();
         assert!(was_free, "a device has one scheduler");
     }
 
-    /// Gives a slot a batch that a scheduler elsewhere has made. The slot has none, and [`runs`](Self::runs) its model.
+    /// Gives a slot a batch that another process's scheduler has made. The slot must be free, and
+    /// must [run](Self::runs) the batch's model.
     pub fn grant(&self, slot: DeviceId, batch: BatchId, jobs: Vec<(RequestId, QueuedCall)>) {
         let (host, lane) = self.cluster.handler().slot(slot);
         host.grant(lane, batch, jobs, self.clock().now());
     }
 
-    /// By slot: the device and the partition that it is on.
+    /// By slot: its device and its partition.
     pub fn slots(&self) -> Vec<(usize, usize)> {
         let slots = self.cluster.handler().slots.read();
         slots.iter().map(|(host, lane)| (host.device, host.slot_partition(*lane).0 as usize)).collect()
     }
 
-    /// Whether a slot is there and in service, and runs a version.
+    /// Whether a slot exists, is in service, and runs a version.
     pub fn runs(&self, slot: DeviceId, loaded: &LoadedVersion) -> bool {
         let pool = self.cluster.handler();
         let slot = pool.slots.read().get(slot.0 as usize).cloned();
@@ -250,17 +262,18 @@ impl Driver {
         RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The clock that the scheduler's time comes from.
+    /// The clock of the scheduler's time.
     pub fn clock(&self) -> Clock {
         self.cluster.handler().clock
     }
 
-    /// What the time is, and when a device is expected to be free.
+    /// The present time, and when a device is expected to be free.
     pub fn moment(&self) -> Moment {
         self.cluster.moment()
     }
 
-    /// Makes a queue in the scheduler for requests of a model, for batches on the devices of `placed` that take what `profiles` say, by site.
+    /// Adds a queue for requests of a model to the scheduler. Batches run on the devices of
+    /// `placed`, with the latencies of `profiles`, by site.
     pub fn add_queue(
         &self,
         model: &str,
@@ -273,7 +286,7 @@ impl Driver {
         Arc::new(Queue::new(place, options, placed, profiles, self.clock().now()))
     }
 
-    /// Removes a queue if nothing waits in it; says whether nothing did.
+    /// Removes a queue if no request waits in it. Returns whether it was removed.
     pub fn remove_empty_queue(&self, queue: QueueHandle) -> bool {
         let removed = self.cluster.remove_idle_model(queue);
         if removed {
@@ -282,23 +295,24 @@ impl Driver {
         removed
     }
 
-    /// Removes a queue; what waits in it is dropped as unloaded.
+    /// Removes a queue. Its waiting requests are dropped as unloaded.
     pub fn remove_queue(&self, queue: QueueHandle) {
         self.cluster.remove_model(queue);
         self.rehearser().removed(queue);
     }
 
-    /// Hands a request over. The answer comes through the call's `reply`, always.
+    /// Hands a request over. The answer always comes through the call's `reply`.
     pub fn submit(&self, id: RequestId, queued: QueuedCall) {
         let (place, loaded) = (queued.queue.place, queued.queue.gathers.then(|| queued.call.loaded.clone()));
         self.cluster.post(place, Event::Submit(id, queued));
-        // Afterwards, so that of two requests that come at the same time the later finds the earlier.
+        // This comes afterwards, so that of two simultaneous requests the later finds the earlier.
         if let Some(other) = loaded.and_then(|loaded| loaded.gathers_in(place)) {
             self.cluster.flush_model(other);
         }
     }
 
-    /// Hands several requests over, which can share batches. Whose client has gone meanwhile is left out: its ticket has counted it.
+    /// Hands over several requests, which can share batches. A request whose client has gone is
+    /// left out: its ticket has counted it.
     pub fn submit_all(&self, requests: impl Iterator<Item = (RequestId, QueuedCall)>) {
         let mut overtaken: SmallVec<[QueueHandle; 1]> = SmallVec::new();
         self.cluster.post_all(requests.filter_map(|(id, queued)| {
@@ -317,7 +331,7 @@ impl Driver {
         overtaken.into_iter().for_each(|queue| self.cluster.flush_model(queue));
     }
 
-    /// A request is waited for no more.
+    /// Cancels a request.
     pub fn cancel(&self, queue: QueueHandle, id: RequestId) {
         self.cluster.post(queue, Event::Cancel(queue.model, id));
     }
@@ -340,7 +354,8 @@ impl Drop for Driver {
     }
 }
 
-/// As how many devices of each kind the scheduler plans: on a device that is divided, its parts share what it is.
+/// The number of devices of each kind that the scheduler plans with. The parts of a divided device
+/// share the device.
 fn planned_devices(kinds: &[Vec<DeviceKind>]) -> Vec<u32> {
     let mut counts = vec![0; kinds.iter().flatten().max().map_or(1, |kind| kind.0 as usize + 1)];
     for kind in kinds.iter().flatten() {

@@ -11,13 +11,14 @@ use crate::queue::Queue;
 /// A request in one of the scheduler's queues.
 pub struct QueuedCall {
     pub call: Call,
-    /// The scheduler's queue for its shape.
+    /// The scheduler's queue for the request's shape.
     pub queue: Arc<Queue>,
-    /// When it has been in the queue for too long; [`Time::MAX`]: never.
+    /// Until when the request may wait in the queue; [`Time::MAX`]: for ever.
     pub queue_expiry: Time,
-    /// Index of its priority level, 0 the most urgent.
+    /// Index of the request's priority level, 0 the most urgent.
     pub level: u32,
-    /// Whether its items are counted into the queue already ([`LoadedVersion::begin_waiting`](crate::loaded_version::LoadedVersion::begin_waiting)).
+    /// Whether the request's items are counted into the queue already
+    /// ([`LoadedVersion::begin_waiting`](crate::loaded_version::LoadedVersion::begin_waiting)).
     pub has_place: bool,
 }
 

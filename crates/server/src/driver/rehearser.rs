@@ -1,4 +1,4 @@
-//! The rehearsal of the scheduler, on a thread of its own, which also trains what predicts groups of operators.
+//! The rehearsal of the scheduler. Its thread also trains the predictor of operator groups.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,30 +24,31 @@ use crate::clock::Clock;
 use crate::metrics::RehearsalMetrics;
 use crate::retraining::GroupRetrainer;
 
-/// How often it looks for work, and takes what came.
+/// How often the thread looks for work, and takes new events.
 const EVERY: Duration = Duration::from_millis(50);
-/// Arrivals and answers that a shard leaves for it, at most.
+/// The most arrivals and answers that a shard leaves for the rehearsal.
 pub(super) const MOST: usize = 16 << 10;
 /// Replayed events between two looks at the clock: about 100 us.
 const EVENTS: u64 = 256;
-/// Time that it may have saved up, so that a trial is not spread over more than it has to be.
+/// The thread may save up its share of this many seconds, so that a trial is not spread out
+/// needlessly.
 const SAVED: f64 = 0.5;
-/// Executions that are left for it, at most: of more, the last.
+/// The most executions that wait for the rehearsal. Of more, the last ones stay.
 pub(super) const RUNS: usize = 256;
-/// Seconds over which the share of a core that it had is said.
+/// Seconds over which the reported share of a core is averaged.
 const SAID_OVER: f64 = 10.0;
 
-/// What the rehearsal is told, and what it said last.
+/// The inputs and the last results of the rehearsal.
 pub struct Rehearser {
-    /// The share of a core's time that it may have; 0: nothing is rehearsed.
+    /// The share of a core's time for the rehearsal; 0: no rehearsal.
     share: f64,
     order: OrderPolicy,
     /// Whether there is a decision log, which gets the trials.
     is_logged: bool,
     arrivals: ArrivalRings,
-    /// The same of device policies.
+    /// The rehearsal of device policies.
     pub devices: DeviceRehearser,
-    /// What executions took of what their profiles say.
+    /// Times of executions, as shares of their profiles' times.
     runs: ArrayQueue<(ModelId, f64)>,
     told: Mutex<Told>,
     wake: Condvar,
@@ -57,13 +58,13 @@ pub struct Rehearser {
 #[derive(Default)]
 struct Told {
     queues: BTreeMap<ModelId, Queue>,
-    /// What the thread has not heard yet.
+    /// Changes that the thread has not read yet.
     changes: Vec<Change>,
     stopped: bool,
     trials: u64,
     changed: u64,
     lost: u64,
-    /// The share of a core that it had lately.
+    /// The share of a core that the thread had lately.
     used: f64,
     /// The order of turns that a trial has found.
     order: Option<Order>,
@@ -79,17 +80,18 @@ enum Change {
 /// A queue of the scheduler.
 struct Queue {
     queue: QueueHandle,
-    /// Its model.
+    /// The name of the queue's model.
     name: String,
-    /// It does what the rehearsal says.
+    /// Whether the queue follows the rehearsal.
     adaptive: bool,
     consolidates: bool,
-    /// What it was told to do.
+    /// The behaviour that a trial has set.
     set: Option<Behaviour>,
 }
 
 impl Rehearser {
-    /// For a scheduler of so many shards and this order of turns, with this share of a core's time; and with a decision log, or not.
+    /// A rehearser for a scheduler with so many shards and this order of turns. It has this `share`
+    /// of a core's time. `is_logged`: whether there is a decision log.
     pub fn new(
         clock: Clock,
         shards: usize,
@@ -111,22 +113,23 @@ impl Rehearser {
         })
     }
 
-    /// Whether it wants to be told of requests and batches: it rehearses, and some model is adaptive.
+    /// Whether the rehearsal wants requests and batches: it is on, and some model is adaptive.
     pub fn listens(&self) -> bool {
         self.arrivals.is_open()
     }
 
-    /// A request came to a shard.
+    /// Records that a request came to a shard.
     pub fn arrived(&self, shard: usize, arrival: PastArrival) {
         self.arrivals.push(shard, Event::Came(arrival));
     }
 
-    /// Requests of a queue were answered, or their clients have gone; or they were `lost`: rejected or dropped.
+    /// Records that requests of a queue were answered, or that their clients have gone. `lost`:
+    /// they were rejected or dropped.
     pub fn answered(&self, queue: QueueHandle, at: Time, requests: u32, lost: bool) {
         self.arrivals.push(queue.shard(), Event::Answered { at, model: queue.model, requests, lost });
     }
 
-    /// The scheduler has another queue, for requests of this model.
+    /// Records a new queue of the scheduler, for requests of this model.
     pub fn added(&self, queue: QueueHandle, model: &str, options: &ModelOptions) {
         let adaptive = options.is_adaptive();
         let consolidates = options.dispatch == DispatchPolicy::Adaptive { consolidate: true };
@@ -135,18 +138,18 @@ impl Rehearser {
         self.told.lock().queues.insert(queue.model, added);
     }
 
-    /// A queue is gone.
+    /// Records that a queue is gone.
     pub fn removed(&self, queue: QueueHandle) {
         self.tell(Change::Model(queue.model, None));
         self.told.lock().queues.remove(&queue.model);
     }
 
-    /// What batches of a queue take is another.
+    /// Records new profiles of a queue's batches.
     pub fn profiled(&self, queue: QueueHandle, profiles: DeviceProfiles) {
         self.tell(Change::Profiles(queue.model, profiles));
     }
 
-    /// Leaves a change for the thread, if there is one.
+    /// Leaves a change for the thread, if the rehearsal is on.
     fn tell(&self, change: Change) {
         if self.share > 0.0 {
             self.told.lock().changes.push(change);
@@ -154,12 +157,12 @@ impl Rehearser {
         }
     }
 
-    /// A batch of a queue took `share` of what its profile says.
+    /// Records that a batch of a queue took `share` of its profile's time.
     pub fn ran(&self, queue: QueueHandle, share: f64) {
         self.runs.force_push((queue.model, share));
     }
 
-    /// What the scheduler's queues do, and what came of the last trial.
+    /// The behaviours of the scheduler's queues, and the result of the last trial.
     pub fn status(&self, cluster: &Cluster<DevicePool>) -> SchedulerStatus {
         let told = self.told.lock();
         let queue = |queue: &Queue| {
@@ -185,7 +188,7 @@ impl Rehearser {
             (None, OrderPolicy::Rehearsed) => Source::StartRule,
         };
         let order = OrderStatus { order: told.order.unwrap_or(self.order.first()), by };
-        // A shard is asked without the lock: whoever is in it may wait for that.
+        // Ask the shards without this lock: the thread in a shard may wait for the lock.
         drop(told);
         for (handle, status) in queues.iter_mut().filter(|(_, status)| status.by != Source::Policy) {
             status.behaviour = cluster.behaviour(*handle);
@@ -202,7 +205,7 @@ impl Rehearser {
         self.activity.stir();
     }
 
-    /// The life of the thread: on devices of these kinds.
+    /// The life of the thread, for so many devices of each kind.
     pub fn work(
         &self,
         cluster: &Cluster<DevicePool>,
@@ -210,7 +213,7 @@ impl Rehearser {
         mut retrainer: GroupRetrainer,
         metrics: &RehearsalMetrics,
     ) {
-        // Without the right to it, at normal priority.
+        // If the system refuses the low priority, the thread runs at the normal priority.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 19);
         let mut rehearsal = Rehearsal::new(false, 1);
         rehearsal.set_order(self.order);
@@ -227,7 +230,7 @@ impl Rehearser {
             self.devices.hear(&mut trials, metrics);
             account.pass(now());
             let heard = now();
-            // While it is at work, no longer than it takes to fill a ring.
+            // The thread works no longer than it takes to fill a ring.
             while account.saved > 0.0 && now().since(heard) < EVERY {
                 let used = rehearsal.step(EVENTS);
                 if let Some(decision) = rehearsal.poll_decision() {
@@ -254,7 +257,8 @@ impl Rehearser {
         }
     }
 
-    /// Waits, and hears what was told; `false`: it is to stop. Where it has been `idle` it waits for the next run of a model.
+    /// Waits, and reads changes. Returns false if the thread must stop. An `idle` thread waits for
+    /// the next run of a model.
     fn listen(&self, rehearsal: &mut Rehearsal, idle: bool) -> bool {
         let mut told = self.told.lock();
         if idle && !told.stopped && told.changes.is_empty() && self.activity.rests() {
@@ -266,7 +270,7 @@ impl Rehearser {
             self.wake.wait_for(&mut told, EVERY.into());
         }
         let (changes, stopped) = (std::mem::take(&mut told.changes), told.stopped);
-        // The wish holds if all that could have it do.
+        // The wish to consolidate holds if all adaptive queues have it.
         let mut adaptive = told.queues.values().filter(|queue| queue.adaptive).peekable();
         rehearsal.set_consolidate(adaptive.peek().is_some() && adaptive.all(|queue| queue.consolidates));
         drop(told);
@@ -280,7 +284,7 @@ impl Rehearser {
         !stopped
     }
 
-    /// Hears what came.
+    /// Passes new events to the rehearsal.
     fn hear(
         &self,
         rehearsal: &mut Rehearsal,
@@ -308,13 +312,13 @@ impl Rehearser {
         }
     }
 
-    /// Tells the scheduler's queues what to do.
+    /// Gives the scheduler's queues the behaviours that a trial has found.
     fn say(&self, cluster: &Cluster<DevicePool>, decision: RehearsalDecision) {
         let mut said = Vec::new();
         let mut told = self.told.lock();
         told.trials += 1;
         let trial = self.is_logged.then(|| TrialRecord::new(told.trials, &decision));
-        // One queue of each shard that has adaptive ones.
+        // One queue of each shard with adaptive queues.
         let adaptive = told.queues.values().filter(|queue| queue.adaptive).map(|queue| queue.queue);
         let shards: BTreeMap<usize, QueueHandle> = adaptive.map(|queue| (queue.shard(), queue)).collect();
         if decision.changed {
@@ -338,16 +342,17 @@ impl Rehearser {
     }
 }
 
-/// What the thread has had of a core, and may have.
+/// The thread's use of a core, and its allowance.
 struct CpuAccount {
     share: f64,
-    /// Seconds that it may have now.
+    /// Seconds that the thread may use now.
     saved: f64,
     passed_until: Time,
-    /// What the thread has had until then, seconds; and of that, what was said.
+    /// Seconds that the thread has used until the last look, and the part of them that was
+    /// reported.
     seen: f64,
     said: f64,
-    /// Seconds that passed, and that it had, each the less the longer ago.
+    /// Seconds that passed, and seconds that the thread used. Older seconds count less.
     lately: (f64, f64),
 }
 
@@ -357,7 +362,7 @@ impl CpuAccount {
         CpuAccount { share, saved: 0.0, passed_until: now, seen, said: seen, lately: (0.0, 0.0) }
     }
 
-    /// Time has passed.
+    /// Adds the allowance for the time that has passed.
     fn pass(&mut self, now: Time) {
         let passed = now.since(self.passed_until).as_secs_f64();
         self.passed_until = now;
@@ -367,7 +372,7 @@ impl CpuAccount {
         self.spend();
     }
 
-    /// Counts what the thread has had since the last time.
+    /// Counts the thread's use since the last call.
     fn spend(&mut self) {
         let seconds = thread_seconds();
         let took = seconds - self.seen;
@@ -376,18 +381,18 @@ impl CpuAccount {
         self.lately.1 += took;
     }
 
-    /// Seconds since the last time that this was asked.
+    /// Seconds used since the last call.
     fn spent(&mut self) -> f64 {
         self.seen - std::mem::replace(&mut self.said, self.seen)
     }
 
-    /// The share of a core that it had lately.
+    /// The share of a core that the thread had lately.
     fn used(&self) -> f64 {
         self.lately.1 / self.lately.0.max(1e-9)
     }
 }
 
-/// What this thread has had of a core.
+/// The CPU seconds of this thread.
 fn thread_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::from_nanos(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64).as_secs_f64()

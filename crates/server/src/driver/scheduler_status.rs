@@ -1,4 +1,4 @@
-//! What `GET /v2/scheduler` says.
+//! The answer to `GET /v2/scheduler`.
 
 use std::collections::BTreeMap;
 
@@ -9,150 +9,157 @@ use serde::Serialize;
 
 use crate::policy_report::DeviceTrialStatus;
 
-/// What the scheduler's queues do, and why.
+/// The behaviours of the scheduler's queues, and their reasons.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SchedulerStatus {
-    /// Trials of the rehearsal that came to an end.
+    /// Completed trials of the rehearsal.
     pub trials: u64,
-    /// Those after which queues did something else.
+    /// Trials that changed the behaviour of queues.
     pub changes: u64,
-    /// What the rehearsal costs.
+    /// The cost of the rehearsal.
     pub cpu: CpuStatus,
-    /// Requests that it did not see because more came than it takes: it leaves their time out.
+    /// Requests that the rehearsal did not see, because too many came at once. It leaves their time
+    /// out.
     pub arrivals_lost: u64,
-    /// Whose turn it is when batches of several queues wait for a device.
+    /// The order in which batches of several queues get devices.
     pub order: OrderStatus,
-    /// What each queue does.
+    /// The behaviour of each queue.
     pub models: Vec<QueueStatus>,
-    /// What came of the last trial.
+    /// The result of the last trial.
     pub last_trial: Option<TrialStatus>,
-    /// What models have that `auto` was asked for, on their devices.
+    /// The device policies of models with `auto`.
     pub device_policies: DeviceRehearsalStatus,
 }
 
-/// What the rehearsal of device policies has come to, of the models in service that `auto` was asked for.
+/// The rehearsal of device policies, for the models with `auto` in service.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DeviceRehearsalStatus {
-    /// Trials of a model's policies that came to an end.
+    /// Completed trials of a model's policies.
     pub trials: u64,
-    /// Those that found a better policy.
+    /// Trials that found a better policy.
     pub changes: u64,
-    /// Those whose replay of what there was did not come to what really became of the requests, and changed nothing.
+    /// Trials whose replay of the present policy did not match the real results. Such a trial
+    /// changes nothing.
     pub unfaithful: u64,
     /// Policies that lost against `exclusive` in service.
     pub losses: u64,
-    /// Each of them.
+    /// The policy of each model.
     pub models: Vec<DevicePolicyStatus>,
 }
 
-/// The policy of a model that `auto` was asked for.
+/// The policy of a model with `auto`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct DevicePolicyStatus {
-    /// The model.
+    /// The model's name.
     pub model: String,
-    /// Its version.
+    /// The model's version.
     pub version: String,
-    /// The policy with its settings, beside those that were written for the model.
+    /// The policy with its settings, beside the settings that were written for the model.
     #[serde(flatten)]
     pub candidate: Candidate,
-    /// Policies with settings that can be replayed, this one included; 0: it is not rehearsed.
+    /// Policies with settings that can be replayed, this one included; 0: the model is not
+    /// rehearsed.
     pub candidates: usize,
-    /// As of all.
+    /// Completed trials of this model.
     pub trials: u64,
-    /// As of all.
+    /// This model's trials that found a better policy.
     pub changes: u64,
-    /// As of all.
+    /// This model's trials whose replay did not match the real results.
     pub unfaithful: u64,
-    /// As of all.
+    /// This model's policies that lost against `exclusive` in service.
     pub losses: u64,
-    /// What came of the last trial of its policies.
+    /// The result of the last trial of the model's policies.
     pub last_trial: Option<DeviceTrialStatus>,
 }
 
-/// What the rehearsal costs, as shares of a core's time.
+/// The cost of the rehearsal, as shares of a core's time.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct CpuStatus {
-    /// What it may have; 0: nothing is rehearsed.
+    /// The allowed share; 0: no rehearsal.
     pub budget: f64,
-    /// What it had in the last seconds.
+    /// The share used in the last seconds.
     pub used: f64,
 }
 
-/// In which order batches get devices, and why.
+/// The order in which batches get devices, and its reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct OrderStatus {
-    /// Which it is.
+    /// The order.
     pub order: Order,
-    /// Why it is that.
+    /// The source of the order.
     pub by: Source,
 }
 
-/// Why a queue does what it does.
+/// The source of a queue's behaviour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Its policy says it.
+    /// The queue's policy sets it.
     Policy,
-    /// It is adaptive, and nothing has been found that is better than what follows from the load of the moment.
+    /// The queue is adaptive, and no trial has found a better behaviour than the one that follows
+    /// from the present load.
     StartRule,
-    /// A trial has found it.
+    /// A trial has found the behaviour.
     Trial,
 }
 
-/// What a queue does: requests of a model that can share a batch.
+/// The behaviour of a queue: requests of a model that can share a batch.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct QueueStatus {
-    /// The model.
+    /// The model's name.
     pub model: String,
-    /// As decision logs call it.
+    /// The queue's name in decision logs.
     pub queue: String,
-    /// Why it does it.
+    /// The source of the behaviour.
     pub by: Source,
-    /// What it does, if it is adaptive.
+    /// The behaviour, if the queue is adaptive.
     pub behaviour: Option<Behaviour>,
 }
 
-/// What came of a trial.
+/// The result of a trial.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct TrialStatus {
-    /// For how long it has been over.
+    /// Seconds since the trial ended.
     pub seconds_ago: f64,
-    /// What told what is done since from what was done before; nothing, if that went on.
+    /// The reason for the new behaviour; none if the trial changed nothing.
     pub why: Option<Ground>,
-    /// What was tried, what was done before first.
+    /// The candidates of the trial, the present behaviour first.
     pub candidates: Vec<CandidateStatus>,
 }
 
-/// What a candidate of a trial came to.
+/// The result of a candidate in a trial.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct CandidateStatus {
-    /// What the adaptive queues do in it: those that do the same together.
+    /// The behaviours of the adaptive queues in this candidate. Queues with the same behaviour are
+    /// one group.
     pub behaviours: Vec<Group>,
-    /// In which order batches get devices in it.
+    /// The order in which batches get devices in this candidate.
     pub order: Order,
-    /// Whether it is what is done since.
+    /// Whether the scheduler took this candidate.
     pub taken: bool,
-    /// Parts of the past that it was tried on, of 4: the worse half of the candidates leaves after each.
+    /// Parts of the past, of 4, that the candidate was tried on. The worse half of the candidates
+    /// leaves after each part.
     pub parts: u32,
-    /// By rate (as it was, 1.1 and 1.25 times that): the share of requests that were dropped or late, of the model that fared worst and of all.
+    /// By rate (as it was, 1.1 and 1.25 times that): the shares of requests that were dropped or
+    /// late. First the share of the model that fared worst, then the share of all.
     pub bad: Vec<(f64, f64)>,
-    /// Devices that were busy, in the mean.
+    /// The mean number of busy devices.
     pub devices: f64,
     /// Mean time from arrival to answer, milliseconds.
     pub delay_ms: f64,
 }
 
-/// Queues that do the same.
+/// Queues with the same behaviour.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Group {
-    /// What they do; nothing: as follows from the load of the moment.
+    /// The behaviour; none: it follows from the present load.
     pub behaviour: Option<Behaviour>,
-    /// As decision logs call them.
+    /// The queues' names in decision logs.
     pub queues: Vec<String>,
 }
 
 impl TrialStatus {
-    /// A decision that was made `ago`; of the queues that are adaptive.
+    /// The status of a decision made `ago` ago. `adaptive`: whether a queue is adaptive.
     pub fn of(decision: &RehearsalDecision, ago: Duration, adaptive: impl Fn(ModelId) -> bool) -> Self {
         let taken = decision.tried.iter().position(|tried| decision.takes(tried));
         let candidates = decision.tried.iter().enumerate().map(|(index, tried)| {

@@ -1,4 +1,4 @@
-//! The payloads of a shard's requests, and what events and decisions mean to them.
+//! The payloads of a shard's requests, and the handling of events and decisions.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -11,19 +11,19 @@ use downbeat_driver::{Handler, Moment, QueueHandle};
 use super::device_pool::DevicePool;
 use super::queued_call::QueuedCall;
 
-/// What comes to a shard.
+/// An event of a shard.
 #[expect(clippy::large_enum_variant, reason = "nearly all are requests, and a box would cost each an allocation")]
 pub enum Event {
     Submit(RequestId, QueuedCall),
-    /// Its client has gone.
+    /// The client of a request has gone.
     Cancel(ModelId, RequestId),
 }
 
-/// The requests that wait in one shard: everything in its queues, and nothing else.
+/// The requests that wait in one shard: exactly the requests in its queues.
 #[derive(Default)]
 pub struct WaitingTable(HashMap<RequestId, (QueuedCall, Ticket), BuildHasherDefault<CounterHasher>>);
 
-/// Hashes a request id, which is a counter: spreading it is enough.
+/// Hashes a request id, which is a counter. Spreading the ids is enough.
 #[derive(Default)]
 pub struct CounterHasher(u64);
 
@@ -61,7 +61,7 @@ impl Handler for DevicePool {
                 }
             }
             Event::Cancel(model, request) => {
-                // Counted by whoever dropped the ticket.
+                // The owner of the dropped ticket has counted the request.
                 if let Some((_, ticket)) = table.0.get(&request)
                     && shard.handle_cancel(moment.now, model, *ticket)
                     && let Some(queued) = table.take(request)
@@ -92,7 +92,7 @@ impl Handler for DevicePool {
 }
 
 impl DevicePool {
-    /// A request was answered that no batch was made of.
+    /// Records the answer to a request that got no batch.
     fn answered(&self, queue: QueueHandle, at: Time, lost: bool) {
         if self.rehearser.listens() {
             self.rehearser.answered(queue, at, 1, lost);
@@ -100,7 +100,7 @@ impl DevicePool {
     }
 }
 
-/// A request as the rehearsal knows it.
+/// A request in the form that the rehearsal knows.
 fn arrival(now: Time, queued: &QueuedCall) -> PastArrival {
     let deadline = queued.call.deadline;
     let budget = if deadline == Time::MAX { Duration::MAX } else { deadline.since(now) };
@@ -109,7 +109,7 @@ fn arrival(now: Time, queued: &QueuedCall) -> PastArrival {
 }
 
 impl WaitingTable {
-    /// Whether it waits now; otherwise it was answered.
+    /// Submits a request. Returns false if it was answered at once.
     fn submit(&mut self, moment: Moment, shard: &mut Journal<Shard>, id: RequestId, queued: QueuedCall) -> bool {
         let Moment { now, expected_free } = moment;
         let model = queued.queue.place.model;
@@ -126,7 +126,8 @@ impl WaitingTable {
             queued.call.never_fits(request.size, bound, now);
             return false;
         }
-        // Every device is busy for longer than the deadline allows: known now, so said now.
+        // Every device is busy for longer than the deadline allows. The request is refused now
+        // rather than later.
         let start = now.max(expected_free);
         if queued.queue.drops() && start > now && start != Time::MAX && request.deadline != Time::MAX {
             let needed = queued.queue.least(request.size);
@@ -139,7 +140,7 @@ impl WaitingTable {
                 return false;
             }
         }
-        // The version's own bound, whatever the number of shapes and levels its requests are spread over.
+        // The version's own bound, over all shapes and levels of its requests.
         if !queued.has_place && !queued.call.loaded.begin_waiting(request.size) {
             queued.reject(&Reject::QueueFull { bound }, now);
             return false;
@@ -157,7 +158,7 @@ impl WaitingTable {
         }
     }
 
-    /// Takes out a request that waits no more.
+    /// Takes out a request that no longer waits.
     fn take(&mut self, request: RequestId) -> Option<QueuedCall> {
         let (queued, _) = self.0.remove(&request)?;
         queued.call.loaded.end_waiting(queued.call.admitted.rows);

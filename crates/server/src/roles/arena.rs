@@ -1,7 +1,11 @@
-//! Large tensors in memory that other processes read, instead of on a connection: those of the same machine, and by UCX those of others.
+//! Large tensors in shared memory instead of on a connection. Processes of the same machine map the
+//! memory; others read it by UCX.
 //!
-//! A process has one region. It is divided into pages; at its start is a number for each: that of the tensor that begins there, never used again, or 0. A frame says page and number, and whoever reads
-//! copies first and looks at the number after that: a tensor that was taken away meanwhile is no tensor, and the frame as good as lost on its way, which links cope with.
+//! A process has one region, which is divided into pages. The region starts with a number for each
+//! page. A page's number belongs to the tensor that begins on the page, and is never used again; 0:
+//! none. A frame names page and number. The reader first copies the bytes and then looks at the
+//! number. If the tensor was taken away meanwhile, the frame counts as lost on its way, and links
+//! cope with lost frames.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -19,36 +23,38 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tokio::net::{UnixListener, UnixStream};
 
-/// Bytes of a tensor up to which it stays in its frame: on less than a page it would take a page, and is copied and written with the frame's head anyway.
+/// The most bytes of a tensor that stays in its frame. In memory such a tensor would take a whole
+/// page, and copying it with the frame's head is cheap.
 pub const IN_FRAME: usize = 4 << 10;
-/// Bytes that places of tensors are counted in.
+/// The unit of tensors' places, in bytes.
 const PAGE: usize = 4 << 10;
-/// Most bytes of a region.
+/// The most bytes of a region.
 pub const MOST: usize = 256 << 20;
-/// Free pieces that are looked at for a tensor; if none is large enough it goes by the connection.
+/// The most free pieces that are looked at for a tensor. If none is large enough, the tensor goes
+/// by the connection.
 const LOOKS_AT: usize = 64;
-/// How long the way to a peer's region may take.
+/// The longest time to get a peer's region.
 const FETCHES_WITHIN: Duration = Duration::from_millis(500);
 
-/// Where a tensor is: its first page, and its number.
+/// The place of a tensor: its first page, and its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Counted from the region's start.
+    /// The first page, counted from the region's start.
     pub page: u32,
-    /// Never 0.
+    /// The tensor's number, never 0.
     pub number: u64,
 }
 
-/// This process's region, and who has what of it.
+/// This process's region, and the use of its pages.
 pub struct Arena {
     region: OwnRegion,
-    /// Free pages: the first of each piece, and how many.
+    /// Free pages: the first page of each piece, and its length.
     free: Mutex<BTreeMap<usize, usize>>,
     next: AtomicU64,
     readers: AtomicUsize,
 }
 
-/// Pages of a tensor, until nobody has it any more.
+/// The pages of a tensor, freed with its last user.
 struct Kept {
     arena: Arc<Arena>,
     page: usize,
@@ -72,7 +78,7 @@ impl Drop for Kept {
 }
 
 impl Arena {
-    /// A region of at most `most` bytes, of which memory is taken for what is used.
+    /// A region of at most `most` bytes. Memory is taken only for used pages.
     ///
     /// # Errors
     /// If the system has no such memory.
@@ -85,12 +91,13 @@ impl Arena {
         Ok(Arena { region, free, next, readers })
     }
 
-    /// Where a tensor begins in a region.
+    /// The first byte of a tensor in a region.
     pub fn begin(place: Place) -> Option<usize> {
         usize::try_from(place.page).ok()?.checked_mul(PAGE)
     }
 
-    /// Has bytes where others read them, if they are many, somebody reads, and there is room: else they stay where they are.
+    /// Copies bytes into the region if they are large, a peer reads the region, and there is room.
+    /// Otherwise returns them unchanged.
     pub fn keep(self: &Arc<Self>, bytes: Bytes) -> Bytes {
         if bytes.len() <= IN_FRAME || self.readers.load(Ordering::Relaxed) == 0 {
             return bytes;
@@ -100,21 +107,22 @@ impl Arena {
         if let Some(number) = self.region.number(page) {
             number.store(self.next.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
         }
-        // Whoever sees any of these bytes sees that the numbers of those before them are gone.
+        // A reader that sees any of these bytes also sees that earlier tensors' numbers are gone.
         fence(Ordering::Release);
-        // SAFETY: the pages were free, so that nobody has bytes there, and are not those of the numbers.
+        // SAFETY: the pages were free, so no reference to their bytes exists, and they are not the
+        // pages of the numbers.
         let bytes = unsafe { self.region.put(page * PAGE, &bytes) };
         Bytes::from_owner(Kept { arena: self.clone(), page, pages, bytes })
     }
 
-    /// Where others find these bytes, if they are kept.
+    /// The place of bytes in the region, if they are there.
     pub fn place_of(&self, bytes: &Bytes) -> Option<Place> {
         let begin = self.region.begin_of(bytes).filter(|begin| begin % PAGE == 0)?;
         let number = self.region.number(begin / PAGE)?.load(Ordering::Relaxed);
         (number > 0).then_some(Place { page: u32::try_from(begin / PAGE).ok()?, number })
     }
 
-    /// One more reads it, or one less.
+    /// Counts one more reader of the region, or one less.
     pub fn is_read(&self, more: bool) {
         match more {
             true => self.readers.fetch_add(1, Ordering::Relaxed),
@@ -146,7 +154,7 @@ impl Arena {
         free.insert(first, pages);
     }
 
-    /// Gives the region to whoever asks on this machine as the same user.
+    /// Gives the region to each process of this machine that asks as the same user.
     pub async fn hand_out(self: Arc<Self>, node: NodeId) {
         let listener = match UnixListener::bind(socket(node)) {
             Ok(listener) => listener,
@@ -163,13 +171,13 @@ impl Arena {
             if !is_mine(&stream) {
                 continue;
             }
-            // Whoever has gone needs it no more.
+            // A process that has gone no longer needs the region.
             let _ = give(&stream, self.region.file());
         }
     }
 }
 
-/// For reads by UCX.
+/// Methods for reads by UCX.
 #[cfg(feature = "ucx")]
 impl Arena {
     /// This process's region.
@@ -183,7 +191,7 @@ impl Arena {
     }
 }
 
-/// Sends a file.
+/// Sends a file descriptor.
 fn give(stream: &UnixStream, file: BorrowedFd<'_>) -> io::Result<()> {
     let file = [file];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -193,27 +201,28 @@ fn give(stream: &UnixStream, file: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// The name, of this network namespace and without a file, that a process's region is asked for at.
+/// The abstract name, in this network namespace and without a file, of the socket that hands out a
+/// process's region.
 fn socket(node: NodeId) -> String {
     format!("\0downbeat-{:016x}", node.0)
 }
 
-/// Whether the other end is of this user: nobody else sees tensors.
+/// Whether the other end belongs to this user. Other users see no tensors.
 fn is_mine(stream: &UnixStream) -> bool {
     stream.peer_cred().is_ok_and(|other| other.uid() == rustix::process::geteuid().as_raw())
 }
 
-/// The region of a peer.
+/// The mapped region of a peer.
 pub struct PeerArena(PeerRegion);
 
 impl PeerArena {
-    /// That of a process, if it is on this machine.
+    /// The region of a process, if the process is on this machine.
     ///
     /// # Errors
-    /// If what it hands out is no region.
+    /// If the process hands out something else than a region.
     pub async fn of(node: NodeId) -> io::Result<Option<PeerArena>> {
         let fetch = async {
-            // It is elsewhere, or has none.
+            // The process is elsewhere, or has no region.
             let Ok(stream) = UnixStream::connect(socket(node)).await else { return Ok(None) };
             if !is_mine(&stream) {
                 return Ok(None);
@@ -237,11 +246,13 @@ impl PeerArena {
         tokio::time::timeout(FETCHES_WITHIN, fetch).await.unwrap_or(Ok(None))
     }
 
-    /// A copy of a tensor: `None` if it is outside of the region, `Some(None)` if it is not there any more.
+    /// A copy of a tensor. `None`: the place is outside of the region. `Some(None)`: the tensor is
+    /// gone.
     pub fn read(&self, place: Place, len: usize) -> Option<Option<Bytes>> {
         let number = self.0.number(usize::try_from(place.page).ok()?)?;
         let copy = self.0.copy(Arena::begin(place)?, len)?;
-        // With the fence of `keep`: if any of these bytes is of a later tensor, the number is not this one's any more.
+        // Pairs with the fence of `keep`: if any of these bytes belongs to a later tensor, the
+        // number has changed.
         fence(Ordering::Acquire);
         Some((number.load(Ordering::Relaxed) == place.number).then_some(copy))
     }

@@ -1,4 +1,4 @@
-//! What a backend has: its slots, and the models of its registry with what their batches take.
+//! A backend's offer: its slots, and the models of its registry with their latencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -19,30 +19,32 @@ use crate::options::ServerOptions;
 use crate::refusal::FullBatch;
 use crate::registry::Registry;
 
-/// A change of what a batch takes that is worth telling, as a share of it.
+/// The least change of a latency that is worth a new offer, as a share of the latency.
 const WORTH_TELLING: f64 = 0.03;
-/// How often it is looked at which models the repositories have.
+/// How often the repositories are checked for models.
 const LOOKS_AT_FILES_EVERY: Duration = Duration::from_millis(2_000);
-/// The parameter of a model whose requests must not run a second time where it is not known whether they ran.
+/// The parameter of a model whose requests must not run a second time if the first run is
+/// uncertain.
 const RUN_ONCE: &str = "run_once";
 
-/// Says what a backend has, when that changes.
+/// Makes a backend's offer, whenever it changes.
 pub struct OfferMaker {
     registry: Registry,
     options: Arc<ServerOptions>,
-    /// What processors are called where there are no GPUs.
+    /// The processor's name, for machines without GPUs.
     processor: String,
-    /// By name and version: what was read of the files.
+    /// By name and version: the contents of the files.
     files: BTreeMap<(String, u64), Files>,
-    /// What has been said of models that are not offered.
+    /// Models that are not offered, and whose warning has been logged.
     said: BTreeSet<(String, u64)>,
     last: Option<Offer>,
-    /// What schedulers may have it load and unload, and when that was looked at.
+    /// Models that schedulers may order to load and unload. `looked`: when the repositories were
+    /// last checked.
     repository: Vec<Loadable>,
     looked: Option<Time>,
 }
 
-/// What was read of the files of a version.
+/// The results of reading a version's files.
 #[derive(Clone)]
 struct Files {
     of: Weak<LoadedVersion>,
@@ -51,13 +53,13 @@ struct Files {
 }
 
 impl OfferMaker {
-    /// One that has offered nothing yet.
+    /// An offer maker that has made no offer yet.
     pub fn new(registry: Registry, options: Arc<ServerOptions>) -> Self {
         let (files, said, repository) = Default::default();
         OfferMaker { registry, options, processor: processor(), files, said, last: None, repository, looked: None }
     }
 
-    /// What there is, if that is something else than last time. Reads files of models that are new.
+    /// The present offer, if it differs from the last one. Reads the files of new models.
     pub fn next(&mut self) -> Option<Offer> {
         let offer = self.offer();
         if self.last.as_ref().is_some_and(|last| is_like(last, &offer)) {
@@ -132,7 +134,8 @@ impl OfferMaker {
         let settings = queue.settings();
         let items = settings.max_batch.max(1);
         let full = FullBatch { items, takes: queue.least(items) };
-        // What it is made of changes with every batch, and is a hint.
+        // The cost of a full batch changes with every batch, and is a hint. An unchanged
+        // fingerprint therefore keeps its last definition.
         let Files { fingerprint, recipe, .. } = self.files(definition, number, loaded);
         let mut before = self.last.iter().flat_map(|last| &last.models);
         let same = before.find(|before| before.model == *name && before.version == number);
@@ -142,7 +145,7 @@ impl OfferMaker {
             version: number,
             definition: same.unwrap_or_else(|| {
                 let mut config = definition.config.clone();
-                // Whoever cannot be told of the steps must not promise them.
+                // Frontends that do not get the steps must not promise them.
                 if let Some(preprocess) = loaded.preprocess.as_ref().filter(|_| recipe.is_some()) {
                     preprocess.describe(&mut config);
                 }
@@ -163,7 +166,7 @@ impl OfferMaker {
         })
     }
 
-    /// The steps to a model's inputs, to be sent.
+    /// The steps to a model's inputs, packed for sending.
     fn recipe(&self, definition: &ModelDefinition) -> Option<Arc<SentRecipe>> {
         let steps = self.options.models.get(&definition.name)?.preprocess.clone()?;
         let packed =
@@ -175,7 +178,8 @@ impl OfferMaker {
         packed.inspect_err(said).ok().map(Arc::new)
     }
 
-    /// What is read of its files, once. The fingerprint is of the completed configuration, the steps and the file: the same wherever these are.
+    /// The results of reading a version's files, read once. The fingerprint covers the completed
+    /// configuration, the steps and the file, wherever these are.
     fn files(&mut self, definition: &ModelDefinition, number: u64, loaded: &Arc<LoadedVersion>) -> Files {
         let key = (definition.name.clone(), number);
         let known = self.files.get(&key);
@@ -194,7 +198,7 @@ impl OfferMaker {
                 sum.update(&buffer[..read]);
                 size += read;
             }
-            // Nothing can go wrong in a text.
+            // Writing to a string cannot fail.
             let _ = write!(fingerprint, "-{size}-{:08x}", sum.finalize());
         }
         let files = Files { of: Arc::downgrade(loaded), fingerprint, recipe };
@@ -203,7 +207,7 @@ impl OfferMaker {
     }
 }
 
-/// Whether nobody has to be told of the difference.
+/// Whether two offers differ too little to send the new offer.
 fn is_like(last: &Offer, now: &Offer) -> bool {
     let without = |model: &OfferedModel| OfferedModel { profiles: Vec::new(), ..model.clone() };
     let close = |(a, b): (&(u32, LatencyProfile), &(u32, LatencyProfile))| {

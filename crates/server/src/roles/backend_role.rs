@@ -1,4 +1,4 @@
-//! A backend's machine with the slots that its batches run on.
+//! A backend's state machine with the slots that run its batches.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use crate::registry::Registry;
 use crate::reply::{Answer, Gathered, Reply};
 use crate::serving::InFlight;
 
-/// What a backend's threads tell its node.
+/// An event from a backend's threads to its node.
 pub enum BackendEvent {
     /// A slot is done with its batch.
     Ran(SlotDone),
-    /// What it has from now on.
+    /// The backend's slots and models have changed.
     Offer(Offer),
-    /// What it was told to do with a model is done, or could not be.
+    /// An ordered load or unload is done, or has failed.
     Done(String, Result<(), String>),
-    /// It is to go.
+    /// The backend must leave.
     Drain,
 }
 
@@ -43,26 +43,26 @@ struct Waiting {
     members: Vec<Member<Tensors>>,
 }
 
-/// A batch that a slot has.
+/// A batch that runs on a slot.
 struct Running {
     batch: BatchKey,
     slot: u32,
     members: Vec<RequestKey>,
     answers: Arc<Gathered>,
-    /// It does not leave before.
+    /// Keeps the model from being unloaded during the batch.
     _model: InFlight,
 }
 
-/// A backend's machine, and what its slots do.
+/// A backend's state machine, and the batches of its slots.
 pub struct BackendRole {
     node: BackendNode<Tensors>,
     registry: Registry,
-    /// By slot, in the order in which they run there.
+    /// By slot: waiting batches, in the order of their runs.
     waiting: BTreeMap<u32, VecDeque<Waiting>>,
-    /// By what this process calls it: at most one of each slot.
+    /// Running batches, at most one on each slot, by this process's ids.
     running: BTreeMap<BatchId, Running>,
     next_batch: u64,
-    /// Loads and unloads models; the answer is an event.
+    /// Loads and unloads models; the result comes as an event.
     loader: mpsc::UnboundedSender<(String, Doing)>,
     board: StatusBoard,
     arena: Option<Arc<Arena>>,
@@ -75,7 +75,7 @@ struct Prepared {
 }
 
 impl BackendRole {
-    /// One that runs the models of a registry, and has nothing to do yet.
+    /// A backend that runs the models of a registry, without batches.
     pub fn new(
         node: NodeId,
         options: BackendOptions,
@@ -88,7 +88,7 @@ impl BackendRole {
         BackendRole { node, registry, waiting, running, next_batch: 0, loader, board, arena }
     }
 
-    /// Gives a slot its next batch, if it has none.
+    /// Gives a slot its next batch, if the slot is free.
     fn begin(&mut self, now: Time, slot: u32) {
         while self.running.values().all(|running| running.slot != slot) {
             let Some(Waiting { batch, queue, members }) = self.waiting.get_mut(&slot).and_then(VecDeque::pop_front)
@@ -99,7 +99,8 @@ impl BackendRole {
             let answers = Arc::new(Gathered::default());
             match self.prepare(now, slot, &queue, members, &answers) {
                 Ok(None) => {
-                    // Nothing was done with its members: they run where the model still is.
+                    // The model is gone, so no member has run. The members run on a backend that
+                    // still has the model.
                     self.node.handle_unloaded(now, &queue.model, queue.version);
                     self.node.handle_ran(now, batch, None, Vec::new());
                 }
@@ -107,7 +108,8 @@ impl BackendRole {
                     let id = BatchId(self.next_batch);
                     self.next_batch += 1;
                     self.running.insert(id, Running { batch, slot, members: requests, answers, _model: model });
-                    // A brief batch with none beside it runs on the node's thread: two changes of threads take longer than it does.
+                    // A short batch without another beside it runs on the node's thread. Two
+                    // changes of threads would take longer than the batch.
                     let is_alone = self.node.batches() == 1;
                     run_own(is_alone, || self.registry.driver.grant(DeviceId(slot), id, jobs));
                 }
@@ -119,7 +121,8 @@ impl BackendRole {
         }
     }
 
-    /// The calls of a batch's members; those that do not fit are answered. `None`: the model was unloaded.
+    /// Makes the calls of a batch's members. Members that do not fit are answered at once. `None`:
+    /// the model was unloaded.
     fn prepare(
         &self,
         now: Time,
@@ -175,7 +178,7 @@ impl BackendRole {
         Ok(Some(Prepared { model, jobs }))
     }
 
-    /// Tells the machine what came of a batch. `failed`: why it was not even begun.
+    /// Reports the results of a batch to the state machine. `failed`: why the batch did not begin.
     fn done(
         &mut self,
         now: Time,
@@ -202,7 +205,7 @@ impl BackendRole {
     }
 }
 
-/// Checks a member's tensors as those of a client.
+/// Checks a member's tensors like those of a client's request.
 fn admit(loaded: &LoadedVersion, name: &str, payload: Tensors) -> Result<crate::batch_codec::Admitted, ServiceError> {
     let tensor = |(binding, part): (&downbeat_repository::TensorBinding, crate::batch_codec::OutputPart)| InferTensor {
         name: binding.client.name.clone(),

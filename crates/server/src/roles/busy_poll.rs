@@ -1,4 +1,5 @@
-//! Looking for what comes next before a node's thread sleeps: a core that sleeps takes longer to wake than most of what it is woken for.
+//! Busy polling: a node's thread looks for events before it sleeps. Waking a sleeping core takes
+//! longer than most of the node's work.
 
 use std::cell::Cell;
 
@@ -6,39 +7,41 @@ use downbeat_core::{Duration, Time};
 
 use crate::clock::Clock;
 
-/// A look that took longer gave the core to somebody else, who would have to share it: the thread sleeps then, and preempts when it is woken.
+/// A look that took longer means that another thread got the core. The two would have to share the
+/// core, so this thread sleeps. When woken it preempts the other.
 const SOMEBODY_ELSE: Duration = Duration::from_micros(100);
 
-/// How long a node looks for what comes next, and since when.
+/// How long a node looks for events, and since when.
 #[derive(Debug)]
 pub struct BusyPoll {
     lasts: Duration,
     clock: Clock,
-    /// When something came last.
+    /// When the last event came.
     came: Cell<Time>,
-    /// Something has come since the last look.
+    /// Whether an event has come since the last look.
     is_here: Cell<bool>,
 }
 
 impl BusyPoll {
-    /// For so long; zero: not at all.
+    /// Busy polling for `lasts` after each event; zero: none.
     pub fn new(lasts: Duration, clock: Clock) -> Self {
         BusyPoll { lasts, clock, came: Cell::new(Time::ZERO), is_here: Cell::new(false) }
     }
 
-    /// Something has come: more may follow.
+    /// Notes that an event has come, so that more may follow.
     pub fn has_come(&self, now: Time) {
         self.came.set(now);
         self.is_here.set(true);
     }
 
-    /// Looks until something has come, here or by `has_event`; or for long enough, or until something is `due`, or somebody else wants the core.
+    /// Looks until an event comes, here or by `has_event`. Also stops after long enough, when
+    /// something is `due`, or when another thread wants the core.
     pub async fn look(&self, due: Time, has_event: impl Fn() -> bool) {
         self.is_here.set(false);
         let until = (self.came.get() + self.lasts).min(due);
         let mut now = if self.lasts > Duration::ZERO { self.clock.now() } else { until };
         while now < until {
-            // The runtime asks its sockets before it comes back.
+            // The runtime polls its sockets before this task goes on.
             tokio::task::yield_now().await;
             if self.is_here.get() || has_event() {
                 return;

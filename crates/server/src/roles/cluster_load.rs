@@ -1,4 +1,5 @@
-//! What requests and devices of a cluster come to, as its leading scheduler counts them, for the autoscale advice.
+//! The load of a cluster's requests and devices, counted by its leading scheduler, for the
+//! autoscale advice.
 
 use std::sync::Arc;
 
@@ -10,23 +11,24 @@ use crate::autoscale::AutoscaleWatch;
 use crate::clock::Clock;
 use crate::metrics::Metrics;
 
-/// Has an advisor look at the counters of the scheduler that leads, if that is this process.
+/// Passes the leading scheduler's counters to an advisor, if this process leads.
 pub struct ClusterLoad {
     clock: Clock,
     watch: Arc<AutoscaleWatch>,
     metrics: Arc<Metrics>,
-    /// Whose counters were looked at last.
+    /// The epoch of the counters that were passed last.
     epoch: Mutex<Option<Epoch>>,
 }
 
 impl ClusterLoad {
-    /// Nobody leads yet.
+    /// A cluster load before the first leader.
     pub fn new(clock: Clock, watch: Arc<AutoscaleWatch>, metrics: Arc<Metrics>) -> Self {
         watch.forget(&metrics);
         ClusterLoad { clock, watch, metrics, epoch: Mutex::new(None) }
     }
 
-    /// The counters now, and in which epoch they began; to be told about once a second.
+    /// Takes the present counters, and the epoch in which they began. Call this about once a
+    /// second.
     pub fn look(&self, epoch: Option<Epoch>, sample: Option<AutoscaleSample>) {
         if std::mem::replace(&mut *self.epoch.lock(), epoch) != epoch {
             self.watch.forget(&self.metrics);

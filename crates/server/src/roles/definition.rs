@@ -1,4 +1,5 @@
-//! What a frontend has to know of a model version that it does not have: sent by the backend that has it, through the scheduler.
+//! The definition of a model version for frontends, which do not have the model. Backends send it
+//! through the scheduler.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -16,13 +17,14 @@ use serde::{Deserialize, Serialize};
 use crate::batch_codec::{BatchCodec, CodecParts};
 use crate::refusal::FullBatch;
 
-/// Most bytes of a packed `tokenizer.json` that are sent: schedulers and frontends are told of all models whenever one of them changes.
+/// The most bytes of a packed `tokenizer.json` that is sent. Each change of one model sends all
+/// models to schedulers and frontends again.
 const LARGEST_FILE: usize = 8 << 20;
 
-/// A model version as it is sent.
+/// A model version in the form that is sent.
 #[derive(Serialize, Deserialize)]
 struct Sent {
-    /// Its completed configuration, as its protocol buffer.
+    /// The completed configuration, as its protocol buffer.
     config: Vec<u8>,
     codec: CodecParts,
     batching: Batching,
@@ -31,20 +33,20 @@ struct Sent {
     recipe: Option<SentRecipe>,
 }
 
-/// Steps to a model's inputs as they are sent.
+/// The steps to a model's inputs, in the form that is sent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SentRecipe {
-    /// As in an options file, in JSON.
+    /// The steps in JSON, like in an options file.
     steps: Vec<u8>,
-    /// The file that they need, packed.
+    /// The file that the steps need, packed.
     tokenizer: Option<Vec<u8>>,
 }
 
 impl SentRecipe {
-    /// Packed.
+    /// Packs the steps and their file.
     ///
     /// # Errors
-    /// In words, if it is too large to be sent.
+    /// In words, if the file is too large to be sent.
     pub fn pack(recipe: &Recipe) -> Result<Self, String> {
         let steps = serde_json::to_vec(&recipe.steps).map_err(|error| error.to_string())?;
         let pack = |file: &Vec<u8>| {
@@ -60,15 +62,15 @@ impl SentRecipe {
         }
     }
 
-    /// All bytes that it is made of.
+    /// All bytes of the packed steps.
     pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
         std::iter::once(&self.steps[..]).chain(self.tokenizer.as_deref())
     }
 
-    /// As it was.
+    /// Unpacks the steps and their file.
     ///
     /// # Errors
-    /// In words, if it is none.
+    /// In words, if the bytes are not packed steps.
     pub fn unpack(&self) -> Result<Recipe, String> {
         let steps = serde_json::from_slice(&self.steps).map_err(|error| error.to_string())?;
         let unpack = |packed: &Vec<u8>| {
@@ -85,25 +87,25 @@ impl SentRecipe {
     }
 }
 
-/// What requests of a model version have to be like, and when they have to be answered.
+/// The requirements on requests of a model version, and the time for their answers.
 #[derive(Debug)]
 pub struct Definition {
-    /// Its completed configuration.
+    /// The completed configuration of the model.
     pub config: ModelConfig,
-    /// What its requests look like.
+    /// The form of the model's requests.
     pub codec: Arc<BatchCodec>,
-    /// How they are queued.
+    /// How the requests are queued.
     pub batching: Batching,
-    /// From arrival to answer, as the backend serves it.
+    /// The time from arrival to answer that the backend serves the model with.
     pub slo: Option<Duration>,
-    /// Its largest batch, as it was when it was loaded.
+    /// The model's largest batch, as it was at loading.
     pub full: FullBatch,
-    /// The steps to its inputs, if it takes more than tensors.
+    /// The steps to the model's inputs, if it takes more than tensors.
     pub recipe: Option<Arc<SentRecipe>>,
 }
 
 impl Definition {
-    /// As bytes.
+    /// The definition as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let sent = Sent {
             config: self.config.encode_to_vec(),
@@ -113,14 +115,14 @@ impl Definition {
             full: (self.full.items, self.full.takes),
             recipe: self.recipe.as_deref().cloned(),
         };
-        // Nothing of it can fail to be written; who gets nothing says so.
+        // Encoding cannot fail. An empty result fails in `decode`, which reports it.
         postcard::to_allocvec(&sent).unwrap_or_default()
     }
 
-    /// From bytes.
+    /// Reads a definition from bytes.
     ///
     /// # Errors
-    /// In words, if it is none.
+    /// In words, if the bytes are not a definition.
     pub fn decode(bytes: &[u8]) -> Result<Self, String> {
         let sent: Sent = postcard::from_bytes(bytes).map_err(|error| error.to_string())?;
         let config = ModelConfig::decode(&*sent.config).map_err(|error| error.to_string())?;
@@ -155,7 +157,7 @@ mod tests {
 
     #[test]
     fn files_that_are_too_large_or_garbage_are_refused() {
-        // Numbers that cannot be packed.
+        // Bytes that cannot be unpacked.
         let noise =
             (0..4_000_000_u64).flat_map(|n| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).to_le_bytes()[..4].to_vec());
         let reason = SentRecipe::pack(&recipe(noise.collect())).unwrap_err();

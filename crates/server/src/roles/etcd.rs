@@ -1,6 +1,7 @@
 //! A client of etcd, by its JSON gateway (`/v3/...`, since etcd 3.4), over plain HTTP.
 //!
-//! Values change by comparing and replacing alone: whoever writes says which change of the value it has seen.
+//! Values change only by compare and replace. A writer names the revision of the value that it has
+//! seen.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -15,37 +16,38 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
-/// How long one of its servers may take to answer before the next is asked.
+/// How long a server may take to answer before the next one is asked.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
-/// Most bytes of an answer.
+/// The most bytes of an answer.
 const LARGEST_ANSWER: usize = 2 << 20;
-/// Characters of an answer that are shown to people.
+/// The most characters of an answer in a message to people.
 const SHOWN: usize = 200;
 
-/// Its servers, which are asked one after the other.
+/// A client of etcd, which asks the servers one after the other.
 pub struct Etcd {
-    /// `HOST:PORT`; the first is the one that answered last.
+    /// `HOST:PORT` of each server. The server that answered last comes first.
     servers: Vec<String>,
-    /// Where this process is connected to it from, as of the last answer.
+    /// The local address of the connection to etcd, as of the last answer.
     local: IpAddr,
 }
 
-/// What a key has.
+/// The value of a key.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Kept {
     /// Any bytes.
     pub value: Vec<u8>,
-    /// Of its last change.
+    /// The revision of the key's last change.
     pub revision: u64,
 }
 
-/// Keys that were written under it go when it is not renewed in time.
+/// A lease. Keys that were written under it vanish if it is not renewed in time.
 pub struct Lease(String);
 
 /// `HOST:PORT` of an etcd server, from how people write it.
 ///
 /// # Errors
-/// In words, if it is something else, or asks for what is not there.
+/// In words, if the text is not such a URL, or asks for users, passwords or TLS, which are not
+/// supported.
 pub fn etcd_server(url: &str) -> Result<String, String> {
     let uri: hyper::Uri = url.parse().map_err(|error| format!("'{url}': {error}"))?;
     let shape = format!("'{url}' is not http://HOST:PORT, such as http://etcd-1:2379");
@@ -66,31 +68,32 @@ pub fn etcd_server(url: &str) -> Result<String, String> {
 }
 
 impl Etcd {
-    /// That on these servers, `HOST:PORT`.
+    /// A client for these servers, `HOST:PORT`.
     pub fn new(servers: Vec<String>) -> Self {
         Etcd { servers, local: Ipv4Addr::LOCALHOST.into() }
     }
 
-    /// Its servers.
+    /// The servers.
     pub fn servers(&self) -> &[String] {
         &self.servers
     }
 
-    /// Where this process is connected to it from, as of the last answer.
+    /// The local address of the connection to etcd, as of the last answer.
     pub fn local(&self) -> IpAddr {
         self.local
     }
 
-    /// What a key has; `None`: there is no such key.
+    /// The value of a key; `None`: there is no such key.
     ///
     /// # Errors
-    /// In words, as for all that is asked here: if no server answers as etcd does.
+    /// In words, like all requests here: if no server answers like etcd.
     pub async fn get(&mut self, key: &str) -> Result<Option<Kept>, String> {
         let answer = self.ask("kv/range", &json!({ "key": encoded(key) })).await?;
         Ok(pairs(&answer)?.pop().map(|(_, kept)| kept))
     }
 
-    /// All keys that begin with `folder` and a slash, up to `most`, without these.
+    /// All keys that begin with `folder` and a slash, up to `most`. The returned names lack this
+    /// prefix.
     pub async fn list(&mut self, folder: &str, most: u32) -> Result<Vec<(String, Kept)>, String> {
         let (from, to) = (format!("{folder}/"), format!("{folder}{}", char::from(b'/' + 1)));
         let range = json!({ "key": encoded(&from), "range_end": encoded(&to), "limit": most.to_string() });
@@ -99,7 +102,8 @@ impl Etcd {
         Ok(found)
     }
 
-    /// Gives a key this value, if its last change is that of this revision (0: there is no such key); whether it did.
+    /// Sets the value of a key, if the key's last change has this revision (0: there is no such
+    /// key). Returns whether it did.
     pub async fn replace(
         &mut self,
         key: &str,
@@ -112,29 +116,29 @@ impl Etcd {
         let compare = json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision });
         let put = json!({ "request_put": { "key": key, "value": encoded(value), "lease": lease } });
         let answer = self.ask("kv/txn", &json!({ "compare": [compare], "success": [put] })).await?;
-        // What is false is left out of its JSON.
+        // The JSON leaves out fields that are false.
         Ok(answer["succeeded"] == true)
     }
 
-    /// A lease that ends after so long, in whole seconds, unless it is renewed.
+    /// A lease that ends after `lasts`, in whole seconds, unless it is renewed.
     pub async fn grant(&mut self, lasts: Duration) -> Result<Lease, String> {
         let answer = self.ask("lease/grant", &json!({ "TTL": lasts.as_secs().to_string() })).await?;
         let number = answer["ID"].as_str().ok_or_else(|| format!("a lease has no number: {answer}"))?;
         Ok(Lease(number.to_owned()))
     }
 
-    /// Has a lease last as long again; false: it has ended.
+    /// Renews a lease for its full time. Returns false if it has ended.
     pub async fn renew(&mut self, Lease(number): &Lease) -> Result<bool, String> {
         let answer = self.ask("lease/keepalive", &json!({ "ID": number })).await?;
         Ok(answer["result"]["TTL"].as_str().is_some())
     }
 
-    /// Ends a lease, and has its keys go.
+    /// Ends a lease, which deletes its keys.
     pub async fn revoke(&mut self, Lease(number): Lease) -> Result<(), String> {
         self.ask("lease/revoke", &json!({ "ID": number })).await.map(drop)
     }
 
-    /// What etcd says to this: that of its servers which answers first, one after the other.
+    /// Sends a request to the servers, one after the other, and returns the first answer.
     async fn ask(&mut self, what: &str, body: &Value) -> Result<Value, String> {
         let mut reason = "no server is named".to_owned();
         for _ in 0..self.servers.len() {
@@ -153,21 +157,21 @@ impl Etcd {
     }
 }
 
-/// Keys and values, as its JSON has them.
+/// Keys and values in the form of etcd's JSON.
 fn encoded(bytes: impl AsRef<[u8]>) -> String {
     BASE64_STANDARD.encode(bytes)
 }
 
-/// The keys that an answer has.
+/// The keys and values in an answer.
 fn pairs(range: &Value) -> Result<Vec<(String, Kept)>, String> {
     let pair = |pair: &Value| {
         let bytes = |name: &str| match &pair[name] {
-            // What is empty is left out.
+            // The JSON leaves out empty fields.
             Value::Null => Some(Vec::new()),
             text => BASE64_STANDARD.decode(text.as_str()?).ok(),
         };
         let (key, value) = (String::from_utf8(bytes("key")?).ok()?, bytes("value")?);
-        // Numbers of 64 bits are texts.
+        // Numbers of 64 bits are strings in the JSON.
         let revision = pair["mod_revision"].as_str()?.parse().ok()?;
         Some((key, Kept { value, revision }))
     };
@@ -175,7 +179,7 @@ fn pairs(range: &Value) -> Result<Vec<(String, Kept)>, String> {
     all.iter().map(|its| pair(its).ok_or_else(|| format!("it is no etcd, and has {its}"))).collect()
 }
 
-/// One request to one server, and from where.
+/// Sends one request to one server. Returns the local address and the answer.
 async fn post(server: &str, what: &str, body: &Value) -> Result<(IpAddr, Value), String> {
     fn words(error: impl std::fmt::Display) -> String {
         error.to_string()
@@ -195,12 +199,12 @@ async fn post(server: &str, what: &str, body: &Value) -> Result<(IpAddr, Value),
         let shown = || String::from_utf8_lossy(&body).chars().take(SHOWN).collect::<String>();
         match serde_json::from_slice::<Value>(&body) {
             _ if !status.is_success() => Err(format!("{status}: {}", shown())),
-            // All that etcd says has one.
+            // All answers of etcd have a header.
             Ok(answer) if answer["header"].is_object() || answer["result"]["header"].is_object() => Ok((local, answer)),
             _ => Err(format!("it is no etcd, and says {}", shown())),
         }
     };
-    // The connection is driven as long as its answer is waited for.
+    // The connection is driven only until its answer has come.
     tokio::pin!(answer);
     tokio::select! {
         biased;

@@ -1,4 +1,4 @@
-//! A frontend's machine with the requests that wait for it.
+//! A frontend's state machine with the requests that wait for answers.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -25,7 +25,7 @@ use crate::unanswered::Unanswered;
 pub struct RemoteCall {
     pub version: Arc<RemoteVersion>,
     pub arrival: Time,
-    /// [`Time::MAX`]: none.
+    /// The deadline; [`Time::MAX`]: none.
     pub deadline: Time,
     /// Whether the deadline is the model's SLO.
     pub deadline_is_slo: bool,
@@ -33,22 +33,23 @@ pub struct RemoteCall {
     pub reply: Reply,
 }
 
-/// What a frontend's threads tell its node. Requests are called by a ticket, which whoever hands one in draws.
+/// An event from a frontend's threads to its node. A ticket names each request; the thread that
+/// hands the request in draws the ticket.
 pub enum FrontendEvent {
-    /// A client asks.
+    /// A client's request, by its ticket.
     Request(u64, NewRequest<Tensors>, RemoteCall),
-    /// A client has gone. It is counted.
+    /// The client of this ticket's request has gone. The ticket has counted the request.
     Cancel(u64),
 }
 
 type Table<T> = HashMap<u64, T, BuildHasherDefault<CounterHasher>>;
 
-/// A frontend's machine, and who waits for what.
+/// A frontend's state machine, and the clients that wait.
 pub struct FrontendRole {
     node: FrontendNode<Tensors>,
-    /// By the machine's number: its ticket, and who waits.
+    /// By the state machine's number: the request's ticket and call.
     calls: Table<(u64, RemoteCall)>,
-    /// By ticket: the machine's number.
+    /// By ticket: the state machine's number.
     numbers: Table<u64>,
     models: Arc<RemoteModels>,
     metrics: Arc<Metrics>,
@@ -56,7 +57,7 @@ pub struct FrontendRole {
 }
 
 impl FrontendRole {
-    /// Without requests.
+    /// A frontend without requests.
     pub fn new(
         node: NodeId,
         options: FrontendOptions,
@@ -71,7 +72,7 @@ impl FrontendRole {
     fn end(&mut self, now: Time, number: u64, end: RequestEnd<Tensors>) {
         let Some((ticket, call)) = self.calls.remove(&number) else { return };
         self.numbers.remove(&ticket);
-        // Whoever left was counted by its ticket.
+        // The ticket has counted a request whose client left.
         if call.reply.is_closed() {
             return;
         }
@@ -90,7 +91,7 @@ impl FrontendRole {
     }
 }
 
-/// What a request's client is told.
+/// The answer for a request's client.
 fn outcome(call: &RemoteCall, end: RequestEnd<Tensors>, now: Time) -> Result<Tensors, (Unanswered, ServiceError)> {
     let (model, full) = (&call.version.name, call.version.definition.full);
     Err(match end {

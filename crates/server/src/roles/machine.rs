@@ -1,49 +1,49 @@
-//! A role's state machine, as the loop drives it that has the sockets.
+//! The interface of a role's state machine to the loop that has the sockets.
 
 use downbeat_core::Time;
 use downbeat_core::roles::{Frame, Hello, NodeId, Role};
 
 use super::tensors::Tensors;
 
-/// What the loop does for a machine.
+/// A step that the loop takes for a state machine.
 pub enum Step {
     /// Send this frame.
     Send(NodeId, Frame<Tensors>),
-    /// Connect to somebody there.
+    /// Connect to this peer at this address.
     Connect(NodeId, String),
-    /// Close what carried this peer's link.
+    /// Close the connection of this peer's link.
     Close(NodeId),
-    /// Nothing is left to do: the loop may end.
+    /// End the loop: nothing is left to do.
     End,
 }
 
-/// A role's state machine, with what the process does of its decisions.
+/// A role's state machine, with the effects of its decisions on the process.
 pub trait Machine: 'static {
-    /// What comes from other threads.
+    /// An event from other threads.
     type Event: Send + 'static;
 
-    /// Whether a peer of this role may connect to it.
+    /// Whether a peer of this role may connect to this process.
     fn accepts(&self, role: Role) -> bool;
 
-    /// A wire to somebody is there.
+    /// A connection to a peer is there.
     fn handle_connected(&mut self, now: Time, peer: &Hello);
 
-    /// The wire to somebody has ended.
+    /// The connection to a peer has ended.
     fn handle_disconnected(&mut self, now: Time, peer: NodeId);
 
-    /// A frame has come.
+    /// Handles a frame from a peer.
     fn handle_frame(&mut self, now: Time, frame: Frame<Tensors>);
 
-    /// Something from another thread.
+    /// Handles an event from another thread.
     fn handle_event(&mut self, now: Time, event: Self::Event);
 
-    /// Does what is due.
+    /// Does everything that is due.
     fn handle_timeout(&mut self, now: Time);
 
-    /// What the loop is to do next; the rest it does itself.
+    /// The next step for the loop. The state machine does its other outputs itself.
     fn poll_step(&mut self, now: Time) -> Option<Step>;
 
-    /// Says what its links are like, from time to time.
+    /// Reports the state of its links, from time to time.
     fn report(&self);
 
     /// When to call [`Machine::handle_timeout`].

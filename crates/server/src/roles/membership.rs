@@ -1,6 +1,8 @@
-//! Where the schedulers of a cluster are, as etcd has it: each keeps `PREFIX/schedulers/RANK` under a lease, which ends with it.
+//! The schedulers of a cluster, as etcd lists them. Each scheduler keeps `PREFIX/schedulers/RANK`
+//! under a lease, which ends with the scheduler.
 //!
-//! A rank is one process's. Whoever finds that another has its rank, and keeps it, is none of the schedulers, and ends.
+//! A rank belongs to one process. A scheduler whose rank another live process keeps is not one of
+//! the schedulers, and ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,27 +14,27 @@ use serde::{Deserialize, Serialize};
 use super::etcd::{Etcd, Kept, Lease};
 use super::status::shown;
 
-/// How often a lease is renewed, and the schedulers are read.
+/// How often a scheduler renews its lease and reads the schedulers.
 pub const LOOKS_EVERY: Duration = Duration::from_secs(1);
-/// How long a scheduler that says nothing is one of them.
+/// How long a silent scheduler stays listed.
 const LEASE: Duration = Duration::from_secs(5);
-/// How often somebody else is seen at a rank before it is sure that its lease is renewed.
+/// How often another process must be seen at a rank until its lease is surely renewed.
 const MOST_LOOKS: u32 = 10;
-/// Ranks are below.
+/// All ranks are below this number.
 pub const MOST_SCHEDULERS: u32 = 64;
 
-/// A scheduler, as the others read it.
+/// A scheduler's entry in etcd.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Member {
-    /// Its number, drawn when it started.
+    /// The scheduler's number, drawn when it started.
     node: String,
-    /// What people call it.
+    /// The scheduler's name for people.
     name: String,
-    /// Where others connect to it, `HOST:PORT`.
+    /// The address for others' connections, `HOST:PORT`.
     address: String,
 }
 
-/// What is at a rank; `None`: something that is no scheduler.
+/// The contents of a rank's key. `member` is `None` if they describe no scheduler.
 struct Found {
     member: Option<Member>,
     revision: u64,
@@ -41,26 +43,26 @@ struct Found {
 /// The schedulers, by rank.
 pub struct Members(BTreeMap<u32, Found>);
 
-/// A scheduler's own place among them.
+/// A scheduler's own place among the schedulers.
 pub struct Seat {
     folder: String,
     node: String,
     name: Option<String>,
     address: Option<String>,
     port: u16,
-    /// `None`: it takes the lowest that nobody has.
+    /// The rank; `None`: take the lowest free one.
     rank: Option<u32>,
-    /// Under which its key was written.
+    /// The lease of this scheduler's key.
     lease: Option<Lease>,
-    /// Who has its rank, and in how many looks.
+    /// Another process at this rank, and the number of looks that found this process.
     held_by: Option<(Member, u32)>,
 }
 
 impl Members {
-    /// Reads them.
+    /// Reads the schedulers.
     ///
     /// # Errors
-    /// In words, if etcd is of no use now.
+    /// In words, if etcd does not answer.
     pub async fn read(etcd: &mut Etcd, folder: &str) -> Result<Self, String> {
         let found = |(key, kept): (String, Kept)| {
             let rank: u32 = key.parse().ok()?;
@@ -70,7 +72,7 @@ impl Members {
         Ok(Members(etcd.list(folder, 2 * MOST_SCHEDULERS).await?.into_iter().filter_map(found).collect()))
     }
 
-    /// Where those below this rank are.
+    /// The addresses of the schedulers below this rank.
     pub fn addresses(&self, below: u32) -> BTreeSet<String> {
         self.0.range(..below).filter_map(|(_, found)| Some(found.member.as_ref()?.address.clone())).collect()
     }
@@ -82,8 +84,9 @@ impl Members {
 }
 
 impl Seat {
-    /// Of this process, in that folder. `name`: what people call it, if not by its rank; `address`: where others connect to it, `None`: where it is connected to etcd from,
-    /// at `port`; `rank`: `None`: the lowest that nobody has.
+    /// A place for this process in `folder`. `name`: its name for people, if not by its rank.
+    /// `address`: where others connect, at `port`; `None`: the local address of its connection to
+    /// etcd. `rank`: `None`: the lowest free one.
     pub fn new(
         folder: &str,
         node: NodeId,
@@ -95,15 +98,16 @@ impl Seat {
         Seat { folder, node: shown(node), name, address, port, rank, lease: None, held_by: None }
     }
 
-    /// Its rank; `None`: it has none yet.
+    /// The scheduler's rank; `None`: not yet known.
     pub fn rank(&self) -> Option<u32> {
         self.rank
     }
 
-    /// Sees to it that others read where it is, if nobody else has its rank. To be done again all the time.
+    /// Keeps this scheduler's entry in etcd, unless another process has its rank. Call this again
+    /// and again.
     ///
     /// # Errors
-    /// In words, if etcd is of no use now.
+    /// In words, if etcd does not answer.
     pub async fn keep(&mut self, etcd: &mut Etcd, members: &Members) -> Result<(), String> {
         let rank = self.rank.map_or_else(|| members.lowest_free(), Ok)?;
         let (key, found) = (format!("{}/{rank}", self.folder), members.0.get(&rank));
@@ -128,7 +132,7 @@ impl Seat {
         let me = Member { node: self.node.clone(), name, address: self.address.clone().unwrap_or_else(here) };
         let value = serde_json::to_vec(&me).map_err(|error| error.to_string())?;
         if !etcd.replace(&key, found.map_or(0, |found| found.revision), &value, Some(&lease)).await? {
-            // Somebody was faster, who is seen next time.
+            // Another process was faster, and is seen at the next look.
             return etcd.revoke(lease).await;
         }
         tracing::info!(rank, address = me.address, "etcd has this scheduler");
@@ -136,12 +140,12 @@ impl Seat {
         Ok(())
     }
 
-    /// Whether others read where it is, as far as it knows.
+    /// Whether this scheduler's entry is in etcd, as far as it knows.
     pub fn is_taken(&self) -> bool {
         self.lease.is_some()
     }
 
-    /// Who has its rank, and whether that one is known to be alive.
+    /// The other process at this scheduler's rank, and whether it is known to be alive.
     pub fn held_by_another(&self) -> Option<(String, bool)> {
         let (Member { node, name, address }, looks) = self.held_by.as_ref()?;
         let rank = self.rank?;
@@ -149,10 +153,10 @@ impl Seat {
         Some((who, *looks >= MOST_LOOKS))
     }
 
-    /// Is none of them any more.
+    /// Removes this scheduler's entry.
     ///
     /// # Errors
-    /// In words, if etcd is of no use now: its lease ends by itself.
+    /// In words, if etcd does not answer. The lease then ends by itself.
     pub async fn leave(&mut self, etcd: &mut Etcd) -> Result<(), String> {
         match self.lease.take() {
             Some(lease) => etcd.revoke(lease).await,

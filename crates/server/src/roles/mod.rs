@@ -1,19 +1,20 @@
-//! Frontends, schedulers and backends as processes of their own: the machines of `downbeat_core::roles` with sockets, clients and devices.
+//! Frontends, schedulers and backends as separate processes: the state machines of
+//! `downbeat_core::roles` with sockets, clients and devices.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
-//! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and what makes a server of models a backend |
-//! | `node.rs`, `machine.rs`, `timer.rs`, `busy_poll.rs` | the one thread that has a machine, its connections and its timer, and how it waits |
+//! | `processes.rs` | `downbeat frontend`, `downbeat scheduler`, and the backend part of a server of models |
+//! | `node.rs`, `machine.rs`, `timer.rs`, `busy_poll.rs` | the thread of a state machine, its connections, its timer and its waits |
 //! | `wire.rs`, `tensors.rs` | frames as bytes, tensors beside them |
-//! | `arena.rs`, `peer_memory.rs` | large tensors in memory that other processes read: processes of one machine, and by UCX those of others |
+//! | `arena.rs`, `peer_memory.rs` | large tensors in memory that other processes read: on one machine mapped, elsewhere by UCX |
 //! | `ucx/` | reads by UCX, and their absence in a build without the feature `ucx` |
-//! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | what each machine's decisions mean to its process |
-//! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and what it knows of models that are elsewhere |
-//! | `backend_offer.rs` | what a backend has |
-//! | `planner.rs`, `model_loader.rs` | plans that a scheduler asks for; models that a backend is told to have |
-//! | `store.rs`, `membership.rs`, `etcd.rs` | epochs that are allotted, plans that are kept, and schedulers that are found, by etcd |
-//! | `cluster_load.rs` | what a cluster's load is, for advice on how many devices it should have |
-//! | `status.rs` | what people are told |
+//! | `frontend_role.rs`, `scheduler_role.rs`, `backend_role.rs` | the effects of each state machine's decisions on its process |
+//! | `remote_serving.rs`, `remote_models.rs`, `definition.rs` | a frontend's clients, and its knowledge of models that run elsewhere |
+//! | `backend_offer.rs` | the slots and models that a backend offers |
+//! | `planner.rs`, `model_loader.rs` | makes the plans that a scheduler asks for; loads and unloads models on its orders |
+//! | `store.rs`, `membership.rs`, `etcd.rs` | epochs, plans and the list of schedulers, in etcd |
+//! | `cluster_load.rs` | a cluster's load, for advice on the number of its devices |
+//! | `status.rs` | the status and the metrics for people |
 
 mod arena;
 mod backend_offer;
@@ -51,7 +52,8 @@ pub use status::{ClusterStatus, StatusBoard};
 pub use tensors::Tensors;
 pub use wire::{Outbox, WireError, read_frame};
 
-/// Asks the etcd server at this `HOST:PORT` what a scheduler asks, and reads the plan that a key has. For tests with any answers.
+/// Sends each kind of a scheduler's request to the etcd server at this `HOST:PORT`, and reads the
+/// plan of a key. For tests with arbitrary answers.
 pub async fn ask_etcd(server: String) {
     let mut etcd = etcd::Etcd::new(vec![server]);
     if let Ok(Some(kept)) = etcd.get("downbeat/plan").await {
@@ -65,8 +67,9 @@ pub async fn ask_etcd(server: String) {
     }
 }
 
-/// Reads bytes as what a peer sends: who it is, then frames, with at most `most` bytes of tensors each, and what they say of models. Gives how many frames could be read. For whoever tries this with
-/// anything.
+/// Reads bytes as those of a peer: its greeting, then frames with at most `most` bytes of tensors
+/// each, and their model definitions. Returns the number of readable frames. For tests with
+/// arbitrary bytes.
 pub async fn read_as_peer(mut bytes: &[u8], most: u64) -> usize {
     let greeted = async {
         wire::read_greeting(&mut bytes).await?;

@@ -1,4 +1,4 @@
-//! Models that a backend is told to load and to unload.
+//! Loads and unloads models on a scheduler's orders.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use super::backend_role::BackendEvent;
 use crate::registry::Registry;
 use crate::service::LoadOverrides;
 
-/// Does what it is told, side by side, until nobody tells it anything any more. `done`: is called after each load and unload, before the node is told.
+/// Carries out orders side by side, until their sender is gone. `done` is called after each load
+/// and unload, before the node hears the result.
 pub async fn follow(
     mut told: mpsc::UnboundedReceiver<(String, Doing)>,
     registry: Registry,
@@ -29,7 +30,7 @@ pub async fn follow(
                 (Err(reason), _) => tracing::warn!(%model, %reason, ?doing, "not done, which the scheduler asks"),
             }
             done();
-            // A node that has ended is told nothing.
+            // A node that has ended takes no events.
             let _ = answers.send(BackendEvent::Done(model, result));
         });
     }
@@ -39,7 +40,7 @@ async fn load(registry: &Registry, model: &str) -> Result<(), String> {
     registry.load_model(model, LoadOverrides::default(), Arc::new(())).await.map_err(|error| error.to_string())?;
     let served = registry.serving().get(model);
     if served.is_some_and(|served| served.versions.values().all(|version| version.hosts.is_routed)) {
-        // It would hold memory for nothing.
+        // The model would hold memory without being used.
         registry.unload_model(model).await.map_err(|error| error.to_string())?;
         return Err("its batches are made by its device policy, and in a cluster the scheduler makes them; give it the device policy exclusive".to_owned());
     }

@@ -1,7 +1,8 @@
-//! A process of the cluster: one thread that has a role's state machine, its connections and its timer.
+//! A process of the cluster: one thread with a role's state machine, its connections and its timer.
 //!
-//! Whatever is there is taken in before anything is decided, so that what goes to one peer shares frames, and frames are written once for each time that the thread
-//! wakes. Between a socket and the machine there is no other thread: a request crosses five connections, and would wait for ten.
+//! The thread takes in all input before it decides anything, so that messages to one peer share
+//! frames. It writes frames once each time it wakes. No other thread stands between a socket and
+//! the state machine: a request crosses five connections, and would wait for ten threads.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -34,55 +35,56 @@ use super::ucx::{self, Ucx, UcxMeeting};
 use super::wire::{self, Outbox, WireError};
 use crate::clock::Clock;
 
-/// Bytes that are read at once.
+/// Bytes in one read.
 const READ_BYTES: usize = 64 << 10;
-/// Events of other threads that are taken in at once.
+/// The most events of other threads that are taken in at once.
 const EVENTS: usize = 1024;
-/// How long a peer may take to say who it is.
+/// How long a peer may take to send its greeting.
 const GREETS_WITHIN: Duration = Duration::from_secs(2);
-/// How long it is waited after a connection that could not be taken.
+/// The pause after a connection that could not be accepted.
 const AGAIN_AFTER: Duration = Duration::from_millis(20);
-/// Most connections that have not said who they are.
+/// The most connections that have not sent their greeting.
 const MOST_STRANGERS: usize = 64;
-/// How often it is said what links are like.
+/// How often the state of the links is reported.
 const REPORTS_EVERY: Duration = Duration::from_secs(1);
 
-/// What a process is to the others.
+/// The identity of a process for its peers.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Who it is.
+    /// The process's id.
     pub node: NodeId,
-    /// As what.
+    /// The process's role.
     pub role: Role,
-    /// What people call it.
+    /// The process's name for people.
     pub name: String,
-    /// Where others connect to it; `None`: where its connection to them comes from, at the port that it listens on.
+    /// The address for others' connections; `None`: the local address of the connection to them,
+    /// with the port of the listener.
     pub advertise: Option<String>,
 }
 
-/// What a node's thread needs beside its machine.
+/// The parts of a node's thread besides its state machine.
 pub struct Setup {
-    /// Its own.
+    /// The node's own identity.
     pub identity: Identity,
-    /// Where it is connected to, if it is.
+    /// The listener for peers, if peers connect to this node.
     pub listener: Option<std::net::TcpListener>,
-    /// Whom it connects to.
+    /// The schedulers that the node connects to.
     pub dial: Schedulers,
-    /// The time of its machine.
+    /// The clock of the state machine.
     pub clock: Clock,
-    /// Most bytes of tensors in a frame, and most that wait to be written to one peer.
+    /// The most bytes of tensors in a frame, and the most that wait for one peer.
     pub most_bytes: u64,
-    /// Where its large tensors are for processes that read them there, if it has any.
+    /// The memory for this process's large tensors, which other processes read, if there is any.
     pub arena: Option<Arc<Arena>>,
-    /// Lets processes that do not map the arena read it.
+    /// Lets processes read the arena without mapping it.
     pub ucx: Option<Ucx>,
-    /// Where it says who shares memory.
+    /// Shows which peers share memory.
     pub board: StatusBoard,
-    /// How long it looks for what comes next before it sleeps.
+    /// How long the thread looks for events before it sleeps.
     pub busy_poll: Span,
 }
 
-/// The sender of events to a node. When the last is gone the node's thread ends.
+/// The sender of events to a node. The node's thread ends with the last sender.
 pub type Events<M> = mpsc::UnboundedSender<<M as Machine>::Event>;
 
 /// Starts a node's thread.
@@ -105,7 +107,8 @@ pub fn start<M: Machine>(
             Ok(Err(error)) => error.to_string(),
             Err(_) => "it ended in a panic: this is a defect".to_owned(),
         };
-        // Nobody would answer any more; the others go on without this process, and whoever started it may start another.
+        // No thread would answer any more. The other processes go on without this one, and its
+        // parent may start another.
         tracing::error!(%reason, "the thread of the node has ended, and so does the process");
         downbeat_engine::process::end(1)
     };
@@ -124,7 +127,7 @@ struct Node<M> {
     board: StatusBoard,
     busy_poll: BusyPoll,
     inner: RefCell<Inner<M>>,
-    /// Something has come.
+    /// Notified when input has come.
     woken: Notify,
 }
 
@@ -135,30 +138,30 @@ struct Inner<M> {
     strangers: usize,
 }
 
-/// A connection that is new.
+/// The two halves of a new connection.
 struct Halves {
     reader: BufReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
-    /// Of the other, if it is read.
+    /// The peer's memory, if this process reads it.
     memory: Option<PeerMemory>,
-    /// How it reads this process's tensors.
+    /// How the peer reads this process's tensors.
     reads_mine: Transport,
 }
 
-/// A connection whose other end is known.
+/// A connection to a known peer.
 struct Wire {
     number: u64,
     outbox: Outbox,
     half: Rc<OwnedWriteHalf>,
-    /// It takes no more for now; its task writes the rest.
+    /// Whether the connection takes no more for now. Its task writes the rest.
     is_full: bool,
-    /// How it reads this process's tensors.
+    /// How the peer reads this process's tensors.
     reads_mine: Transport,
     writes: Rc<Notify>,
     closed: Rc<Notify>,
 }
 
-/// Tells the log what is wrong with a peer. The log's own limits see to a peer that does the same a thousand times.
+/// Logs a complaint about a peer. The log has limits of its own for repeated complaints.
 fn complain(peer: &str, what: &str) {
     tracing::warn!(peer, "{what}");
 }
@@ -186,7 +189,7 @@ impl<M: Machine> Node<M> {
         }))
     }
 
-    /// Goes on until nobody has events any more, or the machine has come to its end.
+    /// Runs until the last sender of events is gone, or the state machine ends.
     async fn run(self: Rc<Self>, mut events: mpsc::UnboundedReceiver<M::Event>) -> std::io::Result<()> {
         if let Some(listener) = self.listener.take() {
             spawn_local(self.clone().listen(listener));
@@ -211,7 +214,7 @@ impl<M: Machine> Node<M> {
                 }
                 gone_off = timer.wait() => {
                     gone_off?;
-                    // What has come is taken in before anybody is taken for silent.
+                    // Input is taken in before any peer is declared silent.
                     tokio::task::yield_now().await;
                 }
             }
@@ -228,7 +231,8 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// Takes in what has come, does what follows, and writes what there is to say; says whether the node is to end.
+    /// Takes in the events, takes the state machine's steps, and writes to the connections. Returns
+    /// whether the node must end.
     fn turn(self: &Rc<Self>, now: Time, come: &mut Vec<M::Event>) -> bool {
         let inner = &mut *self.inner.borrow_mut();
         come.drain(..).for_each(|event| inner.machine.handle_event(now, event));
@@ -268,7 +272,7 @@ impl<M: Machine> Node<M> {
         self.end(inner, peer);
     }
 
-    /// The wire to a peer is of no use any more.
+    /// Ends the connection of a peer.
     fn end(&self, inner: &mut Inner<M>, peer: NodeId) {
         if let Some(wire) = inner.wires.remove(&peer) {
             wire.closed.notify_one();
@@ -277,7 +281,7 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// What a peer that is connected from this address is told.
+    /// The greeting for a peer that is connected from this address.
     fn hello(&self, local: SocketAddr) -> Hello {
         let Identity { node, role, name, advertise } = &self.identity;
         let here = || if self.port == 0 { String::new() } else { SocketAddr::new(local.ip(), self.port).to_string() };
@@ -297,7 +301,7 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// The life of a connection that somebody has opened.
+    /// The life of a connection that a peer has opened.
     async fn welcome(self: Rc<Self>, stream: TcpStream) {
         let from = stream.peer_addr().map_or_else(|_| "somebody".to_owned(), |address| address.ip().to_string());
         if self.inner.borrow().strangers >= MOST_STRANGERS {
@@ -317,7 +321,7 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// Says who this is, and hears who the other is.
+    /// Exchanges greetings, and agrees on how tensors go.
     async fn greet(&self, stream: TcpStream) -> Result<(Hello, Halves), WireError> {
         stream.set_nodelay(true)?;
         let hello = wire::greeting(&self.hello(stream.local_addr()?));
@@ -327,7 +331,7 @@ impl<M: Machine> Node<M> {
             writer.write_all(&hello).await?;
             let peer = wire::read_greeting(&mut reader).await?;
             let memory = self.map(&peer).await;
-            // Whoever has tensors of its own may read those of another.
+            // UCX is for peers with tensors. Schedulers have none.
             let is_by_ucx = memory.is_none() && !matches!(peer.role, Role::Scheduler { .. }) && self.ucx.is_some();
             let mine =
                 if is_by_ucx { Transport::Ucx } else { memory.as_ref().map_or(Transport::Tcp, PeerMemory::transport) };
@@ -341,7 +345,8 @@ impl<M: Machine> Node<M> {
                 None => None,
             };
             writer.write_all(&peer_memory::written(meeting.as_ref().map(UcxMeeting::offer))).await?;
-            // Both ends make the way, and read by it, also if only one of them wished to: it is there as long as both have it.
+            // Both ends connect and read by UCX, even if only one wished to. The UCX connection
+            // lasts as long as both ends hold it.
             let by_ucx = match (meeting, peer_memory::read_offer(&mut reader).await?) {
                 (Some(meeting), Some(offer)) => {
                     let reached = ucx::reach(meeting, offer, peer.node).await;
@@ -365,20 +370,21 @@ impl<M: Machine> Node<M> {
         !self.ucx.as_ref().is_some_and(Ucx::is_alone)
     }
 
-    /// The memory of a peer on this machine, if it is to be mapped.
+    /// The memory of a peer on this machine, if this process maps memory.
     async fn map(&self, peer: &Hello) -> Option<PeerMemory> {
         self.arena.as_ref().filter(|_| self.maps())?;
         let memory = PeerArena::of(peer.node).await;
         memory.unwrap_or_else(|error| self.refuse_memory(peer, &error)).map(PeerMemory::Mapped)
     }
 
-    /// The peer is not read by this way.
+    /// Logs why this process does not read a peer's memory in this way.
     fn refuse_memory<T>(&self, peer: &Hello, error: &dyn std::fmt::Display) -> Option<T> {
         complain(&peer.name, &format!("its memory is not read: {error}"));
         None
     }
 
-    /// The life of a connection whose other end is known; says why it was not taken or had to be given up, if that is worth a word.
+    /// The life of a connection to a known peer. Returns why the connection was refused or given
+    /// up, if that is worth a log line.
     async fn serve(
         self: &Rc<Self>,
         peer: &Hello,
@@ -424,7 +430,7 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// Takes frames in until there are no more.
+    /// Takes frames in until the connection ends.
     async fn read(
         &self,
         peer: NodeId,
@@ -443,7 +449,7 @@ impl<M: Machine> Node<M> {
             let inner = &mut *self.inner.borrow_mut();
             if inner.wires.get(&peer).is_some_and(|wire| wire.number == number) {
                 let now = self.clock.now();
-                // Not of a heartbeat, or nobody would ever sleep.
+                // Heartbeats do not count, or the thread would never sleep.
                 if !frame.messages.is_empty() {
                     self.busy_poll.has_come(now);
                 }
@@ -453,7 +459,7 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// Writes what a connection did not take at once, until it is closed.
+    /// Writes the bytes that a connection did not take at once, until the connection is closed.
     async fn write_rest(self: Rc<Self>, peer: NodeId, number: u64, half: Rc<OwnedWriteHalf>, writes: Rc<Notify>) {
         loop {
             writes.notified().await;
@@ -473,7 +479,7 @@ impl<M: Machine> Node<M> {
 }
 
 impl Wire {
-    /// Writes what it takes now; false: it is broken.
+    /// Writes as much as the connection takes now. Returns false if the connection is broken.
     fn flush(&mut self) -> bool {
         if self.is_full {
             return true;

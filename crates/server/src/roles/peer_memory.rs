@@ -1,4 +1,4 @@
-//! The memory that a peer has its large tensors in, however it is read: mapped, where it is on this machine, or by UCX.
+//! A peer's memory with its large tensors: mapped if the peer is on this machine, or read by UCX.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -7,23 +7,23 @@ use super::arena::{PeerArena, Place};
 use super::ucx::{self, Offer, UcxPeer};
 use super::wire::WireError;
 
-/// Most bytes of what a peer says about its memory.
+/// The most bytes of a peer's offer of memory.
 const LARGEST_OFFER: usize = 16 << 10;
 
-/// How large tensors get from one process to another, the better the greater.
+/// The ways of large tensors from one process to another. A greater one is better.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Transport {
-    /// In frames.
+    /// Tensors go in frames.
     #[default]
     Tcp,
-    /// Read out of the sender's memory by UCX.
+    /// The receiver reads the sender's memory by UCX.
     Ucx,
-    /// Read out of the sender's memory, which the reader has mapped.
+    /// The receiver reads the sender's memory, which it has mapped.
     SharedMemory,
 }
 
 impl Transport {
-    /// What people call it.
+    /// The transport's name for people.
     pub fn name(self) -> &'static str {
         match self {
             Transport::Tcp => "tcp",
@@ -32,7 +32,7 @@ impl Transport {
         }
     }
 
-    /// As it is said to the sender.
+    /// The byte that stands for the transport in messages to the sender.
     pub fn byte(self) -> u8 {
         match self {
             Transport::Tcp => 0,
@@ -41,7 +41,7 @@ impl Transport {
         }
     }
 
-    /// What is said by a byte; what nobody says is taken for frames.
+    /// The transport that a byte stands for. Unknown bytes stand for frames.
     pub fn of_byte(byte: u8) -> Transport {
         match byte {
             1 => Transport::SharedMemory,
@@ -53,14 +53,14 @@ impl Transport {
 
 /// The memory of a peer.
 pub enum PeerMemory {
-    /// That of a process of this machine.
+    /// The memory of a process on this machine.
     Mapped(PeerArena),
-    /// That of any other.
+    /// The memory of any other process.
     Ucx(UcxPeer),
 }
 
 impl PeerMemory {
-    /// How it is read.
+    /// How the memory is read.
     pub fn transport(&self) -> Transport {
         match self {
             PeerMemory::Mapped(_) => Transport::SharedMemory,
@@ -68,10 +68,10 @@ impl PeerMemory {
         }
     }
 
-    /// Reads tensors of these places and lengths; whether all are still there.
+    /// Reads the tensors at these places, of these lengths. Returns false if any tensor is gone.
     ///
     /// # Errors
-    /// If one is outside of the memory, or it cannot be read.
+    /// If a tensor is outside of the memory, or the memory cannot be read.
     pub async fn fill(&self, tensors: Vec<(Place, u64, &mut Bytes)>) -> Result<bool, WireError> {
         let memory = match self {
             PeerMemory::Mapped(memory) => memory,
@@ -90,7 +90,7 @@ impl PeerMemory {
     }
 }
 
-/// As it is written: its length, and what it is.
+/// Encodes an offer: its length, then its bytes.
 pub fn written(offer: Option<&Offer>) -> Vec<u8> {
     let body = offer.and_then(|offer| postcard::to_allocvec(offer).ok()).unwrap_or_default();
     let body = if body.len() > LARGEST_OFFER { Vec::new() } else { body };
@@ -100,10 +100,10 @@ pub fn written(offer: Option<&Offer>) -> Vec<u8> {
     bytes.into()
 }
 
-/// Reads what a peer says about its memory; `None`: it is not to be read by UCX.
+/// Reads a peer's offer of memory. `None`: the memory cannot be read by UCX.
 ///
 /// # Errors
-/// If it cannot be understood.
+/// If the offer cannot be decoded.
 pub async fn read_offer(reader: &mut (impl AsyncRead + Unpin)) -> Result<Option<Offer>, WireError> {
     let length = usize::from(reader.read_u16_le().await?);
     if length > LARGEST_OFFER {

@@ -1,4 +1,4 @@
-//! Plans that a scheduler's machine asks for, made beside its thread.
+//! Makes the plans that a scheduler's state machine asks for, beside the node's thread.
 
 use downbeat_core::Duration;
 use downbeat_core::roles::PlanWanted;
@@ -7,10 +7,10 @@ use tokio::sync::mpsc;
 use super::scheduler_role::SchedulerEvent;
 use crate::clock::Clock;
 
-/// Most time that is spent on a plan.
+/// The most time for a plan.
 const WITHIN: Duration = Duration::from_millis(2_000);
 
-/// Answers what is asked, one after the other, until nobody asks any more.
+/// Answers questions for plans, one after the other, until their sender is gone.
 pub async fn plan(
     mut wanted: mpsc::UnboundedReceiver<PlanWanted>,
     clock: Clock,

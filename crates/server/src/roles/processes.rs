@@ -42,9 +42,10 @@ use crate::registry::Registry;
 use crate::serve::start;
 use crate::trouble::{self, TroubleWatch};
 
-/// How often a backend looks whether what it has is something else.
+/// How often a backend checks whether its offer has changed.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
-/// Most bytes of a frame's tensors to a scheduler, which gets none, and most that wait for one of its peers.
+/// The most bytes of tensors in a frame to a scheduler, which gets none, and the most that wait for
+/// one of its peers.
 const SCHEDULER_BYTES: u64 = 256 << 20;
 
 /// Serves clients with the models of backends until SIGTERM or SIGINT, then drains.
@@ -63,8 +64,8 @@ pub fn serve_scheduler(options: ServerOptions) -> anyhow::Result<()> {
     start(options, scheduler)
 }
 
-/// Makes the memory that other processes read tensors from, and starts UCX if the options ask for it. Without memory in the
-/// system both are `None`.
+/// Makes the memory that other processes read tensors from, and starts UCX if the options say so.
+/// Both are `None` if the system has no such memory.
 ///
 /// # Errors
 /// If an option asks for UCX, and UCX cannot be used.
@@ -83,13 +84,13 @@ fn arena(most: u64, node: NodeId, ucx: UcxUse) -> anyhow::Result<(Option<Arc<Are
     Ok((Some(Arc::new(arena)), ucx.context("tensors are to go by UCX (--ucx), and cannot")?))
 }
 
-/// A number that no other process has.
+/// Draws a number that no other process has.
 fn draw_node() -> NodeId {
-    // Keys of hashers are drawn from the operating system's random numbers.
+    // The keys of hashers come from the operating system's random numbers.
     NodeId(RandomState::new().hash_one(std::process::id()))
 }
 
-/// Who a process is, and what it is called.
+/// The identity and the name of a process.
 fn identity(node: NodeId, role: Role, options: &ClusterOptions) -> Identity {
     let name = options.name.clone().unwrap_or_else(|| match role {
         Role::Scheduler { rank } => format!("scheduler {rank}"),
@@ -98,7 +99,8 @@ fn identity(node: NodeId, role: Role, options: &ClusterOptions) -> Identity {
     Identity { node, role, name, advertise: options.advertise.clone() }
 }
 
-/// Where the schedulers are, for whoever is none: as the options list them, or as etcd has them.
+/// The addresses of the schedulers for a process of another role: from the options' list, or from
+/// etcd.
 fn schedulers(options: &ClusterOptions, board: &StatusBoard) -> Schedulers {
     match Store::new(options).filter(|_| options.schedulers.is_empty()) {
         None => node::fixed(&options.schedulers),
@@ -185,7 +187,8 @@ async fn frontend(options: ServerOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says once a minute for which models of a frontend too few requests are answered, until the process ends.
+/// Logs once a minute the models of a frontend with too few answered requests, until the process
+/// ends.
 async fn watch_trouble(models: Arc<RemoteModels>, clock: Clock) {
     let mut watch = TroubleWatch::default();
     loop {
@@ -230,7 +233,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     let autoscale = options.autoscale.as_ref().map(|options| AutoscaleWatch::new(options, 0)).transpose()?;
     let autoscale = autoscale.map(Arc::new);
     let load = autoscale.clone().map(|watch| ClusterLoad::new(clock, watch, metrics.clone()));
-    // Of two schedulers that of the higher rank connects to the other.
+    // Of two schedulers, the one of the higher rank connects to the other.
     let listed: BTreeSet<String> = cluster.schedulers.iter().take(rank as usize).cloned().collect();
     let (known, dial) = watch::channel(listed);
     let setup = Setup {
@@ -255,7 +258,7 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     ports.answer_probes(&options, service, Arc::new(move || metrics.render()))?;
     let stored = async {
         let Some(store) = &mut store else { return std::future::pending().await };
-        // A node that has ended wants no epoch.
+        // A node that has ended needs no epoch.
         let give = |allotted| drop(events.send(SchedulerEvent::Allotted(allotted)));
         store.serve(&mut wanted, &board, give, Some(known).filter(|_| cluster.schedulers.is_empty())).await
     };
@@ -270,7 +273,8 @@ async fn scheduler(options: ServerOptions) -> anyhow::Result<()> {
     ended
 }
 
-/// The rank of a scheduler that is connected to at this address, and how many there may be: a place in the list, or in etcd.
+/// The rank of a scheduler that listens at this address, and the number of possible ranks: from the
+/// list, or from etcd.
 async fn place(
     node: NodeId,
     options: &ClusterOptions,
@@ -294,7 +298,7 @@ async fn place(
     let address = options.advertise.clone().or(listed).or(here);
     store.sit(node, options.name.clone(), (address, listens.port()), rank);
     match rank {
-        // The others find it by the list, and it need not wait for etcd.
+        // The others find this scheduler by the list, so it need not wait for etcd.
         Some(rank) if !list.is_empty() => Ok((rank, schedulers)),
         _ => Ok((store.join().await?, schedulers)),
     }
@@ -305,17 +309,19 @@ fn peer_heartbeat(options: &ClusterOptions) -> Span {
     Span::from_nanos(options.lost_after.as_nanos() / 10)
 }
 
-/// What makes a server of models a backend of a cluster.
+/// The backend part of a server of models in a cluster.
 pub struct BackendProcess {
     events: Events<BackendRole>,
     thread: std::thread::JoinHandle<()>,
 }
 
 impl BackendProcess {
-    /// Offers the models of a registry to the schedulers that the options name, and has its slots run what they are granted.
+    /// Offers the models of a registry to the schedulers of the options, and lets its slots run the
+    /// granted batches.
     ///
     /// # Errors
-    /// If the operating system has no thread left, or UCX is asked for and cannot be used.
+    /// If the operating system has no thread left, or an option asks for UCX and UCX cannot be
+    /// used.
     pub fn start(registry: &Registry, options: &Arc<ServerOptions>) -> anyhow::Result<Self> {
         let cluster = &options.cluster;
         let identity = identity(draw_node(), Role::Backend, cluster);
@@ -344,11 +350,11 @@ impl BackendProcess {
         let (events, thread) =
             node::start(setup, move || BackendRole::new(node, machine, clock.now(), its, (board, arena)))?;
         let done = events.clone();
-        // A node that has ended grants nothing.
+        // A node that has ended grants no slots.
         registry.driver.is_granted_from_afar(Box::new(move |slot| drop(done.send(BackendEvent::Ran(slot)))));
         let mut offers = OfferMaker::new(registry.clone(), options.clone());
         let offered = events.clone();
-        // Files are read there.
+        // This thread reads files, which may block.
         let offer = move || {
             while !offered.is_closed() {
                 if let Some(offer) = offers.next()
@@ -365,7 +371,7 @@ impl BackendProcess {
         Ok(BackendProcess { events, thread })
     }
 
-    /// Has it take no more batches, and waits until it has none, or for so long.
+    /// Stops taking batches, and waits until the present ones are done, for at most `limit`.
     pub async fn drain(self, limit: Duration) {
         let _ = self.events.send(BackendEvent::Drain);
         let ended = async {

@@ -1,4 +1,4 @@
-//! The models that a frontend may be asked for, as the scheduler that leads tells of them.
+//! The models that a frontend's clients may ask for, from the leading scheduler's messages.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -19,25 +19,26 @@ use crate::statistics::{Phases, Statistics};
 use crate::trouble::Sample;
 use crate::unanswered::Unanswered;
 
-/// A version of a model that runs elsewhere.
+/// A version of a model that runs on backends.
 pub struct RemoteVersion {
-    /// Its model's name.
+    /// The model's name.
     pub name: String,
-    /// Its number.
+    /// The version's number.
     pub number: u64,
-    /// Its number, as clients write it.
+    /// The version's number, in the form that clients write.
     pub version: String,
-    /// What its requests have to be like.
+    /// The requirements on the version's requests.
     pub definition: Definition,
-    /// What `definition` was read from.
+    /// The bytes that `definition` was read from.
     bytes: Vec<u8>,
-    /// The steps to its inputs, if it takes more than tensors, once they are made ready; or why they are not.
+    /// The steps to the version's inputs, if it takes more than tensors. Empty until the steps are
+    /// ready; then the steps, or why they failed.
     steps: OnceLock<Result<Arc<Preprocess>, String>>,
     metrics: ModelMetrics,
     pub statistics: Mutex<Statistics>,
 }
 
-/// A model that runs elsewhere.
+/// A model that runs on backends.
 pub struct RemoteModel {
     /// Ready versions, ascending.
     pub versions: BTreeMap<u64, Arc<RemoteVersion>>,
@@ -45,14 +46,15 @@ pub struct RemoteModel {
     pub input_bytes: Arc<AtomicU64>,
 }
 
-/// All models that may be asked for.
+/// All models that clients may ask for.
 pub struct RemoteModels {
     models: RwLock<BTreeMap<String, Arc<RemoteModel>>>,
     preprocessing: Arc<Preprocessing>,
 }
 
 impl RemoteVersion {
-    /// Makes its steps ready, beside whoever asks: reading a large vocabulary takes a while.
+    /// Prepares the version's steps on another thread, because reading a large vocabulary takes a
+    /// while.
     fn make_steps(self: &Arc<Self>, preprocessing: &Arc<Preprocessing>) {
         let Some(recipe) = self.definition.recipe.clone() else { return };
         let (this, shared) = (self.clone(), preprocessing.clone());
@@ -66,10 +68,10 @@ impl RemoteVersion {
         preprocessing.spawn(make);
     }
 
-    /// The steps that a request has to go through, if it is not of tensors already.
+    /// The steps for a request, or `None` if the request brings tensors.
     ///
     /// # Errors
-    /// `Unavailable` if they are not ready.
+    /// `Unavailable` if the steps are not ready.
     pub fn preprocess_of(&self, request: &InferRequest) -> Result<Option<&Arc<Preprocess>>, ServiceError> {
         if self.definition.recipe.is_none() || !asks_for_steps(&self.definition.config, request) {
             return Ok(None);
@@ -82,10 +84,10 @@ impl RemoteVersion {
         Err(ServiceError::Unavailable(format!("model '{}': its steps to tensors: {reason}", self.name)))
     }
 
-    /// Checks what can be told of a request's inputs without their data.
+    /// Checks a request's inputs as far as possible without their data.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    /// `InvalidArgument`, which names the tensor, the expected properties and the given ones.
     pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
         match self.preprocess_of(request)? {
             Some(steps) => steps.check(request, &self.definition.codec).map(drop),
@@ -93,7 +95,8 @@ impl RemoteVersion {
         }
     }
 
-    /// Counts a request of `rows` items that got its result after `took`. Batches are the backend's, which counts them: here each request is one.
+    /// Counts a request of `rows` items that got its result after `took`. The backend counts
+    /// batches. Here each request counts as a batch of its own.
     pub fn record_answer(&self, rows: u32, took: Duration, late: bool) {
         let request = std::iter::once((Duration::ZERO, took, late));
         self.metrics.record_batch(rows, Phases::default(), request);
@@ -101,13 +104,13 @@ impl RemoteVersion {
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, Phases::default(), taken);
     }
 
-    /// The outcomes of the version's requests.
+    /// The counts of the version's requests by outcome.
     pub fn sample(&self) -> Sample {
         let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
         Sample { model: name, version, counts, means: None }
     }
 
-    /// Counts a request that got no result, `after` its arrival.
+    /// Counts a request that got no result, and ended `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
         self.metrics.record_not_answered(reason);
         self.statistics.lock().record_failure(after);
@@ -115,12 +118,12 @@ impl RemoteVersion {
 }
 
 impl RemoteModels {
-    /// None yet.
+    /// No models yet.
     pub fn new(preprocessing: Preprocessing) -> Self {
         RemoteModels { models: RwLock::default(), preprocessing: Arc::new(preprocessing) }
     }
 
-    /// These may be asked for from now on, and no others.
+    /// Replaces the models that clients may ask for.
     pub fn replace(&self, served: Vec<ServedModel>, metrics: &Metrics) {
         let before = self.models.read().clone();
         let mut now = BTreeMap::<String, RemoteModel>::new();
@@ -170,7 +173,7 @@ impl RemoteModels {
         self.models.read().is_empty()
     }
 
-    /// All, by name.
+    /// All models, by name.
     pub fn all(&self) -> BTreeMap<String, Arc<RemoteModel>> {
         self.models.read().clone()
     }
@@ -178,7 +181,7 @@ impl RemoteModels {
     /// The model of this name.
     ///
     /// # Errors
-    /// `NotFound`; `Unavailable` as long as nobody has said which models there are.
+    /// `NotFound`; `Unavailable` as long as no scheduler has sent the list of models.
     pub fn get(&self, name: &str) -> Result<Arc<RemoteModel>, ServiceError> {
         let models = self.models.read();
         if let Some(model) = models.get(name) {
@@ -192,7 +195,7 @@ impl RemoteModels {
         Err(ServiceError::NotFound(unknown_model(name, &known)))
     }
 
-    /// A version of the model of this name, the newest if none is said.
+    /// A version of the model of this name. An empty `version` means the newest.
     ///
     /// # Errors
     /// As [`RemoteModels::get`] and [`version_of`].

@@ -1,4 +1,4 @@
-//! A frontend as the [`Service`] behind its ports: models are elsewhere.
+//! A frontend as the [`Service`] behind its ports. The models run on backends.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -29,25 +29,25 @@ use crate::serving::{Limits, Looked, Wishes, hold_inputs, response, version_of};
 use crate::turn_end;
 use crate::unanswered::Unanswered;
 
-/// Most requests of a frontend that are in flight.
+/// The most requests in flight at a frontend.
 const MOST_IN_FLIGHT: u64 = 1 << 18;
-/// When to try again where there are so many.
+/// When a client should try again at that limit.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
-/// What a thread has to tell nodes, once its event loop has had its turn.
+/// Events that a thread sends to nodes at the end of its event loop's turn.
 type Outbox = RefCell<Vec<(mpsc::UnboundedSender<FrontendEvent>, FrontendEvent)>>;
 
 thread_local! {
     static OUTBOX: Outbox = Outbox::default();
 }
 
-/// Tells nodes what there is.
+/// Sends the collected events to nodes.
 fn flush() {
-    // A node that has ended has no request that waits; a thread that has ended tells nobody.
+    // A node that has ended has no waiting requests. A thread that has ended sends nothing.
     let _ = OUTBOX.try_with(|outbox| outbox.take().into_iter().for_each(|(events, event)| drop(events.send(event))));
 }
 
-/// Answers inference requests with models that backends have.
+/// Answers inference requests with models that run on backends.
 pub struct RemoteServing {
     options: Arc<ServerOptions>,
     clock: Clock,
@@ -62,13 +62,13 @@ pub struct RemoteServing {
     draining: AtomicBool,
 }
 
-/// The right to cancel a request, by dropping it.
+/// The right to cancel a request, by dropping the ticket.
 struct Ticket<'a> {
     serving: &'a RemoteServing,
     version: &'a RemoteVersion,
     number: u64,
     arrival: Time,
-    /// What to count it as; `None`: it is answered.
+    /// The reason to count for a request without an answer; `None`: already answered or counted.
     end: Option<Unanswered>,
 }
 
@@ -78,13 +78,14 @@ impl Drop for Ticket<'_> {
         let Some(reason) = self.end else { return };
         self.version.record_not_answered(reason, self.serving.clock.now().since(self.arrival));
         flush();
-        // A node that has ended has no requests, and one that was not told of it yet has none of this number.
+        // A node that has ended has no requests. A node that has not heard of the request yet has
+        // none of this number.
         let _ = self.serving.events.send(FrontendEvent::Cancel(self.number));
     }
 }
 
 impl RemoteServing {
-    /// A frontend to the models that its node, which takes `events`, hears of.
+    /// A frontend for the models of its node, which takes `events`.
     pub fn new(
         options: Arc<ServerOptions>,
         clock: Clock,
@@ -108,7 +109,7 @@ impl RemoteServing {
         }
     }
 
-    /// From now on it is not ready. Requests that still come are answered.
+    /// Reports not ready from now on. Requests that still come are answered.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
@@ -128,7 +129,8 @@ impl RemoteServing {
         self.metrics.render()
     }
 
-    /// Tells the node of a request, together with the others that the thread's event loop comes to in the same turn: the node wakes once for them, and they share a message.
+    /// Passes an event to the node at the end of the event loop's turn. The node wakes once for all
+    /// events of the turn, and they share a message.
     fn hand_over(&self, event: FrontendEvent) {
         let is_first = OUTBOX.with_borrow_mut(|outbox| {
             outbox.push((self.events.clone(), event));
@@ -139,7 +141,7 @@ impl RemoteServing {
         }
     }
 
-    /// A place among the requests in flight.
+    /// Takes a place among the requests in flight.
     fn enter<'a>(&'a self, version: &'a RemoteVersion, arrival: Time) -> Result<Ticket<'a>, ServiceError> {
         let number = self.next_ticket.fetch_add(1, Ordering::Relaxed);
         let in_flight = self.in_flight.fetch_add(1, Ordering::AcqRel);
@@ -153,8 +155,10 @@ impl RemoteServing {
         Ok(ticket)
     }
 
-    /// Makes a request's pictures or texts into the tensors that its model takes, before anybody is asked for a device: with the place, the bound and the refusals
-    /// that a server of models has for them, but for the time that a device will take, which is the scheduler's to know. Gives what its tensors hold of the budget of bytes.
+    /// Makes a request's pictures or texts into the model's tensors, before a scheduler hears of
+    /// the request. A server of models has the same place, bound and refusals for these steps. But
+    /// only the scheduler knows the devices' time, so the device time does not count in this
+    /// method. Returns the tensors' hold on the byte budget.
     async fn prepare(
         &self,
         (model, steps): (&RemoteModel, &Arc<Preprocess>),
@@ -185,7 +189,7 @@ impl RemoteServing {
     }
 }
 
-/// What a frontend does not know, and who does.
+/// Refuses a question that only the model's backend can answer.
 fn elsewhere<T>(what: &str) -> Result<T, ServiceError> {
     Err(ServiceError::Unimplemented(format!(
         "{what}: a frontend has no models of its own; ask the backend that serves the model (GET /v2/cluster)"
@@ -285,7 +289,7 @@ impl Service for RemoteServing {
         let Looked { wanted, limits } = wishes.look(&request, arrival)?;
         let mut ticket = self.enter(version, arrival)?;
         let _prepared = match version.preprocess_of(&request)? {
-            // Boxed, as other requests would move what it keeps for nothing.
+            // Boxed, because its large state would burden all other requests.
             Some(steps) => Some(Box::pin(self.prepare((&model, steps), &mut request, &limits, &mut ticket)).await?),
             None => None,
         };

@@ -1,4 +1,4 @@
-//! A scheduler's machine: it has no models and no tensors, only what decides.
+//! A scheduler's state machine in its process. A scheduler has no models and no tensors.
 
 use downbeat_core::Time;
 use downbeat_core::roles::{
@@ -11,7 +11,7 @@ use super::machine::{Machine, Step};
 use super::status::StatusBoard;
 use super::tensors::Tensors;
 
-/// A scheduler's machine, and where it says what people should know.
+/// A scheduler's state machine, and the board that shows its status.
 pub struct SchedulerRole {
     node: SchedulerNode<Tensors>,
     rank: u32,
@@ -21,27 +21,29 @@ pub struct SchedulerRole {
     planner: mpsc::UnboundedSender<PlanWanted>,
 }
 
-/// What comes to a scheduler's machine from other threads.
+/// An event from other threads to a scheduler's state machine.
 pub enum SchedulerEvent {
-    /// The store's answer to whoever wants an epoch, with the plan that it has; `None`: it has none now.
+    /// The store's answer to a request for an epoch, with the plan that it has; `None`: no epoch
+    /// now.
     Allotted(Option<(u64, Option<SubClusterPlan>)>),
-    /// The answer to a question for a plan: by model the sub-cluster, or why there is none.
+    /// The answer to a question for a plan: the sub-cluster of each model, or why there is no plan.
     Planned(u64, Result<Vec<u32>, String>),
-    /// Somebody wants models to be divided anew; is told whether they are.
+    /// A client wants models to be divided anew. The sender gets whether they are.
     Plan(oneshot::Sender<bool>),
 }
 
-/// What a store is to do.
+/// A task for the store.
 pub enum StoreWork {
-    /// Allot an epoch above this number; the answer is an event.
+    /// Allot an epoch above this number. The answer comes as an event.
     Allot(u64),
     /// Keep a plan.
     Keep(SubClusterPlan),
 }
 
 impl SchedulerRole {
-    /// Without peers. `load`: whoever is told what requests and devices come to while it leads. `store`: who allots epochs and keeps plans, if anybody does. `planner`: who makes plans; the answer is an
-    /// event.
+    /// A scheduler without peers. `load` gets the load of requests and devices while this scheduler
+    /// leads. `store`, if given, allots epochs and keeps plans. `planner` makes plans; its answers
+    /// are events.
     pub fn new(
         node: NodeId,
         options: SchedulerOptions,
@@ -58,7 +60,7 @@ impl Machine for SchedulerRole {
     type Event = SchedulerEvent;
 
     fn accepts(&self, role: Role) -> bool {
-        // Of two schedulers the later in the list connects.
+        // Of two schedulers, the later one in the list connects.
         !matches!(role, Role::Scheduler { rank } if rank <= self.rank)
     }
 
@@ -86,7 +88,7 @@ impl Machine for SchedulerRole {
                 self.node.handle_epoch(now, number);
             }
             SchedulerEvent::Planned(number, planned) => self.node.handle_planned(number, planned),
-            // Whoever asked may have gone.
+            // The client may have gone.
             SchedulerEvent::Plan(answer) => drop(answer.send(self.node.handle_plan_wanted(now))),
         }
     }
@@ -120,7 +122,7 @@ impl Machine for SchedulerRole {
                 SchedulerOutput::KeepPlan(plan) => {
                     tracing::info!(sub_clusters = plan.sub_clusters, models = plan.models.len(), "models are divided");
                     if let Some(store) = &self.store {
-                        // A store that has ended keeps nothing, and neither does this process much longer.
+                        // A store that has ended keeps no plan, and this process also ends soon.
                         let _ = store.send(StoreWork::Keep(plan));
                     }
                 }

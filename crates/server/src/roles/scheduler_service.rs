@@ -1,4 +1,5 @@
-//! A scheduler as the [`Service`] behind its probes: it says how the cluster is, and nothing else.
+//! A scheduler as the [`Service`] behind its probes: it reports the state of the cluster, and
+//! nothing else.
 
 use std::sync::Arc;
 
@@ -14,17 +15,17 @@ use crate::error::ServiceError;
 use crate::policy_report::PolicyReport;
 use crate::service::{LoadOverrides, ModelIndexEntry, ModelMetadata, Service};
 
-/// Says how the cluster is.
+/// Reports the state of the cluster.
 pub struct SchedulerService {
     pub name: String,
     pub board: StatusBoard,
-    /// How many devices the cluster should have, while it leads.
+    /// Advice on the cluster's number of devices, while this scheduler leads.
     pub autoscale: Option<Arc<AutoscaleWatch>>,
-    /// The thread that decides.
+    /// Events to the node's thread.
     pub node: Events<SchedulerRole>,
 }
 
-/// Whom to ask instead.
+/// Refers the client to a frontend.
 fn elsewhere<T>() -> Result<T, ServiceError> {
     Err(ServiceError::Unimplemented("this is a scheduler: ask a frontend".to_owned()))
 }
@@ -35,7 +36,7 @@ impl Service for SchedulerService {
     }
 
     fn is_ready(&self) -> bool {
-        // It leads, or somebody else does: then it stands by.
+        // A scheduler is ready when it leads, or stands by for a leader.
         self.board.status().epoch > 0
     }
 

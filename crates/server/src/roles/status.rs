@@ -1,4 +1,4 @@
-//! What a process knows of its cluster: `GET /v2/cluster`, and the metrics `downbeat_cluster_*`.
+//! A process's view of its cluster: `GET /v2/cluster`, and the metrics `downbeat_cluster_*`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use super::peer_memory::Transport;
 use crate::metric_table::metric_table;
 
 metric_table! {
-    /// What a process says of its cluster.
+    /// The metrics of a process about its cluster.
     struct Table {
         peers: IntGaugeVec["role"], "downbeat_cluster_peers", "Processes that this one is connected to, by role";
         epoch: IntGaugeVec[], "downbeat_cluster_epoch", "Number of the epoch that this process follows; 0: nobody has led yet";
@@ -33,97 +33,98 @@ metric_table! {
     }
 }
 
-/// Somebody that the process is connected to.
+/// A peer that the process is connected to.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct PeerStatus {
-    /// Its number, drawn when it started.
+    /// The peer's number, drawn when it started.
     pub node: String,
-    /// What people call it.
+    /// The peer's name for people.
     pub name: String,
     /// `frontend`, `scheduler` or `backend`.
     pub role: &'static str,
-    /// Place in the list of schedulers, from 0.
+    /// The scheduler's place in the list of schedulers, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// Where others connect to it; empty: nowhere.
+    /// The address for others' connections; empty: none.
     pub address: String,
-    /// How its large tensors get here and mine there: `tcp`, `ucx`, or `shared_memory`.
+    /// How large tensors go between the peer and this process: `tcp`, `ucx`, or `shared_memory`.
     pub transport: &'static str,
-    /// What a message to it and its answer take, as measured lately: a high percentile, microseconds.
+    /// The recent time of a message to the peer and its answer: a high percentile, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub round_trip_us: Option<f64>,
-    /// The most that a message to it or from it takes, microseconds.
+    /// A high percentile of the time of a message from the peer, microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub one_way_us: Option<f64>,
 }
 
-/// What a model is planned with for messages.
+/// The network budget of a model.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BudgetStatus {
     /// Name of the model.
     pub model: String,
-    /// Its version.
+    /// The model's version.
     pub version: String,
-    /// Names of the backends that it holds for.
+    /// Names of the backends that the budget holds for.
     pub backends: Vec<String>,
-    /// A batch's way to them without its inputs, microseconds.
+    /// The time for a batch to the backends without its inputs, microseconds.
     pub control_us: f64,
-    /// Fetching an item's inputs, microseconds.
+    /// The time for fetching an item's inputs, microseconds.
     pub data_us: f64,
     /// From the end of a batch to the client's answer, microseconds.
     pub reply_us: f64,
 }
 
-/// What a process knows of its cluster.
+/// A process's view of its cluster.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct ClusterStatus {
     /// The process's own number.
     pub node: String,
-    /// What people call it.
+    /// The process's name for people.
     pub name: String,
     /// `frontend`, `scheduler` or `backend`.
     pub role: &'static str,
-    /// Number of the epoch that it follows; 0: nobody has led yet.
+    /// Number of the epoch that the process follows; 0: no leader yet.
     pub epoch: u64,
-    /// Place of the scheduler that leads in the list of schedulers, from 0.
+    /// The leading scheduler's place in the list of schedulers, from 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leader: Option<u32>,
-    /// Whether it is this one.
+    /// Whether this process leads.
     pub leads: bool,
-    /// Whether etcd answered it last, if it asks one.
+    /// Whether etcd answered the process last, if the process asks etcd.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd_answers: Option<bool>,
-    /// Whom it is connected to, by number.
+    /// The connected peers, by number.
     pub peers: Vec<PeerStatus>,
-    /// Of a scheduler that leads and divides models: the sub-clusters, from 0.
+    /// The sub-clusters, from 0, if this process leads and divides models.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sub_clusters: Vec<SubClusterStatus>,
-    /// What each model is planned with for messages, by the backends that have it, if it leads.
+    /// The network budget of each model, by the backends that have the model, if this process
+    /// leads.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub budgets: Vec<BudgetStatus>,
 }
 
-/// A sub-cluster as it is.
+/// The present state of a sub-cluster.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SubClusterStatus {
-    /// Its models, by name.
+    /// The sub-cluster's models, by name.
     pub models: Vec<String>,
-    /// Its backends.
+    /// The sub-cluster's backends.
     pub backends: Vec<MemberStatus>,
 }
 
 /// A backend of a sub-cluster.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MemberStatus {
-    /// Its number.
+    /// The backend's number.
     pub node: String,
-    /// What people call it.
+    /// The backend's name for people.
     pub name: String,
-    /// Models of the sub-cluster that it does not have, yet or because they could not be loaded.
+    /// Models of the sub-cluster that the backend does not have, yet or because their load failed.
     pub missing: Vec<String>,
 }
 
-/// Where a node's thread says what others read.
+/// The status that a node's thread writes and other threads read.
 #[derive(Clone)]
 pub struct StatusBoard {
     status: Arc<Mutex<Known>>,
@@ -134,11 +135,11 @@ pub struct StatusBoard {
 struct Known {
     status: ClusterStatus,
     peers: BTreeMap<NodeId, PeerStatus>,
-    /// By model and version: what metrics say.
+    /// By model and version: the budgets in the metrics.
     budgets: BTreeMap<(String, String), NetworkBudget>,
 }
 
-/// What a role is called.
+/// The name of a role.
 pub fn role_name(role: Role) -> &'static str {
     match role {
         Role::Frontend => "frontend",
@@ -147,7 +148,7 @@ pub fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// A node's number, as it is shown.
+/// A node's number in the form for people.
 pub fn shown(node: NodeId) -> String {
     format!("{:016x}", node.0)
 }
@@ -158,10 +159,10 @@ fn parts(network: &NetworkBudget) -> [(&'static str, Duration); 3] {
 }
 
 impl StatusBoard {
-    /// That of a process which knows nobody yet; its metrics are among those of `registry`.
+    /// The board of a process without peers. Its metrics join `registry`.
     ///
     /// # Errors
-    /// If it has such metrics already: a defect.
+    /// If the registry has such metrics already: a defect.
     pub fn new(
         node: NodeId,
         name: &str,
@@ -174,18 +175,18 @@ impl StatusBoard {
         Ok(StatusBoard { status: Arc::new(Mutex::new(Known { status, ..Known::default() })), table })
     }
 
-    /// What is known now.
+    /// The present status.
     pub fn status(&self) -> ClusterStatus {
         let known = self.status.lock();
         ClusterStatus { peers: known.peers.values().cloned().collect(), ..known.status.clone() }
     }
 
-    /// Whether it is connected to anybody of this role.
+    /// Whether any peer of this role is connected.
     pub fn has(&self, role: &str) -> bool {
         self.status.lock().peers.values().any(|peer| peer.role == role)
     }
 
-    /// Somebody is connected.
+    /// Records that a peer is connected.
     pub fn connected(&self, peer: &Hello) {
         let rank = match peer.role {
             Role::Scheduler { rank } => Some(rank),
@@ -208,7 +209,7 @@ impl StatusBoard {
         }
     }
 
-    /// Somebody is not connected any more.
+    /// Records that a peer is no longer connected.
     pub fn disconnected(&self, peer: NodeId) {
         if let Some(gone) = self.status.lock().peers.remove(&peer) {
             tracing::info!(peer = %gone.name, role = gone.role, node = %gone.node, "lost");
@@ -217,14 +218,15 @@ impl StatusBoard {
         }
     }
 
-    /// This is how tensors go between it and this process.
+    /// Records how tensors go between a peer and this process.
     pub fn goes(&self, peer: NodeId, transport: Transport) {
         if let Some(known) = self.status.lock().peers.get_mut(&peer) {
             known.transport = transport.name();
         }
     }
 
-    /// So many bytes of tensors were sent in a frame, and so many where the peer reads them by this way.
+    /// Counts the bytes of tensors sent in a frame, and the bytes that the peer reads by
+    /// `transport`.
     pub fn sent(&self, transport: Transport, [in_frame, elsewhere]: [u64; 2]) {
         let sent = [(Transport::Tcp, in_frame), (transport, elsewhere)];
         for (transport, bytes) in sent.into_iter().filter(|(_, bytes)| *bytes > 0) {
@@ -232,7 +234,7 @@ impl StatusBoard {
         }
     }
 
-    /// What messages to those that are connected take.
+    /// Records the measured times of messages to connected peers.
     pub fn measured<P: Clone>(&self, links: &Links<P>) {
         let us = |duration: Option<Duration>| Some(duration?.as_secs_f64() * 1e6);
         let known = &mut *self.status.lock();
@@ -246,7 +248,7 @@ impl StatusBoard {
         }
     }
 
-    /// The sub-clusters are so now.
+    /// Records the present sub-clusters.
     pub fn divided(&self, sub_clusters: Vec<SubCluster>) {
         let known = &mut *self.status.lock();
         let missing: usize =
@@ -264,7 +266,7 @@ impl StatusBoard {
         known.status.sub_clusters = sub_clusters.into_iter().map(group).collect();
     }
 
-    /// What the scheduler plans with for messages: all of it, of a scheduler that leads.
+    /// Records all network budgets of a leading scheduler.
     pub fn plans_with(&self, budgets: impl Iterator<Item = ModelBudget>) {
         let mut worst = BTreeMap::<(String, String), NetworkBudget>::new();
         let status = |ModelBudget { model, version, backends, network }: ModelBudget| {
@@ -285,13 +287,13 @@ impl StatusBoard {
         let before = std::mem::replace(&mut known.budgets, worst);
         for (model, version) in before.keys().filter(|key| !known.budgets.contains_key(*key)) {
             for (part, _) in parts(&NetworkBudget::default()) {
-                // It is there: it was set.
+                // The metric exists, because it was set.
                 let _ = self.table.budget.remove_label_values(&[model, version, part]);
             }
         }
     }
 
-    /// This epoch is followed from now on; `leads`: it is this process's.
+    /// Records the epoch that the process follows. `leads`: whether this process is the leader.
     pub fn follows(&self, epoch: Epoch, leads: bool) {
         let mut known = self.status.lock();
         if known.status.epoch != epoch.number || known.status.leads != leads {
@@ -304,18 +306,18 @@ impl StatusBoard {
         self.table.leaders.inc();
     }
 
-    /// Etcd has answered, or has not.
+    /// Records whether etcd has answered.
     pub fn etcd_answers(&self, answers: bool) {
         self.status.lock().status.etcd_answers = Some(answers);
         self.table.etcd.with_label_values::<&str>(&[]).set(answers.into());
     }
 
-    /// So many requests were handed in to a scheduler that has begun to lead.
+    /// Counts requests that were handed in to a new leader.
     pub fn handed_in(&self, requests: u64) {
         self.table.handed_in.inc_by(requests);
     }
 
-    /// So many requests so far were handed in again because their backend was lost.
+    /// Sets the number of requests so far that were handed in again because their backend was lost.
     pub fn run_again(&self, requests: u64) {
         self.table.run_again.inc_by(requests.saturating_sub(self.table.run_again.get()));
     }

@@ -1,11 +1,15 @@
-//! What a cluster has in etcd: the last epoch that was allotted, the plan of its sub-clusters, and its schedulers ([`membership`](super::membership)).
+//! A cluster's data in etcd: the last allotted epoch, the plan of its sub-clusters, and its
+//! schedulers ([`membership`](super::membership)).
 //!
-//! Whoever is to lead raises `PREFIX/epoch`, in a transaction that fails if another has raised it meanwhile: no two schedulers get the same, whoever can hear whom. What is
-//! asked for and not used, as its answer was lost, is a number that nobody has.
+//! A scheduler that wants to lead raises `PREFIX/epoch`. Its transaction fails if another scheduler
+//! has raised the epoch meanwhile. Two schedulers never get the same number, even if they cannot
+//! hear each other. If an answer is lost, no scheduler has its number.
 //!
-//! The plan is `PREFIX/plan`, as JSON. A newer one takes the place of an older one and never the other way round, whoever is late.
+//! The plan is `PREFIX/plan`, as JSON. A newer plan replaces an older one, and never the other way
+//! round, even if its write comes late.
 //!
-//! No request waits for any of it. While etcd is away, who is known stays known, and whoever leads goes on.
+//! No request waits for etcd. While etcd is away, known schedulers stay known, and the leader goes
+//! on.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -20,30 +24,30 @@ use super::scheduler_role::StoreWork;
 use super::status::StatusBoard;
 use crate::cluster_options::ClusterOptions;
 
-/// How often others may be faster in one request for an epoch.
+/// How often other schedulers may be faster in one request for an epoch.
 const TRIES: usize = 8;
-/// How long a scheduler that ends waits to say so.
+/// How long a scheduler that ends waits for its removal from etcd.
 const LEAVES_WITHIN: Duration = Duration::from_secs(1);
 
-/// What a cluster has in etcd.
+/// A cluster's data in etcd.
 pub struct Store {
     etcd: Etcd,
-    /// Of the last epoch.
+    /// The key of the last epoch.
     epoch: String,
-    /// Of the plan.
+    /// The key of the plan.
     plan: String,
-    /// One that is to be kept and is not yet.
+    /// A plan that must still be written.
     unkept: Option<SubClusterPlan>,
-    /// Of the schedulers.
+    /// The key of the schedulers' folder.
     schedulers: String,
-    /// Of a scheduler.
+    /// This process's place, if it is a scheduler.
     seat: Option<Seat>,
-    /// Whether etcd was of use last.
+    /// Whether the last request to etcd succeeded.
     is_there: Option<bool>,
 }
 
 impl Store {
-    /// That of this cluster; `None`: it has no etcd.
+    /// The store of this cluster; `None`: it has no etcd.
     pub fn new(options: &ClusterOptions) -> Option<Self> {
         let prefix = &options.etcd_prefix;
         (!options.etcd.is_empty()).then(|| Store {
@@ -57,15 +61,16 @@ impl Store {
         })
     }
 
-    /// This process is a scheduler: see [`Seat::new`].
+    /// Makes this process a scheduler: see [`Seat::new`].
     pub fn sit(&mut self, node: NodeId, name: Option<String>, address: (Option<String>, u16), rank: Option<u32>) {
         self.seat = Some(Seat::new(&self.schedulers, node, name, address, rank));
     }
 
-    /// Waits until this process is one of the schedulers, and those that are there have read it; gives its rank.
+    /// Waits until this process is one of the schedulers, and the others have read its entry.
+    /// Returns its rank.
     ///
     /// # Errors
-    /// If its rank is that of another.
+    /// If another process has the rank.
     pub async fn join(&mut self) -> anyhow::Result<u32> {
         let (mut looks, mut waits) = (looks(), false);
         loop {
@@ -76,7 +81,8 @@ impl Store {
             let Some(seat) = &self.seat else { anyhow::bail!("a process that is no scheduler has no rank") };
             if let (true, Some(rank)) = (seat.is_taken(), seat.rank()) {
                 if !members.addresses(MOST_SCHEDULERS).is_empty() {
-                    // So that they say who leads before it takes the lead.
+                    // Leaves the others time to connect and name their leader, before this one
+                    // takes the lead.
                     tokio::time::sleep(LOOKS_EVERY).await;
                 }
                 return Ok(rank);
@@ -90,11 +96,12 @@ impl Store {
         }
     }
 
-    /// Does what is `wanted`, has this process be one of the schedulers, and says in `dial` where those are that it connects to. An epoch is handed to `give`, with the plan that is kept
-    /// (`None`: there is none now). Goes on for ever.
+    /// Does the `wanted` work, keeps this process among the schedulers, and updates `dial` with the
+    /// addresses that it connects to. `give` gets each allotted epoch, with the stored plan
+    /// (`None`: no epoch now). Runs for ever.
     ///
     /// # Errors
-    /// If its rank is that of another.
+    /// If another process has this one's rank.
     pub async fn serve(
         &mut self,
         wanted: &mut mpsc::UnboundedReceiver<StoreWork>,
@@ -107,7 +114,7 @@ impl Store {
             let found = tokio::select! {
                 biased;
                 Some(work) = wanted.recv() => {
-                    // Whoever has asked again meanwhile wants one answer.
+                    // A node that has asked again meanwhile needs one answer.
                     let mut above = None;
                     for work in std::iter::once(work).chain(std::iter::from_fn(|| wanted.try_recv().ok())) {
                         match work {
@@ -141,7 +148,7 @@ impl Store {
         }
     }
 
-    /// Says in `dial` where the schedulers are, for as long as anybody connects to them.
+    /// Updates `dial` with the schedulers' addresses, for as long as a node uses it.
     pub async fn follow(mut self, board: StatusBoard, dial: watch::Sender<BTreeSet<String>>) {
         let mut looks = looks();
         while !dial.is_closed() {
@@ -155,15 +162,16 @@ impl Store {
         }
     }
 
-    /// This process is no scheduler any more.
+    /// Removes this process from the schedulers.
     pub async fn leave(mut self) {
         if let Some(mut seat) = self.seat.take() {
-            // Its lease ends by itself otherwise.
+            // Otherwise the lease ends by itself.
             let _ = tokio::time::timeout(LEAVES_WITHIN, seat.leave(&mut self.etcd)).await;
         }
     }
 
-    /// An epoch above this number that nobody else has, and the plan that is kept.
+    /// Allots an epoch above this number, which no other scheduler has. Also returns the stored
+    /// plan.
     async fn allot(&mut self, above: u64) -> Result<(u64, Option<SubClusterPlan>), String> {
         for _ in 0..TRIES {
             let kept = self.etcd.get(&self.epoch).await?;
@@ -181,7 +189,7 @@ impl Store {
         Err("others raised the epoch again and again".to_owned())
     }
 
-    /// The plan that is kept, and the revision of its key. One that cannot be read is as good as none.
+    /// The stored plan, and the revision of its key. An unreadable plan counts as none.
     async fn kept_plan(&mut self) -> Result<(Option<SubClusterPlan>, u64), String> {
         let Some(kept) = self.etcd.get(&self.plan).await? else { return Ok((None, 0)) };
         let plan = serde_json::from_slice(&kept.value);
@@ -189,7 +197,7 @@ impl Store {
         Ok((plan.ok(), kept.revision))
     }
 
-    /// Keeps the plan that is to be kept, unless there is a newer one.
+    /// Writes the plan that must still be written, unless etcd has a newer plan.
     async fn keep(&mut self) -> Result<(), String> {
         let Some(plan) = self.unkept.clone() else { return Ok(()) };
         let text = serde_json::to_vec(&plan).map_err(|error| format!("a plan cannot be written: {error}"))?;
@@ -204,7 +212,7 @@ impl Store {
         Err("others wrote plans again and again".to_owned())
     }
 
-    /// The schedulers. Of a scheduler: has it be one of them.
+    /// Reads the schedulers, and renews the own entry of a process that is a scheduler.
     async fn look(&mut self) -> Result<Members, String> {
         let members = Members::read(&mut self.etcd, &self.schedulers).await?;
         if let Some(seat) = &mut self.seat {
@@ -222,7 +230,7 @@ impl Store {
         }
     }
 
-    /// Says in the log whether etcd is of use, when that changes.
+    /// Logs whether etcd works, when that changes.
     fn say<T>(&mut self, found: &Result<T, String>) {
         let is_there = found.is_ok();
         if self.is_there.replace(is_there) == Some(is_there) {
@@ -239,7 +247,7 @@ impl Store {
     }
 }
 
-/// Tells the node, if that is something else.
+/// Updates the addresses, if they have changed.
 fn say_where(dial: &watch::Sender<BTreeSet<String>>, addresses: BTreeSet<String>) {
     dial.send_if_modified(|known| std::mem::replace(known, addresses.clone()) != addresses);
 }

@@ -1,4 +1,4 @@
-//! The tensors of a request, or of its answer, on their way from one process to another.
+//! The tensors of a request or an answer, on their way between processes.
 
 use std::sync::Arc;
 
@@ -8,16 +8,17 @@ use serde::{Deserialize, Serialize};
 use super::arena::Arena;
 use crate::batch_codec::OutputPart;
 
-/// The tensors of a request in the order of its model's inputs, or of an answer in that of its outputs. A clone has the same bytes.
+/// The tensors of a request in the order of its model's inputs, or of an answer in the order of its
+/// outputs. A clone shares the bytes.
 ///
-/// They are written without their bytes, which follow what they are written in.
+/// Encoding leaves the tensors' bytes out; these bytes follow the encoded head.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Tensors(Arc<Vec<SentTensor>>);
 
 /// A tensor.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SentTensor {
-    /// Sizes, the batch dimension included.
+    /// The sizes of all dimensions, the batch dimension included.
     shape: Vec<i64>,
     /// Bytes of `data`.
     length: u64,
@@ -27,23 +28,23 @@ pub struct SentTensor {
 }
 
 impl Tensors {
-    /// Their bytes, one tensor after another.
+    /// The bytes of each tensor, in order.
     pub fn data(&self) -> impl Iterator<Item = &Bytes> {
         self.0.iter().map(|tensor| &tensor.data)
     }
 
-    /// How many bytes all of them have.
+    /// The total bytes of all tensors.
     pub fn bytes(&self) -> u64 {
         self.0.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.length))
     }
 
-    /// How many bytes follow for each, of tensors that were just read, and where they go.
+    /// The length of each tensor that was just decoded, and the place for its bytes.
     pub fn unfilled(&mut self) -> impl Iterator<Item = (u64, &mut Bytes)> {
         let tensors = Arc::get_mut(&mut self.0).map(|tensors| tensors.iter_mut());
         tensors.into_iter().flatten().map(|tensor| (tensor.length, &mut tensor.data))
     }
 
-    /// These, the large ones where processes of this machine read them.
+    /// Tensors with these parts. `arena` keeps the large ones for other processes.
     pub fn kept(parts: impl IntoIterator<Item = OutputPart>, arena: Option<&Arc<Arena>>) -> Tensors {
         let keep = |part: OutputPart| match arena {
             Some(arena) => OutputPart { data: arena.keep(part.data), ..part },
@@ -65,7 +66,7 @@ impl IntoIterator for Tensors {
     type IntoIter = std::iter::Map<std::vec::IntoIter<SentTensor>, fn(SentTensor) -> OutputPart>;
 
     fn into_iter(self) -> Self::IntoIter {
-        // They are copied, without their bytes, where a frame that has them is not acknowledged yet.
+        // Copies the tensors, without their bytes, while an unacknowledged frame still has them.
         let tensors = Arc::unwrap_or_clone(self.0);
         tensors.into_iter().map(|SentTensor { shape, data, .. }| OutputPart { shape, data })
     }

@@ -1,4 +1,5 @@
-//! How frames are written on a connection, and read: the length of a head, the head, and the bytes of its tensors one after another.
+//! The encoding of frames on a connection: the length of a head, the head, and the bytes of its
+//! tensors in order.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -15,49 +16,50 @@ use super::ucx::UcxError;
 
 /// The first bytes of a connection.
 const MAGIC: [u8; 8] = *b"downbeat";
-/// Most bytes of a [`Hello`] with its names.
+/// The most bytes of a [`Hello`] with its names.
 const LARGEST_HELLO: usize = 1024;
-/// Most bytes of a head: what models of a backend are, with the names of their classes, is the most that is said at once.
+/// The most bytes of a head. The largest heads describe a backend's models, with the names of their
+/// classes.
 const LARGEST_HEAD: u32 = 64 << 20;
-/// Most bytes that memory is taken for before any of them has come.
+/// The most memory that is taken before any of the announced bytes have come.
 const AT_ONCE: u64 = 1 << 20;
-/// Pieces that are written at once.
+/// The most pieces in one write.
 const PIECES: usize = 64;
 
-/// Why a connection cannot be read any further.
+/// Why a connection can be read no further.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
-    /// It has ended.
+    /// The connection has ended.
     #[error("the connection has ended: {0}")]
     Ended(#[from] std::io::Error),
-    /// It is something else's.
+    /// The peer is not a Downbeat process.
     #[error("it does not speak Downbeat's protocol of roles")]
     Foreign,
-    /// It is of another version.
+    /// The peer speaks another version of the protocol.
     #[error(
         "it speaks version {0} of the protocol of roles, and this process version {PROTOCOL}: run the same version of downbeat everywhere"
     )]
     Protocol(u16),
-    /// More than anybody may send.
+    /// The peer announces too many bytes.
     #[error("it announces {announced} bytes, and at most {most} are taken")]
     TooLarge {
-        /// What is to come.
+        /// The announced bytes.
         announced: u64,
-        /// What may.
+        /// The most allowed bytes.
         most: u64,
     },
-    /// It says nothing that can be understood.
+    /// The peer's bytes cannot be decoded.
     #[error("what it sends cannot be understood: {0}")]
     Garbled(postcard::Error),
-    /// It says that tensors are where it has no memory.
+    /// The peer names places of tensors outside of its memory.
     #[error("it says that {0} bytes are in its memory where it has none")]
     Outside(u64),
-    /// Its memory cannot be read any more.
+    /// The peer's memory can no longer be read.
     #[error("its memory cannot be read: {0}")]
     Unread(#[from] UcxError),
 }
 
-/// What a process says first.
+/// Encodes the first message of a connection.
 pub fn greeting(hello: &Hello) -> Vec<u8> {
     let body = postcard::to_allocvec(hello).unwrap_or_default();
     let mut bytes = MAGIC.to_vec();
@@ -67,10 +69,10 @@ pub fn greeting(hello: &Hello) -> Vec<u8> {
     bytes
 }
 
-/// Reads what the other says first.
+/// Reads the peer's first message.
 ///
 /// # Errors
-/// If it is none of ours, or of another version.
+/// If the peer is no Downbeat process, or of another version.
 pub async fn read_greeting(reader: &mut (impl AsyncRead + Unpin)) -> Result<Hello, WireError> {
     let mut head = [0; 12];
     reader.read_exact(&mut head).await?;
@@ -79,7 +81,7 @@ pub async fn read_greeting(reader: &mut (impl AsyncRead + Unpin)) -> Result<Hell
         return Err(WireError::Foreign);
     }
     let (protocol, length) = (u16::from_le_bytes([p0, p1]), u16::from_le_bytes([l0, l1]));
-    // What follows is written in another way there.
+    // The rest is encoded differently in another version.
     if protocol != PROTOCOL {
         return Err(WireError::Protocol(protocol));
     }
@@ -89,15 +91,17 @@ pub async fn read_greeting(reader: &mut (impl AsyncRead + Unpin)) -> Result<Hell
     let mut body = vec![0; length.into()];
     reader.read_exact(&mut body).await?;
     let hello: Hello = postcard::from_bytes(&body).map_err(WireError::Garbled)?;
-    // People read them in logs.
+    // People read these texts in logs.
     let is_proper = |text: &str| text.chars().all(|c| !c.is_control());
     if is_proper(&hello.name) && is_proper(&hello.address) { Ok(hello) } else { Err(WireError::Foreign) }
 }
 
-/// Reads a frame, with at most `most` bytes of tensors; `scratch` is for its head. `memory`: of the peer, if it was told that it is read. `None`: its tensors are not there any more, as if it was lost.
+/// Reads a frame, with at most `most` bytes of tensors. `scratch` is the buffer for its head.
+/// `memory`: the peer's memory, if the peer knows that this process reads it. `None`: the frame's
+/// tensors are gone, as if the frame was lost.
 ///
 /// # Errors
-/// If there is none, or it is too large.
+/// If there is no frame, or it is too large.
 pub async fn read_frame(
     reader: &mut (impl AsyncRead + Unpin),
     scratch: &mut Vec<u8>,
@@ -109,7 +113,7 @@ pub async fn read_frame(
         return Err(WireError::TooLarge { announced: length.into(), most: LARGEST_HEAD.into() });
     }
     scratch.clear();
-    // As it comes, so that nobody is given memory for what never does.
+    // The buffer grows as bytes come, so that no memory is taken for bytes that never come.
     (&mut *reader).take(length.into()).read_to_end(scratch).await?;
     if scratch.len() < length as usize {
         return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof).into());
@@ -139,7 +143,7 @@ pub async fn read_frame(
             *data = buffer.freeze();
         }
     }
-    // What follows on the connection waits meanwhile, so that frames come in order.
+    // The connection's next frame waits meanwhile, so that frames come in order.
     let is_whole = match memory.filter(|_| !elsewhere.is_empty()) {
         Some(memory) => memory.fill(elsewhere).await?,
         None => true,
@@ -147,7 +151,7 @@ pub async fn read_frame(
     Ok(is_whole.then_some(frame))
 }
 
-/// The tensors of messages, in the order in which their bytes follow.
+/// The tensors of messages, in the order of their bytes.
 fn tensors(messages: &[Message<Tensors>]) -> impl Iterator<Item = &Tensors> {
     messages.iter().flat_map(|message| {
         let (granted, answers) = match message {
@@ -162,7 +166,7 @@ fn tensors(messages: &[Message<Tensors>]) -> impl Iterator<Item = &Tensors> {
     })
 }
 
-/// The same, to be filled.
+/// The tensors of a message, mutable, in the same order.
 fn tensors_mut(message: &mut Message<Tensors>) -> Vec<&mut Tensors> {
     match message {
         Message::Inputs { granted, .. } => granted.iter_mut().map(|(_, _, inputs)| inputs).collect(),
@@ -177,16 +181,16 @@ fn tensors_mut(message: &mut Message<Tensors>) -> Vec<&mut Tensors> {
     }
 }
 
-/// What is to be written on a connection.
+/// The bytes to write on a connection.
 #[derive(Debug, Default)]
 pub struct Outbox {
     pieces: VecDeque<Bytes>,
-    /// What comes after them.
+    /// Bytes that come after the pieces.
     tail: BytesMut,
     bytes: usize,
 }
 
-/// Lets the encoder write behind what is there.
+/// Lets the encoder append to a buffer.
 struct Behind<'a>(&'a mut BytesMut);
 
 impl Flavor for Behind<'_> {
@@ -213,10 +217,11 @@ impl Outbox {
         self.bytes
     }
 
-    /// Puts a frame in; `memory`: this process's, if the peer reads it. Gives how many bytes of tensors are on the connection, and how many there.
+    /// Appends a frame. `memory`: this process's arena, if the peer reads it. Returns the bytes of
+    /// tensors on the connection, and the bytes in the arena.
     ///
     /// # Errors
-    /// If it cannot be written, or is larger than anybody takes.
+    /// If the frame cannot be encoded, or is larger than peers accept.
     pub fn put_frame(&mut self, frame: &Frame<Tensors>, memory: Option<&Arena>) -> Result<[u64; 2], WireError> {
         let begin = self.tail.len();
         self.tail.put_u32_le(0);
@@ -261,10 +266,10 @@ impl Outbox {
         }
     }
 
-    /// Writes as much as `write` takes; says whether that is all.
+    /// Writes as much as `write` takes. Returns whether everything is written.
     ///
     /// # Errors
-    /// Of `write`.
+    /// The errors of `write`.
     pub fn write(&mut self, mut write: impl FnMut(&[IoSlice<'_>]) -> std::io::Result<usize>) -> std::io::Result<bool> {
         self.close_tail();
         while !self.pieces.is_empty() {
@@ -283,7 +288,7 @@ impl Outbox {
         Ok(true)
     }
 
-    /// So many bytes are written.
+    /// Removes `written` bytes, which are on the connection now.
     fn take(&mut self, mut written: usize) {
         self.bytes -= written;
         while let Some(first) = self.pieces.front_mut() {

@@ -50,7 +50,7 @@ fn what_is_small_has_no_room_or_no_reader_stays_where_it_is() {
     assert!(stays(IN_FRAME) && !stays(IN_FRAME + 1) && stays(16 * PAGE));
     let all: Vec<Bytes> = (0..7).map(|_| arena.keep(vec![1; 2 * PAGE].into())).collect();
     assert!(all.iter().all(|kept| arena.place_of(kept).is_some()) && stays(2 * PAGE));
-    // Given back in any order, they are one piece again.
+    // Pages that are given back in any order become one piece again.
     let (even, odd): (Vec<_>, Vec<_>) = all.into_iter().enumerate().partition(|(place, _)| place % 2 == 0);
     drop((even, odd));
     assert!(!stays(15 * PAGE));
@@ -80,7 +80,7 @@ async fn memory_that_a_peer_could_take_away_is_refused_and_one_that_says_nothing
         let (stream, _) = listener.accept().await.unwrap();
         let memory = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap();
         give(&stream, memory.as_fd()).unwrap();
-        // Neither a byte nor a file.
+        // The peer sends neither a byte nor a file.
         let _silent = listener.accept().await.unwrap();
         std::future::pending::<()>().await
     });

@@ -1,4 +1,4 @@
-//! Connections that a process opens: to schedulers, and to frontends that one has named.
+//! Connections that a process opens: to schedulers, and to frontends that a scheduler has named.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -11,27 +11,28 @@ use tokio::task::{JoinHandle, spawn_local};
 
 use super::{Halves, Machine, Node, WireError, complain};
 
-/// How long a connection may take to come about.
+/// How long a connection attempt may take.
 const CONNECTS_WITHIN: Duration = Duration::from_secs(2);
-/// How long it is waited before somebody is connected to again, at first and at most.
+/// The pauses before another connection attempt: the first and the longest.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
-/// How often a frontend is tried that is not there.
+/// The most attempts to connect to a frontend that does not answer.
 const TRIES: u32 = 8;
 
-/// Where schedulers are, `HOST:PORT`. One that leaves the list is not connected to again; its connection lives as long as it does.
+/// The addresses of schedulers, `HOST:PORT`. A scheduler that leaves the list is not connected to
+/// again, but its present connection stays.
 pub type Schedulers = watch::Receiver<BTreeSet<String>>;
 
-/// A list that stays as it is.
+/// A list that never changes.
 pub fn fixed(addresses: &[String]) -> Schedulers {
     watch::channel(addresses.iter().cloned().collect()).1
 }
 
 impl<M: Machine> Node<M> {
-    /// Has a connection to each of these.
+    /// Keeps a connection to each listed scheduler.
     pub(super) async fn dial_schedulers(self: Rc<Self>, mut schedulers: Schedulers) {
         let mut dialled: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
         loop {
-            // One that has ended was of an address that was not in the list then, but may be again.
+            // A task ends when its address leaves the list. The address may be listed again.
             dialled.retain(|_, task| !task.is_finished());
             let addresses = schedulers.borrow_and_update().clone();
             for address in addresses {
@@ -44,7 +45,7 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// Has a connection to this address, again and again, as long as it is in the list.
+    /// Keeps a connection to this address as long as it is listed, and repeats failed attempts.
     async fn keep_dialling(self: Rc<Self>, address: String, schedulers: Schedulers) {
         let mut wait = AGAIN_AFTER[0];
         while schedulers.borrow().contains(&address) {
@@ -71,7 +72,7 @@ impl<M: Machine> Node<M> {
         }
     }
 
-    /// Has a connection to a peer that somebody has named, unless it is not there.
+    /// Connects to a peer that a scheduler has named, unless the peer does not answer.
     pub(super) async fn dial_peer(self: Rc<Self>, node: NodeId, address: String) {
         for tried in 0..TRIES {
             if self.inner.borrow().wires.contains_key(&node) {
@@ -84,7 +85,7 @@ impl<M: Machine> Node<M> {
                     }
                     return;
                 }
-                // It has started again since, and is somebody else.
+                // Another process has this address now.
                 Ok(_) => return,
                 Err(error) => tracing::debug!(%address, %error, "not connected"),
             }

@@ -26,13 +26,14 @@ pub struct Ucx {
 }
 
 impl Ucx {
-    /// Lets peers read this process's arena by UCX. `is_alone`: peers on this machine, too.
+    /// Lets peers read this process's arena by UCX. `is_alone`: also peers on this machine.
     ///
     /// # Errors
     /// If UCX is not installed, or cannot be used.
     pub fn start(arena: &Arena, node: NodeId, is_alone: bool) -> Result<Ucx, UcxError> {
         let region = arena.region();
-        // The first page has numbers and no tensor, so its own number is free. A reader knows the process by it.
+        // The first page has numbers and no tensor, so its own number is free. A reader recognises
+        // the process by this number.
         if let Some(number) = region.number(0) {
             number.store(node.0, Ordering::Relaxed);
         }
@@ -44,7 +45,7 @@ impl Ucx {
         self.is_alone
     }
 
-    /// Prepares to read one peer, and to be read by it.
+    /// Prepares this process and one peer to read each other's memory.
     ///
     /// # Errors
     /// If UCX refuses.

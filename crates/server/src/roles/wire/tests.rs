@@ -26,7 +26,7 @@ fn inputs(payloads: Vec<Tensors>) -> Message<Tensors> {
     Message::Inputs { batch, granted, gone: vec![9] }
 }
 
-/// What is written, by pieces of at most `most` bytes.
+/// The outbox's bytes, written in pieces of at most `most` bytes.
 fn written(outbox: &mut Outbox, most: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     let all = outbox.write(|pieces| {

@@ -7,8 +7,8 @@
 //! Decoders, filters and tokenisers are other people's crates. The checks before them are ours: a
 //! picture's claimed size decides an allocation only after a check against a limit.
 //!
-//! Semantics are those of Pillow, torchvision and Hugging Face's tokenizers, with which models are
-//! trained: filters widen when they shrink (`antialias`), sizes are cut to whole pixels, crops are
+//! Models are trained with Pillow, torchvision and Hugging Face's tokenizers, so the semantics are
+//! theirs. Filters widen when they shrink (`antialias`), sizes are cut to whole pixels, crops are
 //! about the centre. Exif orientation is ignored, as `Image.open` does, transparency is left out,
 //! and 16 bits are cut to 8.
 

@@ -25,12 +25,13 @@
 //!
 //! # The feature `highs`
 //!
-//! HiGHS is C++: its crate builds it with cmake and reads its header with libclang (on Debian: `apt-get install cmake
-//! libclang-dev`). Measured on two cores: 6 minutes of CPU time and 4 minutes of wall time for
-//! `cargo build --release`, more than everything else here together. So the feature is off by
-//! default, everywhere: a build needs Rust alone. Without it, the local search alone answers larger
-//! problems. That costs little in balance (lab/docs/symphony.md, figure 16), but proves nothing:
-//! neither that a partition is the best nor, beyond sums, that there is none.
+//! HiGHS is C++: its crate builds it with cmake and reads its header with libclang (on Debian:
+//! `apt-get install cmake libclang-dev`). Measured on two cores: 6 minutes of CPU time and 4
+//! minutes of wall time for `cargo build --release`, more than everything else here together. So
+//! the feature is off by default, everywhere: a build needs Rust alone. Without it, the local
+//! search alone answers larger problems. That costs little in balance (lab/docs/symphony.md, figure
+//! 16), but proves nothing: neither that a partition is the best nor, beyond sums, that there is
+//! none.
 //!
 //! `highs-installed` links a HiGHS that pkg-config finds, and builds none. CI takes HiGHS from a
 //! wheel, which saves those 4 minutes.

@@ -21,10 +21,10 @@ pub struct Staggered {
     pub rate: f64,
 }
 
-/// The best staggered pattern (Symphony §3.3, equations 1 and 2). A request waits for at most `l(b)
-/// / N`, so batches of `b` meet the SLO if `(1 + 1/N) * l(b) <= SLO`. Of these sizes, the function
-/// takes the one with the highest goodput `N * b / l(b)`.
-/// Returns `None` if not even `b = 1` meets the SLO, or without devices.
+/// The best staggered pattern (Symphony §3.3, equations 1 and 2). A request waits for at most
+/// `l(b) / N`, so batches of `b` meet the SLO if `(1 + 1/N) * l(b) <= SLO`. Of these sizes, the
+/// function takes the one with the highest goodput `N * b / l(b)`. Returns `None` if not even
+/// `b = 1` meets the SLO, or without devices.
 pub fn staggered(profile: &LatencyProfile, max_batch: u32, slo: Duration, devices: u32) -> Option<Staggered> {
     let slo = slo.as_secs_f64();
     let devices = f64::from(devices);
@@ -39,9 +39,9 @@ pub fn staggered(profile: &LatencyProfile, max_batch: u32, slo: Duration, device
 /// evenly spaced arrivals. In requests per second; `None` if a model's SLO is below `l(1)`.
 ///
 /// At rate `r`, requests come `1/r` apart. The last request of a batch of `b` comes `(b - 1) / r`
-/// after the first. The batch starts no earlier, and ends by the first's deadline: `(b - 1) / r +
-/// l(b) <= SLO`. So no request costs less device time than `min l(b) / b` over these `b`. The sum
-/// over all models of `r * min l(b) / b` is at most the number of devices.
+/// after the first. The batch starts no earlier, and ends by the first's deadline:
+/// `(b - 1) / r + l(b) <= SLO`. So no request costs less device time than `min l(b) / b` over these
+/// `b`. The sum over all models of `r * min l(b) / b` is at most the number of devices.
 ///
 /// The bound holds for evenly spaced arrivals without a loss. Nothing shows that the batches can be
 /// placed on the devices. It is no bound for random arrivals: they sometimes gather faster, and 1%

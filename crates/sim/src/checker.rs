@@ -11,7 +11,7 @@ use crate::cluster::Decision;
 /// - each accepted request is answered exactly once,
 /// - no device runs two batches,
 /// - a batch keeps within the largest size,
-/// - no request leaves that will miss its deadline by plan, under a drop policy,
+/// - under a drop policy, no batch is planned to miss a member's deadline,
 /// - preempted requests wait again,
 /// - and, at the end, nothing is lost.
 ///

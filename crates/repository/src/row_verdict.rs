@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct RowVerdict {
     /// Whether the rows depend on each other.
     pub rows: RowDependence,
-    /// How the server knows.
+    /// The source of the verdict.
     pub source: VerdictSource,
     /// The evidence, in words: "Softmax 'scores' normalises along the batch axis".
     pub reason: String,
@@ -30,7 +30,7 @@ pub enum RowDependence {
     Unknown,
 }
 
-/// How a verdict was reached.
+/// The source of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VerdictSource {

@@ -88,8 +88,8 @@ pub struct ProfileArgs {
     groups: GroupFlags,
 }
 
-/// Most items of all lanes that run at once while mixes are measured. Lanes of one item need as many
-/// threads.
+/// Most items of all lanes that run at once while mixes are measured. Lanes of one item need as
+/// many threads.
 const MOST_LANES: u32 = 64;
 
 /// A list of batch sizes that clap takes as one value.

@@ -27,10 +27,10 @@ pub enum SimulateCommand {
 
 /// Find the highest rate at which at most 1% of each model's requests are dropped or late.
 ///
-/// Models come from a csv file with the columns name, alpha_ms, beta_ms and slo_ms (a batch of b takes
-/// alpha * b + beta), or from the command line. The result stands beside two bounds: that of the
-/// staggered pattern with even arrivals (for equal models), and that of every model running in the
-/// largest batches that its SLO allows.
+/// Models come from a csv file with the columns name, alpha_ms, beta_ms and slo_ms (a batch of b
+/// takes alpha * b + beta), or from the command line. The result stands beside two bounds: that of
+/// the staggered pattern with even arrivals (for equal models), and that of every model running in
+/// the largest batches that its SLO allows.
 ///
 /// Examples:
 ///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8

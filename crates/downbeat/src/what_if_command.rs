@@ -52,9 +52,9 @@ impl FromStr for Slo {
 
 /// Replay a decision log's requests under other settings, and compare the outcome with the log's.
 ///
-/// The production scheduler decides, on emulated devices that take as long as the log's batches took,
-/// relative to its last profiles. Each policy runs with each number of devices; all other settings are
-/// the log's. The first row shows what happened.
+/// The production scheduler decides, on emulated devices that take as long as the log's batches
+/// took, relative to its last profiles. Each policy runs with each number of devices; all other
+/// settings are the log's. The first row shows what happened.
 ///
 /// Examples:
 ///   downbeat what-if decisions --devices 2,3,4
@@ -83,11 +83,11 @@ pub struct WhatIfArgs {
 
 /// Find the cheapest setting that holds a target on the requests of a recorded decision log.
 ///
-/// The search starts with as many devices as the work in the log keeps busy. It tries more, and numbers
-/// between, until a policy answers the wanted share of each model's requests in time and none does on
-/// one device fewer. Policies that hold the target are ordered by their margin, the multiple of the rate
-/// that they still hold. For the first one, the smallest largest batch and the tightest SLOs that hold
-/// are searched. All runs are simulated: no device is needed.
+/// The search starts with as many devices as the work in the log keeps busy. It tries more, and
+/// numbers between, until a policy answers the wanted share of each model's requests in time and
+/// none does on one device fewer. Policies that hold the target are ordered by their margin, the
+/// multiple of the rate that they still hold. For the first one, the smallest largest batch and the
+/// tightest SLOs that hold are searched. All runs are simulated: no device is needed.
 ///
 /// Examples:
 ///   downbeat advise decisions

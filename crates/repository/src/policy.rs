@@ -27,8 +27,8 @@ named! {
         /// At the latest moment that still makes the deadline.
         Latest = "latest",
         /// The scheduler makes no batches. A request goes to the device that will probably finish
-        /// all its work first, whichever models that work is for. A device policy makes the batches
-        /// there ([`PolicyName`]).
+        /// all its work, for any model, first. A device policy makes the batches there
+        /// ([`PolicyName`]).
         Route = "route",
     }
 }

@@ -76,7 +76,8 @@ mod tests {
         for (align, size) in (0..8).flat_map(|align| (0..200).map(move |size| (1usize << align, 1 + size * 37))) {
             let layout = Layout::from_size_align(size, align).unwrap();
             let larger = Layout::from_size_align(2 * size + 1, align).unwrap();
-            // SAFETY: the layouts have bytes, and each block is written and freed within its layout.
+            // SAFETY: the layouts have bytes, and each block is written and freed within its
+            // layout.
             unsafe {
                 let block = Mimalloc.alloc(layout);
                 block.write_bytes(7, size);

@@ -18,13 +18,13 @@ use downbeat_sim::Arrivals;
 #[derive(clap::Args, Debug, Clone)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
-    /// Model to send requests to, and its share of them: NAME, NAME:SHARE or NAME@VERSION:SHARE. Repeatable.
-    /// Only the ratios of shares count; without one it is 1.
+    /// Model to send requests to, and its share of them: NAME, NAME:SHARE or NAME@VERSION:SHARE.
+    /// Repeatable. Only the ratios of shares count; without one it is 1.
     #[arg(short, long = "model", value_name = "NAME[:SHARE]", required = true)]
     pub models: Vec<String>,
 
-    /// Server, as HOST:PORT, http://HOST:PORT or grpc://HOST:PORT. Default: 127.0.0.1:8000 for HTTP, 127.0.0.1:8001 for
-    /// gRPC.
+    /// Server, as HOST:PORT, http://HOST:PORT or grpc://HOST:PORT. Default: 127.0.0.1:8000 for
+    /// HTTP, 127.0.0.1:8001 for gRPC.
     #[arg(short, long, value_name = "URL")]
     pub url: Option<String>,
 
@@ -45,13 +45,15 @@ pub struct Args {
     #[arg(short, long, default_value = "poisson", value_name = "KIND")]
     pub arrivals: Arrivals,
 
-    /// Rates one after another instead of --rate: comma-separated RATExREQUESTS or RATExSECONDSs, and
-    /// FROM..TOxLENGTHxSTEPS for evenly rising (or falling) rates. The last may be a RATE alone, to the end.
-    /// "66..4000x2000x16" rises from 66/s to 4000/s in 16 steps of 2000 requests; "100x30s,900x5s,100" is a burst.
+    /// Rates one after another instead of --rate: comma-separated RATExREQUESTS or RATExSECONDSs,
+    /// and FROM..TOxLENGTHxSTEPS for evenly rising (or falling) rates. The last may be a RATE
+    /// alone, to the end. "66..4000x2000x16" rises from 66/s to 4000/s in 16 steps of 2000
+    /// requests; "100x30s,900x5s,100" is a burst.
     #[arg(long, value_name = "LIST", conflicts_with_all = ["closed", "capacity"])]
     pub steps: Option<String>,
 
-    /// Closed loop: --connections clients, each of which sends its next request when the last is answered.
+    /// Closed loop: --connections clients, each of which sends its next request when the last is
+    /// answered.
     #[arg(long, conflicts_with = "capacity")]
     pub closed: bool,
 
@@ -104,19 +106,20 @@ pub struct Args {
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub variants: usize,
 
-    /// Shape of an input whose dimensions vary, without the batch dimension or with it: INPUT:128 or INPUT:1,128.
-    /// Repeatable.
+    /// Shape of an input whose dimensions vary, without the batch dimension or with it: INPUT:128
+    /// or INPUT:1,128. Repeatable.
     #[arg(long = "shape", value_name = "INPUT:DIMS")]
     pub shapes: Vec<String>,
 
-    /// Draw the variable dimensions of an input from a lognormal distribution, rounded, at least 1 and at most MAX
-    /// (512): INPUT:MU,SIGMA or INPUT:MU,SIGMA,MAX. INPUT `*` stands for every input. One draw per request: inputs with
-    /// equal numbers get equal sizes. "*:4.11,0.52" is the sentence lengths of RTE. Repeatable.
+    /// Draw the variable dimensions of an input from a lognormal distribution, rounded, at least 1
+    /// and at most MAX (512): INPUT:MU,SIGMA or INPUT:MU,SIGMA,MAX. INPUT `*` stands for every
+    /// input. One draw per request: inputs with equal numbers get equal sizes. "*:4.11,0.52" is the
+    /// sentence lengths of RTE. Repeatable.
     #[arg(long = "shape-lognormal", value_name = "INPUT:MU,SIGMA")]
     pub lognormal: Vec<String>,
 
-    /// Values of an input are drawn evenly from LOW to HIGH (integers: both included): INPUT:LOW,HIGH. Without it, 0 to
-    /// 1. Token ids need the size of the vocabulary. Repeatable.
+    /// Values of an input are drawn evenly from LOW to HIGH (integers: both included):
+    /// INPUT:LOW,HIGH. Without it, 0 to 1. Token ids need the size of the vocabulary. Repeatable.
     #[arg(long = "range", value_name = "INPUT:LOW,HIGH")]
     pub ranges: Vec<String>,
 
@@ -146,7 +149,8 @@ pub struct Args {
     #[arg(long, value_name = "MS", requires = "capacity")]
     pub target_p99_ms: Option<f64>,
 
-    /// Capacity target: at most this percentage of each model's requests is bad (failed, or later than --slo-ms).
+    /// Capacity target: at most this percentage of each model's requests is bad (failed, or later
+    /// than --slo-ms).
     #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
     pub target_bad_percent: f64,
 

@@ -44,7 +44,8 @@ impl Schedule {
     /// The arrival times since the start of the run. Equal seeds give equal arrivals.
     pub fn arrivals(&self, seed: u64) -> Arrivals {
         Arrivals {
-            // The command line admits positive finite shapes only; anything else falls back to shape 1.
+            // The command line admits positive finite shapes only; anything else falls back to
+            // shape 1.
             gaps: self.gaps.gaps().unwrap_or(Gaps::Exponential),
             steps: self.steps.clone().into_iter(),
             step: None,

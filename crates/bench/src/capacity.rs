@@ -118,7 +118,8 @@ impl Targets {
         }
     }
 
-    /// The 99th percentile of all requests of a run; failed ones are infinitely slow. `None`: infinite.
+    /// The 99th percentile of all requests of a run; failed ones are infinitely slow. `None`:
+    /// infinite.
     pub fn p99(outcome: &Outcome) -> Option<Duration> {
         let total = outcome.record.total();
         let rank = (total.scheduled as f64 * 0.99).ceil() as u64;

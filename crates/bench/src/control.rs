@@ -1,4 +1,5 @@
-//! Asks the server about its models: metadata and statistics. One request at a time, outside the load.
+//! Asks the server about its models: metadata and statistics. One request at a time, outside the
+//! load.
 
 use std::net::SocketAddr;
 use std::time::Duration;

@@ -39,7 +39,8 @@ pub struct Done {
 pub enum Start {
     /// The request is on its way. A [`Done`] follows unless the request is cancelled.
     Taken,
-    /// Every connection is busy and no more may be opened: try again after the next [`Done`] or [`Ready`].
+    /// Every connection is busy and no more may be opened: try again after the next [`Done`] or
+    /// [`Ready`].
     Busy,
 }
 

@@ -17,7 +17,8 @@ use downbeat_server::options::EngineChoice;
 pub enum EngineCommand {
     /// List the engines that can be used here, the fastest first
     List,
-    /// Fetch the onnxruntime library with pip into the user's cache folder, for the CPU or with --cuda for NVIDIA GPUs
+    /// Fetch the onnxruntime library with pip into the user's cache folder, for the CPU or with
+    /// --cuda for NVIDIA GPUs
     Install(InstallArgs),
 }
 

@@ -9,7 +9,8 @@ use serde::Serialize;
 
 use crate::units::in_millis;
 
-/// Mixes of each load that are shown: the fastest, and as a warning the slowest (E²bird figure 12 shows six and two).
+/// Mixes of each load that are shown: the fastest, and as a warning the slowest (E²bird figure 12
+/// shows six and two).
 const FASTEST_SHOWN: usize = 6;
 const SLOWEST_SHOWN: usize = 2;
 

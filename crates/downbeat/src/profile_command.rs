@@ -34,7 +34,8 @@ pub struct ProfileArgs {
     /// The model
     #[arg(required_unless_present_any = ["list", "clear"])]
     model: Option<String>,
-    /// List the profiles that the server has measured and kept, with the threads that it runs each model on
+    /// List the profiles that the server has measured and kept, with the threads that it runs each
+    /// model on
     #[arg(long, conflicts_with = "model")]
     list: bool,
     /// Delete the profiles that the server has kept: models are measured again when they are next

@@ -35,8 +35,8 @@ fn throughput(measurement: &Measurement) -> f64 {
     f64::from(measurement.batch) * 1e9 / measurement.median_ns.max(1) as f64
 }
 
-/// Alpha and beta of the line `alpha * batch + beta` through the medians, in milliseconds, by least squares; `None` with
-/// fewer than two sizes.
+/// Alpha and beta of the line `alpha * batch + beta` through the medians, in milliseconds, by least
+/// squares; `None` with fewer than two sizes.
 fn fit(measurements: &[Measurement]) -> Option<(f64, f64)> {
     let n = measurements.len() as f64;
     let mean = |f: &dyn Fn(&Measurement) -> f64| measurements.iter().map(f).sum::<f64>() / n;

@@ -15,7 +15,8 @@ use crate::triton_flags::OtherFlags;
 
 /// Serve the models of a repository.
 ///
-/// Options come from the defaults, then downbeat.toml, then the environment, then flags; the later wins.
+/// Options come from the defaults, then downbeat.toml, then the environment, then flags; the later
+/// wins.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ServeFlags {
     #[command(flatten)]

@@ -110,12 +110,13 @@ pub struct CapacityArgs {
     #[arg(long, default_value = "budget", value_name = "KIND")]
     delay: Delay,
 
-    /// Seed of all random numbers. Repeatable, or separated by commas: the result is the median, with the smallest and
-    /// largest beside it.
+    /// Seed of all random numbers. Repeatable, or separated by commas: the result is the median,
+    /// with the smallest and largest beside it.
     #[arg(long = "seed", value_name = "N", value_delimiter = ',', default_value = "1")]
     seeds: Vec<u64>,
 
-    /// Simulated seconds in which arrivals count. 20 seconds are 100,000 requests at 5,000 a second.
+    /// Simulated seconds in which arrivals count. 20 seconds are 100,000 requests at 5,000 a
+    /// second.
     #[arg(long, default_value_t = 20.0, value_name = "SECONDS", allow_negative_numbers = true)]
     span: f64,
 

@@ -69,7 +69,8 @@ pub struct WhatIfArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     devices: Vec<u32>,
 
-    /// Policies of all models [default: as recorded, each model its own]. Repeatable, or separated by commas
+    /// Policies of all models [default: as recorded, each model its own]. Repeatable, or separated
+    /// by commas
     #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<Policy>,
 

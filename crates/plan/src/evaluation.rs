@@ -129,12 +129,14 @@ impl Evaluation {
         self.violations.is_empty()
     }
 
-    /// `(max - min) / average` of the sub-clusters' request rates (appendix A.2); 0 if there are no requests.
+    /// `(max - min) / average` of the sub-clusters' request rates (appendix A.2); 0 if there are no
+    /// requests.
     pub fn rate_imbalance(&self) -> f64 {
         imbalance(self.loads.iter().map(|load| load.rate))
     }
 
-    /// `(max - min) / average` of the sub-clusters' static memory (appendix A.2); 0 if there is none.
+    /// `(max - min) / average` of the sub-clusters' static memory (appendix A.2); 0 if there is
+    /// none.
     pub fn memory_imbalance(&self) -> f64 {
         imbalance(self.loads.iter().map(|load| load.static_memory as f64))
     }

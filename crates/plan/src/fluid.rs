@@ -41,7 +41,8 @@ mod tests {
 
     #[test]
     fn the_batch_is_what_gathers_and_runs_within_the_slo() {
-        // At 1000/s one request comes each millisecond: (b - 1) + b + 5 <= 20 gives b = 8, which runs for 13 ms.
+        // At 1000/s one request comes each millisecond: (b - 1) + b + 5 <= 20 gives b = 8, which
+        // runs for 13 ms.
         let eight = need(1000.0, 20).unwrap();
         assert_eq!(eight.batch, 8);
         assert!((eight.devices - 1000.0 * 0.013 / 8.0).abs() < 1e-9);

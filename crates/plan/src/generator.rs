@@ -1,4 +1,5 @@
-//! Random workloads of the kind that appendix A.2 partitions: variants of a zoo's models with exponential rates.
+//! Random workloads of the kind that appendix A.2 partitions: variants of a zoo's models with
+//! exponential rates.
 
 use rand::RngExt;
 use rand_distr::{Distribution, Exp};
@@ -7,8 +8,8 @@ use rand_pcg::rand_core::SeedableRng;
 
 use crate::workload::{Entry, Profile, Workload};
 
-/// Models of the zoo: name, `alpha` and `beta` in milliseconds and SLO in milliseconds on an A100 (Symphony, table 4), and
-/// millions of parameters as their authors give them.
+/// Models of the zoo: name, `alpha` and `beta` in milliseconds and SLO in milliseconds on an A100
+/// (Symphony, table 4), and millions of parameters as their authors give them.
 const ZOO: [(&str, f64, f64, f64, f64); 37] = [
     ("DenseNet121", 0.054, 10.546, 21.0, 8.1),
     ("DenseNet201", 0.304, 14.345, 31.0, 20.2),

@@ -1,4 +1,5 @@
-//! A partition without a solver: the largest model first, then moves and swaps by simulated annealing.
+//! A partition without a solver: the largest model first, then moves and swaps by simulated
+//! annealing.
 //!
 //! The search has a good partition from the first moment, and a better one with time. The MILP
 //! solver starts from it, and it remains when the solver's time is up. The search proves nothing:
@@ -34,7 +35,8 @@ const ROUNDING: f64 = 1e-12;
 /// Steps between two looks at the clock.
 const STEPS_BETWEEN_LOOKS: u64 = 1024;
 
-/// The state of a search. Rates and memory are shares of the average sub-cluster's, so that both are around 1.
+/// The state of a search. Rates and memory are shares of the average sub-cluster's, so that both
+/// are around 1.
 struct State<'a> {
     problem: &'a Problem,
     goal: Goal,

@@ -1,7 +1,8 @@
 //! Appendix A's mixed-integer program, solved by HiGHS.
 //!
-//! Binary `x_ij` says that model `i` is on sub-cluster `j`. Rates and memory are shares of the average sub-cluster's, so that
-//! coefficients are around 1; the constraints' numbers below are the appendix's.
+//! Binary `x_ij` says that model `i` is on sub-cluster `j`. Rates and memory are shares of the
+//! average sub-cluster's, so that coefficients are around 1; the constraints' numbers below are the
+//! appendix's.
 //!
 //! Sub-clusters are interchangeable, so every partition occurs `l!` times under other names. Where
 //! the running assignment does not name them, the `k` largest models stay on the first `k`
@@ -33,7 +34,8 @@ pub(crate) enum Outcome {
     Nothing,
 }
 
-/// Solves `problem` for `goal` within `limit`, on one thread, from `start` if that keeps the goal's limits.
+/// Solves `problem` for `goal` within `limit`, on one thread, from `start` if that keeps the goal's
+/// limits.
 pub(crate) fn solve(problem: &Problem, goal: Goal, start: Option<&[usize]>, seed: u64, limit: Duration) -> Outcome {
     if limit == Duration::ZERO {
         return Outcome::Nothing;

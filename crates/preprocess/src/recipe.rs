@@ -24,7 +24,8 @@ impl Recipe {
     /// to the model's folder.
     ///
     /// # Errors
-    /// In words, if the file may not or cannot be read, has more than [`MAX_FILE_BYTES`], or is not text.
+    /// In words, if the file may not or cannot be read, has more than [`MAX_FILE_BYTES`], or is not
+    /// text.
     pub fn read(steps: Vec<Step>, find: impl FnOnce(&Path) -> Result<PathBuf, String>) -> Result<Self, String> {
         let tokenizer = match steps.first() {
             Some(Step::Tokenize { file, .. }) => {

@@ -1,7 +1,8 @@
-//! The protocol's gRPC messages for an inference, read into and written from [`InferRequest`] and [`InferResponse`].
+//! The protocol's gRPC messages for an inference, read into and written from [`InferRequest`] and
+//! [`InferResponse`].
 //!
-//! Tensors are written raw (`raw_input_contents`, `raw_output_contents`) and read raw or typed (`contents`). Raw
-//! tensors are not copied: they are slices of the message they came in.
+//! Tensors are written raw (`raw_input_contents`, `raw_output_contents`) and read raw or typed
+//! (`contents`). Raw tensors are not copied: they are slices of the message they came in.
 
 mod peek;
 

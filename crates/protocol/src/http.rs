@@ -53,7 +53,8 @@ pub fn model_path(model: &str, version: &str) -> String {
     format!("/v2/models/{}{version}", escape(model))
 }
 
-/// The header with the length in bytes of the JSON at the start of a body that has tensors after it.
+/// The header with the length in bytes of the JSON at the start of a body that has tensors after
+/// it.
 pub const INFERENCE_HEADER_CONTENT_LENGTH: &str = "inference-header-content-length";
 
 /// An encoded request or response.

@@ -48,8 +48,8 @@ pub struct InferTensor {
     pub shape: Vec<i64>,
     /// `shared_memory_region` and others.
     pub parameters: Parameters,
-    /// The elements in the protocol's binary form: little-endian, row-major, each `BYTES` element preceded by its
-    /// length as a little-endian `u32`. Empty while the data is in shared memory.
+    /// The elements in the protocol's binary form: little-endian, row-major, each `BYTES` element
+    /// preceded by its length as a little-endian `u32`. Empty while the data is in shared memory.
     pub data: Bytes,
 }
 

@@ -10,7 +10,8 @@ use serde::Serialize;
 /// `--json [FILE]`, the same in every command.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Json {
-    /// Write everything measured as JSON: to this file, or without one to standard output in place of the text
+    /// Write everything measured as JSON: to this file, or without one to standard output in place
+    /// of the text
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
 }

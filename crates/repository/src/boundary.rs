@@ -36,7 +36,8 @@ impl Boundary {
         &self.root
     }
 
-    /// Checks that `path`, which begins with [`Boundary::root`], leads to a file or folder that may be read.
+    /// Checks that `path`, which begins with [`Boundary::root`], leads to a file or folder that may
+    /// be read.
     ///
     /// # Errors
     /// If there is no file or folder, or a symbolic link leads out of the repository and such links
@@ -53,11 +54,12 @@ impl Boundary {
         }
     }
 
-    /// The path of `file`, which is written relative to `folder`, a folder of the repository. The path may climb into other folders of
-    /// the repository (`../shared/tokenizer.json`).
+    /// The path of `file`, which is written relative to `folder`, a folder of the repository. The
+    /// path may climb into other folders of the repository (`../shared/tokenizer.json`).
     ///
     /// # Errors
-    /// As [`Boundary::check`]; if the file is written as an absolute path, or climbs out of the repository.
+    /// As [`Boundary::check`]; if the file is written as an absolute path, or climbs out of the
+    /// repository.
     pub(crate) fn resolve(&self, folder: &Path, file: &Path) -> Result<PathBuf, String> {
         let depth = folder.strip_prefix(&self.root).map_or(0, |inside| inside.components().count());
         let climbed = file.components().try_fold(depth, |depth, component| match component {

@@ -81,7 +81,8 @@ impl ConfigSource {
         Self::parse_text(text, label).map(Some)
     }
 
-    /// Parses the configuration of a load request: JSON as Triton's clients send it, or the text format.
+    /// Parses the configuration of a load request: JSON as Triton's clients send it, or the text
+    /// format.
     pub(crate) fn from_request(text: &str) -> Result<Self, ConfigError> {
         let label = REQUEST_LABEL.to_owned();
         if text.len() as u64 > MAX_CONFIG_BYTES {

@@ -28,7 +28,8 @@ pub struct ModelDefinition {
     pub dir: PathBuf,
     /// The configuration: as written, and complete after [`ModelDefinition::complete`].
     pub config: ModelConfig,
-    /// The versions that `version_policy` selects, ascending, each with its model file. At least one.
+    /// The versions that `version_policy` selects, ascending, each with its model file. At least
+    /// one.
     pub versions: Vec<(u64, PathBuf)>,
     /// The kind of the versions' files.
     pub format: ModelFormat,
@@ -114,7 +115,8 @@ pub(crate) struct CompletionOptions {
     pub(crate) default_max_batch_size: u32,
     /// The GPUs that models run on; empty: the CPU.
     pub(crate) gpus: Vec<u32>,
-    /// Whether models with `KIND_GPU` run on the CPU of a server without GPUs, instead of being refused.
+    /// Whether models with `KIND_GPU` run on the CPU of a server without GPUs, instead of being
+    /// refused.
     pub(crate) cpu_for_gpus: bool,
     /// Models whose GPUs are chosen outside of their configuration, with these GPUs. The choice
     /// wins.
@@ -139,7 +141,8 @@ const DATATYPES: [(DataType, inference::DataType); 14] = [
     (DataType::Bf16, inference::DataType::TypeBf16),
 ];
 
-/// The core's name of a configuration's datatype; `None` for `TYPE_INVALID` and numbers without a meaning.
+/// The core's name of a configuration's datatype; `None` for `TYPE_INVALID` and numbers without a
+/// meaning.
 pub(crate) fn datatype(data_type: i32) -> Option<DataType> {
     DATATYPES.iter().find(|(_, written)| i32::from(*written) == data_type).map(|(datatype, _)| *datatype)
 }
@@ -175,7 +178,8 @@ impl ModelDefinition {
         self.source.says_max_batch_size() || !self.completion.enabled
     }
 
-    /// The path of a file that options name relative to the model's folder, such as a `tokenizer.json`.
+    /// The path of a file that options name relative to the model's folder, such as a
+    /// `tokenizer.json`.
     ///
     /// # Errors
     /// In words, if the file does not exist, or lies outside the repository and may not be read.

@@ -84,7 +84,8 @@ pub fn nearest<'a>(found: &str, candidates: impl IntoIterator<Item = &'a str>) -
     }
     let lower = found.to_ascii_lowercase();
     let candidates: Vec<&str> = candidates.into_iter().collect();
-    // `max_queue_delay` for `max_queue_delay_microseconds`: the beginning is right, the unit is missing.
+    // `max_queue_delay` for `max_queue_delay_microseconds`: the beginning is right, the unit is
+    // missing.
     if lower.len() >= 3
         && let [whole] = candidates.iter().filter(|c| c.starts_with(&lower)).collect::<Vec<_>>()[..]
     {

@@ -5,8 +5,8 @@
 //! repository's folder, unless [`ModelRepository::with_follow_symlinks`] lets symbolic links lead
 //! out.
 //!
-//! A `config.pbtxt` is read with Triton's own schema. These `parameters` (strings, as all parameters) have a meaning here;
-//! others are kept for clients to read:
+//! A `config.pbtxt` is read with Triton's own schema. These `parameters` (strings, as all
+//! parameters) have a meaning here; others are kept for clients to read:
 //!
 //! | parameter | meaning |
 //! |---|---|

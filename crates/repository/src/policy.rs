@@ -12,7 +12,8 @@ named! {
     /// load. Under load the device is never idle, so batches grow while it works. On pools of
     /// devices, where deferral pays, it defers.
     DispatchPolicy as "dispatch policy" {
-        /// When a device is free and as late as the deadlines allow, so that batches are large (Symphony §3.2).
+        /// When a device is free and as late as the deadlines allow, so that batches are large
+        /// (Symphony §3.2).
         Deferred = "deferred",
         /// As soon as a device is free.
         Eager = "eager",

@@ -29,7 +29,8 @@ const CONFIGS_FOLDER: &str = "configs";
 pub struct ModelRepository {
     /// The folder as it was given, for messages.
     path: PathBuf,
-    /// The folder with symbolic links resolved, and whether links may lead to files outside that folder.
+    /// The folder with symbolic links resolved, and whether links may lead to files outside that
+    /// folder.
     boundary: Boundary,
     completion: CompletionOptions,
     /// The name of the configuration that replaces [`CONFIG_FILE`] in models that have it.

@@ -1,4 +1,5 @@
-//! Version folders: `1` is a version. `01`, `0`, `v1` and `latest` are not, and messages give better names.
+//! Version folders: `1` is a version. `01`, `0`, `v1` and `latest` are not, and messages give
+//! better names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -137,7 +138,8 @@ pub(crate) fn is_onnx_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
 }
 
-/// The name of a model file that lies in a model's folder beside the versions, where it does not belong.
+/// The name of a model file that lies in a model's folder beside the versions, where it does not
+/// belong.
 fn loose_model_file(dir: &Path) -> Option<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.path().is_file()).filter_map(|entry| entry.file_name().into_string().ok());

@@ -50,7 +50,8 @@ pub enum WarmupData {
 }
 
 impl Warmup {
-    /// The most runs of a warm-up request: no engine is warmer after more, and the load would keep others waiting.
+    /// The most runs of a warm-up request: no engine is warmer after more, and the load would keep
+    /// others waiting.
     pub const MOST_RUNS: u32 = 100;
 
     /// The request, for the model `model`.

@@ -17,8 +17,8 @@ pub enum Arrivals {
     Constant,
     /// Exponential gaps.
     Poisson,
-    /// Gaps from a Gamma distribution of this shape and mean `1 / rate`: the smaller the shape, the burstier
-    /// (coefficient of variation `1 / sqrt(shape)`). Shape 1 is Poisson.
+    /// Gaps from a Gamma distribution of this shape and mean `1 / rate`: the smaller the shape, the
+    /// burstier (coefficient of variation `1 / sqrt(shape)`). Shape 1 is Poisson.
     Gamma(f64),
 }
 
@@ -87,7 +87,8 @@ impl Arrivals {
         Ok(ArrivalStream { gaps, stretch: 1.0 / rate, pace: None, rng: random(seed, stream), now: Time::ZERO })
     }
 
-    /// The gaps, before they are stretched by the rate; `None` if the shape is not positive and finite.
+    /// The gaps, before they are stretched by the rate; `None` if the shape is not positive and
+    /// finite.
     pub fn gaps(self) -> Option<Gaps> {
         match self {
             Arrivals::Constant => Some(Gaps::Constant),

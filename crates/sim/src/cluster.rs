@@ -7,8 +7,9 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 
 /// A cluster scheduler under simulation: the contract of [`Scheduler`], as far as a run uses it.
 ///
-/// A pure state machine. Events come with their time; after each, every [`Cluster::poll_decision`] is taken and
-/// [`Cluster::poll_timeout`] says when to call [`Cluster::handle_timeout`] if nothing happens before.
+/// A pure state machine. Events come with their time; after each, every [`Cluster::poll_decision`]
+/// is taken and [`Cluster::poll_timeout`] says when to call [`Cluster::handle_timeout`] if nothing
+/// happens before.
 pub trait Cluster {
     /// Adds a model. Its requests have `slo` from arrival to deadline and arrive at `rate` a
     /// second; only planners that work in epochs use the rate. Ids are given out in order from

@@ -82,8 +82,9 @@ impl Pace {
         Pace::new(rates.map(|rate| (Duration::from_secs_f64(requests / rate), rate)).collect())
     }
 
-    /// The shape of a Twitter trace: a new rate each second, of mean 1, with a coefficient of variation of about 0.77 and an
-    /// autocorrelation of about 0.91 at one second and 0.82 at ten; never above 4.
+    /// The shape of a Twitter trace: a new rate each second, of mean 1, with a coefficient of
+    /// variation of about 0.77 and an autocorrelation of about 0.91 at one second and 0.82 at ten;
+    /// never above 4.
     pub fn twitter(seed: u64, stream: u64, seconds: u32) -> Self {
         // The logarithm is the sum of a slow and a fast autoregressive process. The slow one
         // carries the correlation over tens of seconds. The fast one loses its correlation in the
@@ -104,8 +105,9 @@ impl Pace {
         Pace::normalised(Duration::from_millis(1_000), &factors).unwrap_or_default()
     }
 
-    /// A rate that wanders slowly, as the load of a camera over a day does: a new factor every `every`, of mean 1, between
-    /// about a third and three times the mean (Symphony §5.7 synthesises its rates from videos).
+    /// A rate that wanders slowly, as the load of a camera over a day does: a new factor every
+    /// `every`, of mean 1, between about a third and three times the mean (Symphony §5.7
+    /// synthesises its rates from videos).
     pub fn wandering(seed: u64, stream: u64, every: Duration, stretches: u32) -> Self {
         let mut rng = random(seed, stream ^ 0x71de0);
         let mut level = 0.0;

@@ -9,8 +9,8 @@ use downbeat_core::cluster::{DispatchPolicy, DropPolicy, OrderPolicy, UnknownOrd
 
 use crate::system::{Downbeat, System};
 
-/// A scheduler by name: a dispatch policy of Downbeat's scheduler with a drop policy and an order of
-/// turns, or another system.
+/// A scheduler by name: a dispatch policy of Downbeat's scheduler with a drop policy and an order
+/// of turns, or another system.
 ///
 /// Written `NAME[:ARGUMENT][+DROP][@ORDER]`, such as `deferred`, `eager+head`,
 /// `timeout:20%+head@fair`. The names are those of [`Policies`], [`DROPS`] and [`OrderPolicy`].

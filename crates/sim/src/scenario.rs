@@ -44,7 +44,8 @@ pub enum Shape {
     Twitter,
     /// [`Pace::wandering`], each model on its own, in stretches of this length.
     Wandering(Duration),
-    /// Each model's calls in stretches of this length (Azure's traces: a minute) vary around its mean.
+    /// Each model's calls in stretches of this length (Azure's traces: a minute) vary around its
+    /// mean.
     Maf(Duration),
     /// Given stretches, the same for all models.
     Given(Pace),

@@ -63,7 +63,8 @@ pub struct IndexRequest {
     pub ready: bool,
 }
 
-/// Body of `POST /v2/repository/models/{model}/load` and of `.../unload`, whose only parameter is `unload_dependents`.
+/// Body of `POST /v2/repository/models/{model}/load` and of `.../unload`, whose only parameter is
+/// `unload_dependents`.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
 #[serde(expecting = "an object, optionally with `parameters`")]
 pub struct LoadRequest {
@@ -105,8 +106,8 @@ pub struct RawHandle {
     pub b64: String,
 }
 
-/// A model's configuration in JSON, as Triton writes it: field names of the `.proto`, names of enum values, 64-bit
-/// integers as numbers, fields with their default value included.
+/// A model's configuration in JSON, as Triton writes it: field names of the `.proto`, names of enum
+/// values, 64-bit integers as numbers, fields with their default value included.
 pub fn config_to_json(config: &ModelConfig) -> String {
     to_json("inference.ModelConfig", config)
 }

@@ -1,8 +1,9 @@
 //! Lists of numbers in JSON, read from the bytes straight into the binary form.
 //!
-//! Nearly all bytes of a JSON request are numbers. serde_json reads each byte three times: for the end of the list, for
-//! the end of the number, and for its value. This module reads each byte once. It refuses a list with a mistake, such as
-//! `[1, "two"]` or `[1 2]`. serde_json then names the mistake and its place.
+//! Nearly all bytes of a JSON request are numbers. serde_json reads each byte three times: for the
+//! end of the list, for the end of the number, and for its value. This module reads each byte once.
+//! It refuses a list with a mistake, such as `[1, "two"]` or `[1 2]`. serde_json then names the
+//! mistake and its place.
 
 use downbeat_core::tensor::DataType;
 
@@ -241,7 +242,8 @@ impl Numbers<'_> {
     }
 }
 
-/// Most digits of a short number before the point. With [`MOST_FRACTION`] they are 15: such a number is below 2^53.
+/// Most digits of a short number before the point. With [`MOST_FRACTION`] they are 15: such a
+/// number is below 2^53.
 const MOST_INTEGER: usize = 8;
 /// Most digits after the point.
 const MOST_FRACTION: usize = 7;

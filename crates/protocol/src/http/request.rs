@@ -29,8 +29,9 @@ impl OutputForms {
 }
 
 /// Reads the body of an inference request. `header_length` is the value of
-/// [`INFERENCE_HEADER_CONTENT_LENGTH`](super::INFERENCE_HEADER_CONTENT_LENGTH). Binary inputs are slices of `body`,
-/// not copies. `binary_data_size` and `binary_data_output` are consumed; all other parameters are in the request.
+/// [`INFERENCE_HEADER_CONTENT_LENGTH`](super::INFERENCE_HEADER_CONTENT_LENGTH). Binary inputs are
+/// slices of `body`, not copies. `binary_data_size` and `binary_data_output` are consumed; all
+/// other parameters are in the request.
 ///
 /// # Errors
 /// If the body is no JSON of a request, or an input's data does not have the size of its datatype

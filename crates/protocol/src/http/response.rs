@@ -11,7 +11,8 @@ use crate::infer::{CodecError, InferResponse, InferTensor};
 /// Writes the body of an inference response.
 ///
 /// # Errors
-/// The data of an output does not have the form of its datatype, or a BYTES element that should be JSON is not UTF-8.
+/// The data of an output does not have the form of its datatype, or a BYTES element that should be
+/// JSON is not UTF-8.
 pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<EncodedBody, CodecError> {
     let is_binary = |output: &InferTensor| forms.is_binary(&output.name) && !output.is_elsewhere();
     let bytes: usize = response.outputs.iter().map(|output| output.data.len()).sum();

@@ -1,4 +1,5 @@
-//! Tensor elements in JSON: lists of numbers, booleans or strings, flat or nested, to and from the binary form.
+//! Tensor elements in JSON: lists of numbers, booleans or strings, flat or nested, to and from the
+//! binary form.
 //!
 //! `null` among floating-point numbers is NaN: servers that keep to the letter of JSON write it so.
 

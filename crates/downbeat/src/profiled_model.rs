@@ -80,8 +80,8 @@ impl ProfiledModel {
         })?;
         if definition.format == ModelFormat::Onnx {
             let (verdict, _) = by_graph(&file);
-            // The engine measures the batches that the user asks for, even if the graph does not
-            // show that rows are independent.
+            // If the graph does not decide whether rows are independent, the model is measured in the
+            // batches that its user asks for.
             definition.rows = Some(verdict).filter(|verdict| verdict.rows == RowDependence::Mixed);
         }
         definition.complete(model.signature())?;

@@ -13,8 +13,7 @@ pub struct Batching {
     /// Largest batch; 0: the model's tensors have no batch dimension.
     pub max_batch_size: u32,
     /// Whether the configuration (or its completion) has `dynamic_batching`. Downbeat shares
-    /// batches between requests either way; only `downbeat config check` and curious users look at
-    /// this.
+    /// batches between requests either way; only `downbeat config check` and curious users read it.
     pub dynamic: bool,
     /// Batch sizes worth waiting for, ascending; empty: the larger the better.
     pub preferred: Vec<u32>,

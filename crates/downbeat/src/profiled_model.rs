@@ -80,8 +80,8 @@ impl ProfiledModel {
         })?;
         if definition.format == ModelFormat::Onnx {
             let (verdict, _) = by_graph(&file);
-            // If the graph does not decide whether rows are independent, the model is measured in the
-            // batches that its user asks for.
+            // If the graph does not decide whether rows are independent, the model is measured in
+            // the batches that its user asks for.
             definition.rows = Some(verdict).filter(|verdict| verdict.rows == RowDependence::Mixed);
         }
         definition.complete(model.signature())?;

@@ -8,10 +8,11 @@ use mimalloc::MiMalloc;
 /// The alignment that every block of mimalloc of at least as many bytes has (`MI_MAX_ALIGN_SIZE`).
 const NATURAL: usize = 16;
 
-/// mimalloc, without its calls for aligned blocks where every block has the alignment.
+/// mimalloc, without its calls for aligned blocks if every block has the alignment anyway.
 ///
-/// Example: 3 KB aligned to 8 bytes. mimalloc's call for aligned blocks allocates more than 3 KB and looks for an aligned place. Yet every
-/// block of 16 bytes or more is aligned to 16. So the plain call does, and costs less.
+/// Example: 3 KB aligned to 8 bytes. mimalloc's call for aligned blocks allocates more than 3 KB
+/// and looks for an aligned place. Yet every block of 16 bytes or more is aligned to 16. The plain
+/// call therefore gives an aligned block too, and costs less.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mimalloc;
 
@@ -23,13 +24,15 @@ unsafe extern "C" {
     fn mi_collect(force: bool);
 }
 
-/// Gives free memory back to the system. mimalloc does so on its own only while the program allocates.
+/// Gives free memory back to the system. On its own, mimalloc does so only while the program
+/// allocates.
 pub fn release_memory() {
     // SAFETY: the call frees no block that is in use, and any thread may make it.
     unsafe { mi_collect(true) };
 }
 
-// SAFETY: mimalloc is an allocator. Each block has its alignment: by mimalloc's calls for aligned blocks, or because all blocks have it (`is_natural`).
+// SAFETY: mimalloc is an allocator. Each block has its alignment: from mimalloc's calls for aligned
+// blocks, or because all blocks have that alignment (`is_natural`).
 unsafe impl GlobalAlloc for Mimalloc {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if is_natural(layout.size(), layout.align()) {
@@ -73,7 +76,8 @@ mod tests {
         for (align, size) in (0..8).flat_map(|align| (0..200).map(move |size| (1usize << align, 1 + size * 37))) {
             let layout = Layout::from_size_align(size, align).unwrap();
             let larger = Layout::from_size_align(2 * size + 1, align).unwrap();
-            // SAFETY: the layouts have bytes, and each block is written and freed within its layout.
+            // SAFETY: the layouts have bytes, and each block is written and freed within its
+            // layout.
             unsafe {
                 let block = Mimalloc.alloc(layout);
                 block.write_bytes(7, size);

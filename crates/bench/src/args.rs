@@ -5,9 +5,10 @@ use downbeat_sim::Arrivals;
 
 /// Measure an inference server: offer load, and report latencies, failures, throughput or capacity.
 ///
-/// Works with any server of the Open Inference Protocol (Downbeat, Triton). In an open loop (the default) requests are
-/// sent when they are due, whether or not earlier ones were answered, and latency counts from the time each was due: a
-/// server that stalls is charged for all the requests it kept from being sent.
+/// Works with any server of the Open Inference Protocol (Downbeat, Triton). In an open loop (the
+/// default) requests are sent when they are due, whether or not earlier ones were answered. Latency
+/// counts from the time when each was due: a stalled server is charged for all requests that it
+/// kept from being sent.
 ///
 /// Examples:
 ///   downbeat bench -m mlp --rate 500
@@ -17,40 +18,42 @@ use downbeat_sim::Arrivals;
 #[derive(clap::Args, Debug, Clone)]
 #[command(verbatim_doc_comment)]
 pub struct Args {
-    /// Model to send requests to, and its share of them: NAME, NAME:SHARE or NAME@VERSION:SHARE. Repeatable.
-    /// Only the ratios of shares count; without one it is 1.
+    /// Model to send requests to, and its share of them: NAME, NAME:SHARE or NAME@VERSION:SHARE.
+    /// Repeatable. Only the ratios of shares count; without one it is 1.
     #[arg(short, long = "model", value_name = "NAME[:SHARE]", required = true)]
     pub models: Vec<String>,
 
-    /// Server, as HOST:PORT, http://HOST:PORT or grpc://HOST:PORT. Default: 127.0.0.1:8000 for HTTP, 127.0.0.1:8001 for
-    /// gRPC.
+    /// Server, as HOST:PORT, http://HOST:PORT or grpc://HOST:PORT. Default: 127.0.0.1:8000 for
+    /// HTTP, 127.0.0.1:8001 for gRPC.
     #[arg(short, long, value_name = "URL")]
     pub url: Option<String>,
 
-    /// Protocol. Default: what the URL's scheme says, otherwise http.
+    /// Protocol. Default: the URL's scheme, otherwise http.
     #[arg(short, long, value_enum)]
     pub protocol: Option<Protocol>,
 
-    /// How tensors are written in HTTP bodies.
+    /// Form of tensors in HTTP bodies.
     #[arg(long, value_enum, default_value_t = Body::Binary)]
     pub body: Body,
 
-    /// Mean arrivals per second, all models together. In a capacity search, where it begins.
+    /// Mean arrivals per second, all models together. A capacity search begins at this rate.
     #[arg(short, long, default_value_t = 100.0, value_name = "PER_SECOND")]
     pub rate: f64,
 
-    /// How the gaps between arrivals vary: constant, poisson, or gamma:K with shape K (coefficient of variation
-    /// 1/sqrt(K); gamma:0.05 is very bursty).
+    /// Variation of the gaps between arrivals: constant, poisson, or gamma:K with shape K
+    /// (coefficient of variation 1/sqrt(K); gamma:0.05 is very bursty).
     #[arg(short, long, default_value = "poisson", value_name = "KIND")]
     pub arrivals: Arrivals,
 
-    /// Rates one after another instead of --rate: comma-separated RATExREQUESTS or RATExSECONDSs, and
-    /// FROM..TOxLENGTHxSTEPS for evenly rising (or falling) rates. The last may be a RATE alone, to the end.
-    /// "66..4000x2000x16" rises from 66/s to 4000/s in 16 steps of 2000 requests; "100x30s,900x5s,100" is a burst.
+    /// Rates one after another instead of --rate: comma-separated RATExREQUESTS or RATExSECONDSs,
+    /// and FROM..TOxLENGTHxSTEPS for evenly rising (or falling) rates. The last may be a RATE
+    /// alone, to the end. "66..4000x2000x16" rises from 66/s to 4000/s in 16 steps of 2000
+    /// requests; "100x30s,900x5s,100" is a burst.
     #[arg(long, value_name = "LIST", conflicts_with_all = ["closed", "capacity"])]
     pub steps: Option<String>,
 
-    /// Closed loop: --connections clients, each of which sends its next request when the last is answered.
+    /// Closed loop: --connections clients, each of which sends its next request when the last is
+    /// answered.
     #[arg(long, conflicts_with = "capacity")]
     pub closed: bool,
 
@@ -58,7 +61,8 @@ pub struct Args {
     #[arg(short, long, default_value_t = 32, value_name = "N")]
     pub connections: usize,
 
-    /// Open loop over HTTP: most connections. Requests beyond wait for one, and that time counts in their latency.
+    /// Open loop over HTTP: most connections. Other requests wait for a free one, and the wait
+    /// counts in their latency.
     #[arg(long, default_value_t = 1024, value_name = "N")]
     pub max_connections: usize,
 
@@ -70,11 +74,11 @@ pub struct Args {
     #[arg(short, long, value_name = "SECONDS")]
     pub duration: Option<f64>,
 
-    /// Seconds of load before them, not measured. Default: 1; none with --steps.
+    /// Seconds of load before the measured time. Default: 1; none with --steps.
     #[arg(short, long, value_name = "SECONDS")]
     pub warmup: Option<f64>,
 
-    /// End after this many requests, warm-up included, if the duration has not ended the run before.
+    /// End after this many requests, warm-up included, unless the duration ends the run before.
     #[arg(long, value_name = "N")]
     pub requests: Option<u64>,
 
@@ -102,25 +106,26 @@ pub struct Args {
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub variants: usize,
 
-    /// Shape of an input whose dimensions vary, without the batch dimension or with it: INPUT:128 or INPUT:1,128.
-    /// Repeatable.
+    /// Shape of an input whose dimensions vary, without the batch dimension or with it: INPUT:128
+    /// or INPUT:1,128. Repeatable.
     #[arg(long = "shape", value_name = "INPUT:DIMS")]
     pub shapes: Vec<String>,
 
-    /// Draw the variable dimensions of an input from a lognormal distribution, rounded, at least 1 and at most MAX
-    /// (512): INPUT:MU,SIGMA or INPUT:MU,SIGMA,MAX. INPUT `*` stands for every input. One draw per request: inputs with
-    /// equal numbers get equal sizes. "*:4.11,0.52" is the sentence lengths of RTE. Repeatable.
+    /// Draw the variable dimensions of an input from a lognormal distribution, rounded, at least 1
+    /// and at most MAX (512): INPUT:MU,SIGMA or INPUT:MU,SIGMA,MAX. INPUT `*` stands for every
+    /// input. One draw per request: inputs with equal numbers get equal sizes. "*:4.11,0.52" is the
+    /// sentence lengths of RTE. Repeatable.
     #[arg(long = "shape-lognormal", value_name = "INPUT:MU,SIGMA")]
     pub lognormal: Vec<String>,
 
-    /// Values of an input are drawn evenly from LOW to HIGH (integers: both included): INPUT:LOW,HIGH. Without it, 0 to
-    /// 1. Token ids need the size of the vocabulary. Repeatable.
+    /// Values of an input are drawn evenly from LOW to HIGH (integers: both included):
+    /// INPUT:LOW,HIGH. Without it, 0 to 1. Token ids need the size of the vocabulary. Repeatable.
     #[arg(long = "range", value_name = "INPUT:LOW,HIGH")]
     pub ranges: Vec<String>,
 
-    /// Send what is in this file instead of random data: an infer request as the protocol writes it in JSON
-    /// ({"inputs": [{"name", "datatype", "shape", "data"}]}), or a list of them. For one of several models:
-    /// MODEL=FILE. Repeatable.
+    /// Send the content of this file instead of random data: an infer request in the protocol's
+    /// JSON ({"inputs": [{"name", "datatype", "shape", "data"}]}), or a list of them. For one of
+    /// several models: MODEL=FILE. Repeatable.
     #[arg(long = "input", value_name = "FILE")]
     pub inputs: Vec<String>,
 
@@ -144,15 +149,16 @@ pub struct Args {
     #[arg(long, value_name = "MS", requires = "capacity")]
     pub target_p99_ms: Option<f64>,
 
-    /// Capacity target: at most this percentage of each model's requests is bad (failed, or later than --slo-ms).
+    /// Capacity target: at most this percentage of each model's requests is bad (failed, or later
+    /// than --slo-ms).
     #[arg(long, default_value_t = 1.0, value_name = "PERCENT")]
     pub target_bad_percent: f64,
 
-    /// Capacity is searched up to this rate.
+    /// Highest rate of a capacity search.
     #[arg(long, default_value_t = 1_000_000.0, value_name = "PER_SECOND")]
     pub max_rate: f64,
 
-    /// The search ends when the capacity is known to this percentage.
+    /// The search ends when its bounds are within this percentage.
     #[arg(long, default_value_t = 2.0, value_name = "PERCENT")]
     pub precision: f64,
 
@@ -169,7 +175,7 @@ pub struct Args {
     pub quiet: bool,
 }
 
-/// Which protocol requests are sent over.
+/// The protocol of the requests.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
     /// HTTP/1.1.
@@ -179,7 +185,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// As on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Protocol::Http => "http",
@@ -187,7 +193,7 @@ impl Protocol {
         }
     }
 
-    /// Triton's port for it.
+    /// Triton's port for the protocol.
     pub fn default_port(self) -> u16 {
         match self {
             Protocol::Http => 8000,
@@ -196,7 +202,7 @@ impl Protocol {
     }
 }
 
-/// How tensors are written in HTTP bodies.
+/// The form of tensors in HTTP bodies.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Body {
     /// The binary tensor extension, requests and responses.

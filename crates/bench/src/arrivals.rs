@@ -1,4 +1,4 @@
-//! When requests arrive in an open loop.
+//! The arrival times of requests in an open loop.
 
 use downbeat_core::{Duration, Time};
 use downbeat_sim::{Arrivals as Process, Gaps};
@@ -6,14 +6,14 @@ use rand_pcg::Pcg64;
 
 use crate::seed::Stream;
 
-/// How long a step lasts.
+/// The length of a step.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Until {
-    /// This many requests.
+    /// The step lasts for this many requests.
     Requests(u64),
-    /// This long.
+    /// The step lasts for this time.
     Elapsed(Duration),
-    /// To the end of the run.
+    /// The step lasts to the end of the run.
     End,
 }
 
@@ -22,11 +22,11 @@ pub enum Until {
 pub struct Step {
     /// Mean requests per second; positive and finite.
     pub rate: f64,
-    /// When the next step begins.
+    /// The end of the step.
     pub until: Until,
 }
 
-/// A sequence of rates, and how the gaps vary around them. The arrivals end with the last step.
+/// A sequence of rates, and the variation of the gaps. The arrivals end with the last step.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Schedule {
     /// Variation of the gaps.
@@ -41,10 +41,11 @@ impl Schedule {
         Schedule { gaps, steps: vec![Step { rate, until: Until::End }] }
     }
 
-    /// The arrival times, counted from the start of the run. Equal seeds give equal arrivals.
+    /// The arrival times since the start of the run. Equal seeds give equal arrivals.
     pub fn arrivals(&self, seed: u64) -> Arrivals {
         Arrivals {
-            // The command line admits positive finite shapes only; anything else falls back to shape 1.
+            // The command line admits positive finite shapes only; anything else falls back to
+            // shape 1.
             gaps: self.gaps.gaps().unwrap_or(Gaps::Exponential),
             steps: self.steps.clone().into_iter(),
             step: None,
@@ -53,7 +54,7 @@ impl Schedule {
         }
     }
 
-    /// How long the steps last on average; `None` if the last one has no end.
+    /// The mean length of all steps; `None` if the last one has no end.
     pub fn mean_length(&self) -> Option<Duration> {
         let mut seconds = 0.0;
         for step in &self.steps {
@@ -89,8 +90,8 @@ impl Iterator for Arrivals {
     type Item = Time;
 
     fn next(&mut self) -> Option<Time> {
-        // A gap is drawn in expected arrivals and spent at each step's rate in turn: over a boundary in time, the part
-        // that is left of it continues at the next rate.
+        // A gap is drawn in expected arrivals and spent at each step's rate in turn. The part that
+        // is left at the end of a step continues at the next rate.
         let mut gap = self.gaps.draw(&mut self.random);
         loop {
             let step = match &mut self.step {

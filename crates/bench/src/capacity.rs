@@ -14,14 +14,14 @@ use crate::run::{Hopeless, Outcome, run};
 
 /// Most trials of a search.
 const MOST_TRIALS: usize = 60;
-/// Below this rate nothing is searched.
+/// Lowest rate of a search.
 const LOWEST: f64 = 0.01;
-/// How much more than its bound a trial must exceed to be ended early: the last requests may still be good, and the
-/// number of requests of a random process varies.
+/// A trial ends early if it exceeds its bound by this factor. The margin is for last requests that
+/// may still be good, and for the varying number of requests of a random process.
 const HOPELESS: f64 = 1.5;
 
-/// Bisects rates: first doubles (or halves) until it has a rate that passes and one that fails, then halves the
-/// interval in logarithm. Pure: told the result of each trial, says which to make next.
+/// Bisects rates. First doubles (or halves) the rate until one passes and one fails, then halves
+/// the interval in logarithm. Pure: it takes the result of each trial and returns the next rate.
 #[derive(Clone, Debug)]
 pub struct Bisection {
     next: Option<f64>,
@@ -32,17 +32,18 @@ pub struct Bisection {
 }
 
 impl Bisection {
-    /// Begins at `start`, never goes beyond `most`, ends when the bounds are within `precision` (a part of 1).
+    /// Begins at `start`, never exceeds `most`, and ends when the bounds are within `precision` (a
+    /// part of 1).
     pub fn new(start: f64, most: f64, precision: f64) -> Self {
         Bisection { next: Some(start.min(most)), passed: None, failed: None, most, precision }
     }
 
-    /// The rate to try next; `None`: the search is over.
+    /// The next rate to try; `None`: the search is over.
     pub fn next_rate(&self) -> Option<f64> {
         self.next
     }
 
-    /// The rate asked for by [`Bisection::next_rate`] has passed or failed.
+    /// Records whether the rate of [`Bisection::next_rate`] has passed.
     pub fn handle_result(&mut self, passed: bool) {
         let Some(rate) = self.next else { return };
         if passed {
@@ -76,15 +77,15 @@ pub struct Trial {
     pub rate: f64,
     /// Whether every target was met.
     pub passed: bool,
-    /// Why not; empty if passed.
+    /// The reasons for a failure; empty if passed.
     pub reason: String,
     /// 99th percentile of all requests, failed ones counted as infinitely slow (`null`), milliseconds.
     pub p99_ms: Option<f64>,
     /// Worst model's bad part, percent.
     pub bad_percent: f64,
-    /// Ended before its time because it could not pass any more.
+    /// Whether the trial was ended early because it could not pass any more.
     pub ended_early: bool,
-    /// The generator itself was too slow: the failure may be its own.
+    /// Whether the generator itself was too slow and may have caused the failure.
     pub generator_late: bool,
 }
 
@@ -93,20 +94,21 @@ pub struct Trial {
 pub struct Capacity {
     /// The highest rate that passed, requests per second; `None` if none did.
     pub rate: Option<f64>,
-    /// The lowest that failed; `None` if the search ended at its upper bound.
+    /// The lowest rate that failed; `None` if the search ended at its upper bound.
     pub failed_rate: Option<f64>,
-    /// What had to be met.
+    /// The targets, in words.
     pub target: String,
-    /// Whether trials failed in which the generator could not keep up: the capacity is then at least `rate`.
+    /// Whether the generator could not keep up in a failed trial: the capacity is then at least
+    /// `rate`.
     pub generator_limited: bool,
     /// Whether a person has ended the search: the capacity is then at least `rate`.
     pub interrupted: bool,
-    /// In the order they were made.
+    /// The trials, in their order.
     pub trials: Vec<Trial>,
 }
 
 impl Targets {
-    /// In words.
+    /// The targets in words.
     pub fn describe(&self, slo: Option<Duration>) -> String {
         let late = slo.map_or(String::new(), |slo| format!(" or later than {slo}"));
         let bad = format!("at most {}% of each model's requests failed{late}", (self.bad * 1e5).round() / 1e3);
@@ -116,7 +118,8 @@ impl Targets {
         }
     }
 
-    /// The 99th percentile of all requests of a run; failed ones are infinitely slow. `None`: infinite.
+    /// The 99th percentile of all requests of a run; failed ones are infinitely slow. `None`:
+    /// infinite.
     pub fn p99(outcome: &Outcome) -> Option<Duration> {
         let total = outcome.record.total();
         let rank = (total.scheduled as f64 * 0.99).ceil() as u64;
@@ -126,7 +129,8 @@ impl Targets {
         Some(Duration::from_nanos(total.latency.value_at_quantile(rank as f64 / total.ok as f64)))
     }
 
-    /// The largest bad part of any model with requests. Those that were unanswered when a run was stopped are neither.
+    /// The largest bad part of any model with requests. Requests without an answer when the run was
+    /// stopped do not count.
     pub fn worst_bad(outcome: &Outcome) -> f64 {
         let parts = outcome.record.models.iter().map(|m| {
             let abandoned = m.failures.get(&Failure::Abandoned).map_or(0, |f| f.count);
@@ -189,8 +193,8 @@ pub fn search(plan: &Plan, search: &Search, quiet: bool) -> Result<(Outcome, Cap
     })
 }
 
-/// Searches with the trials that `trial` makes, each of length `duration`. Returns the run at the highest rate that
-/// passed (or the last one, if none did) and how it was found.
+/// Searches with the trials that `trial` makes, each of length `duration`. Returns the run at the
+/// highest rate that passed (or the last run, if no rate passed) and the search.
 ///
 /// # Errors
 /// The first error of a trial.
@@ -210,7 +214,8 @@ pub fn search_with(
         let expected = rate * duration.as_secs_f64();
         let beyond = |part: f64| (expected * part * HOPELESS) as u64 + 10;
         let hopeless = Hopeless {
-            // Of all models together: never less than the worst model alone.
+            // The bound holds for all models together, whose bad requests are never fewer than one
+            // model's.
             bad: beyond(search.targets.bad),
             over: if search.targets.p99.is_some() { beyond(0.01) } else { 0 },
             target: search.targets.p99,

@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpStream;
 
-/// Largest answer that is taken, bytes.
+/// Largest answer, bytes.
 const MAX_ANSWER_BYTES: usize = 1 << 30;
 
 /// A connection to a server.
@@ -54,7 +54,7 @@ impl Client {
     /// Connects to the server at `url`; each step may take `limit`.
     ///
     /// # Errors
-    /// If the URL is none, or nobody answers there.
+    /// If the URL is invalid, or there is no server.
     pub async fn connect(url: &str, limit: Duration) -> anyhow::Result<Client> {
         let (host, port, prefix) = parse_url(url)?;
         let stream = tokio::time::timeout(limit, TcpStream::connect((host.as_str(), port)))
@@ -71,10 +71,10 @@ impl Client {
         Ok(Client { authority, prefix, sender, limit })
     }
 
-    /// `GET path`.
+    /// Sends `GET path` and parses the answer.
     ///
     /// # Errors
-    /// If the server refuses, or its answer is not what it should be.
+    /// If the server refuses, or its answer does not follow the protocol.
     pub async fn get<T: DeserializeOwned>(&mut self, path: &str) -> anyhow::Result<T> {
         serde_json::from_slice(&self.get_bytes(path).await?)
             .with_context(|| format!("the answer to GET {path} is not what the protocol says"))
@@ -91,17 +91,17 @@ impl Client {
     /// Runs an inference, with tensors as bytes.
     ///
     /// # Errors
-    /// If the server refuses, or its answer is not what it should be.
+    /// If the server refuses, or its answer does not follow the protocol.
     pub async fn infer(&mut self, request: &InferRequest) -> anyhow::Result<InferResponse> {
         let body = codec::write_request(request, RequestForm::BINARY)?;
         let path = codec::model_path(&request.model_name, &request.model_version) + "/infer";
         self.infer_body(&path, body.bytes, body.header_length).await
     }
 
-    /// Runs an inference whose body is written already.
+    /// Runs an inference with a ready body.
     ///
     /// # Errors
-    /// If the server refuses, or its answer is not what it should be.
+    /// If the server refuses, or its answer does not follow the protocol.
     pub async fn infer_body(
         &mut self,
         path: &str,

@@ -3,7 +3,7 @@
 use downbeat_core::{Duration, Time};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Reads the time since it was made. Copies share their origin, so that the threads of one run agree.
+/// Reads the time since its start. Copies share the start, so the threads of one run agree.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: std::time::Instant,
@@ -22,7 +22,8 @@ impl Clock {
         Time::ZERO + std::time::Instant::now().duration_since(self.origin).into()
     }
 
-    /// Blocks the calling thread until `time`. For the thread that only watches a run, never for one that drives it.
+    /// Blocks the calling thread until `time`. Only a thread that watches a run may call it, never
+    /// one that drives the run.
     #[expect(clippy::disallowed_methods, reason = "nothing else happens on this thread until then")]
     pub fn sleep_until(&self, time: Time) {
         let wait = time.since(self.now());

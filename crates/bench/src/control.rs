@@ -1,4 +1,5 @@
-//! Asks the server about its models: metadata and statistics. One request at a time, outside the load.
+//! Asks the server about its models: metadata and statistics. One request at a time, outside the
+//! load.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,24 +15,24 @@ use crate::client::Client;
 use crate::request::Envelope;
 use crate::statistics::ModelStatistics;
 
-/// Longest wait for a step.
+/// Longest wait for an answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an answer over gRPC.
 const MOST_BODY: usize = 16 << 20;
 
-/// Where the server is.
+/// The server's protocol and address.
 #[derive(Clone, Debug)]
 pub struct Target {
     /// Protocol.
     pub protocol: Protocol,
-    /// The first address that the name stands for.
+    /// The first address of the host.
     pub address: SocketAddr,
-    /// As the user wrote it, with the port.
+    /// The host as the user wrote it, with the port.
     pub host: String,
 }
 
 impl Target {
-    /// As a URL.
+    /// The target as a URL.
     pub fn url(&self) -> String {
         format!("{}://{}", self.protocol.name(), self.host)
     }
@@ -44,6 +45,8 @@ pub struct Control {
 }
 
 impl Control {
+    /// Makes a client.
+    ///
     /// # Errors
     /// If the system has no room for another event loop.
     pub fn new(target: Target) -> Result<Self> {
@@ -75,7 +78,7 @@ impl Control {
         inputs.into_iter().map(spec).collect()
     }
 
-    /// What the server has counted for a model so far, all its versions together.
+    /// The server's counters of a model so far, all its versions together.
     ///
     /// # Errors
     /// If the server does not answer or keeps no statistics.

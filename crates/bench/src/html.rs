@@ -6,7 +6,7 @@ use crate::capacity::{Capacity, Trial};
 use crate::report::{FailureReport, GeneratorReport, ModelReport, Report, ServerReport, short, short_or_none};
 use crate::statistics::{ModelStatistics, Phase};
 
-/// The page.
+/// Makes the page.
 pub fn page(report: &Report) -> String {
     let names: Vec<&str> = report.models.iter().map(|m| m.name.as_str()).collect();
     let mut page = Page::new(&format!("Load on {}", names.join(", ")))

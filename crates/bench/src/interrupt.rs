@@ -1,15 +1,15 @@
-//! Ctrl-C: what was measured until then is worth a report.
+//! Ctrl-C ends a run early, with a report of the measurements so far.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Exit status of a process that SIGINT ends, as shells have it.
+/// Exit status of a process that SIGINT ends, as in shells.
 const INTERRUPTED: i32 = 130;
 
 /// Sets `interrupted` at the first SIGINT, and ends the process at the second.
 ///
 /// # Errors
-/// If the system gives no thread, or does not let signals be caught.
+/// If the system gives no thread, or does not let the process catch signals.
 pub fn watch(interrupted: Arc<AtomicBool>) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
     let signal = || tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt());

@@ -1,8 +1,8 @@
-//! Open-loop load on any Open Inference Protocol server. Never links the server.
+//! Open-loop load on any Open Inference Protocol server. The crate never links the server.
 //!
-//! [`plan`] resolves the command line ([`args`]); [`run`](mod@run) offers the planned load once, with threads that each
-//! drive one [`load::Generator`] over a [`transport`]; [`capacity`] runs it at one rate after another; [`report`] and
-//! [`html`] show what came of it.
+//! [`plan`] resolves the command line ([`args`]). [`run`](mod@run) offers the planned load once;
+//! each of its threads drives one [`load::Generator`] over a [`transport`]. [`capacity`] runs the
+//! load at one rate after another. [`report`] and [`html`] show the results.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -43,11 +43,13 @@ use crate::report::Report;
 /// Exit status of a run in which no request was answered well.
 pub const NOTHING_ANSWERED: u8 = 3;
 
-/// Measures as the command line says, prints a table, and writes the reports asked for. Ends with
-/// [`NOTHING_ANSWERED`] if no request was answered well. SIGINT ends the measuring, not the report; a second one ends the process.
+/// Measures as the command line says, prints a table, and writes the requested reports. Returns
+/// [`NOTHING_ANSWERED`] if no request was answered well. SIGINT ends the measuring, not the report;
+/// a second one ends the process.
 ///
 /// # Errors
-/// If the command line is wrong, the server does not tell what its models take, or a report cannot be written.
+/// If the command line is wrong, the server does not name its models' inputs, or a report cannot be
+/// written.
 pub fn run(args: Args) -> Result<ExitCode> {
     let plan = Plan::resolve(&args)?;
     interrupt::watch(plan.interrupted.clone())?;

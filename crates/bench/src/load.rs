@@ -1,4 +1,4 @@
-//! One load thread: offers requests when they are due, and accounts for each.
+//! One load thread, which offers requests when they are due and records their ends.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,28 +13,30 @@ use crate::poller::{Poller, Ready};
 use crate::record::{self, Record, Window};
 use crate::transport::{Done, Start, Ticket, Transport};
 
-/// Most requests that wait for a connection on one thread; beyond it they fail as [`Failure::NotSent`].
+/// Most requests that wait for a connection on one thread. Further requests fail as
+/// [`Failure::NotSent`].
 const MOST_BACKLOG: usize = 1 << 20;
-/// Requests started between two looks at the sockets, so that a burst does not delay the reading of answers.
+/// Most requests started between two looks at the sockets, so that a burst does not delay the
+/// reading of answers.
 const BURST: usize = 64;
-/// How long a closed loop's client waits after a fault of its connection.
+/// The pause of a closed loop's client after a fault of its connection.
 const RETRY: Duration = Duration::from_millis(10);
-/// How often a thread with nothing to do looks whether the run was stopped.
+/// The interval at which an idle thread checks whether the run was stopped.
 const HEARTBEAT: Duration = Duration::from_millis(50);
 
-/// When requests are offered.
+/// The rule for offering requests.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Pace {
-    /// When they arrive, whatever became of the ones before.
+    /// Requests are offered when they arrive, whether or not earlier ones were answered.
     Open(Schedule),
-    /// By this many clients, each of which waits for its answer.
+    /// This many clients offer requests, and each waits for its answer.
     Closed(usize),
 }
 
-/// What every thread of a run is told.
+/// The orders for every thread of a run.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// When.
+    /// The rule for offering requests.
     pub pace: Pace,
     /// Share and number of prepared requests of each model.
     pub mix: Vec<(f64, usize)>,
@@ -44,33 +46,33 @@ pub struct Load {
     pub threads: usize,
     /// Offset of arrival zero from the clock's epoch.
     pub begin: Time,
-    /// Which requests count. Nothing is offered after its end.
+    /// The window of requests that count. No request is offered after its end.
     pub window: Window,
     /// Most requests offered by all threads together, warm-up included.
     pub most_requests: u64,
-    /// From the scheduled time on.
+    /// Most time for an answer, from the scheduled time on.
     pub request_timeout: Duration,
     /// An answer that takes longer than this is over the latency target of a capacity trial.
     pub over: Option<Duration>,
 }
 
-/// What the threads of a run share.
+/// The state that the threads of a run share.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Set: stop at once.
+    /// Set to stop the run at once.
     pub stop: AtomicBool,
     /// Failed or late requests that count.
     bad: AtomicU64,
     /// Requests that count and failed or took longer than [`Load::over`].
     over: AtomicU64,
-    /// Beyond this many bad or over ones the run has no hope of meeting its target; 0: no such bound.
+    /// With more bad requests than this, the run cannot meet its target; 0: no such bound.
     pub hopeless_bad: u64,
     /// As `hopeless_bad`, for requests over the latency target.
     pub hopeless_over: u64,
 }
 
 impl Shared {
-    /// With these bounds.
+    /// A shared state with these bounds.
     pub fn new(hopeless_bad: u64, hopeless_over: u64) -> Self {
         Shared { hopeless_bad, hopeless_over, ..Shared::default() }
     }
@@ -85,12 +87,12 @@ impl Shared {
     }
 }
 
-/// Arrivals and choices of one thread: every `threads`-th of the run's.
+/// Arrivals and choices of one thread: every `threads`-th arrival of the run.
 struct Offered {
     arrivals: Arrivals,
     mix: Mix,
     threads: usize,
-    /// Arrivals to pass over before this thread's next.
+    /// Arrivals of other threads before this thread's next one.
     skip: usize,
     left: u64,
     begin: Time,
@@ -101,7 +103,7 @@ impl Iterator for Offered {
     type Item = (Time, Choice);
 
     fn next(&mut self) -> Option<(Time, Choice)> {
-        // Every thread draws the whole run's numbers: any number of threads offers the same load.
+        // Every thread draws all numbers of the run, so any number of threads offers the same load.
         loop {
             self.left = self.left.checked_sub(1)?;
             let at = self.begin + self.arrivals.next()?.since(Time::ZERO);
@@ -123,14 +125,14 @@ impl Iterator for Offered {
 struct Pending {
     scheduled: Time,
     choice: Choice,
-    /// Whether the transport has it; otherwise it waits for a connection.
+    /// Whether the transport has the request; otherwise it waits for a connection.
     taken: bool,
 }
 
-/// Clients of the closed loop that wait for no answer.
+/// Clients of the closed loop that are not waiting for an answer.
 struct Clients {
     ready: usize,
-    /// Those that pause after a fault, by when they go on.
+    /// Clients that pause after a fault: the times at which they continue.
     pausing: VecDeque<Time>,
     mix: Mix,
     left: u64,
@@ -151,7 +153,7 @@ pub struct Generator<'a, T> {
     source: Source,
     entries: Vec<(u32, Option<Pending>)>,
     free: Vec<u32>,
-    /// Requests by deadline: all have the same timeout, and are scheduled in order.
+    /// Requests by deadline. All have the same timeout, and are scheduled in order.
     deadlines: VecDeque<(Time, Ticket)>,
     /// Requests that wait for a connection. Bound: [`MOST_BACKLOG`].
     backlog: VecDeque<Ticket>,
@@ -160,7 +162,7 @@ pub struct Generator<'a, T> {
 }
 
 impl<'a, T: Transport> Generator<'a, T> {
-    /// The part of `thread`, one of `load.threads`.
+    /// The generator of `thread`, one of `load.threads`.
     ///
     /// # Errors
     /// If the system gives no poller.
@@ -210,12 +212,12 @@ impl<'a, T: Transport> Generator<'a, T> {
         })
     }
 
-    /// Runs to the end: all offered, each answered, failed or timed out.
+    /// Runs until all requests are offered, and each is answered, failed or timed out.
     ///
     /// # Errors
     /// If the system's poller fails.
     pub fn run(mut self) -> std::io::Result<Record> {
-        // The default slack of 50 us would make every send that much late.
+        // The default slack of 50 us would delay every send by as much.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         self.clock.sleep_until(self.load.begin);
         let (cpu, began) = (thread_cpu(), self.clock.now());
@@ -231,7 +233,8 @@ impl<'a, T: Transport> Generator<'a, T> {
             self.serve_backlog(&mut done);
             self.time_out();
             let mut again = self.transport.flush(&self.poller, &mut done);
-            // An end may have made room for a request that waits, or set a client of the closed loop free.
+            // A finished request may have made room for a waiting one, or freed a client of the
+            // closed loop.
             again |= !done.is_empty() && !self.backlog.is_empty();
             self.settle(&mut done);
             self.record.connections = self.record.connections.max(self.transport.connections() as u64);
@@ -258,7 +261,7 @@ impl<'a, T: Transport> Generator<'a, T> {
         Ok(self.record)
     }
 
-    /// Starts what is due. Returns whether more is.
+    /// Starts requests that are due. Returns whether more are due.
     fn offer(&mut self, done: &mut Vec<Done>) -> bool {
         for _ in 0..BURST {
             let now = self.clock.now();
@@ -291,7 +294,7 @@ impl<'a, T: Transport> Generator<'a, T> {
         true
     }
 
-    /// When the next request is due; `None` if there is none, or it waits for an answer.
+    /// The time of the next request; `None` if there is none, or it waits for an answer.
     fn next_start(&self) -> Option<Time> {
         match &self.source {
             Source::Open { next, .. } => next.map(|(at, _)| at),
@@ -369,7 +372,7 @@ impl<'a, T: Transport> Generator<'a, T> {
         }
     }
 
-    /// Accounts for the end of a request; of one that has ended before, nothing.
+    /// Accounts for the end of a request, unless it has ended before.
     fn finish(&mut self, end: Done) {
         let Some(pending) = self.pending(end.ticket).copied() else { return };
         let (generation, entry) = &mut self.entries[end.ticket.index as usize];
@@ -428,7 +431,7 @@ impl<'a, T: Transport> Generator<'a, T> {
         }
     }
 
-    /// Ends everything at once.
+    /// Ends all requests at once.
     fn abandon(&mut self) {
         self.record.stopped = true;
         let now = self.clock.now();
@@ -439,7 +442,7 @@ impl<'a, T: Transport> Generator<'a, T> {
     }
 }
 
-/// The part of `total` that falls to `thread`.
+/// The part of `total` for `thread`.
 fn share(total: u64, threads: usize, thread: usize) -> u64 {
     if total == u64::MAX {
         return total;

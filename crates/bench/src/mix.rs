@@ -1,4 +1,4 @@
-//! Which model, and which of its prepared requests, comes next.
+//! Chooses the model of the next request, and one of its prepared requests.
 
 use rand::RngExt;
 use rand_pcg::Pcg64;
@@ -22,7 +22,8 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// `models` holds each model's share (positive; only ratios count) and its number of variants (at least one).
+    /// Makes a mix of models. `models` has each model's share (positive; only ratios count) and its
+    /// number of variants (at least one).
     pub fn new(models: &[(f64, usize)], seed: u64) -> Self {
         let total: f64 = models.iter().map(|(share, _)| share).sum();
         let mut end = 0.0;

@@ -1,8 +1,9 @@
-//! How a request ends.
+//! The ends of requests.
 
 use std::fmt;
 
-/// Why a request got no good answer. Every request ends either well or in exactly one of these.
+/// The reason why a request got no good answer. Every request ends either well or with exactly one
+/// of these failures.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Failure {
     /// Answered with this HTTP status, other than 200.
@@ -15,11 +16,11 @@ pub enum Failure {
     Connect,
     /// The connection ended before the answer did.
     Closed,
-    /// What came is not an answer.
+    /// The received bytes are no valid answer.
     Garbage,
     /// Not sent, because the queue of requests that wait for a connection was full.
     NotSent,
-    /// Unanswered when the run was stopped early.
+    /// The request had no answer when the run was stopped early.
     Abandoned,
 }
 
@@ -45,7 +46,7 @@ const GRPC: [&str; 17] = [
 ];
 
 impl Failure {
-    /// Whether the fault is the connection's, so that trying again at once would be a busy loop.
+    /// Whether the connection is at fault, so that an immediate retry would be a busy loop.
     pub fn is_connection(self) -> bool {
         matches!(self, Failure::Connect | Failure::Closed | Failure::Garbage)
     }
@@ -69,12 +70,12 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A failure, and what the server or the system said about it.
+/// A failure, and the message of the server or the system.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failed {
-    /// What happened.
+    /// The kind of failure.
     pub failure: Failure,
-    /// The server's message or the system's; may be empty. At most [`Failed::MESSAGE_LIMIT`] bytes are kept.
+    /// The message, which may be empty. At most [`Failed::MESSAGE_LIMIT`] bytes are kept.
     pub message: String,
 }
 
@@ -92,7 +93,7 @@ impl Failed {
         Failed { failure, message }
     }
 
-    /// A failure with what the system said.
+    /// A failure with the system's message.
     pub fn of(failure: Failure, error: impl Into<std::io::Error>) -> Self {
         Failed::new(failure, error.into().to_string())
     }

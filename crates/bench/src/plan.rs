@@ -1,4 +1,4 @@
-//! The command line, resolved: what exactly will be sent, when, and how it is judged.
+//! The resolved command line: the exact requests, their times, and the rules that judge them.
 
 use std::net::ToSocketAddrs;
 use std::sync::Arc;
@@ -25,40 +25,40 @@ const MOST_STEPS: usize = 10_000;
 /// A model and its prepared requests.
 #[derive(Clone, Debug)]
 pub struct ModelPlan {
-    /// Names it to the server.
+    /// The model's name and the other common parts of its requests.
     pub envelope: Envelope,
-    /// Its share of the requests; only ratios count.
+    /// The model's share of the requests; only ratios count.
     pub share: f64,
-    /// Ready to be sent.
+    /// The prepared requests.
     pub requests: Vec<Bytes>,
 }
 
-/// Everything a run needs.
+/// The complete description of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The server.
     pub target: Target,
-    /// How tensors are written in HTTP bodies.
+    /// The form of tensors in HTTP bodies.
     pub body: Body,
     /// The models.
     pub models: Vec<ModelPlan>,
     /// Further metadata of each gRPC request.
     pub headers: Vec<(String, String)>,
-    /// When requests are offered.
+    /// The rule for offering requests.
     pub pace: Pace,
-    /// How `pace` was asked for, for the report.
+    /// The user's words for `pace`, for the report.
     pub pace_text: String,
-    /// Not measured, before `duration`.
+    /// The time before `duration` that is not measured.
     pub warmup: Duration,
-    /// Measured.
+    /// The measured time.
     pub duration: Duration,
-    /// At most, warm-up included.
+    /// Most requests, warm-up included.
     pub most_requests: u64,
-    /// From the scheduled time.
+    /// Most time for an answer, from the scheduled time.
     pub request_timeout: Duration,
     /// Later answers are bad.
     pub slo: Option<Duration>,
-    /// Of everything random.
+    /// The seed of all random numbers.
     pub seed: u64,
     /// Load threads.
     pub threads: usize,
@@ -66,41 +66,42 @@ pub struct Plan {
     pub max_connections: usize,
     /// gRPC connections per thread.
     pub grpc_connections: usize,
-    /// What a capacity search aims at, if one is asked for.
+    /// The capacity search, if the user asked for one.
     pub search: Option<Search>,
-    /// Set: the run ends, and what was measured until then is its result.
+    /// Set to end the run; the measurements so far are its result.
     pub interrupted: Arc<AtomicBool>,
 }
 
 /// A capacity search.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Search {
-    /// Where it begins, requests per second.
+    /// The first rate, requests per second.
     pub start: f64,
-    /// Not beyond.
+    /// The highest rate.
     pub most: f64,
-    /// It ends when the bounds are this close, as a part of the capacity.
+    /// The search ends when the bounds are this close, as a part of the capacity.
     pub precision: f64,
     /// Variation of the gaps.
     pub gaps: Arrivals,
-    /// What must be met.
+    /// The targets of each trial.
     pub targets: Targets,
 }
 
-/// What a rate must meet to be within the capacity.
+/// The targets of a rate within the capacity.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Targets {
     /// 99th percentile of the latency of all requests.
     pub p99: Option<Duration>,
-    /// Bad part of each model's requests.
+    /// Largest bad part of each model's requests.
     pub bad: f64,
 }
 
 impl Plan {
-    /// Resolves the command line; asks the server for the inputs of the models unless all come from files.
+    /// Resolves the command line. Asks the server for the inputs of the models, unless all come
+    /// from files.
     ///
     /// # Errors
-    /// Naming the flag that is wrong, or what the server said.
+    /// With the name of the wrong flag, or the server's message.
     pub fn resolve(args: &Args) -> Result<Self> {
         let target = target(args.url.as_deref(), args.protocol)?;
         let headers = args.headers.iter().map(|h| header(h)).collect::<Result<Vec<_>>>()?;
@@ -123,7 +124,7 @@ impl Plan {
         };
         let length = match (&args.duration, &pace) {
             (Some(seconds), _) => duration("--duration", *seconds)?,
-            // Steps counted in requests may take longer than on average.
+            // Steps that are counted in requests may take longer than their mean.
             (None, Pace::Open(schedule)) if schedule.mean_length().is_some() => Duration::MAX,
             (None, _) if args.steps.is_none() && args.requests.is_some() && !args.capacity => Duration::MAX,
             (None, _) => Duration::from_millis(10_000),
@@ -204,7 +205,7 @@ fn target(url: Option<&str>, protocol: Option<Protocol>) -> Result<Target> {
     let protocol = protocol.or(by_scheme).unwrap_or(Protocol::Http);
     let authority = rest.trim_end_matches('/');
     ensure!(!authority.is_empty() && !authority.contains('/'), "--url {rest}: expected HOST:PORT without a path");
-    // The port follows the last colon, unless that is inside the brackets of an IPv6 address.
+    // The port follows the last colon, unless that colon is inside the brackets of an IPv6 address.
     let has_port = authority.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
     let host = if has_port { authority.to_owned() } else { format!("{authority}:{}", protocol.default_port()) };
     let address = host
@@ -223,10 +224,10 @@ fn header(text: &str) -> Result<(String, String)> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// `--steps`.
+/// Parses `--steps`.
 ///
 /// # Errors
-/// Naming the step that is wrong.
+/// With the wrong step.
 pub fn steps(text: &str) -> Result<Vec<Step>> {
     let mut steps = Vec::new();
     let items: Vec<&str> = text.split(',').map(str::trim).collect();
@@ -262,7 +263,7 @@ pub fn steps(text: &str) -> Result<Vec<Step>> {
     Ok(steps)
 }
 
-/// `NAME`, `NAME:SHARE`, `NAME@VERSION:SHARE`.
+/// Parses `NAME`, `NAME:SHARE` or `NAME@VERSION:SHARE`.
 fn model(text: &str) -> Result<(String, String, f64)> {
     let (name, share) = match text.rsplit_once(':') {
         Some((name, share)) => {
@@ -328,7 +329,7 @@ fn models(args: &Args, plan: &Plan) -> Result<Vec<ModelPlan>> {
         .collect()
 }
 
-/// The `--input` file for a model: the one that names it, otherwise the first without a name.
+/// The `--input` file for a model: the file with its name, otherwise the first without a name.
 fn file_of<'a>(inputs: &'a [String], model: &str) -> Option<&'a str> {
     let named = inputs.iter().find_map(|i| i.strip_prefix(model)?.strip_prefix('='));
     named.or_else(|| inputs.iter().find(|i| !i.contains('=')).map(String::as_str))

@@ -9,22 +9,26 @@ use rustix::time::Timespec;
 /// A readiness report.
 #[derive(Clone, Copy, Debug)]
 pub struct Ready {
-    /// What the socket was registered with.
+    /// The token of the socket's registration.
     pub token: u64,
-    /// The server has ended the connection, or it is broken: reading ends with that, after what came before it.
+    /// Whether the server has ended the connection, or it is broken. Earlier bytes can still be
+    /// read.
     pub hung_up: bool,
 }
 
-/// An epoll instance. Sockets are registered once for both directions, edge-triggered: a report says that something
-/// changed, and the socket must then be used until it would block or nothing more is wanted of it.
+/// An epoll instance. Sockets are registered once for both directions, edge-triggered. A report
+/// only says that something changed: the socket must then be used until it would block or is no
+/// longer needed.
 pub struct Poller {
     epoll: OwnedFd,
     events: Vec<epoll::Event>,
 }
 
 impl Poller {
+    /// Makes an epoll instance.
+    ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn new() -> std::io::Result<Self> {
         Ok(Poller { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, events: Vec::with_capacity(1024) })
     }
@@ -32,17 +36,17 @@ impl Poller {
     /// Watches a socket until it is closed.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn add(&self, socket: impl AsFd, token: u64) -> std::io::Result<()> {
         use epoll::EventFlags as Flags;
         let flags = Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET;
         Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), flags)?)
     }
 
-    /// Waits until something happens, at most `timeout`, and puts it in `ready`.
+    /// Waits for events, at most `timeout`, and appends them to `ready`.
     ///
     /// # Errors
-    /// What the system says; an interruption by a signal is not an error.
+    /// The system's error. An interruption by a signal is not an error.
     pub fn wait(&mut self, timeout: Duration, ready: &mut Vec<Ready>) -> std::io::Result<()> {
         let ns = timeout.as_nanos();
         let timeout = Timespec {
@@ -55,7 +59,7 @@ impl Poller {
             Err(e) => return Err(e.into()),
         }
         for event in &self.events {
-            // By value: the event is packed.
+            // Copied, because the event is packed.
             let (flags, data) = (event.flags, event.data);
             let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR | epoll::EventFlags::RDHUP);
             ready.push(Ready { token: data.u64(), hung_up });

@@ -1,4 +1,4 @@
-//! What happened to the requests of a run.
+//! The record of a run's requests.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use hdrhistogram::Histogram;
 
 use crate::outcome::{Failed, Failure};
 
-/// Longest latency told apart from longer ones, in nanoseconds: one hour.
+/// Longest latency that histograms can tell from longer ones, in nanoseconds: one hour.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 /// A histogram of durations in nanoseconds, three significant digits, up to an hour.
@@ -21,14 +21,14 @@ pub fn record(histogram: &mut Histogram<u64>, duration: Duration) {
     histogram.saturating_record(duration.as_nanos().max(1));
 }
 
-/// The part of a run whose requests count, and how they are judged.
+/// The part of a run whose requests count, and the rules that judge them.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     /// Requests scheduled before this are warm-up.
     pub start: Time,
-    /// Requests scheduled from here on do not count either.
+    /// Requests scheduled from this time on do not count either.
     pub end: Time,
-    /// An answer that takes longer is late.
+    /// An answer that takes longer than this is late.
     pub slo: Option<Duration>,
     /// Length of an interval of the time series.
     pub interval: Duration,
@@ -44,9 +44,9 @@ impl Window {
 /// Requests that failed in the same way.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct FailureCount {
-    /// How many.
+    /// The number of requests.
     pub count: u64,
-    /// What was said about the first of them.
+    /// The message of the first one.
     pub example: String,
 }
 
@@ -55,13 +55,13 @@ pub struct FailureCount {
 pub struct ModelRecord {
     /// Requests that were due.
     pub scheduled: u64,
-    /// Answered well, in time or not.
+    /// Requests that were answered well, in time or not.
     pub ok: u64,
-    /// Of `ok`, those later than the SLO.
+    /// The part of `ok` that was later than the SLO.
     pub late: u64,
-    /// The others, by what happened.
+    /// Failed requests, by failure.
     pub failures: BTreeMap<Failure, FailureCount>,
-    /// From the scheduled time to the end of the answer, of `ok`, in nanoseconds.
+    /// Nanoseconds from the scheduled time to the end of the answer, for the requests of `ok`.
     pub latency: Histogram<u64>,
 }
 
@@ -99,36 +99,38 @@ impl ModelRecord {
     }
 }
 
-/// One interval of the time series; requests belong to the interval they were scheduled in.
+/// One interval of the time series. Requests count in the interval of their scheduled time.
 #[derive(Clone, Debug, Default)]
 pub struct Interval {
     /// Requests that were due.
     pub scheduled: u64,
-    /// Answered well and in time.
+    /// Requests that were answered well and in time.
     pub good: u64,
-    /// Failed or late.
+    /// Requests that failed or were late.
     pub bad: u64,
-    /// Sum of the latencies of the answered ones, in nanoseconds.
+    /// Sum of the latencies of answered requests, in nanoseconds.
     pub latency_sum_ns: u64,
-    /// The longest of them, in nanoseconds.
+    /// The longest of these latencies, in nanoseconds.
     pub latency_max_ns: u64,
-    /// Answered, in time or not.
+    /// Requests that were answered, in time or not.
     pub answered: u64,
 }
 
 /// Most intervals kept; later requests are counted in the last one.
 const MOST_INTERVALS: usize = 100_000;
 
-/// What one thread, or a whole run, saw.
+/// The record of one thread, or of a whole run.
 #[derive(Clone, Debug)]
 pub struct Record {
-    /// By model index.
+    /// The requests of each model.
     pub models: Vec<ModelRecord>,
-    /// From the start of the window.
+    /// The intervals from the start of the window.
     pub series: Vec<Interval>,
-    /// How much later than scheduled the generator turned to each request, in nanoseconds: its own fault.
+    /// Nanoseconds from a request's scheduled time until the generator turned to it: a delay of the
+    /// generator's own.
     pub lateness: Histogram<u64>,
-    /// How long each request then waited for a free connection, in nanoseconds: the server's answers were slow.
+    /// Nanoseconds that each request then waited for a free connection: the server's answers were
+    /// slow.
     pub connection_wait: Histogram<u64>,
     /// Requests started in the whole run, warm-up included.
     pub started: u64,
@@ -145,7 +147,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Nothing yet, of `models` models.
+    /// An empty record of `models` models.
     pub fn new(models: usize) -> Self {
         Record {
             models: vec![ModelRecord::default(); models],
@@ -172,7 +174,7 @@ impl Record {
         &mut self.series[index]
     }
 
-    /// A request of `model` was due at `scheduled`.
+    /// Counts a request of `model` that was due at `scheduled`.
     pub fn scheduled(&mut self, window: &Window, model: usize, scheduled: Time) {
         self.started += 1;
         if window.contains(scheduled) {
@@ -181,7 +183,8 @@ impl Record {
         }
     }
 
-    /// The request of `model` that was due at `scheduled` was answered well at `now`. Returns whether it was late.
+    /// Counts a good answer at `now` to the request of `model` that was due at `scheduled`. Returns
+    /// whether it was late.
     pub fn answered(&mut self, window: &Window, model: usize, scheduled: Time, now: Time) -> bool {
         let latency = now.since(scheduled);
         let late = window.slo.is_some_and(|slo| latency > slo);
@@ -201,7 +204,7 @@ impl Record {
         late
     }
 
-    /// The request of `model` that was due at `scheduled` failed.
+    /// Counts a failure of the request of `model` that was due at `scheduled`.
     pub fn failed(&mut self, window: &Window, model: usize, scheduled: Time, failed: Failed) {
         if !window.contains(scheduled) {
             return;
@@ -214,7 +217,7 @@ impl Record {
         self.interval(window, scheduled).bad += 1;
     }
 
-    /// Adds what another thread of the same run saw.
+    /// Adds the record of another thread of the same run.
     pub fn merge(&mut self, other: &Record) {
         for (ours, theirs) in self.models.iter_mut().zip(&other.models) {
             ours.merge(theirs);
@@ -241,7 +244,7 @@ impl Record {
         self.stopped |= other.stopped;
     }
 
-    /// All models together.
+    /// The sum over all models.
     pub fn total(&self) -> ModelRecord {
         let mut total = ModelRecord::default();
         for model in &self.models {

@@ -1,4 +1,4 @@
-//! What a run measured, as data (JSON) and as a table.
+//! The measurements of a run, as data (JSON) and as a table.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,8 +21,8 @@ const TOLERATED_LATENESS_NS: u64 = 1_000_000;
 /// Most points of a distribution function.
 const MOST_POINTS: usize = 400;
 
-/// Whether the generator sent requests when they were due: the 99th percentile of its lateness is at most 1 ms, or at
-/// most a tenth of that of the latencies, of which it is a part.
+/// Whether the generator sent requests when they were due. The 99th percentile of its lateness must
+/// be at most 1 ms, or at most a tenth of the 99th percentile of the latencies, which include it.
 pub fn keeps_up(record: &Record) -> bool {
     let late = record.lateness.value_at_quantile(0.99);
     late <= TOLERATED_LATENESS_NS || late <= record.total().latency.value_at_quantile(0.99) / 10
@@ -54,7 +54,7 @@ fn ms(ns: u64) -> f64 {
 }
 
 impl Distribution {
-    /// Of a histogram in nanoseconds; `None` if it is empty.
+    /// The distribution of a histogram in nanoseconds; `None` if it is empty.
     pub fn of(histogram: &Histogram<u64>) -> Option<Self> {
         if histogram.is_empty() {
             return None;
@@ -78,44 +78,45 @@ impl Distribution {
 pub struct ModelReport {
     /// Model name; `all` for the sum.
     pub name: String,
-    /// Part of the requests it was to have, 0 to 1.
+    /// The model's share of the requests, 0 to 1.
     pub share: f64,
-    /// Requests that were due and count.
+    /// Requests that were due in the measured time.
     pub scheduled: u64,
-    /// Answered well.
+    /// Requests that were answered well.
     pub ok: u64,
-    /// Of `ok`, those later than the SLO.
+    /// The part of `ok` that was later than the SLO.
     pub late: u64,
-    /// Failed or late.
+    /// Requests that failed or were late.
     pub bad: u64,
-    /// `bad` of `scheduled`, percent.
+    /// `bad` as a percentage of `scheduled`.
     pub bad_percent: f64,
     /// Failures by kind.
     pub failures: BTreeMap<String, FailureReport>,
     /// Requests that were due, per second.
     pub offered_per_second: f64,
-    /// Answered well, in time or not, per second.
+    /// Good answers per second, in time or not.
     pub answered_per_second: f64,
-    /// Answered well and in time, per second.
+    /// Good answers in time, per second.
     pub goodput_per_second: f64,
-    /// Latency of the answered ones, from the scheduled time, milliseconds.
+    /// Latency of answered requests, from the scheduled time, milliseconds.
     pub latency_ms: Option<Distribution>,
-    /// Points of the distribution function: milliseconds, part of the answered requests that took at most that long.
+    /// Points of the distribution function: milliseconds, and the part of the answered requests
+    /// that took at most that long.
     pub latency_cdf: Vec<(f64, f64)>,
-    /// What the server counted meanwhile.
+    /// The server's own counters for the measured time.
     pub server: Option<ServerReport>,
 }
 
 /// Failures of a kind.
 #[derive(Clone, Debug, Serialize)]
 pub struct FailureReport {
-    /// How many.
+    /// The number of failures.
     pub count: u64,
-    /// What was said about the first.
+    /// The message of the first failure.
     pub example: String,
 }
 
-/// What the server counted about a model between two readings: around the measured time.
+/// The server's counters of a model between two readings, before and after the measured time.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerReport {
     /// The counters.
@@ -132,42 +133,43 @@ pub struct Point {
     pub seconds: f64,
     /// Requests that were due, per second.
     pub offered_per_second: f64,
-    /// Of those, answered well and in time, per second.
+    /// Requests that were answered well and in time, per second.
     pub good_per_second: f64,
-    /// Of those, failed or late, per second.
+    /// Requests that failed or were late, per second.
     pub bad_per_second: f64,
-    /// Mean latency of those answered, milliseconds.
+    /// Mean latency of answered requests, milliseconds.
     pub mean_ms: Option<f64>,
-    /// Longest latency of those answered, milliseconds.
+    /// Longest latency of answered requests, milliseconds.
     pub max_ms: Option<f64>,
 }
 
-/// What the measuring itself cost, and whether it disturbed the measurement.
+/// The cost of the measuring itself, and whether it disturbed the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct GeneratorReport {
     /// CPU time per request of the whole run, user and system, microseconds.
     pub cpu_us_per_request: f64,
-    /// Part of the load threads' time that they were busy, 0 to 1.
+    /// The busy part of the load threads' time, 0 to 1.
     pub busy: f64,
     /// Load threads.
     pub threads: usize,
     /// Most connections open at once.
     pub connections: u64,
-    /// How late it turned to requests that were due, milliseconds; `None` in a closed loop.
+    /// Lateness of the generator in turning to requests, milliseconds; `None` in a closed loop.
     pub lateness_ms: Option<Distribution>,
-    /// From the scheduled time to the sending of those requests that found no free connection, milliseconds.
+    /// Milliseconds from the scheduled time to the sending, for requests that found no free
+    /// connection.
     pub connection_wait_ms: Option<Distribution>,
     /// Requests that had to wait for a connection.
     pub waited_for_connection: u64,
     /// Most requests waiting for a connection at once.
     pub backlog: u64,
-    /// See [`keeps_up`].
+    /// Whether the generator kept up, see [`keeps_up`].
     pub kept_up: bool,
     /// Requests of the whole run, warm-up included.
     pub requests: u64,
 }
 
-/// Everything measured.
+/// The whole report of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// Version of this program.
@@ -178,35 +180,35 @@ pub struct Report {
     pub protocol: &'static str,
     /// `binary` or `json`.
     pub tensors: &'static str,
-    /// How requests were offered, in words.
+    /// The way of offering requests, in words.
     pub load: String,
-    /// Seed of everything random.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// Seconds not measured.
+    /// Seconds of warm-up, which are not measured.
     pub warmup_s: f64,
-    /// Seconds measured.
+    /// Seconds of the measured time.
     pub measured_s: f64,
     /// An answer later than this is bad.
     pub slo_ms: Option<f64>,
     /// All models together.
     pub total: ModelReport,
-    /// Each model.
+    /// The requests of each model.
     pub models: Vec<ModelReport>,
-    /// Over time.
+    /// The measurements over time.
     pub series: Vec<Point>,
     /// Length of an interval of `series`.
     pub interval_s: f64,
     /// The generator.
     pub generator: GeneratorReport,
-    /// The capacity, if it was searched; the rest is then the run at that rate.
+    /// The capacity, if it was searched. The rest of the report is then about the run at that rate.
     pub capacity: Option<Capacity>,
-    /// Whether a person has ended it early: it is then of what was measured until that.
+    /// Whether a person has ended the run early. The report then covers the time until that.
     pub interrupted: bool,
-    /// What to know before believing the numbers.
+    /// Remarks to read before believing the numbers.
     pub warnings: Vec<String>,
 }
 
-/// Fractions at which the distribution function is given: even, and ever denser towards 1.
+/// The distribution function at even fractions that become denser towards 1.
 fn cdf(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
     let total = histogram.len();
     let mut seen = 0;
@@ -218,7 +220,8 @@ fn cdf(histogram: &Histogram<u64>) -> Vec<(f64, f64)> {
     if points.len() <= MOST_POINTS {
         return points;
     }
-    // Even steps in percentile would lose the tail: steps that are even in `log(1 - fraction)` show it.
+    // Even steps in percentile would lose the tail. Steps that are even in `log(1 - fraction)` show
+    // it.
     let mut thinned: Vec<(f64, f64)> = Vec::new();
     let place = |fraction: f64| {
         let even = fraction * MOST_POINTS as f64 / 2.0;
@@ -264,7 +267,7 @@ impl ModelReport {
 }
 
 impl Report {
-    /// Of a run, and of the search it was found by.
+    /// The report of a run, and of the search that led to it.
     pub fn new(plan: &Plan, outcome: &Outcome, capacity: Option<Capacity>) -> Self {
         let record = &outcome.record;
         let closed = matches!(plan.pace, Pace::Closed(_));
@@ -384,7 +387,7 @@ impl Report {
     }
 }
 
-/// A number with three to four significant digits; `–` where there is none.
+/// A number with three to four significant digits; `–` for `None`.
 pub fn short_or_none(value: Option<f64>) -> String {
     value.map_or("–".to_owned(), short)
 }
@@ -401,7 +404,7 @@ pub fn short(value: f64) -> String {
 }
 
 impl Report {
-    /// The models, and all of them together if there are several.
+    /// The table of all models, with a row for the sum if there are several.
     pub(crate) fn table(&self) -> Table<&ModelReport> {
         let all = (self.models.len() > 1).then_some(&self.total);
         let latency =

@@ -7,7 +7,7 @@ use downbeat_protocol::http::{EncodedBody, RequestForm, model_path, write_reques
 use downbeat_protocol::{InferRequest, InferTensor, Parameter};
 use prost::Message;
 
-/// What is the same in every request to a model.
+/// The common part of all requests to a model.
 #[derive(Clone, Debug, Default)]
 pub struct Envelope {
     /// Model name.
@@ -40,10 +40,10 @@ impl Envelope {
         }
     }
 
-    /// An HTTP/1.1 request with the tensors in this form, which also asks for the outputs in it.
+    /// An HTTP/1.1 request with the tensors in this form. It asks for the outputs in the same form.
     ///
     /// # Errors
-    /// For data that JSON has no form for.
+    /// If JSON has no form for the data.
     pub fn http(&self, host: &str, form: RequestForm, inputs: &[InferTensor]) -> Result<Bytes> {
         let EncodedBody { bytes, header_length } = write_request(&self.request(inputs), form)?;
         let mut head = format!(
@@ -67,7 +67,7 @@ impl Envelope {
     /// A `ModelInfer` message with gRPC's five bytes of prefix (not compressed, length).
     ///
     /// # Errors
-    /// If it is longer than a gRPC message can be.
+    /// If the message is longer than a gRPC message can be.
     pub fn grpc(&self, inputs: &[InferTensor]) -> Result<Bytes> {
         let message = request_to_message(self.request(inputs));
         let length = message.encoded_len();

@@ -1,4 +1,4 @@
-//! Reads one HTTP/1.1 response from bytes as they come. No socket.
+//! Reads one HTTP/1.1 response from bytes as they come, without a socket.
 
 use crate::outcome::Failed;
 
@@ -6,10 +6,10 @@ use crate::outcome::Failed;
 const MOST_HEAD: usize = 64 * 1024;
 /// Most header lines.
 const MOST_HEADERS: usize = 96;
-/// Most bytes of a line between chunks, extensions included; and of the trailers together.
+/// Most bytes of a line between chunks, extensions included, and of all trailers together.
 const MOST_CHUNK_LINE: usize = 8 * 1024;
 
-/// What is not an HTTP response.
+/// The error of bytes that are no HTTP response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid(pub String);
 
@@ -22,7 +22,7 @@ pub struct Finished {
     pub reusable: bool,
 }
 
-/// Where in the response the next byte is.
+/// The place of the next byte in the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     Head,
@@ -43,7 +43,7 @@ enum Place {
 /// A line with its end, and the bytes after it.
 type Line<'a> = (Vec<u8>, &'a [u8]);
 
-/// How much of a body is kept; the rest is counted and thrown away.
+/// The number of body bytes to keep; the rest is counted and discarded.
 #[derive(Debug, Clone, Copy)]
 pub struct Keep {
     /// Bytes of a 200 answer.
@@ -53,7 +53,7 @@ pub struct Keep {
 }
 
 impl Keep {
-    /// What load needs: nothing of a good answer, the message of a bad one.
+    /// The limits for load: no bytes of a good answer, the message of a bad one.
     pub const MESSAGES: Keep = Keep { good: 0, bad: Failed::MESSAGE_LIMIT };
 }
 
@@ -72,7 +72,7 @@ pub struct ResponseReader {
 }
 
 impl ResponseReader {
-    /// Waits for the first response.
+    /// A reader that waits for the first response.
     pub fn new(keep: Keep) -> Self {
         ResponseReader {
             keep,
@@ -86,7 +86,7 @@ impl ResponseReader {
         }
     }
 
-    /// Forgets the last response and waits for the next.
+    /// Forgets the last response and waits for the next one.
     pub fn reset(&mut self) {
         self.place = Place::Head;
         self.partial.clear();
@@ -107,11 +107,12 @@ impl ResponseReader {
         self.begun
     }
 
-    /// Takes the next bytes. `Ok(Some)`: the response ended with the last of them. A byte beyond the end is invalid:
-    /// nothing was asked for that it could answer.
+    /// Takes the next bytes. `Ok(Some)`: the response ended with the last of them. A byte beyond
+    /// the end is invalid, because no request is open that it could answer.
     ///
     /// # Errors
-    /// [`Invalid`] if this is no HTTP/1.x response; the connection is then of no more use.
+    /// [`Invalid`] if the bytes are no HTTP/1.x response. The connection can then not be used any
+    /// more.
     pub fn push(&mut self, mut bytes: &[u8]) -> Result<Option<Finished>, Invalid> {
         self.begun |= !bytes.is_empty();
         loop {
@@ -192,7 +193,7 @@ impl ResponseReader {
         }
     }
 
-    /// The connection ended. `Some` if that is how this response ends.
+    /// The connection ended. Returns `Some` if that is the regular end of this response.
     pub fn closed(&self) -> Option<Finished> {
         (self.place == Place::UntilClosed).then_some(Finished { status: self.status, reusable: false })
     }
@@ -205,7 +206,8 @@ impl ResponseReader {
         }
     }
 
-    /// Parses the head. The bytes after it, and whether the response ends with it; `None` if more must come.
+    /// Parses the head. Returns the bytes after the head, and whether the response ends with it;
+    /// `None` if more bytes must come.
     fn head<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<(&'a [u8], bool)>, Invalid> {
         if self.partial.is_empty() {
             return match self.parse_head(bytes)? {
@@ -220,7 +222,7 @@ impl ResponseReader {
         let mut whole = std::mem::take(&mut self.partial);
         whole.extend_from_slice(bytes);
         match self.parse_head(&whole)? {
-            // The part from before did not end the head, so its length is beyond it.
+            // The earlier part did not end the head, so the head is longer than that part.
             Some((length, finished)) => {
                 whole.clear();
                 self.partial = whole;
@@ -237,7 +239,7 @@ impl ResponseReader {
         if self.partial.len() > MOST_HEAD { Err(Invalid("headers too long".into())) } else { Ok(None) }
     }
 
-    /// The head's length, and whether the response ends with it.
+    /// Returns the head's length, and whether the response ends with the head.
     fn parse_head(&mut self, bytes: &[u8]) -> Result<Option<(usize, bool)>, Invalid> {
         let mut headers = [const { std::mem::MaybeUninit::uninit() }; MOST_HEADERS];
         let mut response = httparse::Response::new(&mut []);
@@ -274,7 +276,7 @@ impl ResponseReader {
             }
         }
         if (100..200).contains(&status) && status != 101 {
-            // An interim response: the real one follows.
+            // This is an interim response. The real one follows.
             return Ok(Some((length, false)));
         }
         self.status = status;
@@ -286,7 +288,7 @@ impl ResponseReader {
             false
         } else if let Some(counted) = counted {
             self.place = Place::Counted(counted);
-            // The place itself finds out whether anything is left, so an empty body ends there.
+            // The next step finds out whether any bytes are left. An empty body ends there.
             false
         } else {
             self.place = Place::UntilClosed;
@@ -296,7 +298,8 @@ impl ResponseReader {
         Ok(Some((length, finished)))
     }
 
-    /// A line with its end, put together from parts; and the bytes after it. `None` if more must come.
+    /// Returns a line with its end, put together from parts, and the bytes after the line. `None`
+    /// if more bytes must come.
     fn line<'a>(&mut self, bytes: &'a [u8]) -> Result<Option<Line<'a>>, Invalid> {
         let end = bytes.iter().position(|b| *b == b'\n').map(|i| i + 1);
         let (now, rest) = bytes.split_at(end.unwrap_or(bytes.len()));

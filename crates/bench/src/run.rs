@@ -18,26 +18,27 @@ use crate::transport::Transport;
 use crate::transport::grpc::Grpc;
 use crate::transport::http::Http;
 
-/// Between the start of the threads and the first request.
+/// The time between the start of the threads and the first request.
 const LEAD: Duration = Duration::from_millis(20);
 /// Longest and shortest interval of the time series.
 const INTERVALS: (Duration, Duration) = (Duration::from_millis(10_000), Duration::from_millis(100));
 
-/// How often it is looked whether the run is over, or is to be.
+/// The interval at which the main thread checks whether the run is over or must end.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// What was sent and how it ended.
+    /// The requests and their ends.
     pub record: Record,
-    /// How requests were judged.
+    /// The window and rules of the judgement.
     pub window: Window,
-    /// Time over which requests counted: the plan's duration, or to the last arrival where the plan has none.
+    /// The time in which requests counted: the plan's duration, or up to the last arrival if the
+    /// plan has no duration.
     pub measured: Duration,
-    /// What the server counted in that time, by model; `None` where it keeps no statistics.
+    /// The server's counters for that time, by model; `None` if it keeps no statistics.
     pub statistics: Vec<Option<ModelStatistics>>,
-    /// Whether a person has ended it early.
+    /// Whether a person has ended the run early.
     pub interrupted: bool,
 }
 
@@ -46,7 +47,7 @@ pub struct Outcome {
 pub struct Hopeless {
     /// This many bad requests are too many; 0: never.
     pub bad: u64,
-    /// This many over the latency target are too many; 0: never.
+    /// This many requests over the latency target are too many; 0: never.
     pub over: u64,
     /// The latency target.
     pub target: Option<Duration>,
@@ -55,7 +56,7 @@ pub struct Hopeless {
 /// Offers the plan's load at `pace`.
 ///
 /// # Errors
-/// If the system gives no threads or pollers. A server that fails is a result, not an error.
+/// If the system gives no threads or pollers. A failing server is a result, not an error.
 pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMut(Time)) -> Result<Outcome> {
     let clock = Clock::start();
     let load = load_of(plan, pace, clock.now() + LEAD, hopeless.target);
@@ -75,7 +76,8 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
                     match plan.target.protocol {
                         Protocol::Http => {
                             let most = (plan.max_connections / plan.threads).max(1);
-                            // A closed loop whose clients do not divide evenly: the thread with one more has room.
+                            // The clients of a closed loop may not divide evenly: the thread with
+                            // one more has room for it.
                             let most = most + usize::from(thread < plan.max_connections % plan.threads);
                             let transport = Http::new(plan.target.address, plan.requests(), most, clock);
                             drive(load, shared, clock, transport, poller, thread)
@@ -118,10 +120,11 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
         }
         Ok((before, record))
     })?;
-    // A server that had none to tell before is not asked again.
+    // A server without statistics before the run is not asked again.
     let after = if before.iter().any(Option::is_some) { statistics(plan) } else { vec![None; before.len()] };
     let statistics = before.into_iter().zip(after).map(|(before, after)| Some(after?.since(&before?))).collect();
-    // Without an end of its own, or ended early, a run is as long as it took.
+    // The length of a run without an end of its own, or of one that ended early, is the time that
+    // it took.
     let took = record.elapsed.saturating_sub(plan.warmup);
     let measured = if plan.duration == Duration::MAX || record.stopped || plan.most_requests != u64::MAX {
         took.min(plan.duration)
@@ -132,7 +135,7 @@ pub fn run(plan: &Plan, pace: &Pace, hopeless: Hopeless, progress: &mut dyn FnMu
     Ok(Outcome { record, window: load.window, measured, statistics, interrupted })
 }
 
-/// What the threads are told of a run that begins at `begin`.
+/// The orders for the threads of a run that begins at `begin`.
 fn load_of(plan: &Plan, pace: &Pace, begin: Time, over: Option<Duration>) -> Load {
     let start = begin + plan.warmup;
     let interval = if plan.duration == Duration::MAX {
@@ -164,13 +167,14 @@ fn drive<T: Transport>(
     Generator::new(load, shared, clock, transport, poller, thread)?.run()
 }
 
-/// Lets this process open as many sockets as the system allows it.
+/// Raises the limit of open sockets of this process to the system's maximum.
 fn raise_file_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         limit.current = limit.maximum;
-        // Without it, a run with many connections may see "too many open files" as failed connections.
+        // If this fails, a run with many connections may see "too many open files" as failed
+        // connections.
         let _ = setrlimit(Resource::Nofile, limit);
     }
 }

@@ -1,20 +1,20 @@
-//! Random number generators: one independent stream for each purpose, all from the run's one seed.
+//! Random number generators: one independent stream for each purpose, all from the run's seed.
 
 use rand_pcg::Pcg64;
 
-/// What random numbers are for. Drawing more for one purpose changes no other.
+/// The purpose of random numbers. Drawing more for one purpose does not change another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stream {
     /// Arrival times.
     Arrivals,
-    /// Which model and which of its prepared requests.
+    /// The choice of a model and of one of its prepared requests.
     Mix,
     /// The data of the prepared requests of the n-th model.
     Data(u32),
 }
 
 impl Stream {
-    /// The generator of this purpose. The same seed gives the same numbers on every machine.
+    /// The generator for this purpose. The same seed gives the same numbers on every machine.
     pub fn random(self, seed: u64) -> Pcg64 {
         let stream = match self {
             Stream::Arrivals => 1,

@@ -1,16 +1,16 @@
-//! What a server counted about a model during a run.
+//! A server's counters of a model during a run.
 
 use std::collections::BTreeMap;
 
 use downbeat_protocol::inference::StatisticDuration;
 use serde::Serialize;
 
-/// A phase of requests, as the protocol's statistics give it.
+/// A phase of requests, from the protocol's statistics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Phase {
-    /// Requests or executions that went through it.
+    /// Requests or executions that went through the phase.
     pub count: u64,
-    /// The time they took in it together, nanoseconds.
+    /// The total time in the phase, nanoseconds.
     pub ns: u64,
 }
 
@@ -32,7 +32,7 @@ impl Phase {
         Phase { count: self.count.saturating_sub(before.count), ns: self.ns.saturating_sub(before.ns) }
     }
 
-    /// Mean time in it, in milliseconds; zero if nothing went through.
+    /// Mean time in the phase, in milliseconds; zero if no request went through.
     pub fn mean_ms(self) -> f64 {
         if self.count == 0 { 0.0 } else { self.ns as f64 / self.count as f64 / 1e6 }
     }
@@ -41,33 +41,33 @@ impl Phase {
 /// Executions of one batch size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct BatchStatistics {
-    /// How many.
+    /// The number of executions.
     pub executions: u64,
-    /// The inference time of all, nanoseconds.
+    /// The total inference time, nanoseconds.
     pub compute_infer_ns: u64,
 }
 
-/// Counters of a model; differences of two readings once [`ModelStatistics::since`] was applied.
+/// Counters of a model. [`ModelStatistics::since`] returns the difference of two readings.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct ModelStatistics {
     /// Inferences (items), the protocol's `inference_count`.
     pub requests_executed: u64,
     /// Batches.
     pub executions: u64,
-    /// In the queue.
+    /// Time in the queue.
     pub queue: Phase,
-    /// Putting inputs together.
+    /// Time of putting inputs together.
     pub compute_input: Phase,
-    /// In the engine.
+    /// Time in the engine.
     pub compute_infer: Phase,
-    /// Taking outputs apart.
+    /// Time of taking outputs apart.
     pub compute_output: Phase,
-    /// By batch size.
+    /// The executions of each batch size.
     pub batches: BTreeMap<u64, BatchStatistics>,
 }
 
 impl ModelStatistics {
-    /// What was counted after `before`.
+    /// The counts after `before`.
     pub fn since(&self, before: &ModelStatistics) -> ModelStatistics {
         ModelStatistics {
             requests_executed: self.requests_executed.saturating_sub(before.requests_executed),

@@ -15,16 +15,16 @@ const MOST_BYTES: u64 = 1 << 30;
 /// Upper bound of a lognormal size if none is given.
 const DEFAULT_LONGEST: i64 = 512;
 
-/// What the command line says about inputs.
+/// The command line's rules for inputs.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct InputRules {
-    /// Size of the batch dimension.
+    /// The size of the batch dimension.
     pub batch: i64,
-    /// `--shape`.
+    /// The rules of `--shape`.
     pub shapes: Vec<(String, Vec<i64>)>,
-    /// `--shape-lognormal`.
+    /// The rules of `--shape-lognormal`.
     pub lognormal: Vec<(String, Lognormal)>,
-    /// `--range`.
+    /// The rules of `--range`.
     pub ranges: Vec<(String, f64, f64)>,
 }
 
@@ -42,7 +42,7 @@ pub struct Lognormal {
 impl Lognormal {
     /// The size at a standard normal deviate.
     pub fn at(&self, deviate: f64) -> i64 {
-        // A float too large saturates at i64::MAX.
+        // A float that is too large saturates at i64::MAX.
         (((self.mu + self.sigma * deviate).exp().round()) as i64).clamp(1, self.longest.max(1))
     }
 }
@@ -53,10 +53,10 @@ fn named(text: &str) -> Option<(&str, &str)> {
 }
 
 impl InputRules {
-    /// From the command line's words.
+    /// Parses the rules of the command line.
     ///
     /// # Errors
-    /// Naming the flag and what it should look like.
+    /// With the wrong flag and its expected form.
     pub fn parse(batch: u32, shapes: &[String], lognormal: &[String], ranges: &[String]) -> Result<Self> {
         ensure!(batch > 0, "--batch 0: a request has at least one item");
         let mut rules = InputRules { batch: i64::from(batch), ..InputRules::default() };
@@ -93,10 +93,10 @@ impl InputRules {
         Ok(rules)
     }
 
-    /// Every rule about a named input names one that some model has.
+    /// Checks that every rule about a named input names an input of some model.
     ///
     /// # Errors
-    /// Naming the input and the ones there are.
+    /// With the wrong name and the known names.
     pub fn check_names(&self, inputs: &[&TensorSpec]) -> Result<()> {
         let named = self.shapes.iter().map(|(n, _)| ("--shape", n));
         let named = named.chain(self.lognormal.iter().map(|(n, _)| ("--shape-lognormal", n)));
@@ -199,10 +199,10 @@ fn is_float(datatype: DataType) -> bool {
     matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
-/// The requests in a `--input` file. `NaN` and `Infinity` are taken as the server takes them.
+/// Reads the requests in a `--input` file. `NaN` and `Infinity` are allowed, as in the server.
 ///
 /// # Errors
-/// Saying which request is wrong, and why.
+/// With the wrong request, and the reason.
 pub fn from_json(text: &str) -> Result<Vec<Vec<InferTensor>>> {
     let rewritten;
     let requests: Vec<&RawValue> = match requests(text.as_bytes()) {
@@ -222,7 +222,7 @@ pub fn from_json(text: &str) -> Result<Vec<Vec<InferTensor>>> {
     requests.iter().enumerate().map(read).collect()
 }
 
-/// The texts of the requests: those of a list, or a single request.
+/// The texts of the requests in a list, or of a single request.
 fn requests(text: &[u8]) -> serde_json::Result<Vec<&RawValue>> {
     match text.trim_ascii_start().starts_with(b"[") {
         true => serde_json::from_slice(text),

@@ -1,4 +1,4 @@
-//! What carries requests: connections to one server, driven by readiness and never blocking.
+//! Connections to one server that carry requests. Readiness drives them, and they never block.
 
 pub mod grpc;
 pub mod http;
@@ -13,12 +13,13 @@ use crate::mix::Choice;
 use crate::outcome::{Failed, Failure};
 use crate::poller::{Poller, Ready};
 
-/// Names a request in flight. An entry is used again with the next generation, so that a late answer finds no request.
+/// The name of a request in flight. An entry is used again with the next generation, so that a late
+/// answer finds no request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ticket {
     /// Index among the requests in flight.
     pub index: u32,
-    /// How often the entry was used before.
+    /// The number of earlier uses of the entry.
     pub generation: u32,
 }
 
@@ -27,41 +28,43 @@ pub struct Ticket {
 pub struct Done {
     /// The request.
     pub ticket: Ticket,
-    /// When its answer was complete.
+    /// The time when the answer was complete.
     pub at: Time,
-    /// How it went.
+    /// The result of the request.
     pub result: Result<(), Failed>,
 }
 
-/// Whether a request was taken.
+/// Whether the transport accepted a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
-    /// It is on its way; a [`Done`] follows unless it is cancelled.
+    /// The request is on its way. A [`Done`] follows unless the request is cancelled.
     Taken,
-    /// Every connection is busy and no more may be opened: try again after the next [`Done`] or [`Ready`].
+    /// Every connection is busy and no more may be opened: try again after the next [`Done`] or
+    /// [`Ready`].
     Busy,
 }
 
-/// Connections of one thread to the server. Every method returns at once; ends are appended to `done`.
+/// Connections of one thread to the server. Every method returns at once, and appends finished
+/// requests to `done`.
 pub trait Transport {
     /// Sends a request.
     fn start(&mut self, poller: &Poller, ticket: Ticket, choice: Choice, done: &mut Vec<Done>) -> Start;
 
-    /// A socket is ready.
+    /// Handles a socket that is ready.
     fn handle_ready(&mut self, poller: &Poller, ready: Ready, done: &mut Vec<Done>);
 
-    /// Nobody waits for this request any more.
+    /// Gives up a request: no one waits for its answer any more.
     fn cancel(&mut self, ticket: Ticket);
 
-    /// Called once after every round of the above: writes what they left to be written together. Returns whether
-    /// it must be called again without waiting.
+    /// Writes the bytes that the other methods left to be written together. Called once after every
+    /// round of them. Returns whether it must be called again without waiting.
     fn flush(&mut self, poller: &Poller, done: &mut Vec<Done>) -> bool;
 
-    /// Connections open now.
+    /// The number of open connections.
     fn connections(&self) -> usize;
 }
 
-/// Begins to connect; the socket becomes ready, with this token, when it is known whether that worked.
+/// Begins to connect. The socket becomes ready, with this token, once the result is known.
 fn connect(address: SocketAddr, poller: &Poller, token: u64) -> Result<OwnedFd, Failed> {
     let begin = || -> std::io::Result<OwnedFd> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -78,7 +81,7 @@ fn connect(address: SocketAddr, poller: &Poller, token: u64) -> Result<OwnedFd, 
     begin().map_err(|e| Failed::of(Failure::Connect, e))
 }
 
-/// Whether that worked, once the socket is ready.
+/// Returns the result of connecting, once the socket is ready.
 fn check_connected(socket: &OwnedFd) -> Result<(), Failed> {
     sockopt::socket_error(socket).and_then(|connected| connected).map_err(|e| Failed::of(Failure::Connect, e))
 }

@@ -1,4 +1,4 @@
-//! `downbeat config check`: what is wrong, and what is passed over, in a model repository.
+//! `downbeat config check`: reports errors and ignored settings in a model repository.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,10 +17,11 @@ use downbeat_server::service::LoadOverrides;
 use crate::resolve::{Process, resolve};
 use crate::serve_flags::ServeFlags;
 
-/// Look at configurations without serving them.
+/// Check configurations without serving them.
 #[derive(Subcommand, Debug)]
 pub enum ConfigCommand {
-    /// Check every model of a repository, and load it as `downbeat serve` with the same flags would; fails if one could not be served
+    /// Check every model of a repository, and load it as `downbeat serve` with the same flags
+    /// would; fails if a model could not be served
     Check(Box<CheckArgs>),
 }
 
@@ -37,10 +38,10 @@ pub struct CheckArgs {
 /// The time for the check of a model's rows.
 const CHECK_BUDGET: Duration = Duration::from_millis(3_600_000);
 
-/// Runs the command; `false` if something was found that it fails on.
+/// Runs the command. Returns `false` if it found an error, or with `--strict` a warning.
 ///
 /// # Errors
-/// If the repository or the options cannot be read or are wrong, or there is no such engine.
+/// If the repository or the options cannot be read or are wrong, or the engine does not exist.
 pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     let ConfigCommand::Check(args) = command;
     let options = resolve(&args.flags, Process::Server, Path::new(""))?.options;
@@ -99,12 +100,13 @@ pub fn run(command: &ConfigCommand) -> anyhow::Result<bool> {
     Ok(errors == 0 && (warnings == 0 || !args.strict))
 }
 
-/// Prints a line. The names of models come from folders, and errors from files.
+/// Prints a line, escaped: the names of models come from folders, and errors from files.
 fn tell(line: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     say(escaped(line))
 }
 
-/// The options of a server that loads models on request and measures none. It writes nothing but verdicts on rows.
+/// The options of a server that loads models on request and measures none. It writes nothing but
+/// verdicts on rows.
 fn without_service(mut options: ServerOptions) -> ServerOptions {
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     options.profiling.enabled = false;
@@ -135,7 +137,8 @@ fn against_files(definition: &mut ModelDefinition) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Loads a model, and lets go of it again: not all may have room at once. Gives the verdict on each version's rows.
+/// Loads a model, and unloads it again: not all models may fit at once. Returns the verdict on each
+/// version's rows.
 async fn load(registry: &Registry, name: &str) -> anyhow::Result<Vec<(u64, RowJudgement)>> {
     registry.load_model(name, LoadOverrides::default(), Arc::new(())).await?;
     let judgements = registry.row_judgements(name);

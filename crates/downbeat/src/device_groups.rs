@@ -12,10 +12,11 @@ use toml::de::{DeTable, DeValue};
 
 use crate::options_file::{self, Misplaced, json};
 
-/// The groups, `value` being what is written.
+/// Reads the groups from the written `value`.
 ///
 /// # Errors
-/// If a group contradicts itself or another, has a setting that its policy does not know, or a file of lanes cannot be read.
+/// If a group contradicts itself or another group, has a setting that its policy does not know, or
+/// a file of lanes cannot be read.
 pub fn read(value: &Spanned<DeValue<'_>>, folder: &Path) -> Result<Vec<DeviceGroup>, Misplaced> {
     let here = |reason: String| (value.span().start, format!("[[device.groups]]: {reason}"));
     let tables = value.get_ref().as_array().ok_or_else(|| here("a list of tables is expected".to_owned()))?;
@@ -36,7 +37,7 @@ pub fn read(value: &Spanned<DeValue<'_>>, folder: &Path) -> Result<Vec<DeviceGro
     Ok(groups)
 }
 
-/// Reads the files that settings of a group lie in, and checks what goes together.
+/// Reads the files that contain settings of a group, and checks the group's settings together.
 fn complete(group: &mut DeviceGroup, folder: &Path) -> anyhow::Result<()> {
     if group.models.is_empty() {
         return Err(anyhow!(": a group without models; name some in `models`, or \"*\" for all others"));
@@ -54,7 +55,7 @@ fn complete(group: &mut DeviceGroup, folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// A group, each of whose keys is known to its policy and has a value of its kind.
+/// Reads a group. Its policy must know each key, and each value must be of the key's kind.
 fn read_group(table: &DeTable<'_>) -> Result<DeviceGroup, Misplaced> {
     let mut group = DeviceGroup { models: Vec::new(), policy: None, settings: WrittenSettings::new() };
     let at = |spanned: &Spanned<DeValue<'_>>, reason: String| (spanned.span().start, reason);
@@ -68,7 +69,7 @@ fn read_group(table: &DeTable<'_>) -> Result<DeviceGroup, Misplaced> {
     }
     for (key, spanned) in table.iter().filter(|(key, _)| !["models", "policy"].contains(&key.get_ref().as_ref())) {
         let (name, value) = (key.get_ref().as_ref(), json(spanned));
-        // `auto` may come to be any.
+        // `auto` may choose any policy.
         let read = match group.policy.filter(|policy| *policy != PolicyName::AUTO) {
             Some(policy) => policy.read_one(name, &value),
             None => read_one_of_any(name, &value),
@@ -92,7 +93,7 @@ fn read_group(table: &DeTable<'_>) -> Result<DeviceGroup, Misplaced> {
     Ok(group)
 }
 
-/// The file that a setting lies in whose value is a table: named in its place, with that table in it.
+/// The name of the file that contains a setting's table, if the setting's value is a file name.
 fn named_file<'a>(key: &str, value: &'a Value) -> Option<&'a str> {
     let file = value.as_str()?;
     let table = Value::Object(serde_json::Map::new());

@@ -1,23 +1,23 @@
-//! The options of a server while one source after another sets some of them.
+//! The server's options while several sources set them.
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::AutoscaleOptions;
 use downbeat_server::options::{ModelControl, ServerOptions};
 
-/// The options as they come together, the later source over the earlier one.
+/// The options as sources set them one after another. A later source wins.
 #[derive(Clone, Debug)]
 pub struct Draft {
-    /// All but what follows.
+    /// All options without a field of their own below.
     pub options: ServerOptions,
-    /// Which models are loaded, and when.
+    /// The model control mode.
     pub mode: ControlMode,
-    /// What is loaded at start in mode `explicit`.
+    /// The models to load at start in mode `explicit`.
     pub load: Option<Vec<String>>,
-    /// How often the disk is looked at in mode `poll`.
+    /// The interval between looks at the disk in mode `poll`.
     pub poll: Duration,
-    /// When devices are advised to be added or given back.
+    /// The rules for advice to add or give back devices.
     pub autoscale: AutoscaleOptions,
-    /// Whether they are.
+    /// Whether the server gives such advice.
     pub autoscale_enabled: bool,
 }
 
@@ -38,17 +38,17 @@ impl Default for Draft {
 downbeat_repository::named! {
     /// Triton's model control modes.
     ControlMode as "model control mode" {
-        /// All models at start, no changes.
+        /// All models at start, without later changes.
         None = "none",
-        /// Models that are asked for.
+        /// Models that clients ask for.
         Explicit = "explicit",
-        /// All models, and changes on disk are followed.
+        /// All models, and later changes on disk.
         Poll = "poll",
     }
 }
 
 impl Draft {
-    /// The options.
+    /// The finished options.
     ///
     /// # Errors
     /// If models to load are named and the mode is not `explicit`.

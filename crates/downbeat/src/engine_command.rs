@@ -1,4 +1,4 @@
-//! `downbeat engine`: which engines can be used here, and getting the faster one.
+//! `downbeat engine`: lists the engines that can be used here, and installs the faster one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,31 +15,33 @@ use downbeat_server::options::EngineChoice;
 /// List engines, or install onnxruntime.
 #[derive(Subcommand, Debug)]
 pub enum EngineCommand {
-    /// The engines that can be used here, the fastest first
+    /// List the engines that can be used here, the fastest first
     List,
-    /// Fetch the onnxruntime library with pip into the user's cache folder, for the CPU or with --cuda for NVIDIA GPUs
+    /// Fetch the onnxruntime library with pip into the user's cache folder, for the CPU or with
+    /// --cuda for NVIDIA GPUs
     Install(InstallArgs),
 }
 
 /// Arguments of `downbeat engine install`.
 #[derive(Args, Debug)]
 pub struct InstallArgs {
-    /// Version of onnxruntime [default: the one this was tested with]
+    /// Version of onnxruntime [default: the version that this program was tested with]
     #[arg(long, value_name = "VERSION")]
     version: Option<String>,
-    /// The Python whose pip fetches it [default: python3]
+    /// The Python whose pip fetches the library [default: python3]
     #[arg(long, value_name = "FILE")]
     python: Option<PathBuf>,
-    /// A wheel that was fetched elsewhere, to unpack instead
+    /// A wheel to unpack that was fetched elsewhere
     #[arg(long, value_name = "FILE")]
     wheel: Option<PathBuf>,
-    /// Take what pip's index has also where this program knows no hashes of it
+    /// Accept a wheel of pip's index even if this program does not know its hash
     #[arg(long)]
     unverified: bool,
     /// For NVIDIA GPUs; both this and the library for the CPU may be installed
     #[arg(long)]
     cuda: bool,
-    /// Whether to fetch NVIDIA's libraries, too (CUDA, cuDNN; more than 1 GB): if one is missing on this machine, always, or never
+    /// Whether to fetch NVIDIA's libraries, too (CUDA, cuDNN; more than 1 GB): missing (if one is
+    /// missing on this machine), always, or never
     #[arg(long, value_name = "WHEN", requires = "cuda", default_value = "missing", value_parser = libraries())]
     cuda_libraries: NvidiaLibraries,
 }
@@ -57,10 +59,10 @@ pub fn engine_choice() -> impl TypedValueParser<Value = EngineChoice> {
     PossibleValuesParser::new(EngineChoice::names()).try_map(|name| name.parse::<EngineChoice>())
 }
 
-/// The engine for models of this format; what there is to know of the choice is printed.
+/// The engine for models of this format. Prints hints and warnings about the choice.
 ///
 /// # Errors
-/// If the engine that is wanted cannot be used.
+/// If the wanted engine cannot be used.
 pub fn engine_for(format: ModelFormat, wanted: EngineChoice, search: &Search) -> anyhow::Result<Arc<dyn Engine>> {
     Ok(match format {
         ModelFormat::Emulated => Arc::new(Emulated::new()),
@@ -113,7 +115,7 @@ pub fn run(command: &EngineCommand) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The engine on GPUs: whether it can be used, the GPUs, and all that is missing.
+/// Prints whether the engine for GPUs can be used, the GPUs, and the missing parts.
 fn print_gpus(survey: &Survey) -> std::io::Result<()> {
     let Survey { driver, library, libraries } = survey;
     let missing = [driver.as_ref().err(), library.as_ref().err(), libraries.as_ref().err()];
@@ -122,7 +124,7 @@ fn print_gpus(survey: &Survey) -> std::io::Result<()> {
             let version = downbeat_engine::install::version_of(library).unwrap_or_default();
             say(format_args!("{:<12} {version:<10} {:<6} {}", "cuda", "gpu", library.display()))?;
         }
-        // A machine without GPUs is no fault to be told about at length.
+        // A machine without GPUs is not a fault, so one line is enough.
         (Err(reason), _) => say(format_args!("{:<12} cannot be used: {reason}", "cuda"))?,
         _ => say(format_args!("{:<12} cannot be used yet", "cuda"))?,
     }

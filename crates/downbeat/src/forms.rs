@@ -1,4 +1,4 @@
-//! How the values of options are written, in a file and on the command line.
+//! The forms of option values, in a file and on the command line.
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
@@ -12,16 +12,16 @@ use serde_json::Value;
 
 use crate::units;
 
-/// What one source says of an option.
+/// The value of an option from one source.
 #[derive(Clone, Copy, Debug)]
 pub struct Given<'a> {
-    /// What is written there.
+    /// The written value.
     pub written: Written<'a>,
     /// The folder that paths are relative to.
     pub folder: &'a Path,
 }
 
-/// What is written.
+/// A written value.
 #[derive(Clone, Copy, Debug)]
 pub enum Written<'a> {
     /// The values of a flag, or of the environment.
@@ -31,12 +31,12 @@ pub enum Written<'a> {
 }
 
 impl<'a> Given<'a> {
-    /// On the command line.
+    /// A value from the command line.
     pub fn texts(texts: &'a [String]) -> Self {
         Given { written: Written::Texts(texts), folder: Path::new("") }
     }
 
-    /// The text of a single value, which in a file is one that `takes` allows.
+    /// The text of a single value. In a file, `takes` must allow the value.
     fn text(&self, takes: fn(&Value) -> bool, expected: &str) -> Result<String, String> {
         match self.written {
             Written::Texts(texts) => Ok(texts.last().cloned().unwrap_or_default()),
@@ -50,24 +50,24 @@ impl<'a> Given<'a> {
 type Read<T> = Box<dyn Fn(&Given<'_>) -> Result<T, String> + Send + Sync>;
 type Write<T> = Box<dyn Fn(&T) -> String + Send + Sync>;
 
-/// How values of a type are written.
+/// The written form of a type's values.
 pub struct Form<T> {
-    /// What stands for the value in `--help`.
+    /// The placeholder of the value in `--help`.
     pub unit: &'static str,
-    /// What values there are: type, unit and bounds.
+    /// The allowed values: type, unit and bounds.
     pub values: String,
-    /// The names of them, where there are only these.
+    /// The names of the values, if the set of values is closed.
     pub choices: Vec<&'static str>,
-    /// Whether there may be several; on the command line the flag is repeated.
+    /// Whether a list of values is allowed; on the command line the flag is repeated.
     pub is_list: bool,
     /// Reads a value.
     pub read: Read<T>,
-    /// Writes a value as in a file.
+    /// Writes a value in the form of a file.
     pub write: Write<T>,
 }
 
 impl<T> Form<T> {
-    /// There are only these, by their names.
+    /// Restricts the values to these names.
     pub fn of(self, choices: impl IntoIterator<Item = &'static str>) -> Self {
         Form { choices: choices.into_iter().collect(), ..self }
     }
@@ -90,12 +90,12 @@ fn quoted<T: Display>(text: &T) -> String {
     format!("\"{text}\"")
 }
 
-/// A name of something.
+/// A value that is written by its name.
 pub fn name<T: FromStr<Err: Display> + Display + 'static>(unit: &'static str) -> Form<T> {
     scalar(unit, "text", Value::is_string, |text| text.parse().map_err(|error| format!("{error}")), quoted)
 }
 
-/// What `parse` makes of a text.
+/// A value that `parse` reads from a text.
 pub fn parsed<T: 'static>(
     unit: &'static str,
     parse: fn(&str) -> Result<T, String>,
@@ -137,7 +137,7 @@ pub fn switch() -> Form<bool> {
     scalar("BOOL", "true or false", Value::is_boolean, parse, bool::to_string).of(["true", "false"])
 }
 
-/// A port, or none.
+/// A port, or `off`.
 pub fn port() -> Form<Option<u16>> {
     let parse = |text: &str| match text {
         "off" | "false" => Ok(None),
@@ -187,7 +187,7 @@ pub fn steps() -> Form<Vec<Step>> {
     }
 }
 
-/// A share of something; what it belongs to checks it.
+/// A share; the option that owns it checks its bounds.
 pub fn share() -> Form<f64> {
     let parse = |text: &str| text.parse().map_err(|_| format!("'{text}' is not a number"));
     scalar("SHARE", "0 to below 1", Value::is_number, parse, f64::to_string)
@@ -201,12 +201,12 @@ pub fn mebibytes() -> Form<u64> {
     Form { unit, values, choices: Vec::new(), is_list: false, read: Box::new(read), write: Box::new(write) }
 }
 
-/// Bytes, more than none.
+/// Bytes, more than 0.
 pub fn bytes<T: TryFrom<usize> + TryInto<u64> + Copy + 'static>() -> Form<T> {
     sizes("more than 0", units::bytes)
 }
 
-/// Bytes, or zero.
+/// Bytes, 0 included.
 pub fn bytes_or_zero() -> Form<usize> {
     sizes("or 0", units::bytes_or_zero)
 }
@@ -226,7 +226,7 @@ fn sizes<T: TryFrom<usize> + TryInto<u64> + Copy + 'static>(
     scalar("BYTES", format!("bytes, or a text such as \"64M\"; {bounds}"), takes, parse, write)
 }
 
-/// Milliseconds, more than none.
+/// Milliseconds, more than 0.
 pub fn millis() -> Form<Duration> {
     let write = |span: &Duration| (span.as_secs_f64() * 1e3).to_string();
     scalar("MS", "milliseconds, more than 0", Value::is_number, units::positive_millis, write)
@@ -271,7 +271,7 @@ pub fn seconds_or_zero(least: Duration) -> Form<Duration> {
     scalar("SECONDS", values, Value::is_number, parse, |span: &Duration| span.as_secs_f64().to_string())
 }
 
-/// Several; in a file a list of them, or one alone.
+/// A list of values. A file may also have a single value without brackets.
 pub fn list<T: 'static>(of: Form<T>) -> Form<Vec<T>> {
     let Form { unit, values, choices, read, write, .. } = of;
     let read = move |given: &Given<'_>| match given.written {

@@ -1,4 +1,4 @@
-//! What a predictor of operator groups is off by, as table and picture.
+//! The errors of a predictor of operator groups, as a table and a plot.
 
 use std::fmt;
 
@@ -8,38 +8,41 @@ use serde::Serialize;
 /// Groups of one set of models.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct SetReport {
-    /// Their names.
+    /// The models' names.
     pub models: Vec<String>,
-    /// Groups of the test.
+    /// The number of groups in the test.
     pub tested: usize,
-    /// What they take on average, milliseconds.
+    /// The groups' mean time, milliseconds.
     pub mean_ms: f64,
     /// Mean absolute relative error of the perceptron.
     pub error: f64,
-    /// Of a perceptron that was trained without this pair; `None`: it is no pair, or there are no others.
+    /// The error of a perceptron that was trained without this pair. `None`: the set is no pair, or
+    /// there are no other pairs.
     pub unseen: Option<f64>,
 }
 
-/// A predictor, and how it did with groups that it was not trained with.
+/// A predictor, and its errors on groups that were not in its training.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GroupReport {
     /// The models, with their numbers of segments.
     pub models: Vec<(String, u16)>,
-    /// Engine, device, threads.
+    /// The engine, device and threads in words.
     pub conditions: String,
-    /// Groups of the training.
+    /// The number of groups in the training.
     pub samples: usize,
-    /// Groups of the test.
+    /// The number of groups in the test.
     pub tested: usize,
-    /// The relative error that 95% of the test are below.
+    /// The relative error that 95% of the test stay below.
     pub error: f64,
     /// Mean absolute relative error of the test (Abacus equation 1).
     pub mean_error: f64,
-    /// How far the median of groups that are the same is off for them, on average: about as good as a predictor can be. `None`: none was sampled twice.
+    /// Mean error of the median of equal groups: about the best that a predictor can reach. `None`:
+    /// no group was sampled twice.
     pub repeated: Option<f64>,
-    /// By set of models; the last is all.
+    /// The report of each set of models; the last is of all sets.
     pub sets: Vec<SetReport>,
-    /// What each group of the test took and what it was predicted to take, milliseconds, by number of models.
+    /// The measured and the predicted time of each group of the test, milliseconds, by the number
+    /// of models.
     pub points: Vec<Vec<(f64, f64)>>,
 }
 

@@ -1,4 +1,4 @@
-//! Measured groups of operators in a file that is added to as they come, one line each.
+//! A file of measured groups of operators, one line each, that grows with each measurement.
 
 use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
@@ -11,39 +11,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::options_file;
 
-/// What such a file says that it is.
+/// The name of the file format.
 const FORMAT: &str = "downbeat-overlap-samples";
 const FORMAT_VERSION: u32 = 1;
 
-/// The first line: what was measured, and on what.
+/// The first line: the models and the conditions of the measurement.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SampledOn {
     format: String,
     format_version: u32,
-    /// As profiles name it.
+    /// The device, as profiles name it.
     pub device: String,
-    /// Threads of a run.
+    /// Threads inside a run.
     pub threads: usize,
-    /// By their numbers in groups.
+    /// The models, by their numbers in groups.
     pub models: Vec<PredictedModel>,
 }
 
-/// A group, and what it took.
+/// A group, and its measured time.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MeasuredGroup {
-    /// Its operators.
+    /// The group's operators.
     pub group: Vec<GroupPart>,
-    /// From its begin to its barrier, nanoseconds: the median of several runs.
+    /// Nanoseconds from the begin to the barrier: the median of several runs.
     pub takes_ns: u64,
 }
 
 impl SampledOn {
-    /// As this version writes it.
+    /// The first line in the form of this version.
     pub fn new(device: String, threads: usize, models: Vec<PredictedModel>) -> Self {
         SampledOn { format: FORMAT.to_owned(), format_version: FORMAT_VERSION, device, threads, models }
     }
 
-    /// Says no to samples of something else.
+    /// Refuses samples of other models or under other conditions.
     fn ensure_like(&self, other: &SampledOn, path: &Path) -> anyhow::Result<()> {
         let path = path.display();
         let names = |of: &SampledOn| of.models.iter().map(|model| model.name.clone()).collect::<Vec<_>>().join(", ");
@@ -68,21 +68,21 @@ impl SampledOn {
     }
 }
 
-/// What was measured before.
+/// The content of a file of samples.
 pub struct GroupSamples {
-    /// On what.
+    /// The conditions of the measurement.
     pub on: SampledOn,
     /// The groups.
     pub groups: Vec<MeasuredGroup>,
-    /// Bytes of whole lines: what comes behind was not written to its end.
+    /// Bytes of whole lines; the rest was not completely written.
     whole: u64,
 }
 
 impl GroupSamples {
-    /// Reads a file; `None`: there is none yet.
+    /// Reads a file; `None` if it does not exist yet.
     ///
     /// # Errors
-    /// If it cannot be read, or is something else.
+    /// If the file cannot be read, or is no file of samples.
     pub fn read(path: &Path) -> anyhow::Result<Option<GroupSamples>> {
         let text = match options_file::read_text(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -106,10 +106,10 @@ impl GroupSamples {
         Ok(Some(GroupSamples { on, groups, whole: whole as u64 }))
     }
 
-    /// Opens the file to add to it what is measured `on` this.
+    /// Opens the file to add measurements under the conditions `on`.
     ///
     /// # Errors
-    /// If what it has was measured on something else, or it cannot be written.
+    /// If the file has samples under other conditions, or it cannot be written.
     pub fn open(path: &Path, before: Option<&GroupSamples>, on: &SampledOn) -> anyhow::Result<SampleWriter> {
         let mut file = OpenOptions::new()
             .write(true)
@@ -129,16 +129,16 @@ impl GroupSamples {
     }
 }
 
-/// Adds to a file of samples.
+/// Adds groups to a file of samples.
 pub struct SampleWriter(File);
 
 impl SampleWriter {
     /// Adds a group.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the group cannot be written.
     pub fn add(&mut self, group: &MeasuredGroup) -> anyhow::Result<()> {
-        // One write: who is killed leaves at most the last line half.
+        // One write: if the process is killed, at most the last line is incomplete.
         let line = serde_json::to_string(group)? + "\n";
         self.0.write_all(line.as_bytes()).context("cannot write the samples")
     }

@@ -1,4 +1,4 @@
-//! `downbeat infer`: one request to a server, its answer for people.
+//! `downbeat infer`: sends one request to a server and prints the answer for people.
 
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::picture::{Picture, PixelRange};
 
-/// Largest request body or picture that is read from a file, bytes.
+/// Largest request body or picture from a file, bytes.
 const MAX_REQUEST_BYTES: u64 = 1 << 30;
 /// Most elements of an output that are printed.
 const SHOWN_ELEMENTS: usize = 16;
@@ -28,7 +28,8 @@ const SHOWN_ELEMENTS: usize = 16;
 pub struct InferArgs {
     /// The model
     model: String,
-    /// A picture: a PNG, for models with one input, or whatever the server decodes for the model (JPEG, PNG)
+    /// A picture: a PNG, for models with one input, or a format that the server decodes for the
+    /// model (JPEG, PNG)
     #[arg(value_name = "PICTURE", required_unless_present_any = ["request", "text"], conflicts_with_all = ["request", "text"])]
     picture: Option<PathBuf>,
     /// A text instead of a picture, for models whose texts the server tokenises
@@ -43,7 +44,7 @@ pub struct InferArgs {
     /// The model's version; without it the server chooses
     #[arg(long, value_name = "VERSION", default_value = "")]
     model_version: String,
-    /// How many of the likeliest classes are shown
+    /// Number of the likeliest classes to show
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     top: u32,
     /// How long to wait for each answer
@@ -76,7 +77,8 @@ async fn ask(args: &InferArgs) -> anyhow::Result<InferResponse> {
     };
     let mut client = Client::connect(&args.url, limit).await?;
     let metadata: ModelMetadataBody = client.get(&path).await?;
-    // A server without this extension has no labels, no scale and no steps; the request works without them.
+    // The server may lack this extension. Then there are no labels, no scale and no steps, and the
+    // request works without them.
     let config: Value = client.get(&format!("{path}/config")).await.unwrap_or(Value::Null);
     let request = request(args, &sent, &metadata, &config)?;
     client.infer(&request).await
@@ -86,14 +88,14 @@ fn read_body(file: &Path) -> anyhow::Result<Bytes> {
     let body = Bytes::from(read_file(file)?);
     let text = file_content::text(&body).map_err(|error| anyhow!("{} {error}", file.display()))?;
     let is_json = |text: &[u8]| serde_json::from_slice::<serde::de::IgnoredAny>(text);
-    // NaN and Infinity are words of the server's, not of JSON.
+    // NaN and Infinity are words that the server accepts, but not JSON.
     let read = is_json(text.as_bytes())
         .or_else(|error| words_as_objects(text.as_bytes()).map_or(Err(error), |words| is_json(&words)));
     read.with_context(|| format!("{} is not JSON", file.display()))?;
     Ok(body.slice_ref(text.as_bytes()))
 }
 
-/// A whole file; - is standard input.
+/// Reads a whole file; - is standard input.
 fn read_file(file: &Path) -> anyhow::Result<Vec<u8>> {
     let shown = file.display();
     let mut bytes = Vec::new();
@@ -109,7 +111,7 @@ fn read_file(file: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file whose first bytes are those of a picture.
+/// Reads a file that begins as a picture.
 fn read_picture(file: &Path) -> anyhow::Result<Vec<u8>> {
     let bytes = read_file(file)?;
     PictureHeader::read(&bytes)
@@ -117,13 +119,14 @@ fn read_picture(file: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// What is sent.
+/// The user's input.
 enum Sent<'a> {
     Picture { file: &'a Path, bytes: Vec<u8> },
     Text(&'a str),
 }
 
-/// The request that a model takes what is sent in: as it is, where the server makes it into tensors by itself, or as the pixels of a PNG.
+/// Makes the request. The input is sent unchanged if the server makes it into tensors; otherwise as
+/// the pixels of a PNG.
 fn request(
     args: &InferArgs,
     sent: &Sent<'_>,
@@ -163,7 +166,7 @@ fn one_element(name: &str, element: &[u8]) -> anyhow::Result<InferTensor> {
     Ok(InferTensor { name, datatype, shape, parameters: Default::default(), data })
 }
 
-/// A picture as the only input of a model.
+/// Makes a picture the only input of a model.
 fn pixels(
     args: &InferArgs,
     picture: &Picture,
@@ -194,7 +197,7 @@ fn pixels(
         }
     };
     let range = PixelRange { scale: number("pixel_scale", 1.0)?, offset: number("pixel_offset", 0.0)? };
-    // Without the configuration, a first dimension that varies or is 1 is taken for the batch.
+    // Without the configuration, a first dimension that varies or is 1 counts as the batch.
     let (data, shape) = match picture.tensor(dims, datatype, range) {
         Ok((data, mut shape)) => {
             if batched {
@@ -235,7 +238,7 @@ fn labelled(args: &InferArgs, metadata: &ModelMetadataBody, config: &Value) -> V
         .collect()
 }
 
-/// Prints each output: classes where there are some, else its first elements.
+/// Prints each output: its classes if it has any, otherwise its first elements.
 fn show(response: &InferResponse, out: &mut impl Write) -> std::io::Result<()> {
     for output in &response.outputs {
         let elements = elements(output);
@@ -402,7 +405,7 @@ mod tests {
         let outputs = labelled(&args("m"), &metadata, &config);
         assert_eq!(outputs.len(), 1);
         assert_eq!(outputs[0].parameters["classification"], Parameter::Int64(2));
-        // A server that has no configuration to show: the batch dimension is recognised all the same.
+        // The batch dimension is recognised even if the server shows no configuration.
         assert_eq!(pixels_of(&metadata, &Value::Null).unwrap().shape, [1, 1, 2]);
         metadata.inputs.push(tensor("x2", &[1]));
         let error = pixels_of(&metadata, &config).unwrap_err().to_string();

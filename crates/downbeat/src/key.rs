@@ -1,60 +1,61 @@
-//! An option of `downbeat serve`: where it is said, how its value is written, where that goes, and what it is for.
+//! An option of `downbeat serve`: its names, the form of its value, the place where the value goes,
+//! and its help.
 
 use downbeat_server::options::ModelOptions;
 
 use crate::draft::Draft;
 use crate::forms::{Form, Given, switch};
 
-/// How often a flag's value is there.
+/// How often a flag's value may be given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arity {
     /// Once.
     One,
     /// Once, or left out for `true`.
     Optional,
-    /// As often as one likes, and several divided by commas.
+    /// Any number of times, also several values divided by commas.
     Many,
     /// As [`Arity::Many`], but commas are part of the value.
     Repeated,
-    /// Never: the flag alone says it.
+    /// Never: the flag stands alone.
     Bare,
 }
 
 type Set<D> = Box<dyn Fn(&mut D, &Given<'_>) -> Result<(), String> + Send + Sync>;
 
-/// An option, which goes to a `D`.
+/// An option, which sets a value in a `D`.
 pub struct Key<D> {
-    /// Its path in `downbeat.toml`; empty: it is a flag alone.
+    /// The path in `downbeat.toml`; empty: the option is only a flag.
     pub path: &'static str,
-    /// Its flag, without the dashes; empty: it is in files alone.
+    /// The flag, without the dashes; empty: the option is only in files.
     pub flag: &'static str,
     /// Other names of the flag, which are Triton's.
     pub alias: &'static str,
-    /// Over which group it is listed.
+    /// The heading of the option's group in `--help`.
     pub heading: &'static str,
-    /// What it is for.
+    /// The help text.
     pub help: String,
-    /// What stands for the value in `--help`.
+    /// The placeholder of the value in `--help`.
     pub unit: &'static str,
-    /// What values there are.
+    /// The allowed values, in words.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the pages, which a test writes"))]
     pub values: String,
-    /// The names of them, where there are only these.
+    /// The names of the values, if the set of values is closed.
     pub choices: Vec<&'static str>,
-    /// The default as in a file; empty: there is none.
+    /// The default, in the form of a file; empty: none.
     pub default: String,
-    /// What holds where nothing is said and there is no default.
+    /// The behaviour without a value, if there is no default.
     pub without: &'static str,
-    /// A value where there is no default, as in a file.
+    /// An example value if there is no default, in the form of a file.
     #[cfg_attr(not(test), expect(dead_code, reason = "for the pages, which a test writes"))]
     pub example: &'static str,
-    /// How often the flag's value is there.
+    /// How often the flag's value may be given.
     pub arity: Arity,
-    /// Not shown: it is there for Triton's users, or for older files.
+    /// Whether help hides the option: it exists for Triton's users, or for older files.
     pub is_hidden: bool,
-    /// About models: it may come in a file that lies with them.
+    /// Whether the option is about models: an options file in a model repository may set it.
     pub is_of_models: bool,
-    /// Sets it.
+    /// Sets the value.
     pub set: Set<D>,
 }
 
@@ -64,13 +65,13 @@ impl<D> std::fmt::Debug for Key<D> {
     }
 }
 
-/// A key whose value goes to a place.
+/// A key that sets the value at `place`.
 pub fn key<T: 'static>(path: &'static str, form: Form<T>, place: fn(&mut Draft) -> &mut T) -> Key<Draft> {
     let default = (form.write)(place(&mut Draft::default()));
     Key { default, path, ..flag("", form, move |draft, value| *place(draft) = value) }
 }
 
-/// A key of what may be left out; `without` says what holds then.
+/// A key of an optional value; `without` names the behaviour without it.
 pub fn optional<T: 'static>(
     path: &'static str,
     form: Form<T>,
@@ -81,7 +82,7 @@ pub fn optional<T: 'static>(
     Key { path, without, example, ..flag("", form, move |draft, value| *place(draft) = Some(value)) }
 }
 
-/// As [`optional`], of one model.
+/// As [`optional`], for the options of one model.
 pub fn of_model<T: 'static>(
     path: &'static str,
     form: Form<T>,
@@ -92,7 +93,7 @@ pub fn of_model<T: 'static>(
     Key { path, without, example, ..flag("", form, move |model, value| *place(model) = Some(value)) }
 }
 
-/// A flag that is no key.
+/// A flag without a key in files.
 pub fn flag<D, T: 'static>(
     flag: &'static str,
     form: Form<T>,
@@ -123,43 +124,43 @@ pub fn bare(name: &'static str, help: &str, set: fn(&mut Draft)) -> Key<Draft> {
     Key { arity: Arity::Bare, ..flag(name, switch(), move |draft, _| set(draft)).help(help) }
 }
 
-/// A flag of Triton that means something here.
+/// A flag of Triton that has a meaning here.
 pub fn triton<T: 'static>(name: &'static str, form: Form<T>, set: fn(&mut Draft, T)) -> Key<Draft> {
     Key { is_hidden: true, ..flag(name, form, set) }
 }
 
 impl<D> Key<D> {
-    /// What it is for.
+    /// Sets the help text.
     pub fn help(self, help: impl Into<String>) -> Self {
         Key { help: help.into(), ..self }
     }
 
-    /// Its flag, and what it is for.
+    /// Sets the flag and the help text.
     pub fn flag(self, flag: &'static str, help: impl Into<String>) -> Self {
         Key { flag, ..self.help(help) }
     }
 
-    /// Another name of the flag.
+    /// Sets another name of the flag.
     pub fn alias(self, alias: &'static str) -> Self {
         Key { alias, ..self }
     }
 
-    /// What holds where nothing is said, and a value; the default is not shown.
+    /// Sets the behaviour without a value, and an example; the default is not shown.
     pub fn unless(self, without: &'static str, example: &'static str) -> Self {
         Key { without, example, ..self }
     }
 
-    /// It may come in a file that lies with models.
+    /// Allows the key in an options file of a model repository.
     pub fn of_models(self) -> Self {
         Key { is_of_models: true, ..self }
     }
 
-    /// How often the flag's value is there.
+    /// Sets how often the flag's value may be given.
     pub fn arity(self, arity: Arity) -> Self {
         Key { arity, ..self }
     }
 
-    /// The variable that says the same; empty: none does.
+    /// The environment variable of the option; empty: none.
     pub fn variable(&self) -> String {
         match self.is_hidden || self.flag.is_empty() || self.arity == Arity::Bare {
             true => String::new(),

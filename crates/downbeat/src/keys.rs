@@ -1,5 +1,6 @@
-//! Every option of `downbeat serve`, each once: its key in `downbeat.toml`, its flag, how it is written, where it goes, and what it is for. The
-//! command line, the reader of files, `docs/configuration.md` and `examples/downbeat.toml` are made of this.
+//! The table of all options of `downbeat serve`. Each option has its key in `downbeat.toml`, its
+//! flag, the form and place of its value, and its help. The command line, the reader of files,
+//! `docs/configuration.md` and `examples/downbeat.toml` are made from this table.
 
 use std::net::SocketAddr;
 use std::sync::LazyLock;
@@ -23,7 +24,7 @@ use crate::key::{Arity, Key, bare, flag, key, of_model, optional, triton};
 use crate::triton_flags::default_max_batch_size;
 use crate::units;
 
-/// The name of a configuration: of a file, without its folder and ending.
+/// The name of a configuration: the name of its file without folder and ending.
 fn config_name(text: &str) -> Result<String, String> {
     let strange =
         text.is_empty() || text.starts_with('.') || text.contains(|c: char| c == '/' || c == '\\' || c.is_whitespace());
@@ -33,7 +34,7 @@ fn config_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// The name of a host, in lower case, as it is in `Host`.
+/// The name of a host, in lower case, as in `Host`.
 fn host_name(text: &str) -> Result<String, String> {
     let name = text.trim_end_matches('.').to_ascii_lowercase();
     let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -45,10 +46,10 @@ fn host_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// A heading, and what is under it.
+/// A heading, and the options below it.
 type Group = (&'static str, fn() -> Vec<Key<Draft>>);
 
-/// The options of the server. What stands later wins over what stands before, of one source.
+/// The options of the server. Within one source, a later option wins over an earlier one.
 pub static KEYS: LazyLock<Vec<Key<Draft>>> = LazyLock::new(|| {
     let groups: [Group; 11] = [
         ("", repositories),
@@ -90,7 +91,7 @@ fn ports() -> Vec<Key<Draft>> {
             .unless("any name, or none on a loopback address", "[\"models.example.com\"]"),
         optional("http_address", address(), |d| &mut d.options.http_address, "host", "\"127.0.0.1\"")
             .help("Address of the HTTP port, where it is not that of all"),
-        // Triton's metrics are where its HTTP is.
+        // Triton serves metrics at the address of HTTP.
         triton("http-address", address(), |d, address| {
             d.options.http_address = Some(address);
             d.options.metrics_address = Some(address);
@@ -249,7 +250,7 @@ fn device_policy_help() -> String {
     format!("What makes batches on a device: {policies}")
 }
 
-/// `--slo-ms`: of a model, or of all.
+/// `--slo-ms`: an SLO of one model, or of all models without their own.
 #[derive(Clone, Debug)]
 struct ModelSlo {
     model: Option<String>,
@@ -380,7 +381,7 @@ fn operation() -> Vec<Key<Draft>> {
     ]
 }
 
-/// The form of log lines, by our names or by Triton's, which are both for people.
+/// The form of log lines, by our names or by Triton's, whose two forms are both for people.
 fn log_format(text: &str) -> Result<LogFormat, String> {
     match text {
         "default" | "ISO8601" => Ok(LogFormat::Text),
@@ -463,7 +464,7 @@ fn cluster() -> Vec<Key<Draft>> {
     ]
 }
 
-/// `HOST:PORT`, as it is written.
+/// `HOST:PORT`, checked and unchanged.
 fn host_and_port(text: &str) -> Result<String, String> {
     let parts = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
     match parts.and_then(|(_, port)| port.parse::<u16>().ok()) {

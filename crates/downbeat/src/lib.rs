@@ -1,4 +1,5 @@
-//! The `downbeat` command: parse, resolve, call. A library, so that its readers of files can be tried without a process.
+//! The `downbeat` command: parse, resolve, call. It is a library, so that tests can read files
+//! without a process.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -64,15 +65,18 @@ enum Command {
     Serve(Box<serve_flags::ServeFlags>),
     /// Take requests of clients for the backends of a cluster
     ///
-    /// Options come from where those of `downbeat serve` come from; a frontend has no models of its own.
+    /// Options come from the same sources as those of `downbeat serve`; a frontend has no models of
+    /// its own.
     Frontend(Box<serve_flags::ServeFlags>),
-    /// Decide for the frontends and backends of a cluster which batch runs where and when, or stand by
+    /// Decide for the frontends and backends of a cluster which batch runs where and when, or stand
+    /// by
     ///
-    /// Options come from where those of `downbeat serve` come from; a scheduler has no models of its own.
+    /// Options come from the same sources as those of `downbeat serve`; a scheduler has no models
+    /// of its own.
     Scheduler(Box<serve_flags::ServeFlags>),
     /// Run the models of a repository for the frontends of a cluster
     ///
-    /// Options are those of `downbeat serve`, and come from where these do.
+    /// Options, and their sources, are the same as for `downbeat serve`.
     Backend(Box<serve_flags::ServeFlags>),
     Infer(infer::InferArgs),
     Profile(Box<profile_command::ProfileArgs>),
@@ -92,7 +96,8 @@ enum Command {
     Timeline(timeline_command::TimelineArgs),
     Man(manual::ManArgs),
     Completions(manual::CompletionsArgs),
-    /// Runs a model for the server that started this process, whose socket standard input is.
+    /// Runs a model for the server that started this process; standard input is the socket to the
+    /// server.
     #[command(hide = true)]
     Executor,
 }
@@ -108,7 +113,7 @@ pub fn main() -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             let words = format!("downbeat: {}", one_paragraph(&failure.error));
-            // The log's queue keeps the order of lines, and does not hold the end up.
+            // The log's queue keeps the order of lines, and does not delay the end.
             if !downbeat_server::last_words(&words) {
                 note(words);
             }
@@ -117,7 +122,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Where an argument is missing that `--json` has taken for its file: the same with what is to be written.
+/// Adds a tip if an argument is missing because `--json` has taken it for its file.
 fn with_tip(mut error: clap::Error, arguments: Vec<String>) -> clap::Error {
     let taken = arguments.windows(2).find(|pair| pair[0] == "--json" && !pair[1].starts_with('-'));
     if let (ErrorKind::MissingRequiredArgument, Some([_, file])) = (error.kind(), taken) {
@@ -128,7 +133,7 @@ fn with_tip(mut error: clap::Error, arguments: Vec<String>) -> clap::Error {
     error
 }
 
-/// Why a command failed, and the exit status that says so.
+/// The error of a command, and its exit status.
 struct Failure {
     error: anyhow::Error,
     code: u8,
@@ -140,7 +145,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Runs a process that goes on until it is told to end.
+/// Runs a process that serves until it is told to end.
 fn serve(
     flags: &serve_flags::ServeFlags,
     process: Process,
@@ -183,7 +188,7 @@ fn run(command: Command) -> Result<ExitCode, Failure> {
     }
 }
 
-/// An error with its causes. Parts that an outer message repeats are left out.
+/// An error with its causes, without parts that an outer message repeats.
 fn one_paragraph(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {

@@ -1,4 +1,4 @@
-//! `downbeat log`: reading a decision log, and replaying it.
+//! `downbeat log`: prints or replays a decision log.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use downbeat_report::{out, say};
 /// Read a decision log, or replay it.
 #[derive(Subcommand, Debug)]
 pub enum LogCommand {
-    /// Print what came in and what was decided, with the reasons, a line each
+    /// Print inputs and decisions with the reasons, a line each
     Show {
         #[command(flatten)]
         log: LogArgs,
@@ -19,8 +19,8 @@ pub enum LogCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Feed what came in to a fresh scheduler and compare its decisions with the log's; fails if
-    /// one differs
+    /// Feed the log's inputs to a fresh scheduler and compare its decisions with the log's; fails
+    /// if one differs
     Replay(LogArgs),
 }
 
@@ -57,7 +57,7 @@ fn bytes(file: &Path) -> anyhow::Result<Vec<u8>> {
 /// content of `file`.
 ///
 /// # Errors
-/// If `bytes` are no decision log or a damaged one, or `out` takes no more.
+/// If `bytes` are no decision log or a damaged one, or `out` cannot be written.
 pub fn write_log(file: &Path, bytes: &[u8], form: Form, out: &mut impl Write) -> anyhow::Result<()> {
     let name = || file.display().to_string();
     show(bytes, form).with_context(name)?.try_for_each(|line| Ok(writeln!(out, "{}", line.with_context(name)?)?))

@@ -1,4 +1,4 @@
-//! `downbeat man` and `downbeat completions`: what is known of the command line, for `man` and for shells.
+//! `downbeat man` and `downbeat completions`: the command line for `man` and for shells.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ use clap::{Args, Command};
 /// Write manual pages, one for each command.
 #[derive(Args, Debug)]
 pub struct ManArgs {
-    /// Folder to write them to, such as ~/.local/share/man/man1
+    /// Folder for the pages, such as ~/.local/share/man/man1
     folder: PathBuf,
 }
 
-/// Print what completes commands and flags in a shell.
+/// Print a script that completes commands and flags in a shell.
 #[derive(Args, Debug)]
 pub struct CompletionsArgs {
     /// The shell
@@ -23,7 +23,7 @@ pub struct CompletionsArgs {
 /// Writes the manual pages of `command`.
 ///
 /// # Errors
-/// If they cannot be written.
+/// If a page cannot be written.
 pub fn write_pages(args: &ManArgs, command: Command) -> anyhow::Result<()> {
     let cannot = || format!("cannot write manual pages to {}", args.folder.display());
     std::fs::create_dir_all(&args.folder).with_context(cannot)?;
@@ -33,7 +33,7 @@ pub fn write_pages(args: &ManArgs, command: Command) -> anyhow::Result<()> {
 /// Prints the completions of `command`.
 ///
 /// # Errors
-/// If they cannot be printed.
+/// If standard output cannot be written.
 pub fn print_completions(args: &CompletionsArgs, mut command: Command) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "downbeat", &mut script);

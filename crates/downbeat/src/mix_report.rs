@@ -9,11 +9,12 @@ use serde::Serialize;
 
 use crate::units::in_millis;
 
-/// Mixes of each load that are shown: the fastest, and as a warning the slowest (E²bird figure 12 shows six and two).
+/// Mixes of each load that are shown: the fastest, and as a warning the slowest (E²bird figure 12
+/// shows six and two).
 const FASTEST_SHOWN: usize = 6;
 const SLOWEST_SHOWN: usize = 2;
 
-/// What was measured, and on what.
+/// A model, the conditions of the measurement, and its mixes.
 #[derive(Clone, Debug, Serialize)]
 pub struct MixReport {
     pub model: String,
@@ -23,7 +24,7 @@ pub struct MixReport {
     pub loads: Vec<(u32, Vec<MeasuredMix>)>,
 }
 
-/// The best-known and worst-known mixes.
+/// The fastest mixes, then the slowest.
 fn shown(mixes: &[MeasuredMix]) -> impl Iterator<Item = &MeasuredMix> {
     let fast = mixes.len().min(FASTEST_SHOWN);
     let slow = mixes.len().saturating_sub(SLOWEST_SHOWN).max(fast);
@@ -36,7 +37,7 @@ impl MixReport {
         self.loads.iter().filter_map(|(total, mixes)| Some((*total, &mixes.first()?.mix)))
     }
 
-    /// The mixes of each load that `of` chooses.
+    /// A table of mixes; `of` chooses the mixes of each load.
     fn table<'a, M: Iterator<Item = &'a MeasuredMix>>(
         &'a self,
         of: impl Fn(&'a [MeasuredMix]) -> M,
@@ -50,7 +51,7 @@ impl MixReport {
             .text("mix", |(_, m)| &m.mix)
     }
 
-    /// The table of mixes as `downbeat.toml` takes it.
+    /// The table of mixes in the form of `downbeat.toml`.
     pub fn mixes(&self) -> String {
         let mut out = format!("# downbeat profile {} --lane-mix: {}\n[mixes]\n", self.model, self.subject);
         for (total, mix) in self.best() {

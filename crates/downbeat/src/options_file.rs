@@ -1,4 +1,4 @@
-//! `downbeat.toml`: options by their keys.
+//! Reads `downbeat.toml`: options by their keys.
 
 use std::io::{Error, ErrorKind};
 use std::path::Path;
@@ -17,32 +17,32 @@ use crate::forms::{Given, Written, list, number};
 use crate::key::Key;
 use crate::keys::{KEYS, MODEL_KEYS};
 
-/// Largest file of options that is read, bytes.
+/// Largest options file, bytes.
 pub const MAX_BYTES: u64 = 1 << 20;
 
-/// What are tables of what people name, and not of keys.
+/// Tables whose entries have names that users choose, and not keys.
 const GROUPS: &str = "device.groups";
 const PLACEMENT: &str = "placement";
 const MODELS: &str = "models";
-/// The tables of names. Each names models.
+/// The tables of such names. Each names models.
 pub const TABLES: [&str; 3] = [GROUPS, PLACEMENT, MODELS];
 
-/// What is wrong in a file, and at which byte.
+/// The byte of an error in a file, and its message.
 pub type Misplaced = (usize, String);
 
-/// Sets what the file at `path` says.
+/// Sets the options of the file at `path`.
 ///
 /// # Errors
-/// If it cannot be read or is not as it should be, with the place.
+/// If the file cannot be read or is wrong, with the place.
 pub fn apply(path: &Path, draft: &mut Draft) -> anyhow::Result<()> {
     let folder = path.parent().unwrap_or(Path::new(""));
     apply_text(&text(path, MAX_BYTES)?, folder, draft).map_err(|error| anyhow!("{}:{error}", path.display()))
 }
 
-/// Sets what the text of a file in `folder` says.
+/// Sets the options of the text of a file in `folder`.
 ///
 /// # Errors
-/// `LINE:COLUMN: MESSAGE` if it is not as it should be.
+/// `LINE:COLUMN: MESSAGE` if the text is wrong.
 pub fn apply_text(text: &str, folder: &Path, draft: &mut Draft) -> Result<(), String> {
     let parsed = DeTable::parse(text);
     let parsed = parsed.map_err(|e| (e.span().map_or(0, |span| span.start), e.message().trim().replace('\n', " ")));
@@ -55,11 +55,11 @@ pub fn apply_text(text: &str, folder: &Path, draft: &mut Draft) -> Result<(), St
     })
 }
 
-/// Makes sure that the file at `path`, which lies in the model repository, says nothing but how models are served: who may put models
-/// there does not decide what else the server does.
+/// Checks that an options file in the model repository only says how models are served. A person
+/// who may write to the repository must not control the rest of the server.
 ///
 /// # Errors
-/// If it does, with the first such option.
+/// If the file sets another option; the error names the first one.
 pub fn check_of_models(path: &Path) -> anyhow::Result<()> {
     let shown = path.display();
     let table: toml::Table = toml::from_str(&text(path, MAX_BYTES)?).with_context(|| shown.to_string())?;
@@ -79,9 +79,10 @@ fn first(path: &str) -> &str {
 }
 
 /// The text of a small file.
+/// The text of a small file.
 ///
 /// # Errors
-/// If it cannot be read or is too large.
+/// If the file cannot be read or is too large.
 pub fn text(path: &Path, most_bytes: u64) -> anyhow::Result<String> {
     let shown = path.display();
     let metadata = std::fs::metadata(path).with_context(|| format!("cannot read {shown}"))?;
@@ -131,7 +132,8 @@ fn apply_table(table: &DeTable<'_>, folder: &Path, draft: &mut Draft) -> Result<
 
 type Entries<'a, 'i> = Vec<(String, &'a Spanned<DeValue<'i>>)>;
 
-/// Adds what a table says to what is `given`, by paths; the table is at `prefix`, which is empty or ends in a dot.
+/// Adds the entries of a table to `given`, with their paths. The table is at `prefix`, which is
+/// empty or ends in a dot.
 fn collect<'a, 'i, D>(
     table: &'a DeTable<'i>,
     prefix: &str,
@@ -183,7 +185,7 @@ fn named<'a, 'i>(value: &'a Spanned<DeValue<'i>>, what: &str) -> Result<&'a DeTa
     as_table(value, &format!("[{what}]"))
 }
 
-/// A value without its places. What is no number in JSON is none here either.
+/// The JSON of a value. A number that JSON cannot hold becomes null.
 pub fn json(value: &Spanned<DeValue<'_>>) -> Value {
     Value::deserialize(ValueDeserializer::from(value.clone())).unwrap_or(Value::Null)
 }

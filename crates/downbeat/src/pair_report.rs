@@ -1,4 +1,4 @@
-//! `downbeat profile --beside`: two models at the same time, as table and plots.
+//! `downbeat profile --beside`: two models at the same time, as a table and plots.
 
 use std::fmt;
 
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 use crate::share_report::{DeviceUnits, MeasuredOn};
 use crate::units::in_millis;
 
-/// What was measured, and on what.
+/// Two models, the conditions of the measurement, and their latencies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PairReport {
     /// The two models.
     pub models: [String; 2],
     /// The engine and its device.
     pub on: MeasuredOn,
-    /// Engine, device, threads.
+    /// The engine, device and threads in words.
     pub conditions: String,
-    /// The device's units, if it says.
+    /// The device's units, if they are known.
     pub device: Option<DeviceUnits>,
-    /// The compute units of each, where they have partitions.
+    /// The compute units of each model, if they have partitions.
     pub split: Option<[u32; 2]>,
-    /// By the batch size of the first model, then of the second.
+    /// The measurements, by the batch size of the first model, then of the second.
     pub pairs: Vec<PairMeasurement>,
 }
 
-/// How many times as long as alone.
+/// The time beside the other model as a multiple of the time alone.
 fn slowdown(alone: &Latencies, together: &Latencies) -> f64 {
     together.median_ns as f64 / alone.median_ns.max(1) as f64
 }

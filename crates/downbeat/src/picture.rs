@@ -23,7 +23,8 @@ pub struct Picture {
     pub samples: Vec<u8>,
 }
 
-/// How samples become numbers (`parameters` of the model's configuration): `sample * scale + offset`.
+/// The conversion of samples to numbers (`parameters` of the model's configuration):
+/// `sample * scale + offset`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PixelRange {
     /// `pixel_scale`, default 1.
@@ -36,7 +37,7 @@ impl Picture {
     /// Decodes a PNG file. Palettes are resolved, 16 bits are cut to 8, transparency is left out.
     ///
     /// # Errors
-    /// If it is no PNG.
+    /// If the file is no PNG that can be read.
     pub fn decode(file: &Path, bytes: &[u8]) -> anyhow::Result<Picture> {
         Self::of(bytes).with_context(|| format!("{} is not a PNG picture that can be read", file.display()))
     }
@@ -51,7 +52,7 @@ impl Picture {
         let frame = reader.next_frame(&mut samples)?;
         samples.truncate(frame.buffer_size());
         let found = frame.color_type.samples();
-        // Gray with alpha, or colours with alpha.
+        // Gray with alpha has 2 samples, colours with alpha have 4.
         let channels = if found < 3 { 1 } else { 3 };
         if found != channels {
             samples = samples.chunks_exact(found).flat_map(|pixel| pixel.iter().take(channels).copied()).collect();
@@ -59,9 +60,9 @@ impl Picture {
         Ok(Picture { width: frame.width as usize, height: frame.height as usize, channels, samples })
     }
 
-    /// The picture as the elements of one input of shape `dims` (without the batch dimension; -1 fits anything).
-    /// Nothing is resized. Colours become gray (Rec. 601) for an input with one sample a pixel.
-    /// Returns the elements and their shape.
+    /// The picture as the elements of one input, with their shape. `dims` is the input's shape
+    /// without the batch dimension; -1 fits any size. Nothing is resized. Colours become gray (Rec.
+    /// 601) for an input with one sample a pixel.
     ///
     /// # Errors
     /// If the sizes do not fit, or the input holds no numbers.
@@ -101,7 +102,7 @@ impl Picture {
         } else if dims.iter().all(|d| *d > 0)
             && dims.iter().try_fold(1_i64, |n, d| n.checked_mul(*d)) == Some(height * width)
         {
-            // A model that takes the pixels in a row.
+            // The model takes all pixels in a row.
             (gray(), dims.to_vec())
         } else {
             bail!(

@@ -1,4 +1,4 @@
-//! `downbeat plan`: which models share a sub-cluster.
+//! `downbeat plan`: decides which models share a sub-cluster.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::options_file::text;
 use crate::plan_report::{PlanReport, read_plan, set_running};
 use crate::units;
 
-/// How to get the solver, in one sentence.
+/// The way to get the solver, in one sentence.
 const NO_SOLVER: &str = "this build plans by local search alone; `cargo build --release --features highs` adds the MILP solver \
                          HiGHS, which proves and improves (it needs cmake and libclang)";
 
@@ -27,24 +27,27 @@ pub struct PlanArgs {
     /// The workload file
     #[arg(value_name = "WORKLOAD", required_unless_present = "generate")]
     workload: Option<PathBuf>,
-    /// How many sub-clusters, instead of what the workload says
+    /// The number of sub-clusters, in place of the workload's
     #[arg(long, value_name = "L", value_parser = clap::value_parser!(u32).range(1..))]
     sub_clusters: Option<u32>,
-    /// Most time to look for a partition; twice as much again may go into saying why there is none
+    /// Most time to look for a partition; explaining why there is none may take up to twice as much
+    /// again
     #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = units::parse_seconds)]
     time_limit: Duration,
-    /// Chooses random numbers
+    /// Seed of the random numbers
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Who looks: auto (a local search, then HiGHS unless the problem is large), search, or highs. Where there are few partitions, all are looked at
+    /// The method: auto (a local search, then HiGHS unless the problem is large), search, or highs.
+    /// If there are few partitions, auto and search try all of them
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     method: Chosen,
-    /// A plan that this command has printed with --json and that runs now, instead of the workload's running_on
+    /// A running plan that this command has printed with --json, instead of the workload's
+    /// running_on
     #[arg(long, value_name = "FILE")]
     running: Option<PathBuf>,
     #[command(flatten)]
     json: Json,
-    /// Print a random workload of so many models instead, for trying this out
+    /// Print a random workload with this number of models instead, for a try
     #[arg(long, value_name = "MODELS", conflicts_with = "workload", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     generate: Option<u32>,
 }
@@ -60,7 +63,7 @@ enum Chosen {
 /// Runs the command.
 ///
 /// # Errors
-/// If a file is not as it should be, or there is no partition.
+/// If a file is wrong, or there is no partition.
 pub fn run(args: &PlanArgs) -> anyhow::Result<()> {
     if let Some(models) = args.generate {
         let workload = generate(models as usize, args.sub_clusters.unwrap_or(20) as usize, args.seed);

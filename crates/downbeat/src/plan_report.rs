@@ -1,4 +1,4 @@
-//! What `downbeat plan` prints.
+//! The output of `downbeat plan`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,25 +21,25 @@ pub struct PlanReport {
     sub_clusters: Vec<SubCluster>,
     /// (max - min) / average of the sub-clusters' request rates.
     rate_imbalance: f64,
-    /// The same of their static memory.
+    /// (max - min) / average of the sub-clusters' static memory.
     memory_imbalance: f64,
     /// deltaR / Ravg + memory_weight * deltaS / Savg.
     objective: f64,
-    /// No partition has an objective below it; null: not known.
+    /// No partition has an objective below this bound; null: no bound is known.
     bound: Option<f64>,
-    /// Whether there is no better one, proved.
+    /// Whether there is a proof that no partition is better.
     proved: bool,
     found_by: String,
     seconds: f64,
     /// Devices that all sub-clusters need at least, each rounded up.
     devices_needed: u64,
-    /// Devices that the workload says there are.
+    /// The number of devices in the workload.
     devices: Option<u32>,
     device_memory_bytes: Option<u64>,
     max_rate: Option<f64>,
     /// Whether the workload says where some models run.
     running: bool,
-    /// What the moves cost, and what they may.
+    /// The cost of the moves, and the highest allowed cost.
     disruption: f64,
     max_disruption: Option<f64>,
     moves: Vec<Move>,
@@ -54,20 +54,21 @@ struct SubCluster {
     /// The largest dynamic memory among its models.
     dynamic_memory_bytes: u64,
     memory_bytes: u64,
-    /// Fluid need: the sum of rate * l(b) / b over its models, with b the largest batch that the SLO allows at the rate.
+    /// Fluid need: the sum of rate * l(b) / b over the models. b is the largest batch that the SLO
+    /// allows at the rate.
     devices_needed: f64,
 }
 
 #[derive(Serialize, Debug)]
 struct Move {
     model: String,
-    /// null: it runs nowhere yet.
+    /// null: the model runs nowhere yet.
     from: Option<usize>,
     to: usize,
     cost: f64,
 }
 
-/// Reads what says where models run of a plan that was printed as JSON.
+/// Reads the placement of models from a plan that was printed as JSON.
 ///
 /// # Errors
 /// If the file cannot be read, or is no such plan.
@@ -77,7 +78,8 @@ pub fn read_plan(path: &Path) -> anyhow::Result<PlacementPlan> {
         .with_context(|| format!("{shown} is not a plan that `downbeat plan --json` printed"))
 }
 
-/// Makes the plan the workload's running assignment. Models that only the plan has are gone; those that only the workload has are new.
+/// Makes the plan the workload's running assignment. Models that only the plan has are gone; models
+/// that only the workload has are new.
 pub fn set_running(plan: &PlacementPlan, workload: &mut Workload) {
     let places: BTreeMap<&str, usize> =
         plan.sub_clusters.iter().flat_map(|s| s.models.iter().map(|m| (m.as_str(), s.index))).collect();
@@ -90,7 +92,7 @@ impl PlanReport {
     /// The report on a plan for a workload.
     ///
     /// # Errors
-    /// If a model has no fluid need; a workload that was read has one for each.
+    /// If a model has no fluid need. [`Workload::parse`] refuses such models.
     pub fn new(workload: &Workload, problem: &Problem, plan: &Plan, took: Duration) -> anyhow::Result<Self> {
         let found = &plan.evaluation;
         let mut sub_clusters: Vec<SubCluster> = found

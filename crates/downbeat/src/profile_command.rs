@@ -1,4 +1,4 @@
-//! `downbeat profile`: how long a model's batches take on this machine.
+//! `downbeat profile`: measures how long a model's batches take on this machine.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -28,19 +28,21 @@ use crate::share_report::ShareReport;
 use crate::units;
 use crate::watched::{watched, watched_quietly};
 
-/// Measure how long batches of a model take, and print and plot it.
+/// Measure how long batches of a model take, and print and plot the result.
 #[derive(Args, Debug)]
 pub struct ProfileArgs {
     /// The model
     #[arg(required_unless_present_any = ["list", "clear"])]
     model: Option<String>,
-    /// List the profiles that the server has measured and kept, with the threads that it runs each model on
+    /// List the profiles that the server has measured and kept, with the threads that it runs each
+    /// model on
     #[arg(long, conflicts_with = "model")]
     list: bool,
-    /// Forget the profiles that the server has kept: models are measured again when they are next loaded
+    /// Delete the profiles that the server has kept: models are measured again when they are next
+    /// loaded
     #[arg(long, conflicts_with_all = ["model", "list"])]
     clear: bool,
-    /// Folder of the profiles that are kept [default: downbeat/profiles in the user's cache folder]
+    /// Folder of the kept profiles [default: downbeat/profiles in the user's cache folder]
     #[arg(long, value_name = "FOLDER", env = "DOWNBEAT_PROFILE_CACHE")]
     profile_cache: Option<PathBuf>,
     /// Batch sizes: 8, 1..32, 1,2,4,8 [default: powers of two up to the model's largest batch]
@@ -68,14 +70,15 @@ pub struct ProfileArgs {
     json: Json,
     #[command(flatten)]
     html: Html,
-    /// Measure which mix of lanes, running at once, answers soonest for each of these numbers of items [default: 4,8,16,32], for
-    /// the device policy "elastic". One thread in each run, unless --threads says otherwise
+    /// Measure which mix of lanes, running at once, answers soonest for each of these numbers of
+    /// items [default: 4,8,16,32], for the device policy "elastic". One thread in each run, unless
+    /// --threads is given
     #[arg(long, value_name = "ITEMS", num_args = 0..=1, default_missing_value = "4,8,16,32", value_parser = batch_sizes, conflicts_with_all = ["batch", "emulated"])]
     lane_mix: Option<BatchSizes>,
-    /// Write the best mixes, as downbeat.toml takes them
+    /// Write the best mixes, in the form of downbeat.toml
     #[arg(long, value_name = "FILE", requires = "lane_mix")]
     mixes: Option<PathBuf>,
-    /// Write a model for the emulated engine that takes as long (call it model.emulated.toml)
+    /// Write a model for the emulated engine that takes as long (name it model.emulated.toml)
     #[arg(long, value_name = "FILE")]
     emulated: Option<PathBuf>,
     #[command(flatten)]
@@ -86,10 +89,11 @@ pub struct ProfileArgs {
     groups: GroupFlags,
 }
 
-/// Most items of all lanes that run at once while mixes are measured: there are as many threads.
+/// Most items of all lanes that run at once while mixes are measured. Lanes of one item need as
+/// many threads.
 const MOST_LANES: u32 = 64;
 
-/// A list that clap takes for one value.
+/// A list of batch sizes that clap takes as one value.
 #[derive(Clone, Debug)]
 pub struct BatchSizes(pub Vec<u32>);
 
@@ -98,7 +102,7 @@ pub fn batch_sizes(text: &str) -> Result<BatchSizes, String> {
     units::batch_sizes(text).map(BatchSizes)
 }
 
-/// Shows or forgets what the server has kept.
+/// Lists or deletes the profiles that the server has kept.
 fn kept(store: &ProfileStore, clear: bool) -> anyhow::Result<()> {
     let Some(folder) = &store.folder else {
         bail!("profiles are kept nowhere: neither --profile-cache nor HOME says where");
@@ -167,7 +171,8 @@ pub fn run(args: &ProfileArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Keeps what was measured on shares for the server, which divides devices by the knees, and for who plans how to divide them.
+/// Keeps measurements on shares for the server, which divides devices by the knees, and for users
+/// who plan a division.
 fn keep_shares(store: &ProfileStore, profiled: &ProfiledModel, report: &ShareReport) {
     let info = profiled.engine.info();
     let key = ProfileStore::file_key(&profiled.file).map(|file| ProfileStore::shares_key(&file, &info));
@@ -179,7 +184,8 @@ fn keep_shares(store: &ProfileStore, profiled: &ProfiledModel, report: &ShareRep
     }
 }
 
-/// Loads a model to be measured with batches up to the last of `sizes`, on the engine of `beside` if that is for its format.
+/// Loads a model for measuring with batches up to the last of `sizes`. It runs on the engine of
+/// `beside` if that engine is for the model's format.
 fn load(
     args: &ProfileArgs,
     name: &str,
@@ -188,7 +194,7 @@ fn load(
     cut: Cut,
     beside: Option<&ProfiledModel>,
 ) -> anyhow::Result<ProfiledModel> {
-    // Lanes side by side are what uses the cores where several run.
+    // If lanes run side by side, they use the cores, and each run has one thread.
     let has_company = args.lane_mix.is_some() || args.pairs.beside.is_some() || !args.groups.co_run.is_empty();
     let threads = if has_company && args.threads == 0 { 1 } else { units::threads_of(args.threads) };
     let repository = resolve::open_repository(name, args.repository.as_deref(), &std::env::current_dir()?)?;
@@ -206,7 +212,7 @@ fn load(
     })
 }
 
-/// What batches of the model take.
+/// Measures the latency of the model's batches.
 fn measure_batches(args: &ProfileArgs, profiled: &ProfiledModel, batch: Option<&[u32]>) -> anyhow::Result<()> {
     let sizes = profiled.sizes(batch, profiler::default_sizes)?;
     let info = profiled.engine.info();
@@ -232,7 +238,7 @@ fn measure_batches(args: &ProfileArgs, profiled: &ProfiledModel, batch: Option<&
     downbeat_report::write(file, &report.emulated_model(profiled.model.signature())?)
 }
 
-/// What batches of the model take while another one runs at the same time.
+/// Measures the latency of the model's batches while another model runs at the same time.
 fn measure_pairs(
     args: &ProfileArgs,
     profiled: &ProfiledModel,
@@ -246,7 +252,7 @@ fn measure_pairs(
     args.html.write(|| report.page())
 }
 
-/// What groups of operators of the model and others take, and a predictor of that.
+/// Measures groups of operators of several models, and trains a predictor of their time.
 fn measure_groups(args: &ProfileArgs, model: &str, batch: Option<&[u32]>) -> anyhow::Result<()> {
     let (names, before) = args.groups.begin(model)?;
     let mut models: Vec<ProfiledModel> = Vec::new();
@@ -267,7 +273,8 @@ fn measure_groups(args: &ProfileArgs, model: &str, batch: Option<&[u32]>) -> any
     args.html.write(|| report.page())
 }
 
-/// A model in so many segments, or in fewer where it has not as many places to cut it at.
+/// Loads a model cut into this number of segments, or into fewer if it cannot be cut at so many
+/// places.
 fn load_cut(
     name: &str,
     mut segments: u16,

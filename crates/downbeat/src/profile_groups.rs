@@ -1,4 +1,5 @@
-//! `downbeat profile --co-run`: what groups of operators of several models take, and a predictor of that (Abacus §5).
+//! `downbeat profile --co-run`: measures groups of operators of several models, and trains a
+//! predictor of their time (Abacus §5).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,20 +22,22 @@ use crate::group_samples::{GroupSamples, MeasuredGroup, SampledOn};
 use crate::profiled_model::ProfiledModel;
 use crate::watched::watched_quietly;
 
-/// Flags of what is measured of groups.
+/// Flags for measuring groups.
 #[derive(Args, Debug)]
 pub struct GroupFlags {
-    /// Run groups of operators of the model and of these side by side, and train a predictor of what they take (Abacus). The
-    /// models are cut into --segments each (8 unless that is said); one thread in each run, unless --threads says otherwise
+    /// Run groups of operators of the model and of these models side by side, and train a predictor
+    /// of their time (Abacus). The models are cut into --segments each (default 8); one thread in
+    /// each run, unless --threads is given
     #[arg(long, value_name = "MODELS", value_delimiter = ',', conflicts_with_all = ["lane_mix", "emulated", "shares", "beside"])]
     pub co_run: Vec<String>,
-    /// Keep what groups took in this file; if it is there, go on with it
+    /// Keep the measured times of groups in this file; an existing file is continued
     #[arg(long, value_name = "FILE", requires = "co_run")]
     pub samples: Option<PathBuf>,
-    /// Write the predictor
+    /// Write the predictor to this file
     #[arg(long, value_name = "FILE", requires = "co_run")]
     pub predictor: Option<PathBuf>,
-    /// What the models are kept apart from, as a server has it: none, or process (each runs in a process of its own)
+    /// Isolation of the models, as in a server: none, or process (each runs in a process of its
+    /// own)
     #[arg(long, value_name = "ISOLATION", requires = "co_run", default_value = "none", value_parser = isolation)]
     pub isolation: Isolation,
     /// Most models that run at once [default: one a core, at least 2]
@@ -49,26 +52,26 @@ fn isolation(text: &str) -> Result<Isolation, String> {
     }
 }
 
-/// Into how many segments models are cut where nobody says.
+/// Default number of segments that models are cut into.
 pub const SEGMENTS: u16 = 8;
-/// Most models of a predictor: one has a bit for each.
+/// Most models of a predictor, which has a bit for each.
 const MOST_MODELS: usize = 16;
 /// Runs of a group.
 const RUNS: usize = 5;
-/// Every so many groups of a set are for the test: 20% (Abacus §5.5).
+/// One in this many groups of a set is for the test: 20% (Abacus §5.5).
 const TESTED: usize = 5;
-/// The fewest groups of a set that a predictor is trained with.
+/// The fewest groups of a set for training a predictor.
 const FEWEST: usize = 20;
-/// Chooses groups, and what training begins with.
+/// Seed of the groups and of the training.
 const SEED: u64 = 17;
-/// The stream of random numbers that a training has.
+/// The stream of random numbers of a training.
 const TRAINING: u64 = 77;
 
 impl GroupFlags {
-    /// All models, and what was sampled of them before.
+    /// The names of all models, and their earlier samples.
     ///
     /// # Errors
-    /// If one is named twice, there are too many, or the file of samples is something else.
+    /// If a model is named twice, there are too many models, or the file is no file of samples.
     pub fn begin(&self, model: &str) -> anyhow::Result<(Vec<String>, Option<GroupSamples>)> {
         let names: Vec<String> = [model.to_owned()].into_iter().chain(self.co_run.iter().cloned()).collect();
         let twice = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name));
@@ -88,7 +91,7 @@ impl GroupFlags {
     }
 }
 
-/// The model as a predictor knows it.
+/// The model in the form of a predictor.
 fn predicted(model: &ProfiledModel) -> anyhow::Result<PredictedModel> {
     let info = model.model.segment_info();
     let last = |segment: &downbeat_engine::SegmentInfo| segment.last.clone();
@@ -105,7 +108,7 @@ fn predicted(model: &ProfiledModel) -> anyhow::Result<PredictedModel> {
     })
 }
 
-/// Sizes of requests to draw from.
+/// The sizes of requests to draw from.
 fn sampled(model: &ProfiledModel, batch: Option<&[u32]>, length: i64) -> anyhow::Result<SampledModel> {
     let rows = model.sizes(batch, |most| few_sizes(most.min(16)))?;
     let length = model.length(length).and_then(|length| u32::try_from(length).ok());
@@ -115,10 +118,12 @@ fn sampled(model: &ProfiledModel, batch: Option<&[u32]>, length: i64) -> anyhow:
     Ok(SampledModel { operators: u16::try_from(model.model.segments())?, rows, lengths })
 }
 
-/// Samples groups for about `budget`, and as many as a predictor needs at least, beside what was sampled before, and trains a predictor.
+/// Samples groups for about `budget`, and at least as many as a predictor needs, in addition to
+/// earlier samples. Then trains a predictor.
 ///
 /// # Errors
-/// If an engine cannot run its model, a file cannot be written or has samples of something else, or it was interrupted with too few samples.
+/// If an engine cannot run its model, a file cannot be written or has samples of other models or
+/// another device, or Ctrl-C came with too few samples.
 pub fn measure(
     flags: &GroupFlags,
     models: &[ProfiledModel],
@@ -172,14 +177,14 @@ pub fn measure(
     Ok(report)
 }
 
-/// Samples of a set of models.
+/// The samples for the training and for the test.
 struct Split<'a> {
     training: Vec<&'a GroupSample>,
     test: Vec<&'a GroupSample>,
 }
 
 impl<'a> Split<'a> {
-    /// Of each set every fifth is for the test.
+    /// Every fifth sample of each set is for the test.
     fn new(samples: &'a [GroupSample], sets: usize) -> Self {
         let mut split = Split { training: Vec::new(), test: Vec::new() };
         let mut seen = vec![0; sets];
@@ -192,12 +197,12 @@ impl<'a> Split<'a> {
     }
 }
 
-/// What a training is repeated for: few samples are gone through more often.
+/// The number of passes of a training: few samples are passed more often.
 fn epochs(samples: usize) -> u32 {
     (200_000 / samples.max(1)).clamp(60, 400) as u32
 }
 
-/// Groups as a predictor sees them, and the sets of models that they are of.
+/// The groups as samples for a predictor, and their sets of models.
 fn seen(layout: &FeatureLayout, groups: &[MeasuredGroup]) -> anyhow::Result<(Vec<Vec<usize>>, Vec<GroupSample>)> {
     let set_of = |measured: &MeasuredGroup| {
         let mut set: Vec<usize> = measured.group.iter().map(|part| part.model.0 as usize).collect();
@@ -280,7 +285,8 @@ fn train(on: SampledOn, groups: &[MeasuredGroup]) -> anyhow::Result<(StoredPredi
     Ok((StoredPredictor::new(training, predictor).map_err(anyhow::Error::msg)?, report))
 }
 
-/// How far their median is off for groups that are the same, on average, as a share of what they took; `None`: no group was drawn twice.
+/// The mean error of the median of equal groups, as a share of their measured times. `None`: no
+/// group was drawn twice.
 fn repeated(samples: &[GroupSample]) -> Option<f64> {
     let mut same: BTreeMap<Vec<u32>, Vec<f64>> = BTreeMap::new();
     for sample in samples {
@@ -295,7 +301,8 @@ fn repeated(samples: &[GroupSample]) -> Option<f64> {
     (!off.is_empty()).then(|| off.iter().sum::<f64>() / off.len() as f64)
 }
 
-/// The error for groups of a pair of a perceptron that has seen none of them.
+/// The error for groups of a pair under a perceptron that was trained without any group of that
+/// pair.
 fn unseen_error(training: &[&GroupSample], pair: usize, tested: &[&GroupSample]) -> anyhow::Result<f64> {
     let others: Vec<&GroupSample> = training.iter().copied().filter(|sample| sample.set != pair).collect();
     let blind = train_mlp(&others, epochs(others.len()), downbeat_sim::random(SEED, 0))?;

@@ -1,4 +1,4 @@
-//! `downbeat profile --beside`: how long the batches of two models take at the same time.
+//! `downbeat profile --beside`: measures how long the batches of two models take at the same time.
 
 use anyhow::ensure;
 use clap::Args;
@@ -12,16 +12,18 @@ use crate::profile_shares::device_units;
 use crate::profiled_model::ProfiledModel;
 use crate::watched::watched_quietly;
 
-/// Flags of what is measured of pairs.
+/// Flags for measuring pairs of models.
 #[derive(Args, Debug)]
 pub struct PairFlags {
-    /// Measure the model while this one runs at the same time, and each alone. One thread in each run, unless --threads says otherwise
+    /// Measure the model while this one runs at the same time, and each alone. One thread in each
+    /// run, unless --threads is given
     #[arg(long, value_name = "MODEL", conflicts_with_all = ["lane_mix", "emulated", "shares", "segments"])]
     pub beside: Option<String>,
-    /// Batch sizes of the other model [default: 1, 4 and 16, as far as it batches]
+    /// Batch sizes of the other model [default: 1, 4 and 16, up to the model's largest batch]
     #[arg(long, value_name = "SIZES", value_parser = super::profile_command::batch_sizes, requires = "beside")]
     pub beside_batch: Option<super::profile_command::BatchSizes>,
-    /// Give the model so many compute units of the GPU, and the other one the rest [default: both share all]
+    /// Give the model this many compute units of the GPU, and the other one the rest [default: both
+    /// share all]
     #[arg(long, value_name = "UNITS", requires = "beside", value_parser = clap::value_parser!(u32).range(1..))]
     pub split: Option<u32>,
 }
@@ -34,7 +36,7 @@ fn sizes(max_batch: u32) -> Vec<u32> {
 /// Measures all pairs of batch sizes.
 ///
 /// # Errors
-/// If the device cannot be split so, or an engine cannot run its model.
+/// If the device cannot be split this way, or an engine cannot run its model.
 pub fn measure(
     flags: &PairFlags,
     models: [&ProfiledModel; 2],

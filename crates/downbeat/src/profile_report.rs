@@ -1,4 +1,4 @@
-//! A measured latency profile as table, plots and files.
+//! A measured latency profile as a table, plots and files.
 
 use std::fmt::Write;
 
@@ -13,18 +13,18 @@ use crate::units::{self, in_millis};
 /// Width of the bars in the terminal, characters.
 const BAR_WIDTH: usize = 40;
 
-/// What was measured, and on what.
+/// A model, the conditions of the measurement, and its latencies.
 #[derive(Clone, Debug, Serialize)]
 pub struct ProfileReport {
     pub model: String,
     pub version: u64,
     pub engine: String,
     pub engine_version: String,
-    /// What the engine ran on.
+    /// The device that the engine ran on.
     pub device: String,
     /// Threads inside one run.
     pub threads: usize,
-    /// Length of the dimensions that vary, if there are any.
+    /// The length of the dimensions that vary, if there are any.
     pub length: Option<i64>,
     /// Latencies by batch size, ascending.
     pub measurements: Vec<Measurement>,
@@ -35,8 +35,8 @@ fn throughput(measurement: &Measurement) -> f64 {
     f64::from(measurement.batch) * 1e9 / measurement.median_ns.max(1) as f64
 }
 
-/// Alpha and beta of the line `alpha * batch + beta` through the medians, in milliseconds, by least squares; `None` with
-/// fewer than two sizes.
+/// Alpha and beta of the line `alpha * batch + beta` through the medians, in milliseconds, by least
+/// squares; `None` with fewer than two sizes.
 fn fit(measurements: &[Measurement]) -> Option<(f64, f64)> {
     let n = measurements.len() as f64;
     let mean = |f: &dyn Fn(&Measurement) -> f64| measurements.iter().map(f).sum::<f64>() / n;
@@ -132,7 +132,7 @@ impl ProfileReport {
     /// A model for the emulated engine with these latencies and this signature, in its TOML form.
     ///
     /// # Errors
-    /// If the measurements make no profile.
+    /// If the measurements give no profile.
     pub fn emulated_model(&self, signature: &Signature) -> anyhow::Result<String> {
         #[derive(Serialize)]
         struct Tensor<'a> {

@@ -1,4 +1,5 @@
-//! `downbeat profile --shares`, `--segments`: how long a model's segments take, by batch and by share of the device.
+//! `downbeat profile --shares`, `--segments`: measures a model's segments, by batch and by share of
+//! the device.
 
 use std::io::Write;
 
@@ -16,11 +17,13 @@ use crate::profiled_model::ProfiledModel;
 use crate::share_report::{DeviceUnits, ShareReport};
 use crate::watched::watched;
 
-/// Flags of what is measured over shares and segments.
+/// Flags for measuring shares and segments.
 #[derive(Args, Debug)]
 pub struct ShareFlags {
-    /// Measure latency over the share of the device's compute units too, and find the knee: on N shares of even steps [default: on all that a GPU can be
-    /// parted into, every twentieth of an emulated device]. What is found is kept for servers. Batch sizes: every second power of two, unless --batch says otherwise
+    /// Measure latency by the share of the device's compute units too, and find the knee: on N
+    /// shares of even steps [default: on all shares that a GPU can be divided into, every twentieth
+    /// of an emulated device]. The results are kept for servers. Batch sizes: every second power of
+    /// two, unless --batch is given
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with_all = ["lane_mix", "emulated"])]
     pub shares: Option<u32>,
     /// Cut the model into N segments of about equal time, and measure each
@@ -28,13 +31,13 @@ pub struct ShareFlags {
     pub segments: Option<u16>,
 }
 
-/// The steps in which emulated devices are measured, hundredths.
+/// The step between the shares of emulated devices, hundredths.
 const EMULATED_STEP: u32 = 5;
 
 /// The compute units of the first device that an engine uses.
 ///
 /// # Errors
-/// If the engine is for the CPU, or the GPU cannot be parted.
+/// If the engine is for the CPU, or the GPU cannot be divided.
 pub fn device_units(engine: &dyn Engine) -> anyhow::Result<DeviceUnits> {
     let info = engine.info();
     if info.name == EngineChoice::Emulated.name() {
@@ -61,7 +64,8 @@ pub fn device_units(engine: &dyn Engine) -> anyhow::Result<DeviceUnits> {
 }
 
 impl DeviceUnits {
-    /// The shares to measure, ascending, the whole device being the last: all, or `wanted`, each of as many more units as the first has.
+    /// The shares to measure, ascending; the last one is the whole device. With `wanted` 0 all
+    /// shares, otherwise that many in even steps.
     pub fn shares(self, wanted: u32) -> Vec<(Option<u32>, Share)> {
         let grain = self.grain.max(1);
         let (step, most) = match wanted {
@@ -74,7 +78,7 @@ impl DeviceUnits {
     }
 }
 
-/// Measures and writes the text; gives the report.
+/// Measures the shares, writes the text, and returns the report.
 ///
 /// # Errors
 /// If the engine has no shares, or cannot run the model.

@@ -1,4 +1,4 @@
-//! A model of the repository, loaded to be measured.
+//! Loads a model of the repository for measuring.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,42 +18,42 @@ use downbeat_server::{Trial, find_answer};
 use crate::share_report::MeasuredOn;
 use crate::units;
 
-/// Which model to load, and how.
+/// A model to load, and the way to load it.
 pub struct ModelWanted<'a> {
     /// The model repository.
     pub repository: ModelRepository,
     pub name: &'a str,
-    /// Its version; `None`: the latest that is served.
+    /// The model's version; `None`: the latest that is served.
     pub version: Option<u64>,
-    /// The largest batch to be measured: a model that does not say how far it batches is batched as far as this.
+    /// The largest batch to measure: the limit of a model that names none.
     pub largest_batch: u32,
-    /// Where to cut it.
+    /// The places to cut the model.
     pub cut: Cut,
     /// Threads inside one run; not 0.
     pub threads: usize,
 }
 
-/// A model of the repository, loaded to be measured.
+/// A model of the repository, loaded for measuring.
 pub struct ProfiledModel {
     pub name: String,
     pub version: u64,
     pub file: PathBuf,
-    /// What its file is.
+    /// The format of the file.
     pub format: ModelFormat,
-    /// What runs it.
+    /// The engine that runs the model.
     pub engine: Arc<dyn Engine>,
-    /// Loaded.
+    /// The loaded model.
     pub model: Arc<dyn Model>,
-    /// How its batches are made.
+    /// Makes the model's batches.
     pub codec: BatchCodec,
-    /// The largest batch; 0: it has no batch dimension.
+    /// The largest batch; 0: the model has no batch dimension.
     pub max_batch: u32,
     /// Threads inside one run.
     pub threads: usize,
 }
 
 impl ProfiledModel {
-    /// Loads it with the engine that `engine` gives for its format.
+    /// Loads a model with the engine that `engine` returns for its format.
     ///
     /// # Errors
     /// If there is no such model or version, or the engine cannot run it.
@@ -80,7 +80,8 @@ impl ProfiledModel {
         })?;
         if definition.format == ModelFormat::Onnx {
             let (verdict, _) = by_graph(&file);
-            // A model whose graph does not decide is measured in batches, as its user asks.
+            // If the graph does not decide whether rows are independent, the model is measured in
+            // the batches that its user asks for.
             definition.rows = Some(verdict).filter(|verdict| verdict.rows == RowDependence::Mixed);
         }
         definition.complete(model.signature())?;
@@ -92,7 +93,8 @@ impl ProfiledModel {
         };
         // Indices, lengths and texts.
         if definition.format != ModelFormat::Emulated && model.signature().inputs.iter().any(may_refuse) {
-            // What the model says to requests that it does not answer, it says again where it is timed.
+            // A model that refuses the usual fill of the inputs would refuse it in the measurement
+            // too. So a fill that the model accepts is searched first.
             if let Ok(Trial::Answers { fill, .. }) = find_answer(&codec, &*model, &mut *model.lane()?, Clock::start()) {
                 codec = codec.with_fill(fill);
             }
@@ -110,10 +112,11 @@ impl ProfiledModel {
         })
     }
 
-    /// The batch sizes that were asked for, ascending, or else those of `default` for its largest batch.
+    /// The batch sizes that the user asked for, ascending, or the sizes of `default` for the
+    /// model's largest batch.
     ///
     /// # Errors
-    /// If it does not take a size.
+    /// If the model does not take a size.
     pub fn sizes(&self, asked: Option<&[u32]>, default: fn(u32) -> Vec<u32>) -> anyhow::Result<Vec<u32>> {
         let Some(sizes) = asked else { return Ok(default(self.max_batch)) };
         let (largest, max_batch) = (sizes.last().copied().unwrap_or(1), self.max_batch);
@@ -126,17 +129,17 @@ impl ProfiledModel {
         }
     }
 
-    /// To be timed, with dimensions that vary of this length.
+    /// The model for a profiler. Dimensions that vary have the size `varying`.
     pub fn subject(&self, varying: i64, clock: Clock) -> Subject<'_> {
         Subject { model: &*self.model, codec: &self.codec, varying, clock }
     }
 
-    /// The length of dimensions that vary, if it has any.
+    /// The length of dimensions that vary, if the model has any.
     pub fn length(&self, asked: i64) -> Option<i64> {
         self.codec.has_varying_shapes().then_some(asked)
     }
 
-    /// Engine, device, threads and length in words.
+    /// The engine, device, threads and length in words.
     pub fn conditions(&self, length: i64) -> String {
         let info = self.engine.info();
         let threads = units::threads(self.threads);

@@ -1,4 +1,4 @@
-//! From flags and files to the server's options.
+//! Turns flags and files into the server's options.
 
 use std::path::{Path, PathBuf};
 
@@ -18,28 +18,28 @@ use crate::serve_flags::ServeFlags;
 
 /// Name of the options file.
 const FILE_NAME: &str = "downbeat.toml";
-/// The repository of commands that serve nothing, where none is named.
+/// The default repository of commands that serve nothing.
 const EXAMPLES: &str = "examples/models";
 
-/// Options, and the file that some of them came from.
+/// Options, and the file that some of them come from.
 #[derive(Debug)]
 pub struct Resolved {
-    /// What the server takes.
+    /// The server's options.
     pub options: ServerOptions,
-    /// The options file that was used.
+    /// The options file, if there is one.
     pub file: Option<PathBuf>,
 }
 
-/// What the options are for.
+/// The kind of process that the options are for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Process {
-    /// All roles in one.
+    /// All roles in one process.
     Server,
-    /// Has the clients of a cluster.
+    /// Serves the clients of a cluster.
     Frontend,
     /// Decides for a cluster.
     Scheduler,
-    /// Has models and devices of a cluster.
+    /// Runs the models of a cluster on its devices.
     Backend,
 }
 
@@ -89,8 +89,8 @@ fn lies_in(file: &Path, folder: &Path) -> bool {
     matches!((file.canonicalize(), folder.canonicalize()), (Ok(file), Ok(folder)) if file.starts_with(&folder))
 }
 
-/// The repository of `model` for a command that serves nothing, started in `folder`: the one that is given, or of those in the options
-/// file there the first that has it.
+/// The repository of `model` for a command that serves nothing, started in `folder`. It is the
+/// given one, or the first with the model among the repositories of the options file in `folder`.
 ///
 /// # Errors
 /// If the file or the repository cannot be read, or the file is wrong.
@@ -109,10 +109,11 @@ fn repository_of(model: &str, given: Option<&Path>, repositories: &[PathBuf]) ->
     given.map(Path::to_owned).or_else(listed).unwrap_or_else(|| EXAMPLES.into())
 }
 
-/// The options that the text of a `downbeat.toml` alone gives; its paths are taken as they are written.
+/// The options of a server with this text as its `downbeat.toml`, and nothing else; paths stay as
+/// they are written.
 ///
 /// # Errors
-/// If it is wrong, names no repository or contradicts itself.
+/// If the text is wrong, names no repository or contradicts itself.
 pub fn options_of_text(text: &str) -> anyhow::Result<ServerOptions> {
     let mut draft = Draft::default();
     options_file::apply_text(text, Path::new(""), &mut draft).map_err(anyhow::Error::msg)?;
@@ -125,8 +126,8 @@ fn finish(draft: Draft, process: Process) -> anyhow::Result<ServerOptions> {
     Ok(options)
 }
 
-/// A notice for a variable of the environment that seems to be meant for an option and sets none. Kubernetes sets variables
-/// `DOWNBEAT_SERVICE_*` and `DOWNBEAT_PORT*` for a service called downbeat.
+/// A notice for an environment variable that looks like an option but sets none. Kubernetes sets
+/// variables `DOWNBEAT_SERVICE_*` and `DOWNBEAT_PORT*` for a service called downbeat.
 fn misspelled(variable: &str) -> Option<String> {
     let name = variable.strip_prefix("DOWNBEAT_")?;
     if name.starts_with("SERVICE_") || name.starts_with("PORT") {

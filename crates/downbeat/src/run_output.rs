@@ -1,4 +1,5 @@
-//! What commands that simulate have in common: on how many threads they run, where what comes of it goes, and what is seen meanwhile.
+//! The common part of commands that simulate: threads, the files of the result, and the progress
+//! bar.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use downbeat_report::{Html, Json, note};
 use downbeat_sim::parallel;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// How runs are made and shown.
+/// Flags for the runs and their output.
 #[derive(Args, Debug)]
 pub struct RunOutput {
-    /// Threads, each with a run of its own [default: as many as there are cores].
+    /// Threads, each with a run of its own [default: one a core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
@@ -25,18 +26,19 @@ pub struct RunOutput {
     #[command(flatten)]
     pub html: Html,
 
-    /// Nothing on standard error while it goes on. Without a terminal there is no progress bar anyway.
+    /// Nothing on standard error during the runs. Without a terminal there is no progress bar
+    /// anyway.
     #[arg(short, long)]
     pub quiet: bool,
 }
 
 impl RunOutput {
-    /// On how many threads to run.
+    /// The number of threads.
     pub fn threads(&self) -> usize {
         self.threads.map_or_else(parallel::cores, usize::from)
     }
 
-    /// What is seen of the runs.
+    /// The display of the runs' progress.
     ///
     /// # Errors
     /// As [`Progress::new`].
@@ -45,14 +47,15 @@ impl RunOutput {
     }
 }
 
-/// What is seen of runs while they go on, and whether they shall: Ctrl-C ends them with what there is, a second one the process.
+/// Shows the progress of runs, and watches for Ctrl-C. The first Ctrl-C ends the runs with the
+/// results so far, a second one ends the process.
 pub struct Progress {
     bar: ProgressBar,
     interrupted: Arc<AtomicBool>,
 }
 
 impl Progress {
-    /// A bar on a terminal, unless it is to be `quiet`.
+    /// A bar on a terminal, unless `quiet`.
     ///
     /// # Errors
     /// If Ctrl-C cannot be watched.
@@ -65,24 +68,24 @@ impl Progress {
         Ok(progress)
     }
 
-    /// So many of so many runs are done; `false` if no other one is to begin.
+    /// Shows that `done` of `total` runs are done. Returns `false` if no other run may begin.
     pub fn goes_on(&self, done: usize, total: usize) -> bool {
         self.bar.set_length(total as u64);
         self.bar.set_position(done as u64);
         !self.is_interrupted()
     }
 
-    /// Whether somebody wants to see what there is.
+    /// Whether the user wants the results so far.
     pub fn is_interrupted(&self) -> bool {
         self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// A line on standard error, above the bar.
+    /// Prints a line on standard error, above the bar.
     pub fn say(&self, line: &str) {
         self.bar.suspend(|| note(line));
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn end(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,4 +1,5 @@
-//! The flags of `downbeat serve`: those of the [keys](crate::keys), and the few that are no keys.
+//! The flags of `downbeat serve`: the flags of the [keys](crate::keys), and the few that are no
+//! keys.
 
 use std::ffi::OsStr;
 use std::path::PathBuf;
@@ -14,21 +15,25 @@ use crate::triton_flags::OtherFlags;
 
 /// Serve the models of a repository.
 ///
-/// Options come from the defaults, then downbeat.toml, then the environment, then flags; the later wins.
+/// Options come from the defaults, then downbeat.toml, then the environment, then flags; the later
+/// wins.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ServeFlags {
     #[command(flatten)]
     pub keys: KeyFlags,
 
-    /// Options file; without it ./downbeat.toml, or else downbeat.toml in the repository, if there is one (that may say only how models are served)
+    /// Options file; without it ./downbeat.toml, or else downbeat.toml in the repository, if there
+    /// is one (that file may only say how models are served)
     #[arg(long, value_name = "FILE", env = "DOWNBEAT_CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// A plan that `downbeat plan --json` has printed: each of its sub-clusters gets devices of its own. Wins over [placement]
+    /// A plan that `downbeat plan --json` has printed: each of its sub-clusters gets devices of its
+    /// own. Wins over [placement]
     #[arg(long, value_name = "FILE", env = "DOWNBEAT_PLAN", help_heading = "Models")]
     pub plan: Option<PathBuf>,
 
-    /// Refuse flags of Triton that have no counterpart here, instead of passing them over with a warning
+    /// Refuse flags of Triton that have no counterpart here, instead of ignoring them with a
+    /// warning
     #[arg(long, help_heading = "Operation")]
     pub strict_flags: bool,
 
@@ -36,30 +41,31 @@ pub struct ServeFlags {
     pub others: OtherFlags,
 }
 
-/// What flags and the environment say of the keys.
+/// The values of the keys from flags and the environment.
 #[derive(Clone, Debug, Default)]
 pub struct KeyFlags(Vec<(&'static Key<Draft>, Vec<String>)>);
 
-/// The repositories are an argument, too. Their flag is Triton's.
+/// The repositories may also be given as arguments. Their flag is Triton's.
 const REPOSITORY: &str = "model-repository";
 
 impl KeyFlags {
-    /// The values of a flag; empty: it is not given.
+    /// The values of a flag; empty if the flag is not given.
     pub fn values(&self, flag: &str) -> &[String] {
         self.0.iter().find(|(key, _)| key.flag == flag).map_or(&[], |(_, values)| values)
     }
 
-    /// Sets what they say.
+    /// Sets the values of the flags.
     ///
     /// # Errors
-    /// If a value is none.
+    /// If a value is invalid.
     pub fn apply(&self, draft: &mut Draft) -> anyhow::Result<()> {
         let set = |(key, values): &(&Key<Draft>, Vec<String>)| (key.set)(draft, &Given::texts(values));
         self.0.iter().try_for_each(set).map_err(anyhow::Error::msg)
     }
 }
 
-/// Checks a value of a key on the command line, and names the choices for shells. It stays a text, which is set later.
+/// Checks a value of a key on the command line, and names the choices for shells. The value stays a
+/// text, and is set later.
 #[derive(Clone)]
 struct Checked(&'static Key<Draft>);
 
@@ -90,7 +96,7 @@ fn argument(key: &'static Key<Draft>) -> Arg {
     if key.arity == Arity::Bare {
         argument = argument.action(ArgAction::SetTrue);
     } else {
-        // The help says which there are, and what they do.
+        // The help names the choices and explains them.
         argument = argument.value_name(key.unit).value_parser(Checked(key)).hide_possible_values(true);
     }
     if !key.heading.is_empty() {

@@ -1,4 +1,5 @@
-//! `downbeat profile --shares`: latency over batch, share of the device and segment, as table and plots.
+//! `downbeat profile --shares`: latency by batch, share of the device and segment, as a table and
+//! plots.
 
 use std::fmt::Write;
 
@@ -12,45 +13,45 @@ use crate::units::in_millis;
 /// The compute units of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceUnits {
-    /// All of them.
+    /// The number of all units.
     pub units: u32,
-    /// The step in which they are given out.
+    /// The step in which units are given out.
     pub grain: u32,
-    /// The most that can be given out so that some are left for others.
+    /// The largest share that leaves some units for others.
     pub largest_part: u32,
 }
 
-/// Where a report was measured.
+/// The place of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MeasuredOn {
     /// The engine, such as `cuda`.
     pub engine: String,
-    /// Its device, as the engine names it.
+    /// The device, as the engine names it.
     pub device: String,
     /// Threads inside one run.
     pub threads: usize,
 }
 
-/// What was measured, and on what.
+/// A model, the conditions of the measurement, and its latencies.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShareReport {
     /// The model.
     pub model: String,
-    /// Its version.
+    /// The model's version.
     pub version: u64,
     /// The engine and its device.
     pub on: MeasuredOn,
     /// Bytes of an item's inputs and of its outputs.
     pub item_bytes: [u64; 2],
-    /// Engine, device, threads.
+    /// The engine, device and threads in words.
     pub conditions: String,
-    /// The device's units, if it says.
+    /// The device's units, if they are known.
     pub device: Option<DeviceUnits>,
     /// The last operator of each segment; empty if the model is whole.
     pub segments: Vec<String>,
-    /// The knee of each batch size: the batch, and the units.
+    /// Pairs of a batch size and its knee in units.
     pub knees: Vec<(u32, u32)>,
-    /// By share, then by batch size, both ascending.
+    /// The measurements, by share, then by batch size, both ascending.
     pub measurements: Vec<ShareMeasurement>,
 }
 
@@ -59,7 +60,7 @@ fn throughput(m: &ShareMeasurement) -> f64 {
 }
 
 impl ShareReport {
-    /// Takes in what was measured.
+    /// Adds the measurements, and finds the knees.
     pub fn complete(&mut self, measurements: Vec<ShareMeasurement>) {
         self.measurements = measurements;
         let knee_of = |batch: u32| {
@@ -81,18 +82,18 @@ impl ShareReport {
         batches
     }
 
-    /// Those on the largest share.
+    /// The measurements on the largest share.
     fn on_whole(&self) -> impl Iterator<Item = &ShareMeasurement> {
         let most = self.measurements.iter().map(|m| m.units).max();
         self.measurements.iter().filter(move |m| Some(m.units) == most)
     }
 
-    /// Whether more than the whole device was measured.
+    /// Whether there are measurements of more than one share.
     pub fn has_shares(&self) -> bool {
         self.measurements.iter().any(|m| m.units != self.measurements[0].units)
     }
 
-    /// Whose clock measured.
+    /// The clock of the measurements, in words.
     fn clock(&self) -> &'static str {
         if !self.measurements.is_empty() && self.measurements.iter().all(|m| m.by_device) {
             "by the device's clock: copies in and out included, the host's part not"
@@ -124,7 +125,7 @@ impl ShareReport {
             .at_least(7)
     }
 
-    /// The segments of the model; nothing if it is whole.
+    /// The segments of the model; `None` if it is not cut.
     fn segments(&self) -> Option<Table<(usize, &String)>> {
         let mut table = Table::of(self.segments.iter().enumerate()).number("segment", |(index, _)| index + 1);
         for m in self.on_whole() {
@@ -146,7 +147,7 @@ impl ShareReport {
         self.table(std::slice::from_ref(m)).body()
     }
 
-    /// What comes below the table: the knees, and the segments.
+    /// The lines below the table: the knees, and the segments.
     pub fn summary(&self) -> String {
         let mut out = format!("\nmedian and p95 are {}\n", self.clock());
         for (batch, units) in &self.knees {

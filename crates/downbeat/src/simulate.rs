@@ -17,21 +17,23 @@ use crate::run_output::RunOutput;
 /// Run the scheduler under virtual time.
 ///
 /// The production scheduler decides, on devices that take their latency profile's time. Every
-/// decision is checked. A run follows from its seed; equal seeds mean equal arrivals for all policies.
+/// decision is checked. A run follows from its seed; equal seeds mean equal arrivals for all
+/// policies.
 ///
 /// Published schedulers, emulated GPUs and the papers' figures have a program of their own:
 /// cargo run --release -p downbeat-lab -- --help
 #[derive(Subcommand, Debug)]
 pub enum SimulateCommand {
-    /// The highest rate that a cluster holds, by policy
+    /// Find the highest rate that a cluster holds, for each policy
     Capacity(Box<CapacityArgs>),
 }
 
 /// Find the highest rate at which at most 1% of each model's requests are dropped or late.
 ///
-/// Models come from a csv file with the columns name, alpha_ms, beta_ms and slo_ms (a batch of b takes alpha * b + beta), or from
-/// the command line. The result stands beside two bounds: of the staggered pattern with even arrivals (for equal models), and of every
-/// model running in the largest batches that its SLO allows.
+/// Models come from a csv file with the columns name, alpha_ms, beta_ms and slo_ms (a batch of b
+/// takes alpha * b + beta), or from the command line. The result stands beside two bounds: that of
+/// the staggered pattern with even arrivals (for equal models), and that of every model running in
+/// the largest batches that its SLO allows.
 ///
 /// Examples:
 ///   downbeat simulate capacity --model ResNet50,1.053,5.072,25 --devices 8
@@ -47,26 +49,29 @@ pub struct CapacityArgs {
     #[arg(long = "model", value_name = "NAME,ALPHA_MS,BETA_MS,SLO_MS")]
     models: Vec<ModelProfile>,
 
-    /// Devices.
+    /// Number of devices.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     devices: u32,
 
-    /// How requests arrive: poisson, constant, or gamma:K with shape K (coefficient of variation 1/sqrt(K); gamma:0.05 is
-    /// very bursty).
+    /// Arrival process: poisson, constant, or gamma:K with shape K (coefficient of variation
+    /// 1/sqrt(K); gamma:0.05 is very bursty).
     #[arg(long, default_value = "poisson", value_name = "KIND")]
     arrivals: Arrivals,
 
-    /// How requests are shared among the models, in the order of the file: equal, zipf:S, or maf (Azure's functions).
+    /// Division of the requests among the models, in the order of the file: equal, zipf:S, or maf
+    /// (Azure's functions).
     #[arg(long, default_value = "equal", value_name = "KIND")]
     popularity: Popularity,
 
-    /// When a batch may start: deferred, eager, latest, adaptive, consolidating, timeout:MS, timeout:P%, or all.
-    /// Repeatable, or separated by commas. `all` has those that drop by their window with head drop too.
+    /// When a batch may start: deferred, eager, latest, adaptive, consolidating, timeout:MS,
+    /// timeout:P%, or all. Repeatable, or separated by commas. `all` adds head drop to each policy
+    /// with window drop.
     #[arg(long = "policy", default_value = "deferred", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<String>,
 
-    /// Which requests are given up, for policies that do not say it with +DROP: window, head, adaptive, or none. Repeatable, or
-    /// separated by commas [default: window; adaptive for adaptive and consolidating]
+    /// Which requests are dropped, for policies without +DROP: window, head, adaptive, or none.
+    /// Repeatable, or separated by commas [default: window; adaptive for adaptive and
+    /// consolidating]
     #[arg(long = "drop", value_name = "NAME", value_delimiter = ',')]
     drops: Vec<String>,
 
@@ -74,11 +79,11 @@ pub struct CapacityArgs {
     #[arg(long, default_value_t = 1.0, value_name = "PERCENT", allow_negative_numbers = true)]
     tolerated_percent: f64,
 
-    /// The search ends when the capacity is known to this percentage.
+    /// The search ends when its bounds are within this percentage.
     #[arg(long, default_value_t = 0.5, value_name = "PERCENT", allow_negative_numbers = true)]
     precision: f64,
 
-    /// Simulated seconds before those that count.
+    /// Simulated seconds before arrivals count.
     #[arg(long, default_value_t = 1.5, value_name = "SECONDS", allow_negative_numbers = true)]
     warm_up: f64,
 
@@ -90,11 +95,11 @@ pub struct CapacityArgs {
     #[arg(long, default_value_t = 0.0, value_name = "SHARE", allow_negative_numbers = true)]
     noise: f64,
 
-    /// d_ctrl: microseconds that a message to a device may take, to be planned with.
+    /// d_ctrl: microseconds to plan for a message to a device.
     #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true)]
     d_ctrl_us: f64,
 
-    /// d_data: microseconds that fetching the inputs of an item may take.
+    /// d_data: microseconds to plan for fetching the inputs of an item.
     #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true)]
     d_data_us: f64,
 
@@ -102,22 +107,25 @@ pub struct CapacityArgs {
     #[arg(long, default_value_t = 0.0, value_name = "US", allow_negative_numbers = true)]
     d_reply_us: f64,
 
-    /// What messages to a device take: budget (always what is planned with), or lognormal:RATIO, whose 99.99th percentile is
-    /// what is planned with and RATIO times the median (12 for TCP in Symphony's cluster).
+    /// Actual delay of messages to a device: budget (always the planned delay), or lognormal:RATIO,
+    /// whose 99.99th percentile is the planned delay and RATIO times the median (12 for TCP in
+    /// Symphony's cluster).
     #[arg(long, default_value = "budget", value_name = "KIND")]
     delay: Delay,
 
-    /// Seed of all random numbers. Repeatable, or separated by commas: the result is the median, with the smallest and
-    /// largest beside it.
+    /// Seed of all random numbers. Repeatable, or separated by commas: the result is the median,
+    /// with the smallest and largest beside it.
     #[arg(long = "seed", value_name = "N", value_delimiter = ',', default_value = "1")]
     seeds: Vec<u64>,
 
-    /// Simulated seconds in which arrivals count. 20 seconds are 100,000 requests at 5,000 a second.
+    /// Simulated seconds in which arrivals count. 20 seconds are 100,000 requests at 5,000 a
+    /// second.
     #[arg(long, default_value_t = 20.0, value_name = "SECONDS", allow_negative_numbers = true)]
     span: f64,
 
-    /// Lengthen each run of a search until the least popular model gets about this many requests. With many models and short
-    /// runs the unluckiest model decides: 10000 tell a bad share of 1% to within 0.1%.
+    /// Lengthen each run of a search until the least popular model gets about this many requests.
+    /// With many models and short runs the unluckiest model decides: 10000 requests tell a bad
+    /// share of 1% to within 0.1%.
     #[arg(long, default_value_t = 0.0, value_name = "N", allow_negative_numbers = true)]
     requests_per_model: f64,
 
@@ -205,7 +213,7 @@ fn question(args: &CapacityArgs, known: &Policies) -> anyhow::Result<CapacityQue
     Ok(CapacityQuestion { scenario, policies, seeds: args.seeds.clone(), search })
 }
 
-/// Every policy with every drop policy, where it has none of its own.
+/// Combines every policy with every drop policy, unless it has its own.
 fn policies(names: &[String], drops: &[String], known: &Policies) -> anyhow::Result<Vec<Policy>> {
     let drops = drops.iter().map(|drop| policy::parse_drop(drop)).collect::<Result<Vec<_>, _>>()?;
     let mut policies: Vec<Policy> = Vec::new();

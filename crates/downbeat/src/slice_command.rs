@@ -1,4 +1,4 @@
-//! `downbeat slice`: where a model is cut into segments, and what that costs.
+//! `downbeat slice`: shows the cuts of a model into segments, and their cost.
 
 use std::path::{Path, PathBuf};
 
@@ -19,29 +19,29 @@ use crate::slice_report::{Memory, SliceReport};
 use crate::units;
 use crate::watched::watched_quietly;
 
-/// Longest time that whole and cut are compared for.
+/// Longest time for comparing whole and cut.
 const BUDGET: Duration = Duration::from_millis(20_000);
-/// Pairs of runs, one whole and one cut in turns: at least, and at most.
+/// Least and most pairs of runs, one whole and one cut in turns.
 const PAIRS: [usize; 2] = [5, 200];
 
-/// Cut a model into segments, and show where, and what that costs.
+/// Cut a model into segments, and show the cuts and their cost.
 #[derive(Args, Debug)]
 pub struct SliceArgs {
     /// The model: its name in the repository, or an ONNX file
     model: String,
-    /// Into how many segments of about equal time
+    /// Number of segments, of about equal time
     #[arg(long, value_name = "N", required_unless_present = "at", conflicts_with = "at")]
     stages: Option<usize>,
-    /// Behind which values or operators
+    /// Cut behind these values or operators
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     at: Vec<String>,
     /// Engine: auto, rten, onnxruntime or emulated
     #[arg(long, value_name = "ENGINE", env = "DOWNBEAT_ENGINE", default_value = "auto", value_parser = engine_choice(), hide_possible_values = true)]
     engine: EngineChoice,
-    /// Batch size that whole and cut are compared at
+    /// Batch size for comparing whole and cut
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// Length of dimensions that vary, in that comparison
+    /// Length of dimensions that vary, for that comparison
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     length: u16,
     /// Threads inside one run; 0: one a core
@@ -106,7 +106,7 @@ pub fn run(args: &SliceArgs) -> anyhow::Result<()> {
     args.json.print(&report)
 }
 
-/// The model's file: the one named, or that of the latest version in the repository.
+/// The model's file: the named file, or the file of the latest version in the repository.
 fn file(args: &SliceArgs) -> anyhow::Result<(PathBuf, ModelFormat)> {
     let path = Path::new(&args.model);
     if path.extension().is_some_and(|e| e == "onnx") {
@@ -145,7 +145,8 @@ fn once(lane: &mut dyn Lane, segments: usize, batch: &[Tensor]) -> anyhow::Resul
     Ok(())
 }
 
-/// The medians of both, milliseconds, run in turns so that whatever else the machine does meets both.
+/// The medians of both, milliseconds. They run in turns, so that other work of the machine disturbs
+/// both alike.
 fn compare(
     mut whole: impl FnMut() -> anyhow::Result<()>,
     mut cut: impl FnMut() -> anyhow::Result<()>,
@@ -167,7 +168,7 @@ fn compare(
     Ok((whole.as_millis_f64(), cut.as_millis_f64()))
 }
 
-/// Resident memory of this process, bytes, where the system says.
+/// Resident memory of this process in bytes, if the system reports it.
 fn resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:"))?;

@@ -1,4 +1,4 @@
-//! A cut model as table, plots and JSON.
+//! A cut model as a table, plots and JSON.
 
 use std::fmt;
 
@@ -11,14 +11,14 @@ use crate::units;
 
 /// Width of the bars in the terminal, characters.
 const BAR_WIDTH: usize = 20;
-/// Longest line of what is alive, characters.
+/// Longest line of live values, characters.
 const LINE_WIDTH: usize = 120;
-/// Where it goes on in the next line.
+/// Indent of the lines that continue it.
 const LIVE_INDENT: usize = 5;
 /// Longest name in the table, characters.
 const NAME_WIDTH: usize = 18;
 
-/// Where a model is cut, and what that costs.
+/// The cuts of a model, and their cost.
 #[derive(Clone, Debug, Serialize)]
 pub struct SliceReport {
     pub model: String,
@@ -26,7 +26,7 @@ pub struct SliceReport {
     pub engine_version: String,
     /// Threads inside one run.
     pub threads: usize,
-    /// Batch size that whole and cut were compared at.
+    /// The batch size of the comparison of whole and cut.
     pub batch: u16,
     /// The segments, in order.
     pub segments: Vec<Segment>,
@@ -34,15 +34,15 @@ pub struct SliceReport {
     pub whole_ms: f64,
     /// Median of all segments, milliseconds.
     pub cut_ms: f64,
-    /// `cut_ms` by `whole_ms`.
+    /// `cut_ms` divided by `whole_ms`.
     pub ratio: f64,
-    /// What activations take at batch 1, if that is known.
+    /// Memory of activations at batch 1, if it is known.
     pub activations: Option<Activations>,
-    /// What loading took, if the system says.
+    /// Memory of loading, if the system reports it.
     pub memory: Option<Memory>,
 }
 
-/// A segment.
+/// A segment of the model.
 #[derive(Clone, Debug, Serialize)]
 pub struct Segment {
     operators: usize,
@@ -62,12 +62,12 @@ struct Live {
     dims: Vec<i64>,
 }
 
-/// Growth of the process's own resident memory (what is mapped from files is left out), bytes.
+/// Growth of the process's own resident memory, without mapped files, in bytes.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Memory {
-    /// By loading and running the model whole.
+    /// Growth by loading and running the whole model.
     pub whole: u64,
-    /// By loading it a second time, cut, and running it.
+    /// Growth by loading the model a second time, cut, and running it.
     pub cut: u64,
 }
 
@@ -88,12 +88,12 @@ impl From<&SegmentInfo> for Segment {
 }
 
 impl Segment {
-    /// Its milliseconds in words.
+    /// The segment's milliseconds in words.
     fn time(&self) -> String {
         self.time_ms.map_or_else(|| "-".into(), |ms| format!("{ms:.3}"))
     }
 
-    /// What is alive at its end in words, a name as `shown` says.
+    /// The values that are alive at the segment's end, in words. `shown` formats each name.
     fn live(&self, shown: fn(&str) -> String) -> String {
         let live = self.live.iter().map(|l| format!("{} {}{:?}", shown(&l.name), l.datatype, l.dims));
         live.collect::<Vec<_>>().join(", ")
@@ -105,7 +105,7 @@ fn short(name: &str) -> String {
     if long { name.chars().take(NAME_WIDTH - 1).chain(['…']).collect() } else { name.to_owned() }
 }
 
-/// What is alive, in lines that a terminal can hold.
+/// The live values in lines that fit a terminal.
 fn folded(live: &str) -> String {
     let (mut out, mut width) = ("live:".to_owned(), "live:".len());
     for part in live.split_inclusive(", ") {
@@ -126,7 +126,7 @@ impl SliceReport {
         format!("{} segments, {} {}, {threads}", self.segments.len(), self.engine, self.engine_version)
     }
 
-    /// What is compared in the end.
+    /// The comparison of whole and cut.
     fn verdict(&self) -> String {
         format!(
             "all segments {:.3} ms, whole {:.3} ms, batch {}: {:.3} times",
@@ -134,7 +134,7 @@ impl SliceReport {
         )
     }
 
-    /// What activations and loading take, a line each.
+    /// The memory of activations and of loading, a line each.
     fn sizes(&self) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(a) = &self.activations {
@@ -157,7 +157,7 @@ impl SliceReport {
         lines
     }
 
-    /// The segments, names as `shown` says.
+    /// The table of segments. `shown` formats each name.
     fn table(&self, shown: fn(&str) -> String) -> Table<(usize, &Segment)> {
         let most = self.segments.iter().filter_map(|s| s.time_ms).fold(f64::MIN_POSITIVE, f64::max);
         Table::of(self.segments.iter().enumerate())
@@ -203,7 +203,7 @@ impl SliceReport {
     }
 }
 
-/// The last line is the time of all segments against the whole.
+/// The last line compares the time of all segments with the whole model's.
 impl fmt::Display for SliceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}: {}\n", self.model, self.subject())?;

@@ -1,4 +1,4 @@
-//! `downbeat timeline`: a picture of what ran lately on a server's lanes.
+//! `downbeat timeline`: draws the recent launches on a server's lanes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,16 +10,17 @@ use downbeat_server::host::{PastLaunch, PastLaunches, Timeline};
 
 use crate::units::in_millis;
 
-/// Most time that one picture shows, milliseconds: more is drawn in several, one below the other.
+/// Most time in one picture, milliseconds. Longer times are drawn in several pictures, one below
+/// the other.
 const PICTURE_MS: f64 = 1_000.0;
 
-/// Draw what ran on a server's lanes in the last seconds.
+/// Draw the launches on a server's lanes in the last seconds.
 #[derive(Args, Debug)]
 pub struct TimelineArgs {
     /// The server
     #[arg(value_name = "URL", default_value = "http://localhost:8000", env = "DOWNBEAT_URL")]
     url: String,
-    /// How much of the past is shown, at most 60
+    /// Seconds of the past to show, at most 60
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0)]
     seconds: f64,
     /// The page to write
@@ -47,7 +48,7 @@ pub fn run(args: &TimelineArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Why there is nothing to see, if there is nothing.
+/// The reason why the picture is empty, if it is.
 fn why_empty(timeline: &Timeline) -> Option<&'static str> {
     if timeline.devices.is_empty() {
         return Some("No model is in service.");
@@ -81,7 +82,7 @@ fn section(page: Page, device: &PastLaunches, from_ns: u64, span: f64) -> Page {
         page = page.warning("There were more launches than the server remembers: the earliest are missing.");
     }
     let all: Vec<Batch> = launches.iter().map(|launch| shown(launch, from_ns)).collect();
-    // What is busy is drawn; an idle second is no picture.
+    // Seconds without a launch have no picture.
     let mut begin = 0.0;
     while begin < span {
         let end = (begin + PICTURE_MS).min(span);

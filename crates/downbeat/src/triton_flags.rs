@@ -1,10 +1,11 @@
-//! Flags of Triton's server to which nothing here corresponds, so that a command line that was written for it starts this one: they are named once
-//! and passed over. Those with a counterpart are among the [keys](crate::keys).
+//! Flags of Triton's server without a counterpart here. A command line for Triton starts this
+//! server too: it names such flags once and ignores them. Flags with a counterpart are among the
+//! [keys](crate::keys).
 
 use anyhow::bail;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-/// Flags with a value that nothing here corresponds to.
+/// Flags with a value and without a counterpart.
 const PASSED_OVER: &str = "
     allow-cpu-metrics allow-sagemaker allow-vertex-ai backend-directory buffer-manager-thread-count cache-config
     cache-directory cuda-memory-pool-byte-size cuda-virtual-address-size enable-peer-access
@@ -20,10 +21,11 @@ const PASSED_OVER: &str = "
     trace-level trace-log-frequency trace-rate vertex-ai-default-model vertex-ai-port vertex-ai-thread-count
 ";
 
-/// Flags that close something. To pass them over would leave it open; a value of `false` asks for nothing.
+/// Flags that restrict access. Ignoring them would leave the server open; the value `false`
+/// restricts nothing.
 const REFUSED: &str = "grpc-restricted-protocol grpc-use-ssl grpc-use-ssl-mutual http-restricted-api";
 
-/// Those of [`PASSED_OVER`] and [`REFUSED`] that were given, each name once.
+/// The given flags of [`PASSED_OVER`] and [`REFUSED`], each name once.
 #[derive(Clone, Debug, Default)]
 pub struct OtherFlags {
     passed_over: Vec<&'static str>,
@@ -31,10 +33,11 @@ pub struct OtherFlags {
 }
 
 impl OtherFlags {
-    /// What is to be said about the flags that are passed over, and about those of `backend_config` that are. `is_strict`: none may be.
+    /// A notice about ignored flags, and ignored settings of `backend_config`. With `is_strict`,
+    /// none may be ignored.
     ///
     /// # Errors
-    /// If one must not be, or none may be.
+    /// If a flag of [`REFUSED`] is given, or with `is_strict` any other flag.
     pub fn notice(&self, backend_config: &[String], is_strict: bool) -> anyhow::Result<Option<String>> {
         if let Some(flag) = self.refused.first() {
             bail!(
@@ -58,7 +61,7 @@ impl OtherFlags {
     }
 }
 
-/// The value of `[BACKEND,]default-max-batch-size=N`, which `--backend-config` may say.
+/// The value of `[BACKEND,]default-max-batch-size=N`, a possible value of `--backend-config`.
 pub fn default_max_batch_size(setting: &str) -> Option<u32> {
     let (name, value) = setting.split_once('=')?;
     let (backend, name) = name.rsplit_once(',').unwrap_or(("", name));

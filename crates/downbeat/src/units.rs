@@ -1,8 +1,8 @@
-//! Numbers with units as people write them.
+//! Parses and writes numbers with units.
 
 use std::time::Duration;
 
-/// Milliseconds, more than zero.
+/// Milliseconds, more than 0.
 pub fn positive_millis(text: &str) -> Result<downbeat_core::Duration, String> {
     match text.trim().parse::<f64>() {
         Ok(ms) if ms > 0.0 && ms <= 86_400_000.0 => Ok(downbeat_core::Duration::from_millis_f64(ms)),
@@ -16,17 +16,17 @@ pub fn in_millis(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// The threads that are asked for; 0: one a core.
+/// The number of threads; 0 stands for one a core.
 pub fn threads_of(asked: usize) -> usize {
     if asked == 0 { std::thread::available_parallelism().map_or(1, usize::from) } else { asked }
 }
 
-/// So many threads, in words.
+/// A number of threads, in words.
 pub fn threads(count: usize) -> String {
     if count == 1 { "1 thread".to_owned() } else { format!("{count} threads") }
 }
 
-/// Seconds, zero included.
+/// Seconds, 0 included.
 pub fn parse_seconds(text: &str) -> Result<downbeat_core::Duration, String> {
     let seconds = text.trim().parse().map_err(|_| format!("'{text}' is not a number of seconds"))?;
     match Duration::try_from_secs_f64(seconds) {
@@ -40,7 +40,7 @@ pub fn bytes(text: &str) -> Result<usize, String> {
     bytes_or_zero(text).and_then(|n| if n > 0 { Ok(n) } else { Err(format!("'{}' is out of range", text.trim())) })
 }
 
-/// As [`bytes`], zero included.
+/// As [`bytes`], 0 included.
 pub fn bytes_or_zero(text: &str) -> Result<usize, String> {
     let text = text.trim();
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -57,7 +57,7 @@ pub fn bytes_or_zero(text: &str) -> Result<usize, String> {
     number.checked_mul(1 << shift).ok_or_else(|| format!("'{text}' is out of range"))
 }
 
-/// Batch sizes: `8`, `1..32` (both included), `1,2,4`, and mixtures of them.
+/// Batch sizes: `8`, `1..32` (both included), `1,2,4`, and combinations.
 pub fn batch_sizes(text: &str) -> Result<Vec<u32>, String> {
     const LARGEST: u32 = 4096;
     let number = |text: &str| match text.trim().parse::<u32>() {

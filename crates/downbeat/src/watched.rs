@@ -1,4 +1,5 @@
-//! What is seen of measuring while it goes on: a bar where it takes long, a line for each case, and after Ctrl-C what there is by then.
+//! Shows the progress of measuring: a bar if it takes long, and a line for each case. Ctrl-C ends
+//! measuring early with the results so far.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use downbeat_bench::interrupt;
 use downbeat_server::sampler::Watch;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// What takes less has no bar.
+/// Shorter measurements have no bar.
 const BRIEF: std::time::Duration = std::time::Duration::from_secs(2);
 /// Steps of the bar.
 const STEPS: u64 = 1000;
@@ -30,15 +31,17 @@ impl<M, L: Fn(&M) -> String + Sync> Watch<M> for Watched<'_, L> {
     }
 
     fn measured(&mut self, case: &M, _fraction: f64) {
-        // A line as soon as it is known: large batches of large models take their time. Where it cannot be written the end of the table cannot either, which says so.
+        // Large batches of large models take long, so each case gets its line at once. If this
+        // write fails, the end of the table fails too and reports it.
         let _ = self.bar.suspend(|| write!(self.out, "{}", (self.line)(case)).and_then(|()| self.out.flush()));
     }
 }
 
-/// What `measure` gives, which tells of its way, `line` for each case. Ctrl-C ends it with the cases there are; a second one ends the process.
+/// Runs `measure` and shows its progress, with a `line` for each case. Ctrl-C ends measuring with
+/// the cases so far; a second Ctrl-C ends the process.
 ///
 /// # Errors
-/// What it says; if it was ended before there was a case.
+/// The error of `measure`, or if Ctrl-C came before the first case.
 pub fn watched<M, E: Into<anyhow::Error>>(
     out: &mut (dyn Write + Sync),
     line: impl Fn(&M) -> String + Sync,
@@ -55,7 +58,7 @@ pub fn watched<M, E: Into<anyhow::Error>>(
     Ok(found)
 }
 
-/// The same without a line for each case.
+/// As [`watched`], without a line for each case.
 ///
 /// # Errors
 /// As [`watched`].

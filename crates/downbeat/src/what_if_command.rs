@@ -1,4 +1,4 @@
-//! `downbeat what-if` and `downbeat advise`: a decision log's requests under other settings.
+//! `downbeat what-if` and `downbeat advise`: replay a decision log's requests under other settings.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,22 +12,23 @@ use downbeat_sim::what_if::{Comparison, Recorded, Setting, Wanted, advise};
 use crate::run_output::RunOutput;
 use crate::units::positive_millis;
 
-/// The requests of a decision log, and what is changed of them.
+/// The requests of a decision log, and the changes to them.
 #[derive(Args, Debug)]
 struct Requests {
-    /// The folder that `downbeat serve --decision-log` has written, or files of it
+    /// A folder that `downbeat serve --decision-log` has written, or files of the folder
     #[arg(value_name = "LOG", required = true)]
     logs: Vec<PathBuf>,
 
-    /// The SLO of all requests of a model, in place of their own; the model as `downbeat log show` names it. Repeatable, or separated by commas
+    /// The SLO of all requests of a model, in place of their own; name the model as
+    /// `downbeat log show` does. Repeatable, or separated by commas
     #[arg(long = "slo-ms", value_name = "MODEL=MS", value_delimiter = ',')]
     slos: Vec<Slo>,
 
-    /// How many times as fast the requests come: the times between them are divided by it
+    /// The factor by which requests come faster: the times between them are divided by it
     #[arg(long, default_value_t = 1.0, value_name = "TIMES", allow_negative_numbers = true)]
     rate: f64,
 
-    /// Adaptive models are not rehearsed, as on a server with `rehearsal_cpu` 0
+    /// Do not rehearse adaptive models, as on a server with `rehearsal_cpu` 0
     #[arg(long)]
     no_rehearsal: bool,
 }
@@ -49,10 +50,11 @@ impl FromStr for Slo {
     }
 }
 
-/// Play the requests of a recorded decision log to the simulator under other settings, and compare with what happened.
+/// Replay a decision log's requests under other settings, and compare the outcome with the log's.
 ///
-/// The production scheduler decides, on emulated devices that take what the log's batches took of its last profiles. Each policy is run with each number of
-/// devices; what is not given is as in the log. The first row is what happened.
+/// The production scheduler decides, on emulated devices that take as long as the log's batches
+/// took, relative to its last profiles. Each policy runs with each number of devices; all other
+/// settings are the log's. The first row shows what happened.
 ///
 /// Examples:
 ///   downbeat what-if decisions --devices 2,3,4
@@ -67,11 +69,12 @@ pub struct WhatIfArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     devices: Vec<u32>,
 
-    /// Policies of all models [default: as recorded, each model its own]. Repeatable, or separated by commas
+    /// Policies of all models [default: as recorded, each model its own]. Repeatable, or separated
+    /// by commas
     #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<Policy>,
 
-    /// The largest batch, where a model's own is not smaller
+    /// The largest batch; smaller limits of a model stay
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     max_batch: Option<u32>,
 
@@ -79,11 +82,13 @@ pub struct WhatIfArgs {
     output: RunOutput,
 }
 
-/// Find the cheapest setting that would have held a target on the requests of a recorded decision log.
+/// Find the cheapest setting that holds a target on the requests of a recorded decision log.
 ///
-/// Policies are tried on as many devices as the work in the log keeps busy, on more, and between, until one of them answers the wanted share of each
-/// model's requests in time where none does on one device fewer. Of those that do the one with the largest margin comes first: the multiple of the rate that it still holds. Then the smallest largest batch and the tightest SLOs
-/// that hold are searched for it. It is all simulated: no device is needed.
+/// The search starts with as many devices as the work in the log keeps busy. It tries more, and
+/// numbers between, until a policy answers the wanted share of each model's requests in time and
+/// none does on one device fewer. Policies that hold the target are ordered by their margin, the
+/// multiple of the rate that they still hold. For the first one, the smallest largest batch and the
+/// tightest SLOs that hold are searched. All runs are simulated: no device is needed.
 ///
 /// Examples:
 ///   downbeat advise decisions
@@ -94,16 +99,16 @@ pub struct AdviseArgs {
     #[command(flatten)]
     requests: Requests,
 
-    /// Share of each model's requests that has to be answered in time
+    /// Share of each model's requests that must be answered in time
     #[arg(long, default_value_t = 0.99, value_name = "SHARE", allow_negative_numbers = true)]
     target: f64,
 
-    /// Most devices that are tried [default: four times the log's]
+    /// Most devices to try [default: four times the log's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_devices: Option<u32>,
 
-    /// Policies that are tried [default: as recorded, and all others, with window and head drop, and timeouts of 10, 25 and 50% of the SLO]. Repeatable,
-    /// or separated by commas
+    /// Policies to try [default: as recorded, and all others, with window and head drop, and
+    /// timeouts of 10, 25 and 50% of the SLO]. Repeatable, or separated by commas
     #[arg(long = "policy", value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     policies: Vec<Policy>,
 
@@ -112,7 +117,7 @@ pub struct AdviseArgs {
 }
 
 impl Requests {
-    /// The log, and a setting with nothing changed but what is said here.
+    /// The log, and a setting with only the changes of these flags.
     fn read(&self) -> anyhow::Result<(Recorded, Setting)> {
         let rate = self.rate;
         ensure!((1e-3..=1e3).contains(&rate), "--rate is {rate}; it has to be from 0.001 to 1000");
@@ -129,7 +134,7 @@ impl Requests {
 /// `downbeat what-if`.
 ///
 /// # Errors
-/// If the log cannot be played, a setting is wrong, or a result cannot be written.
+/// If the log cannot be replayed, a setting is wrong, or a result cannot be written.
 pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
     let (recorded, mut setting) = args.requests.read()?;
     setting.max_batch = args.max_batch;
@@ -153,7 +158,7 @@ pub fn what_if(args: &WhatIfArgs) -> anyhow::Result<()> {
 /// `downbeat advise`.
 ///
 /// # Errors
-/// If the log cannot be played, a number is wrong, or a result cannot be written.
+/// If the log cannot be replayed, a number is wrong, or a result cannot be written.
 pub fn advice(args: &AdviseArgs) -> anyhow::Result<()> {
     let target = args.target;
     ensure!(target > 0.0 && target <= 1.0, "--target is {target}; it has to be above 0 and at most 1");

@@ -1,4 +1,4 @@
-//! The plan that a scheduler which leads a cluster asks for.
+//! Answers the leader of a cluster when it asks which sub-cluster each model belongs to.
 
 use downbeat_core::Duration;
 use downbeat_core::roles::{PlanWanted, PlannedModel};
@@ -7,15 +7,21 @@ use crate::evaluation::Evaluation;
 use crate::problem::{Model, Problem};
 use crate::solve::{Method, Options, PlanError, plan};
 
-/// How much more even a plan must be for models to move for it, as a share of the average sub-cluster.
+/// Models move only for a plan that is more even by this much, as a share of the average
+/// sub-cluster.
 const WORTH_MOVING: f64 = 0.1;
 
-/// By model, the sub-cluster that it is to be in: as evenly as can be by load and by memory (appendix A, with devices kept busy for its request rates), within what a device holds and the moves that are allowed.
-/// Where models are now they stay, unless that breaks a limit or is less even by a tenth of the average. `elapsed`: the caller's clock, from now on, up to `time_limit`; with one that stands still the answer follows
-/// from the question alone.
+/// Returns the sub-cluster of each model, as even by load and by memory as the limits allow.
+/// The limits are the memory of a device and the number of allowed moves (Symphony appendix A; a
+/// model's rate is the time that devices are busy for its requests).
+///
+/// Models stay where they run, unless that breaks a limit or is less even by a tenth of the
+/// average.
+/// `elapsed` is the caller's clock: the time since the call. The search ends at `time_limit`. With
+/// a clock that stands still, the answer follows from the question alone.
 ///
 /// # Errors
-/// If there is no such plan, or none is found in time.
+/// If there is no such plan, or the search finds none in time.
 pub fn divide(
     wanted: &PlanWanted,
     time_limit: Duration,
@@ -36,7 +42,7 @@ pub fn divide(
         max_rate: None,
         max_memory: wanted.memory,
         memory_weight: 1.0,
-        // A move is an unload and a load; what is nowhere yet has to be loaded.
+        // A move is an unload and a load. A model that runs nowhere yet only has to be loaded.
         max_disruption: wanted.most_moves.map(|moves| 2.0 * f64::from(moves) + new as f64),
     };
     let running: Option<Vec<usize>> = problem.models.iter().map(|model| model.running).collect();

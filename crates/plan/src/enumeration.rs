@@ -1,18 +1,21 @@
-//! Every partition, where there are few: the best of them is the best there is, and where none keeps the limits there is none.
+//! Tries every partition of a small problem. The best of them is the optimum; if none keeps the
+//! limits, the problem has no solution.
 
 use crate::evaluation::Evaluation;
 use crate::problem::Problem;
 
-/// Most partitions that are looked at: a fraction of a second.
+/// Most partitions that are tried: a fraction of a second.
 const MOST_PARTITIONS: u64 = 500_000;
 /// Partitions between two looks at the clock.
 const PARTITIONS_BETWEEN_LOOKS: u64 = 1024;
 
-/// The best partition that keeps every limit; `Some(None)` if there is none. `None` if there are too many to look at, or time is over before the last:
-/// `spent` is the share of it that is.
+/// Returns the best partition that keeps every limit, or `Some(None)` if no partition keeps them.
+/// Returns `None` if there are too many partitions, or if time is over before the last one.
+/// `spent` returns the share of the time that is over.
 pub(crate) fn best_of_all(problem: &Problem, spent: &dyn Fn() -> f64) -> Option<Option<Evaluation>> {
     let (models, clusters) = (problem.models.len(), problem.sub_clusters);
-    // Sub-clusters are alike unless it counts where a model runs: then only their numbers tell partitions apart.
+    // If it does not matter where models run now, sub-clusters are interchangeable: partitions that
+    // differ only in the sub-clusters' numbers are the same.
     let alike = problem.max_disruption.is_none() || !problem.has_running();
     if partitions(models, clusters, alike) > MOST_PARTITIONS {
         return None;
@@ -34,7 +37,8 @@ pub(crate) fn best_of_all(problem: &Problem, spent: &dyn Fn() -> f64) -> Option<
     Some(best)
 }
 
-/// The next one, as a number counts up; `false` after the last. Of sub-clusters that are alike each is begun after the one before it.
+/// Moves on to the next assignment, as a number counts up; `false` after the last. With `alike`, a
+/// model may use sub-cluster `j` only if an earlier model uses `j - 1`.
 fn advance(assignment: &mut [usize], clusters: usize, alike: bool) -> bool {
     for at in (0..assignment.len()).rev() {
         let begun = assignment[..at].iter().max().map_or(0, |last| last + 1);
@@ -48,12 +52,13 @@ fn advance(assignment: &mut [usize], clusters: usize, alike: bool) -> bool {
     false
 }
 
-/// How many there are, or more than [`MOST_PARTITIONS`].
+/// The number of partitions, or a number above [`MOST_PARTITIONS`] if there are more.
 fn partitions(models: usize, clusters: usize, alike: bool) -> u64 {
     if !alike {
         return (0..models).fold(1, |count: u64, _| count.saturating_mul(clusters as u64).min(MOST_PARTITIONS + 1));
     }
-    // By how many sub-clusters have been begun: a model joins one of them or begins another.
+    // `begun[k]` counts the partitions that use `k + 1` sub-clusters. A model joins one of these or
+    // begins another.
     let mut begun = vec![1_u64];
     for _ in 1..models {
         let mut next = vec![0; (begun.len() + 1).min(clusters)];

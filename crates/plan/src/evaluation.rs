@@ -1,4 +1,4 @@
-//! What a partition is worth, and which limits it breaks: computed from the problem alone, whoever made the partition.
+//! The objective of a partition and the limits that it breaks, computed from the problem alone.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use crate::words::{bytes, number};
 /// Share of a limit by which sums of floating-point numbers may be off.
 const TOLERANCE: f64 = 1e-9;
 
-/// What is on one sub-cluster.
+/// The sums over the models of one sub-cluster.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Load {
-    /// How many models.
+    /// The number of models.
     pub models: usize,
-    /// Their requests per second.
+    /// Requests per second of these models.
     pub rate: f64,
-    /// Bytes of their static memory.
+    /// Bytes of the models' static memory.
     pub static_memory: u64,
     /// Bytes of the largest dynamic memory among them.
     pub dynamic_memory: u64,
@@ -33,14 +33,14 @@ impl Load {
 pub enum Violation {
     /// More requests per second than [`Problem::max_rate`].
     Rate {
-        /// Where.
+        /// The sub-cluster that is over its limit.
         sub_cluster: usize,
         /// Requests per second too many.
         by: f64,
     },
     /// More bytes than [`Problem::max_memory`].
     Memory {
-        /// Where.
+        /// The sub-cluster that is over its limit.
         sub_cluster: usize,
         /// Bytes too many.
         by: u64,
@@ -66,12 +66,12 @@ impl fmt::Display for Violation {
     }
 }
 
-/// A partition with everything that is said about it.
+/// A partition, its sums, its objective and the limits that it breaks.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Evaluation {
-    /// By model: its sub-cluster.
+    /// The sub-cluster of each model.
     pub assignment: Vec<usize>,
-    /// By sub-cluster.
+    /// The sums of each sub-cluster.
     pub loads: Vec<Load>,
     /// `deltaR`: the largest distance of a rate from the average, requests per second.
     pub delta_rate: f64,
@@ -79,14 +79,15 @@ pub struct Evaluation {
     pub delta_memory: f64,
     /// `deltaR / Ravg + memory_weight * deltaS / Savg`.
     pub objective: f64,
-    /// What leaving the running assignment costs.
+    /// The cost of leaving the running assignment.
     pub disruption: f64,
-    /// The limits that it breaks; none if it can be used.
+    /// The broken limits; empty if the partition can be used.
     pub violations: Vec<Violation>,
 }
 
 impl Evaluation {
-    /// Looks at a partition: `assignment` has a sub-cluster for each model. `None` if it has not.
+    /// Evaluates a partition. Returns `None` unless `assignment` has a valid sub-cluster for each
+    /// model.
     pub fn of(problem: &Problem, assignment: Vec<usize>) -> Option<Self> {
         if assignment.len() != problem.models.len() || assignment.iter().any(|j| *j >= problem.sub_clusters) {
             return None;
@@ -123,28 +124,30 @@ impl Evaluation {
         Some(Evaluation { assignment, loads, delta_rate, delta_memory, objective, disruption, violations })
     }
 
-    /// Whether it keeps every limit.
+    /// Whether the partition keeps every limit.
     pub fn is_feasible(&self) -> bool {
         self.violations.is_empty()
     }
 
-    /// `(max - min) / average` of the sub-clusters' request rates (appendix A.2); 0 if there are no requests.
+    /// `(max - min) / average` of the sub-clusters' request rates (appendix A.2); 0 if there are no
+    /// requests.
     pub fn rate_imbalance(&self) -> f64 {
         imbalance(self.loads.iter().map(|load| load.rate))
     }
 
-    /// `(max - min) / average` of the sub-clusters' static memory (appendix A.2); 0 if there is none.
+    /// `(max - min) / average` of the sub-clusters' static memory (appendix A.2); 0 if there is
+    /// none.
     pub fn memory_imbalance(&self) -> f64 {
         imbalance(self.loads.iter().map(|load| load.static_memory as f64))
     }
 }
 
-/// By how much `value` is over `limit`, if it is by more than rounding explains.
+/// Returns by how much `value` is over `limit`, if rounding does not explain the difference.
 fn over(value: f64, limit: f64) -> Option<f64> {
     (value - limit > TOLERANCE * limit.max(value)).then_some(value - limit)
 }
 
-/// `part / whole`; 0 of nothing.
+/// `part / whole`; 0 if `whole` is 0.
 pub(crate) fn share(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }

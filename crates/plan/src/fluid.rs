@@ -1,27 +1,31 @@
-//! The least number of devices that a load needs, whatever schedules it.
+//! The least number of devices that a load needs under any scheduler.
 
 use downbeat_core::{Duration, LatencyProfile};
 
-/// What one model needs at least.
+/// The least that one model needs.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FluidNeed {
-    /// The batch size behind it: of those whose first request, arrivals being even, can wait for the others and for the batch to run
-    /// (`(b - 1) / rate + l(b) <= SLO`) the one with the least `l(b) / b`. That is the largest, where batching pays at all.
+    /// The batch size with the least `l(b) / b` among the sizes that meet the SLO under even
+    /// arrivals. A size meets the SLO if its first request can wait for the others and for the
+    /// batch to run: `(b - 1) / rate + l(b) <= SLO`. Where batching pays at all, the largest such
+    /// size is the best.
     pub batch: u32,
     /// Devices, as a fraction: `rate * l(b) / b`.
     pub devices: f64,
 }
 
-/// The fluid need of a model: devices that are busy all the time with the best batches that its SLO allows at its rate. A
-/// scheduler needs more, because arrivals are uneven and devices are whole; sums over models are to be rounded up.
-/// `None` if not even one request alone makes its SLO.
+/// The fluid need of a model: devices that are busy all the time with the best batches that its SLO
+/// allows at its rate. A scheduler needs more, because arrivals are uneven and devices are whole.
+/// The caller rounds the sum over all models up.
+/// Returns `None` if not even one request alone makes its SLO.
 pub fn fluid_need(rate: f64, profile: &LatencyProfile, slo: Duration) -> Option<FluidNeed> {
     let fits = |b: u32| {
         let gathered = if b <= 1 { 0.0 } else { f64::from(b - 1) / rate };
         gathered + profile.latency(b).as_secs_f64() <= slo.as_secs_f64() * (1.0 + 1e-12)
     };
     let each = |b: u32| profile.latency(b).as_secs_f64() / f64::from(b);
-    // Both sides of the sum grow with the batch, so that the first that does not fit is the end.
+    // Both sides of the sum grow with the batch, so the first size that does not fit ends the
+    // search.
     let batch = (1..=profile.max_batch()).take_while(|b| fits(*b)).min_by(|a, b| each(*a).total_cmp(&each(*b)))?;
     Some(FluidNeed { batch, devices: rate * each(batch) })
 }
@@ -37,7 +41,8 @@ mod tests {
 
     #[test]
     fn the_batch_is_what_gathers_and_runs_within_the_slo() {
-        // At 1000/s one request comes each millisecond: (b - 1) + b + 5 <= 20 gives b = 8, which runs for 13 ms.
+        // At 1000/s one request comes each millisecond: (b - 1) + b + 5 <= 20 gives b = 8, which
+        // runs for 13 ms.
         let eight = need(1000.0, 20).unwrap();
         assert_eq!(eight.batch, 8);
         assert!((eight.devices - 1000.0 * 0.013 / 8.0).abs() < 1e-9);

@@ -1,4 +1,5 @@
-//! Random workloads of the kind that appendix A.2 partitions: variants of a zoo's models with exponential rates.
+//! Random workloads of the kind that appendix A.2 partitions: variants of a zoo's models with
+//! exponential rates.
 
 use rand::RngExt;
 use rand_distr::{Distribution, Exp};
@@ -7,8 +8,8 @@ use rand_pcg::rand_core::SeedableRng;
 
 use crate::workload::{Entry, Profile, Workload};
 
-/// Models of the zoo: name, `alpha` and `beta` in milliseconds and SLO in milliseconds on an A100 (Symphony, table 4), and
-/// millions of parameters as their authors give them.
+/// Models of the zoo: name, `alpha` and `beta` in milliseconds and SLO in milliseconds on an A100
+/// (Symphony, table 4), and millions of parameters as their authors give them.
 const ZOO: [(&str, f64, f64, f64, f64); 37] = [
     ("DenseNet121", 0.054, 10.546, 21.0, 8.1),
     ("DenseNet201", 0.304, 14.345, 31.0, 20.2),
@@ -51,26 +52,29 @@ const ZOO: [(&str, f64, f64, f64, f64); 37] = [
 
 /// Mean request rate of a model, per second.
 const MEAN_RATE: f64 = 20.0;
-/// Memory of a device: an A100 of the smaller kind leaves so much after the engine's own.
+/// Memory of a device: an A100 of the smaller kind has this much beside the engine's own memory.
 const DEVICE_MEMORY: u64 = 8 << 30;
 
-/// `models` models on `sub_clusters` sub-clusters: each a random model of the zoo, as a variant whose weights take 4 bytes a
-/// parameter and up to a tenth more (another head), with an exponential request rate and between 0.25 and 1 GiB of dynamic
-/// memory. A sub-cluster takes half as much again as the average rate, and devices have 8 GiB or, where models are many, half
-/// as much again as the average static memory. The same numbers give the same workload.
+/// Generates `models` models on `sub_clusters` sub-clusters. The same numbers give the same
+/// workload.
+///
+/// Each model is a random variant of a model of the zoo. Its weights take 4 bytes a parameter and
+/// up to a tenth more (another head). Its request rate is exponential, its dynamic memory between
+/// 0.25 and 1 GiB. A sub-cluster takes half as much again as the average rate. Devices have 8 GiB
+/// or, where models are many, half as much again as the average static memory.
 pub fn generate(models: usize, sub_clusters: usize, seed: u64) -> Workload {
     let mut rng = Pcg64::seed_from_u64(seed);
     let mut entries = Vec::with_capacity(models);
     for index in 0..models {
         let (name, alpha_ms, beta_ms, slo_ms, millions) = ZOO[rng.random_range(0..ZOO.len())];
         let parameters = millions * 1e6 * rng.random_range(1.0..1.1);
-        // The mean is positive, so that there is such a distribution.
+        // The mean is positive, so the distribution exists.
         let rate = Exp::new(1.0 / MEAN_RATE).map_or(MEAN_RATE, |exp| exp.sample(&mut rng));
         entries.push(Entry {
             name: format!("{name}-{index:03}"),
-            // Two digits are what a person would write, and never none at all.
+            // Two digits, as a person would write the rate; at least 0.01.
             rate: (rate * 100.0).round().max(1.0) / 100.0,
-            // Whole KiB and MiB, as a file says them.
+            // Whole KiB and MiB, as in a file.
             memory: ((4.0 * parameters) as u64) >> 10 << 10,
             dynamic_memory: rng.random_range(256..=1024_u64) << 20,
             load_cost: 1.0,

@@ -1,9 +1,9 @@
-//! Why there is no partition, in words. Each reason is enough by itself.
+//! Says in words why there is no partition. Each reason is enough by itself.
 
 use crate::problem::Problem;
 use crate::words::{bytes, number};
 
-/// What can be told from sums: reasons that need no search.
+/// Finds the reasons that follow from sums and need no search.
 pub(crate) fn obvious(problem: &Problem) -> Vec<String> {
     let mut reasons = Vec::new();
     let beyond = |value: f64, limit: f64| value - limit > 1e-9 * value.max(limit);
@@ -78,16 +78,17 @@ pub(crate) fn obvious(problem: &Problem) -> Vec<String> {
     reasons
 }
 
-/// Dynamic memory that any partition keeps free, over all sub-clusters: the largest once, and the smallest on each other
-/// sub-cluster (an empty one leaves all of its memory unused, which is no less).
+/// Bytes of dynamic memory that any partition keeps free over all sub-clusters: the largest once,
+/// and the smallest on each other sub-cluster. (An empty sub-cluster leaves all of its memory
+/// unused, which is no less.)
 fn least_dynamic(problem: &Problem) -> u64 {
     let dynamic = || problem.models.iter().map(|m| m.dynamic_memory);
     let (least, most) = (dynamic().min().unwrap_or(0), dynamic().max().unwrap_or(0));
     least.saturating_mul(problem.sub_clusters as u64 - 1).saturating_add(most)
 }
 
-/// The running assignment breaks a limit, and more than `limit` would have to be moved to mend it: `least` is what would do, the least of all if
-/// it is `proved`.
+/// Words for a running assignment that breaks a limit, where more than `limit` would have to be
+/// moved to mend it. Moves that cost `least` would mend it; if `proved`, no cheaper ones would.
 pub(crate) fn too_many_moves(least: f64, proved: bool, limit: f64) -> String {
     let how = match proved {
         true => "the least disruption that would do is",
@@ -97,8 +98,9 @@ pub(crate) fn too_many_moves(least: f64, proved: bool, limit: f64) -> String {
     format!("the running assignment cannot be mended within the largest disruption ({limit}); {how} {least}")
 }
 
-/// No single limit is to blame. With so many requests per second and bytes more for each sub-cluster there is a partition; with less of both there
-/// is none if that is `proved`.
+/// Words for limits that can be kept one by one, but not all at once. With `rate` more requests per
+/// second and `memory` more bytes on each sub-cluster there is a partition. If `proved`, there is
+/// none with less of both.
 pub(crate) fn not_together(rate: f64, memory: u64, proved: bool) -> String {
     let more = match (rate > 0.0, memory > 0) {
         (true, true) => format!("{} requests/s and {} of memory", number(rate), bytes(memory)),
@@ -111,7 +113,7 @@ pub(crate) fn not_together(rate: f64, memory: u64, proved: bool) -> String {
     )
 }
 
-/// The first few of many, and how many `more` there are.
+/// Joins the first five items and the number of the others, called `more`.
 pub(crate) fn first_few(all: &[impl ToString], more: &str) -> String {
     let shown: Vec<String> = all.iter().take(5).map(ToString::to_string).collect();
     let rest = all.len().saturating_sub(5);

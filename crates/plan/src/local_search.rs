@@ -1,7 +1,9 @@
-//! A partition without a solver: the largest model first, then moves and swaps by simulated annealing.
+//! A partition without a solver: the largest model first, then moves and swaps by simulated
+//! annealing.
 //!
-//! Good from the first moment and better with time, which is what the MILP solver needs to start from and what remains when
-//! its time is up. It proves nothing: that there is no partition, or no better one, is for the solver to say.
+//! The search has a good partition from the first moment, and a better one with time. The MILP
+//! solver starts from it, and it remains when the solver's time is up. The search proves nothing:
+//! only the solver can say that there is no partition, or no better one.
 
 use std::collections::BTreeMap;
 
@@ -12,31 +14,33 @@ use rand_pcg::rand_core::SeedableRng;
 use crate::evaluation::share;
 use crate::problem::Problem;
 
-/// What a search is for. Limits that are not part of the goal are kept where that is possible.
+/// The quantity that a search makes small. Limits outside the goal are kept where that is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Goal {
     /// The appendix's objective.
     Balance,
-    /// The least cost of moves that rate and memory allow, whatever the balance and the bound.
+    /// The least cost of moves that rate and memory allow, whatever the balance and the bound on
+    /// moves.
     LeastDisruption,
-    /// The least that rates and memory have to go over their limits, as shares of the average.
+    /// The smallest excess of rates and memory over their limits, as shares of the average.
     LeastOverrun,
 }
 
-/// What a broken limit costs, whatever by how little: more than any balance gains.
+/// The cost of a broken limit, however little it is broken: more than any balance gains.
 const BROKEN: f64 = 10.0;
-/// What it costs besides for each share of the limit.
+/// The additional cost for each share of the limit.
 const BROKEN_BY: f64 = 100.0;
 /// Shares of a limit that are rounding.
 const ROUNDING: f64 = 1e-12;
 /// Steps between two looks at the clock.
 const STEPS_BETWEEN_LOOKS: u64 = 1024;
 
-/// The state of a search. Rates and memory are shares of the average sub-cluster's, so that both are around 1.
+/// The state of a search. Rates and memory are shares of the average sub-cluster's, so that both
+/// are around 1.
 struct State<'a> {
     problem: &'a Problem,
     goal: Goal,
-    /// By model.
+    /// The rate of each model.
     rate: Vec<f64>,
     memory: Vec<f64>,
     dynamic: Vec<f64>,
@@ -44,7 +48,7 @@ struct State<'a> {
     clusters: Vec<Cluster>,
     max_rate: f64,
     max_memory: f64,
-    /// A whole that costs of moves are shares of.
+    /// The divisor that turns costs of moves into shares.
     cost_scale: f64,
     disruption: f64,
 }
@@ -53,12 +57,12 @@ struct State<'a> {
 struct Cluster {
     rate: f64,
     memory: f64,
-    /// How many models have this dynamic memory (bytes).
+    /// For each size of dynamic memory (bytes), the number of models that have it.
     dynamic: BTreeMap<u64, u32>,
     cost: f64,
 }
 
-/// A change: a model goes to a sub-cluster, and a model of that one may come back in its place.
+/// A change: a model moves to a sub-cluster, and in a swap a model of that sub-cluster moves back.
 #[derive(Clone, Copy)]
 struct Change {
     model: usize,
@@ -86,7 +90,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// What a sub-cluster costs with these sums.
+    /// The cost of a sub-cluster with these sums.
     fn cost(&self, rate: f64, memory: f64, dynamic: f64) -> f64 {
         let rate_over = over(rate, self.max_rate);
         let memory_over = over(memory + dynamic, self.max_memory);
@@ -110,7 +114,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// What a sub-cluster costs once `out` is gone from it and `into` has come.
+    /// The cost, rate and memory of a sub-cluster after `out` has left and `into` has entered.
     fn cost_after(&self, cluster: usize, out: Option<usize>, into: Option<usize>) -> (f64, f64, f64) {
         let now = &self.clusters[cluster];
         let (mut rate, mut memory) = (now.rate, now.memory);
@@ -133,7 +137,7 @@ impl<'a> State<'a> {
         (self.cost(rate, memory, dynamic), rate, memory)
     }
 
-    /// Puts a model where none of it was.
+    /// Puts a model that has no sub-cluster yet on one.
     fn place(&mut self, model: usize, cluster: usize) {
         let (cost, rate, memory) = self.cost_after(cluster, None, Some(model));
         self.enter(model, cluster);
@@ -160,7 +164,8 @@ impl<'a> State<'a> {
         }
     }
 
-    /// By how much a change raises the cost, and what it would leave the two sub-clusters with.
+    /// Returns by how much a change raises the cost, and the two sub-clusters' sums after the
+    /// change.
     fn consider(&self, change: Change) -> (f64, [(f64, f64, f64); 2]) {
         let from = self.assignment[change.model];
         let after = [
@@ -199,7 +204,8 @@ impl<'a> State<'a> {
         self.clusters.iter().map(|c| c.cost).sum::<f64>() + self.disruption_cost(self.disruption)
     }
 
-    /// What the goal really asks to be small, for a state that breaks no limit; the annealing's smooth cost else.
+    /// The goal's own measure for a state that breaks no limit; otherwise the annealing's smooth
+    /// cost.
     fn merit(&self) -> f64 {
         let total = self.total();
         if self.goal != Goal::Balance || total >= BROKEN {
@@ -209,7 +215,7 @@ impl<'a> State<'a> {
         off(&|c| c.rate) + self.problem.memory_weight * off(&|c| c.memory)
     }
 
-    /// The largest model first, each to the sub-cluster that it fills least.
+    /// Places the remaining models, the largest first, each on the sub-cluster that it fills least.
     fn fill(&mut self) {
         let mut order: Vec<usize> = (0..self.rate.len()).filter(|i| self.assignment[*i] == usize::MAX).collect();
         let size = |i: usize| self.rate[i].max(self.memory[i]);
@@ -231,7 +237,7 @@ impl<'a> State<'a> {
     }
 }
 
-/// Of a sub-cluster's cost, what comes from broken limits.
+/// The cost of a sub-cluster if it breaks a limit; otherwise 0.
 fn broken_part(cost: f64) -> f64 {
     if cost >= BROKEN { cost } else { 0.0 }
 }
@@ -254,8 +260,9 @@ fn broken(by: f64) -> f64 {
     if by > 0.0 { BROKEN + BROKEN_BY * by } else { 0.0 }
 }
 
-/// A good partition: `steps` of annealing from `start`, or from the running assignment where moves are bounded, or from the
-/// largest models first. `spent` is the share of its time that is over; at 1 it ends. The same arguments give the same
+/// Returns a good partition after at most `steps` of annealing. It starts from `start`, or from the
+/// running assignment where moves are bounded, or from the largest models first. `spent` returns
+/// the share of the time that is over; at 1 the search ends. The same arguments give the same
 /// partition.
 pub(crate) fn search(
     problem: &Problem,
@@ -280,7 +287,7 @@ pub(crate) fn search(
         return best.1;
     }
     let mut rng = Pcg64::seed_from_u64(seed);
-    // From what moving one model changes down to what rounding hides.
+    // The temperature falls from the effect of moving one model to the size of rounding errors.
     let (hottest, coldest) = match goal {
         Goal::Balance => {
             let weight = problem.memory_weight.min(1.0);
@@ -299,7 +306,8 @@ pub(crate) fn search(
             if time >= 1.0 {
                 break;
             }
-            // Cold at the end, whichever comes first: a search that is stopped while it is hot is worth little.
+            // The temperature follows the time or the steps, whichever is nearer its end. A search
+            // that is stopped while it is hot is worth little.
             temperature = hottest * (cooling * time.max(step as f64 / steps as f64)).exp();
         }
         let model = rng.random_range(0..models);

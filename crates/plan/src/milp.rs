@@ -1,10 +1,12 @@
 //! Appendix A's mixed-integer program, solved by HiGHS.
 //!
-//! Binary `x_ij` says that model `i` is on sub-cluster `j`. Rates and memory are shares of the average sub-cluster's, so that
-//! coefficients are around 1; the constraints' numbers below are the appendix's.
+//! Binary `x_ij` says that model `i` is on sub-cluster `j`. Rates and memory are shares of the
+//! average sub-cluster's, so that coefficients are around 1; the constraints' numbers below are the
+//! appendix's.
 //!
-//! Sub-clusters are alike, so that every partition occurs `l!` times under other names. Where the running assignment does not
-//! name them, the `k` largest models are kept on the first `k` sub-clusters, which leaves one name for most.
+//! Sub-clusters are interchangeable, so every partition occurs `l!` times under other names. Where
+//! the running assignment does not name them, the `k` largest models stay on the first `k`
+//! sub-clusters, which leaves one name for most partitions.
 
 use std::num::NonZeroU32;
 
@@ -14,25 +16,26 @@ use highs::{Col, HighsModelStatus, HighsSolutionStatus, RowProblem, Sense};
 use crate::local_search::Goal;
 use crate::problem::Problem;
 
-/// How the solver ended.
+/// The result of a run of the solver.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) enum Outcome {
-    /// There is no better one.
+    /// The optimum: there is no better partition.
     Best(Vec<usize>),
     /// The best that was found in time; no partition has an objective below `bound`.
     Found {
-        /// By model: its sub-cluster.
+        /// The sub-cluster of each model.
         assignment: Vec<usize>,
-        /// In the goal's units; [`Goal::Balance`]: the objective's.
+        /// In the goal's units. For [`Goal::Balance`] these are the objective's.
         bound: f64,
     },
-    /// There is none: proved.
+    /// The solver proved that there is no partition.
     Infeasible,
-    /// None was found in time.
+    /// The solver found no partition in time.
     Nothing,
 }
 
-/// Solves `problem` for `goal` within `limit`, on one thread, from `start` if that keeps the goal's limits.
+/// Solves `problem` for `goal` within `limit`, on one thread, from `start` if that keeps the goal's
+/// limits.
 pub(crate) fn solve(problem: &Problem, goal: Goal, start: Option<&[usize]>, seed: u64, limit: Duration) -> Outcome {
     if limit == Duration::ZERO {
         return Outcome::Nothing;
@@ -47,7 +50,7 @@ pub(crate) fn solve(problem: &Problem, goal: Goal, start: Option<&[usize]>, seed
     let set = [
         model.try_set_option("time_limit", limit.as_secs_f64()),
         model.try_set_option("random_seed", i32::try_from(seed % (1 << 31)).unwrap_or(0)),
-        // Shares of an average: what is below is rounding.
+        // Values are shares of an average: a smaller difference is rounding.
         model.try_set_option("mip_rel_gap", 1e-6),
         model.try_set_option("mip_feasibility_tolerance", 1e-9),
         model.try_set_option("primal_feasibility_tolerance", 1e-9),
@@ -55,7 +58,8 @@ pub(crate) fn solve(problem: &Problem, goal: Goal, start: Option<&[usize]>, seed
     assert!(set.iter().all(Result::is_ok), "HiGHS has these options and takes these values: {set:?}");
     if let Some(start) = start {
         let start = if named { start.to_vec() } else { first_names(start, &order, problem.sub_clusters) };
-        // Only the binaries: the solver completes the rest. A start that it refuses is none, and the search goes on.
+        // The start sets only the binaries, and the solver completes the rest. If the solver
+        // refuses the start, it searches without one.
         let mut values = vec![0.0; columns];
         for (of_model, sub_cluster) in x.iter().zip(start) {
             values[of_model[sub_cluster].index()] = 1.0;
@@ -84,7 +88,7 @@ pub(crate) fn solve(problem: &Problem, goal: Goal, start: Option<&[usize]>, seed
     }
 }
 
-/// The program, and `x[i][j]`.
+/// Builds the program, and `x[i][j]`.
 fn program(problem: &Problem, goal: Goal, order: Option<&[usize]>) -> (RowProblem, Vec<Vec<Col>>) {
     let or_one = |value: f64| if value > 0.0 { value } else { 1.0 };
     let (average_rate, average_memory) = (or_one(problem.average_rate()), or_one(problem.average_memory()));
@@ -141,7 +145,7 @@ fn program(problem: &Problem, goal: Goal, order: Option<&[usize]>) -> (RowProble
         }
     }
     if goal == Goal::Balance {
-        // (3), (6), (7). Of nothing, the share on each sub-cluster is 0 and not 1.
+        // (3), (6), (7). If all values are 0, the share of each sub-cluster is 0 and not 1.
         for (of, weight) in [(&rate, 1.0), (&memory, problem.memory_weight)] {
             if weight == 0.0 || of.iter().all(|value| *value == 0.0) {
                 continue;
@@ -164,7 +168,7 @@ fn program(problem: &Problem, goal: Goal, order: Option<&[usize]>) -> (RowProble
     (rows, x)
 }
 
-/// Models, the largest first.
+/// The models' numbers, the largest model first.
 fn by_size(problem: &Problem) -> Vec<usize> {
     let or_one = |value: f64| if value > 0.0 { value } else { 1.0 };
     let (rate, memory) = (or_one(problem.average_rate()), or_one(problem.average_memory()));
@@ -177,7 +181,8 @@ fn by_size(problem: &Problem) -> Vec<usize> {
     order
 }
 
-/// The same partition with its sub-clusters numbered as `order` comes to them first.
+/// The same partition with its sub-clusters numbered in the order in which `order` first reaches
+/// them.
 fn first_names(assignment: &[usize], order: &[usize], sub_clusters: usize) -> Vec<usize> {
     let mut names = vec![None; sub_clusters];
     let mut next = 0;

@@ -1,26 +1,28 @@
-//! What is to be partitioned, and under which limits.
+//! The problem that the partitioner solves: models, sub-clusters and limits.
 
 /// A model as the partitioner sees it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Model {
-    /// Its name, for messages.
+    /// The model's name, for messages.
     pub name: String,
     /// `r`: requests per second.
     pub rate: f64,
-    /// `s`: bytes that it takes on every device of its sub-cluster as long as it is loaded (weights).
+    /// `s`: bytes that a loaded model takes on every device of its sub-cluster (weights).
     pub static_memory: u64,
-    /// `d`: bytes that it takes while it runs (activations). A device runs one batch at a time, so that only the largest
-    /// of a sub-cluster counts.
+    /// `d`: bytes that the model takes while it runs (activations). A device runs one batch at a
+    /// time, so only the largest of a sub-cluster counts.
     pub dynamic_memory: u64,
-    /// `c`: what loading it costs, and unloading it, in units of the caller's choice (seconds, bytes, or 1).
+    /// `c`: the cost of loading the model, and of unloading it, in units of the caller's choice
+    /// (seconds, bytes, or 1).
     pub load_cost: f64,
-    /// `x'`: the sub-cluster where it runs now; `None`: nowhere.
+    /// `x'`: the sub-cluster where the model runs now; `None`: nowhere.
     pub running: Option<usize>,
 }
 
 impl Model {
-    /// What it costs to have the model on `sub_cluster`, seen from where it runs now: nothing, one load, or an unload and a
-    /// load (`sum_j c |x_ij - x'_ij|`). A sub-cluster that is no longer there counts as a place to unload from.
+    /// The cost of having the model on `sub_cluster`, starting from where it runs now: nothing, one
+    /// load, or an unload and a load (`sum_j c |x_ij - x'_ij|`). A sub-cluster that no longer
+    /// exists counts as a place to unload from.
     pub fn move_cost(&self, sub_cluster: usize) -> f64 {
         match self.running {
             None => self.load_cost,
@@ -30,28 +32,31 @@ impl Model {
     }
 }
 
-/// Models, the sub-clusters they are to be put on, and what limits that (Symphony §4.4, appendix A).
+/// Models, the number of sub-clusters to divide them among, and the limits (Symphony §4.4, appendix
+/// A).
 ///
-/// Minimised is `deltaR + w * deltaS`: the largest distance of a sub-cluster's request rate, and of its static memory, from the
-/// average sub-cluster's. Both are taken as shares of that average here, so that `memory_weight` has no unit and 1 says
-/// that both count the same: the appendix's `w` is `memory_weight * Ravg / Savg`.
+/// The partitioner minimises `deltaR + w * deltaS`: the largest distance of a sub-cluster's request
+/// rate, and of its static memory, from the average sub-cluster's. Both are shares of that average
+/// here, so `memory_weight` has no unit, and at 1 both count the same. The appendix's `w` is
+/// `memory_weight * Ravg / Savg`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Problem {
     /// The models.
     pub models: Vec<Model>,
-    /// `l`: how many sub-clusters there are.
+    /// `l`: the number of sub-clusters.
     pub sub_clusters: usize,
     /// `Rmax`: most requests per second that a sub-cluster's dispatcher takes; `None`: any number.
     pub max_rate: Option<f64>,
     /// `Smax`: bytes of a device's memory; `None`: enough for everything.
     pub max_memory: Option<u64>,
-    /// What a share of memory imbalance counts beside a share of rate imbalance.
+    /// The weight of a share of memory imbalance relative to a share of rate imbalance.
     pub memory_weight: f64,
-    /// `Cmax`: most that leaving the running assignment may cost, the sum of [`Model::move_cost`]; `None`: anything.
+    /// `Cmax`: the highest allowed cost of leaving the running assignment, the sum of
+    /// [`Model::move_cost`]; `None`: any cost.
     pub max_disruption: Option<f64>,
 }
 
-/// Why numbers are no problem to be solved, with the place.
+/// The first number of a problem that is out of range, in words.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadProblem(String);
@@ -60,10 +65,11 @@ pub struct BadProblem(String);
 const MOST_PAIRS: usize = 1_000_000;
 
 impl Problem {
-    /// Checks that the numbers are numbers.
+    /// Checks that rates, costs and limits are finite and not negative, that names differ, and that
+    /// the problem is neither empty nor too large.
     ///
     /// # Errors
-    /// The first that is not as it should be.
+    /// The first number or name that is wrong.
     pub fn check(&self) -> Result<(), BadProblem> {
         let wrong = |what: String| Err(BadProblem(what));
         let (models, sub_clusters) = (self.models.len(), self.sub_clusters);
@@ -109,7 +115,7 @@ impl Problem {
         self.models.iter().map(|m| m.static_memory as f64).sum::<f64>() / self.sub_clusters as f64
     }
 
-    /// Whether some model runs somewhere already.
+    /// Whether at least one model runs somewhere already.
     pub fn has_running(&self) -> bool {
         self.models.iter().any(|m| m.running.is_some())
     }

@@ -7,11 +7,11 @@ use rand_pcg::rand_core::SeedableRng;
 use crate::evaluation::Evaluation;
 use crate::problem::{BadProblem, Problem};
 
-/// The best of the partitions that chance finds until `expired` says stop, or after `trials`; and how many were tried. `None`
-/// if none of them kept every limit.
+/// Tries random partitions until `expired` returns true, or `trials` times. Returns the best that
+/// keeps every limit, or `None`, and the number of partitions tried.
 ///
 /// # Errors
-/// If the problem's numbers are none.
+/// If [`Problem::check`] refuses the problem.
 pub fn random_partition(
     problem: &Problem,
     seed: u64,

@@ -1,4 +1,5 @@
-//! The partitioner: every partition where there are few; else a quick search, then the solver, within a time limit.
+//! The partitioner: every partition of a small problem; otherwise a quick search, then the solver,
+//! within a time limit.
 
 use std::fmt;
 
@@ -10,59 +11,64 @@ use crate::infeasible::{first_few, not_together, obvious, too_many_moves};
 use crate::local_search::{Goal, search};
 use crate::problem::{BadProblem, Problem};
 
-/// Most steps of the first search, and steps for each pair of a model and a sub-cluster, and for any problem.
+/// Most steps of the first search; steps for each pair of a model and a sub-cluster; steps for any
+/// problem.
 const MOST_STEPS: u64 = 50_000_000;
 const STEPS_A_PAIR: u64 = 1_000;
 const LEAST_STEPS: u64 = 20_000;
 /// Pairs above which a problem is large.
 const LARGE: u64 = 4_000;
 
-/// How long and by what a partition is looked for.
+/// How long and with which method to look for a partition.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Options {
-    /// Most time that is spent on a partition. Where none is found, up to twice as much again may be spent on saying why.
+    /// Most time for finding a partition. If none is found, explaining why may take up to twice as
+    /// much again.
     pub time_limit: Duration,
-    /// Chooses the search's random numbers. What the solver finds within a time limit depends on the machine as well.
+    /// Seeds the search's random numbers. The solver's result within a time limit also depends on
+    /// the machine.
     pub seed: u64,
-    /// By what.
+    /// The method.
     pub method: Method,
 }
 
-/// Who looks for a partition. Where there are few, every one is looked at instead, unless the solver shall be alone.
+/// The method that looks for a partition. On small problems, every method but `Solver` tries all
+/// partitions instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Method {
-    /// The search, and then the solver from what the search found. The search alone without the feature `highs`, and where the
-    /// problem is large (more than 4,000 pairs of a model and a sub-cluster) and the search finds a partition.
+    /// The search, and then the solver from the search's partition. The search works alone without
+    /// the feature `highs`, or if the problem is large (more than 4,000 pairs of a model and a
+    /// sub-cluster) and the search finds a partition.
     SearchThenSolver,
     /// The search alone.
     Search,
-    /// The solver alone, from nothing. Without the feature `highs`: nobody, so that nothing is found.
+    /// The solver alone, without a start. Without the feature `highs` this method finds nothing.
     Solver,
 }
 
 /// Whether this build has the solver: the feature `highs`.
 pub const HAS_SOLVER: bool = cfg!(feature = "highs");
 
-/// A partition that keeps every limit, and how it came.
+/// A partition that keeps every limit, the method that found it, and the proofs about it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
     /// The partition.
     pub evaluation: Evaluation,
-    /// Who found it.
+    /// The method that found the partition.
     pub found_by: FoundBy,
-    /// No partition has an objective below this; `None` if nothing is known. Equal to the objective (to within 1e-6) if the
-    /// partition was proved to be the best.
+    /// No partition has an objective below this bound; `None` if no bound is known. It equals the
+    /// objective (to within 1e-6) if the partition was proved to be the best.
     pub bound: Option<f64>,
-    /// Whether it was proved that there is no better one.
+    /// Whether there is a proof that no partition is better.
     pub proved: bool,
 }
 
-/// Who found a partition.
+/// The method that found a partition.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FoundBy {
-    /// The look at every partition.
+    /// Trying every partition.
     Enumeration,
-    /// The search.
+    /// The local search.
     Search,
     /// The MILP solver.
     Solver,
@@ -81,26 +87,27 @@ impl fmt::Display for FoundBy {
 /// Why there is no plan.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The numbers are none.
+    /// [`Problem::check`] refuses the problem.
     #[error(transparent)]
     Bad(#[from] BadProblem),
     /// No partition keeps every limit.
     #[error("no partition keeps every limit: {}", first_few(.0, "more reasons"))]
     Infeasible(Vec<String>),
-    /// None was found in time, and none was proved to be impossible.
+    /// No partition was found in time, and none was proved to be impossible.
     #[error("no partition was found within {limit}, which does not prove that there is none; the nearest one: {}", first_few(.closest, "more"))]
     NotFound {
         /// The time that was allowed.
         limit: Duration,
-        /// What the best partition that was found breaks.
+        /// The limits that the best partition found breaks.
         closest: Vec<Violation>,
     },
 }
 
-/// Partitions the models. `elapsed` is the caller's clock: the time since it called.
+/// Partitions the models. `elapsed` is the caller's clock: the time since the call.
 ///
 /// # Errors
-/// If the numbers are none, or there is no partition, or none is found in time.
+/// If [`Problem::check`] refuses the problem, or there is no partition, or the search finds none in
+/// time.
 pub fn plan(problem: &Problem, options: &Options, elapsed: &dyn Fn() -> Duration) -> Result<Plan, PlanError> {
     problem.check()?;
     let reasons = obvious(problem);
@@ -118,8 +125,9 @@ pub fn plan(problem: &Problem, options: &Options, elapsed: &dyn Fn() -> Duration
         let (bound, evaluation) = (Some(best.objective), near_running(problem, best));
         return Ok(Plan { evaluation, found_by: FoundBy::Enumeration, bound, proved: true });
     }
-    // The solver makes small problems perfect. Large ones it cannot better in seconds, and it looks at its clock too rarely to be
-    // let loose on them: there it is asked only where the search finds nothing.
+    // The solver makes small problems perfect. It cannot improve large ones in seconds, and it
+    // checks its clock too rarely to be trusted with them: there it runs only if the search finds
+    // nothing.
     let large = pairs(problem) > LARGE;
     let searched = (options.method != Method::Solver).then(|| {
         let alone = options.method == Method::Search || !HAS_SOLVER || large;
@@ -166,12 +174,12 @@ fn steps(problem: &Problem) -> u64 {
     (LEAST_STEPS + STEPS_A_PAIR * pairs(problem)).min(MOST_STEPS)
 }
 
-/// The share of `limit` that is over; all of no time is.
+/// The share of `limit` that is over; 1 if `limit` is zero.
 fn fraction(elapsed: Duration, limit: Duration) -> f64 {
     if limit == Duration::ZERO { 1.0 } else { elapsed.as_secs_f64() / limit.as_secs_f64() }
 }
 
-/// What the solver said.
+/// The solver's result.
 #[derive(Default)]
 struct Solved {
     found: Option<Evaluation>,
@@ -204,14 +212,14 @@ fn solve(_: &Problem, _: Goal, _: Option<&[usize]>, _: u64, _: Duration) -> Solv
     Solved::default()
 }
 
-/// An assignment that this crate made.
+/// Evaluates an assignment that this crate made.
 fn evaluated(problem: &Problem, assignment: Vec<usize>) -> Evaluation {
     let found = Evaluation::of(problem, assignment);
     assert!(found.is_some(), "a partition has a sub-cluster for each model");
     found.unwrap_or_else(|| unreachable!("asserted"))
 }
 
-/// Why there is no partition. Called when none was found.
+/// Explains why there is no partition, after the search and the solver found none.
 fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn Fn() -> Duration) -> PlanError {
     let limit = options.time_limit;
     let look = |problem: &Problem, goal: Goal| {
@@ -256,7 +264,7 @@ fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn
     }
     let mut free = problem.clone();
     if infeasible && problem.max_disruption.is_some() {
-        // No moves mend it, so that the moves' bound is not to blame.
+        // No moves mend the assignment, so the bound on moves is not to blame.
         free.max_disruption = None;
     }
     let (_, found, solved) = look(&free, Goal::LeastOverrun);
@@ -275,8 +283,9 @@ fn explain(problem: &Problem, options: &Options, infeasible: bool, elapsed: &dyn
     PlanError::Infeasible(vec![not_together(rate, memory, solved.proved)])
 }
 
-/// The same partition with its sub-clusters numbered so that much stays where it runs: pairs of an old and a new sub-cluster,
-/// those that save the most moves first. Numbers are free where moves are not bounded, and are left alone where they are.
+/// The same partition with its sub-clusters renumbered, so that many models stay where they run.
+/// Pairs of an old and a new sub-cluster are matched greedily, the largest saving first. Where
+/// moves are bounded, the numbers stay as they are.
 fn near_running(problem: &Problem, found: Evaluation) -> Evaluation {
     if problem.max_disruption.is_some() || !problem.has_running() {
         return found;

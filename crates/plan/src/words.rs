@@ -1,4 +1,4 @@
-//! Numbers as people read them.
+//! Formats numbers for readers.
 
 /// Bytes with a unit: `512 MiB`, `1.5 GiB`.
 pub fn bytes(bytes: u64) -> String {
@@ -12,7 +12,7 @@ pub fn bytes(bytes: u64) -> String {
     format!("{} {}", number(value), units[unit])
 }
 
-/// A number with about four digits that count.
+/// A number with about four significant digits.
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 1000.0 => 0,

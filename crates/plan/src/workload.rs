@@ -1,24 +1,24 @@
-//! The workload file: models with what they need, devices, limits.
+//! The workload file: models with their needs, devices, limits.
 //!
-//! TOML. `?` marks what may be left out, with its default:
+//! The file is TOML. `?` marks keys that may be left out, with their defaults:
 //!
 //! | key | unit | meaning |
 //! |---|---|---|
-//! | `sub_clusters` | | `l`: how many there are |
-//! | `devices` ? | | how many there are in all, to be compared with what is needed |
+//! | `sub_clusters` | | `l`: the number of sub-clusters |
+//! | `devices` ? | | the number of devices in all, to compare with the number needed |
 //! | `device_memory_mib` ? unbounded | MiB | `Smax`: memory of one device |
 //! | `max_rate` ? unbounded | 1/s | `Rmax`: most requests that a sub-cluster's dispatcher takes |
-//! | `memory_weight` ? 1 | | what memory imbalance counts beside rate imbalance ([`Problem::memory_weight`]) |
-//! | `max_disruption` ? unbounded | as `load_cost` | `Cmax`: most that leaving the running assignment may cost |
+//! | `memory_weight` ? 1 | | weight of memory imbalance relative to rate imbalance ([`Problem::memory_weight`]) |
+//! | `max_disruption` ? unbounded | as `load_cost` | `Cmax`: highest allowed cost of leaving the running assignment |
 //! | `[[models]]` | | one for each model: |
 //! | `name` | | |
 //! | `rate` | 1/s | `r`: requests |
-//! | `memory_mib` | MiB | `s`: memory that it takes as long as it is loaded |
-//! | `dynamic_memory_mib` ? 0 | MiB | `d`: memory that it takes while it runs |
-//! | `load_cost` ? 1 | any | `c`: of loading it, and of unloading it |
+//! | `memory_mib` | MiB | `s`: memory of the loaded model |
+//! | `dynamic_memory_mib` ? 0 | MiB | `d`: additional memory of the running model |
+//! | `load_cost` ? 1 | any | `c`: cost of loading the model, and of unloading it |
 //! | `slo_ms` | ms | from arrival to answer |
 //! | `profile` | ms | `{ alpha_ms, beta_ms, max_batch ? 1024 }`, or `{ points_ms = [[batch, latency], ...] }` |
-//! | `running_on` ? nowhere | | the sub-cluster where it runs now, from 0 |
+//! | `running_on` ? nowhere | | the sub-cluster where the model runs now, from 0 |
 //!
 //! A key that is not listed is an error.
 
@@ -36,14 +36,14 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// Largest batch of a linear profile that does not name one.
 const DEFAULT_MAX_BATCH: u32 = 1024;
 
-/// A workload as its file says it, checked.
+/// The content of a workload file, checked.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
-    /// Sub-clusters.
+    /// The number of sub-clusters.
     #[serde(deserialize_with = "some_sub_clusters")]
     pub sub_clusters: usize,
-    /// Devices in all.
+    /// The number of devices in all.
     pub devices: Option<u32>,
     /// Bytes of one device's memory.
     #[serde(rename = "device_memory_mib", default, deserialize_with = "some_mib", serialize_with = "some_in_mib")]
@@ -65,7 +65,7 @@ pub struct Workload {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// Its name.
+    /// The model's name.
     pub name: String,
     /// Requests per second.
     #[serde(deserialize_with = "number")]
@@ -82,13 +82,13 @@ pub struct Entry {
     /// Milliseconds from arrival to answer.
     #[serde(deserialize_with = "number")]
     pub slo_ms: f64,
-    /// The sub-cluster where it runs now.
+    /// The sub-cluster where the model runs now.
     pub running_on: Option<usize>,
-    /// How long batches take.
+    /// The latency of the model's batches.
     pub profile: Profile,
 }
 
-/// How long batches of a model take.
+/// The latency of a model's batches.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -105,26 +105,26 @@ pub enum Profile {
         /// The largest batch.
         max_batch: Option<u32>,
     },
-    /// Measured.
+    /// A measured profile.
     Points {
-        /// Batch size and milliseconds.
+        /// Pairs of a batch size and its latency in milliseconds.
         points_ms: Vec<(u32, f64)>,
     },
 }
 
-/// What is wrong with a file, and where.
+/// The place and message of an error in a file.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{line}:{column}: {message}")]
 pub struct BadWorkload {
-    /// From 1.
+    /// The line, from 1.
     pub line: usize,
-    /// From 1.
+    /// The column, from 1.
     pub column: usize,
-    /// What was wrong and what was expected.
+    /// The error, and the expected content.
     pub message: String,
 }
 
-/// Where the models of a file are.
+/// The positions of a file's models in its text.
 #[derive(Deserialize)]
 struct Places {
     models: Vec<Spanned<serde::de::IgnoredAny>>,
@@ -149,7 +149,7 @@ fn some_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>
 
 fn mib<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let value = number(deserializer)?;
-    // Below what sums of many models in u64 could pass.
+    // The bound keeps sums over many models within u64.
     if value <= 1e9 {
         Ok((value * MIB).round() as u64)
     } else {
@@ -177,7 +177,7 @@ fn some_in_mib<S: Serializer>(bytes: &Option<u64>, serializer: S) -> Result<S::O
 }
 
 impl Profile {
-    /// The profile as the scheduler has it.
+    /// Converts the profile to the scheduler's type.
     ///
     /// # Errors
     /// If the numbers are no latency profile.
@@ -203,10 +203,10 @@ impl Profile {
 }
 
 impl Entry {
-    /// What it needs at least; see [`fluid_need`].
+    /// The least that the model needs; see [`fluid_need`].
     ///
     /// # Errors
-    /// If its profile is none, or one request alone misses its SLO.
+    /// If its profile is invalid, or one request alone misses its SLO.
     pub fn need(&self) -> Result<FluidNeed, String> {
         let profile = self.profile.latency().map_err(|message| format!("model '{}': {message}", self.name))?;
         fluid_need(self.rate, &profile, Duration::from_millis_f64(self.slo_ms)).ok_or_else(|| {
@@ -224,7 +224,7 @@ impl Workload {
     /// Reads the text of a workload file.
     ///
     /// # Errors
-    /// The first thing that is not as it should be, with its line and column.
+    /// The first mistake in the text, with its line and column.
     pub fn parse(text: &str) -> Result<Self, BadWorkload> {
         let wrong =
             |e: toml::de::Error| at(text, e.span().map_or(0, |span| span.start), e.message().trim().replace('\n', " "));
@@ -246,11 +246,11 @@ impl Workload {
 
     /// The workload as a file that [`Workload::parse`] reads.
     pub fn to_toml(&self) -> String {
-        // Numbers, words and lists of them: nothing of it can fail.
+        // The fields are numbers, strings and lists of them, so serialising cannot fail.
         toml::to_string(self).unwrap_or_default()
     }
 
-    /// What the partitioner is to solve.
+    /// The problem that the partitioner solves.
     pub fn problem(&self) -> Problem {
         Problem {
             models: self

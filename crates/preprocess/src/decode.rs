@@ -1,4 +1,4 @@
-//! The pixels of a JPEG or PNG.
+//! Decodes the pixels of a JPEG or PNG.
 
 use std::io::Cursor;
 
@@ -10,7 +10,8 @@ use zune_jpeg::JpegDecoder;
 
 use crate::picture_header::{PictureFormat, PictureHeader};
 
-/// Scans of a progressive JPEG; encoders write about ten, and each costs as much as the picture is large.
+/// Most scans of a progressive JPEG. Encoders write about ten; the cost of each grows with the
+/// picture's size.
 const MOST_SCANS: usize = 64;
 
 /// A decoded picture: 8 bits a sample, rows from the top, the samples of a pixel together.
@@ -22,15 +23,15 @@ pub struct Picture {
     pub height: u32,
     /// Samples of a pixel: 1 (gray) or 3 (red, green, blue).
     pub channels: usize,
-    /// `height * width * channels` of them.
+    /// `height * width * channels` samples.
     pub samples: Vec<u8>,
 }
 
-/// Decodes a picture whose header was read of the same bytes and is held to no more than may be held in memory. Its samples are
-/// `channels`, 1 or 3, a pixel.
+/// Decodes a picture. `header` is the header of the same bytes, and the caller has limited its size
+/// to the memory that may be used. The result has `channels` samples a pixel, 1 or 3.
 ///
 /// # Errors
-/// In words, if it is damaged or of a kind that is not read.
+/// In words, if the picture is damaged or of an unsupported kind.
 pub fn decode(bytes: &[u8], header: PictureHeader, channels: usize) -> Result<Picture, String> {
     let decoded = match header.format {
         PictureFormat::Png => png(bytes, header)?,
@@ -58,7 +59,7 @@ fn png(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
         }
     }
     let found = reader.output_color_type().0.samples();
-    // Gray with alpha, or colours with alpha.
+    // Gray with alpha has 2 samples, colours with alpha have 4.
     let channels = if found < 3 { 1 } else { 3 };
     if found != channels {
         drop_alpha(&mut samples, found);
@@ -66,7 +67,7 @@ fn png(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
     Ok(Picture { width: header.width, height: header.height, channels, samples })
 }
 
-/// Leaves out the last of every `found` samples, in place.
+/// Removes the last of every `found` samples, in place.
 fn drop_alpha(samples: &mut Vec<u8>, found: usize) {
     let mut index = 0;
     samples.retain(|_| {
@@ -92,7 +93,7 @@ fn jpeg(bytes: &[u8], header: PictureHeader) -> Result<Picture, String> {
     Ok(Picture { width: header.width, height: header.height, channels: 3, samples })
 }
 
-/// What was allowed for is the size that the header was read to have.
+/// Checks that the decoder finds the size of the header: only that size was allowed for.
 fn check_size(header: PictureHeader, width: u32, height: u32) -> Result<(), String> {
     if (width, height) == (header.width, header.height) {
         return Ok(());
@@ -115,7 +116,7 @@ fn reserve(samples: &mut Vec<u8>, bytes: usize) -> Result<(), String> {
 }
 
 impl Picture {
-    /// The same with so many samples a pixel, 1 or 3.
+    /// The same picture with this number of samples a pixel, 1 or 3.
     fn with_channels(self, channels: usize) -> Picture {
         let samples = match (self.channels, channels) {
             (3, 1) => self.samples.as_chunks::<3>().0.iter().map(brightness).collect(),
@@ -126,7 +127,7 @@ impl Picture {
     }
 }
 
-/// As Pillow works out its `L`.
+/// The brightness as Pillow computes its `L`.
 fn brightness(&[r, g, b]: &[u8; 3]) -> u8 {
     ((u32::from(r) * 19595 + u32::from(g) * 38470 + u32::from(b) * 7471 + 0x8000) >> 16) as u8
 }

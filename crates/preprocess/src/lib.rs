@@ -1,12 +1,16 @@
-//! Pictures and sentences made into the tensors that models take: decoded, resized, cropped, normalised and laid out, or tokenised, padded and masked.
+//! Turns pictures and sentences into the tensors that models take. Pictures are decoded, resized,
+//! cropped, normalised and laid out; texts are tokenised, padded and masked.
 //!
-//! A model is written with the [`Step`]s that lead to its inputs; [`Pipeline::new`] checks them against these inputs, [`Pipeline::look`] says by the
-//! headers alone what a request's items will take, and [`Pipeline::run`] does it. Decoders, filters and tokenisers are other people's crates. What is
-//! ours is what is checked before they see a byte: the size that a picture's header claims decides no allocation before it is held to a limit.
+//! A model is written with the [`Step`]s that lead to its inputs. [`Pipeline::new`] checks the
+//! steps against these inputs. [`Pipeline::look`] reads only the headers of a request's items and
+//! returns the time and memory that they need. [`Pipeline::run`] makes the tensors.
+//! Decoders, filters and tokenisers are other people's crates. The checks before them are ours: a
+//! picture's claimed size decides an allocation only after a check against a limit.
 //!
-//! Semantics are those of Pillow, torchvision and Hugging Face's tokenizers, from which models come: filters that widen when they shrink
-//! (`antialias`), sizes that are cut to whole pixels as there, crops about the centre. Exif orientation is passed over, as `Image.open` does,
-//! transparency left out, and 16 bits are cut to 8.
+//! Models are trained with Pillow, torchvision and Hugging Face's tokenizers, so the semantics are
+//! theirs. Filters widen when they shrink (`antialias`), sizes are cut to whole pixels, crops are
+//! about the centre. Exif orientation is ignored, as `Image.open` does, transparency is left out,
+//! and 16 bits are cut to 8.
 
 mod decode;
 mod picture_header;

@@ -1,15 +1,15 @@
-//! What the first bytes of a JPEG or PNG say of the picture.
+//! Reads the format and size of a JPEG or PNG from its first bytes.
 
 /// Segments of a JPEG before its frame header; cameras write some tens.
 const MOST_SEGMENTS: usize = 4096;
 
-/// Bytes that deflate can make of one.
+/// Most bytes that deflate can make of one byte.
 const MOST_DEFLATED: u64 = 1032;
 
-/// What the first bytes of a picture say of it.
+/// The format and size of a picture, from its first bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PictureHeader {
-    /// Its format.
+    /// The picture's format.
     pub format: PictureFormat,
     /// Pixels in a row, at least one.
     pub width: u32,
@@ -29,10 +29,10 @@ pub enum PictureFormat {
 }
 
 impl PictureHeader {
-    /// Reads it, in time that grows with the header alone and without memory of its own.
+    /// Reads the header, in time that grows with the header alone and without memory of its own.
     ///
     /// # Errors
-    /// In words, if there is no such header.
+    /// In words, if the bytes have no such header.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
         if bytes.is_empty() {
             return Err("it is empty; a JPEG or PNG is expected".to_owned());
@@ -48,10 +48,11 @@ impl PictureHeader {
         Ok(found)
     }
 
-    /// Checks that a file of these bytes can hold the pixels of a PNG at all. Deflate makes 1032 bytes of one at most.
+    /// Checks that a file of this length can hold the pixels of a PNG at all. Deflate makes at most
+    /// 1032 bytes of one.
     ///
     /// # Errors
-    /// In words, if it cannot.
+    /// In words, if the file is too short.
     pub fn check_length(&self, bytes: &[u8]) -> Result<(), String> {
         if self.format != PictureFormat::Png {
             return Ok(());
@@ -77,12 +78,13 @@ impl PictureHeader {
         }
     }
 
-    /// Its pixels.
+    /// The number of pixels.
     pub fn pixels(&self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// What a decoder holds for a pixel at its peak, bytes: three samples, and of a progressive JPEG its coefficients.
+    /// Bytes that a decoder holds for a pixel at its peak: three samples, and the coefficients of a
+    /// progressive JPEG.
     pub fn bytes_per_pixel(&self) -> u64 {
         match self.format {
             PictureFormat::Jpeg | PictureFormat::Png => 3,

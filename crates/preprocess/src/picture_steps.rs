@@ -1,4 +1,4 @@
-//! From a picture to one item of a model's input: resized, cropped, normalised, laid out.
+//! Turns a picture into one item of a model's input: resized, cropped, normalised, laid out.
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::infer::push_number;
@@ -18,9 +18,9 @@ pub(crate) struct PictureSteps {
     color: Color,
     resizes: Vec<Reshape>,
     order: Order,
-    /// For each channel what each sample becomes, in the input's binary form.
+    /// For each channel, the element of each of the 256 samples in the input's binary form.
     tables: Vec<Vec<u8>>,
-    /// Bytes of an element.
+    /// Bytes of an element of the input.
     element: usize,
     most_pixels: u64,
 }
@@ -34,12 +34,12 @@ enum Reshape {
 }
 
 impl PictureSteps {
-    /// The steps after `decode`, which are on the way to an input of this datatype.
+    /// Checks the steps after `decode`, for an input of this datatype.
     pub fn new(color: Color, steps: &[Step], datatype: DataType, most_pixels: u64) -> Result<Self, String> {
         let channels = if color == Color::Gray { 1 } else { 3 };
         let (mut resizes, mut normalize, mut order) = (Vec::new(), None, None);
         for (index, step) in steps.iter().enumerate() {
-            // The first is `decode`.
+            // Step 1 is `decode`.
             let here = |reason: &str| format!("step {}, '{}': {reason}", index + 2, step.name());
             match step {
                 Step::Resize { .. } | Step::Crop { .. } | Step::Normalize { .. } if order.is_some() => {
@@ -77,7 +77,7 @@ impl PictureSteps {
         Ok(PictureSteps { color, resizes, order: order.unwrap_or(Order::Hwc), tables, element, most_pixels })
     }
 
-    /// The sizes of an item that do not depend on the picture; -1: it does.
+    /// The sizes of an item; -1 where a size depends on the picture.
     pub fn item_dims(&self) -> Vec<i64> {
         let size = self.resizes.iter().fold([-1, -1], |_, reshape| match reshape {
             Reshape::Resize(Size::One(_), _) => [-1, -1],
@@ -95,10 +95,10 @@ impl PictureSteps {
         }
     }
 
-    /// What a picture will take, by its header.
+    /// The work that a picture will take, by its header.
     ///
     /// # Errors
-    /// In words, if it has none, or is too large.
+    /// In words, if the bytes have no header, or the picture is too large.
     pub fn look(&self, bytes: &[u8]) -> Result<Work, String> {
         let header = PictureHeader::read(bytes)?;
         let check = |[height, width]: [u64; 2], what: &str| {
@@ -127,10 +127,11 @@ impl PictureSteps {
         Ok(Work { units: all, peak, item })
     }
 
-    /// Makes an item of a picture that was looked at: appends its elements to `data`, and gives its shape.
+    /// Makes an item of a picture that [`PictureSteps::look`] has accepted. Appends its elements to
+    /// `data` and returns its shape.
     ///
     /// # Errors
-    /// In words, if it cannot be decoded.
+    /// In words, if the picture cannot be decoded.
     pub fn run(&self, bytes: &[u8], data: &mut Vec<u8>) -> Result<Vec<i64>, String> {
         let header = PictureHeader::read(bytes)?;
         let mut picture = decode(bytes, header, self.tables.len())?;
@@ -175,10 +176,10 @@ impl PictureSteps {
 }
 
 impl Reshape {
-    /// Height and width after it.
+    /// Height and width after the change.
     fn size_after(self, [height, width]: [u64; 2]) -> Result<[u64; 2], String> {
         match self {
-            // As torchvision: the longer side is cut to whole pixels.
+            // The longer side is cut to whole pixels, as torchvision does.
             Reshape::Resize(Size::One(short), _) if height <= width => {
                 Ok([u64::from(short), u64::from(short).saturating_mul(width) / height.max(1)])
             }
@@ -220,7 +221,7 @@ fn resize(picture: &Picture, height: u32, width: u32, filter: Filter) -> Result<
     let bytes = (width as usize).saturating_mul(height as usize).saturating_mul(channels);
     let mut resized = Picture { width, height, channels, samples: zeros(bytes)? };
     let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
-    // By type: the program holds the code for these two kinds of pixels alone, which is 2 MB less than for all.
+    // Typed pixels: the program then holds the code for these two kinds alone, which saves 2 MB.
     let done = match channels {
         1 => resize_pixels::<U8>(picture, &mut resized, &options),
         _ => resize_pixels::<U8x3>(picture, &mut resized, &options),
@@ -239,7 +240,7 @@ fn resize_pixels<P: PixelTrait>(
     Ok(Resizer::new().resize_typed(&from, &mut to, options)?)
 }
 
-/// Cuts out the middle; where that is between two pixels, as torchvision, which rounds halves to even.
+/// Cuts out the middle. Halves of a pixel are rounded to even, as torchvision does.
 fn crop(picture: &Picture, height: u32, width: u32) -> Picture {
     let begin = |all: u32, kept: u32| (f64::from(all.saturating_sub(kept)) / 2.0).round_ties_even() as usize;
     let (top, left) = (begin(picture.height, height), begin(picture.width, width));
@@ -260,7 +261,8 @@ fn check_size(size: Size) -> Result<(), String> {
     }
 }
 
-/// What each sample of each channel becomes: `(sample * scale - mean) / std`, or itself.
+/// The element for each sample of each channel: `(sample * scale - mean) / std`, or the sample
+/// itself.
 fn tables(
     channels: usize,
     normalize: Option<(f64, Vec<f64>, Vec<f64>)>,

@@ -1,4 +1,4 @@
-//! All steps of a model: from an input that users can fill to those that the model has.
+//! All steps of a model: from the input that users fill to the inputs of the model.
 
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
@@ -9,17 +9,18 @@ use crate::recipe::Recipe;
 use crate::step::Step;
 use crate::text_steps::TextSteps;
 
-/// The bytes that an item counts for at least. Other work may go first before each item.
+/// Least bytes that an item counts for in [`pace::step`]. Other work may go first before each item.
 const STEP: u64 = 128 << 10;
 
-/// All steps of a model: from an input that users can fill to those that the model has.
+/// All steps of a model: from the input that users fill to the inputs of the model.
 ///
-/// The former is of datatype BYTES, with an item for each picture or text; a request that has it leaves out the inputs that are filled from it.
+/// The users' input is of datatype BYTES, with an item for each picture or text. A request that has
+/// it leaves out the model's inputs that the steps fill.
 #[derive(Debug)]
 pub struct Pipeline {
     input: String,
     steps: Steps,
-    /// The model's inputs that are filled, in the order in which they are.
+    /// The model's inputs that the steps fill, in the order of the steps.
     fills: Vec<TensorSpec>,
     batched: bool,
 }
@@ -30,7 +31,7 @@ enum Steps {
     Text(Box<TextSteps>),
 }
 
-/// What an item is.
+/// The kind of an item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Media {
     /// An encoded picture.
@@ -40,7 +41,7 @@ pub enum Media {
 }
 
 impl Media {
-    /// The media types of what is taken, divided by commas.
+    /// The accepted media types, divided by commas.
     pub fn types(self) -> &'static str {
         match self {
             Media::Picture => "image/jpeg, image/png",
@@ -49,24 +50,24 @@ impl Media {
     }
 }
 
-/// What the items of a request will take.
+/// The work that the items of a request take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Work {
-    /// Of what time is proportional to: pixels, or bytes of text.
+    /// The unit that time grows with: pixels, or bytes of text.
     pub units: u64,
-    /// The most that is held while one is worked on, bytes.
+    /// Most bytes held while an item is worked on.
     pub peak: u64,
-    /// What is made, bytes, at most.
+    /// Most bytes of the result.
     pub item: u64,
 }
 
 impl Work {
-    /// Bytes that are held at most.
+    /// Most bytes that are held in all.
     pub fn bytes(&self) -> u64 {
         self.peak.saturating_add(self.item)
     }
 
-    /// With another item, worked on after these.
+    /// Adds an item that is worked on after these.
     fn and(self, other: Work) -> Work {
         Work {
             units: self.units.saturating_add(other.units),
@@ -76,35 +77,35 @@ impl Work {
     }
 }
 
-/// Why nothing came of a request's items.
+/// The reason why a request's items cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PreprocessError {
-    /// One of them is not as it should be.
+    /// An item is wrong.
     #[error("item {index} of input '{input}': {reason}")]
     Item {
         /// The input.
         input: String,
-        /// Its place, from 0.
+        /// The item's place, from 0.
         index: usize,
-        /// What is wrong.
+        /// The error in words.
         reason: String,
     },
-    /// They do not go together, or are none.
+    /// The items do not go together, or there are none.
     #[error("input '{input}': {reason}")]
     Items {
         /// The input.
         input: String,
-        /// What is wrong.
+        /// The error in words.
         reason: String,
     },
 }
 
 impl Pipeline {
-    /// The steps of a model with these inputs, as clients see them; `batched`: the first dimension of each is the batch. No
-    /// picture may have more than `most_pixels`.
+    /// Checks the steps of a model against its inputs, as clients see them. With `batched`, the
+    /// first dimension of each input is the batch. No picture may have more than `most_pixels`.
     ///
     /// # Errors
-    /// In words: which step is wrong, or why what they give does not fit the model.
+    /// In words: the wrong step, or why its result does not fit the model.
     pub fn new(
         Recipe { steps, tokenizer }: &Recipe,
         inputs: &[TensorSpec],
@@ -165,7 +166,7 @@ impl Pipeline {
         &self.input
     }
 
-    /// What its items are.
+    /// The kind of the input's items.
     pub fn media(&self) -> Media {
         match self.steps {
             Steps::Picture(_) => Media::Picture,
@@ -173,12 +174,12 @@ impl Pipeline {
         }
     }
 
-    /// The names of the model's inputs that are filled.
+    /// The names of the model's inputs that the steps fill.
     pub fn fills(&self) -> impl Iterator<Item = &str> {
         self.fills.iter().map(|input| input.name.as_str())
     }
 
-    /// The sizes of an item; -1: they vary.
+    /// The sizes of an item; -1 where a size varies.
     fn item_dims(&self) -> Vec<i64> {
         match &self.steps {
             Steps::Picture(steps) => steps.item_dims(),
@@ -186,12 +187,13 @@ impl Pipeline {
         }
     }
 
-    /// Whether what is made fits the model's inputs.
+    /// Checks that the result of the steps fits the model's inputs.
     fn check_dims(&self) -> Result<(), String> {
         let item = self.item_dims();
         for filled in &self.fills {
             let wanted = self.wanted(filled, item.len());
-            // What varies may come to fit, but a model that takes one size is better told so now.
+            // A varying size could fit by chance, but a model that takes one size is better refused
+            // now.
             let fits =
                 wanted.len() == item.len() && wanted.iter().zip(&item).all(|(want, got)| *want < 0 || want == got);
             if !fits {
@@ -205,11 +207,11 @@ impl Pipeline {
         Ok(())
     }
 
-    /// The sizes of one item that an input wants.
+    /// The sizes of one item that an input expects.
     fn wanted<'a>(&self, filled: &'a TensorSpec, rank: usize) -> &'a [i64] {
         match filled.dims.split_first() {
             Some((_, item)) if self.batched => item,
-            // A batch dimension that is not called so.
+            // A batch dimension that the model does not name as one.
             Some((-1 | 1, item)) if item.len() == rank => item,
             _ => &filled.dims,
         }
@@ -219,10 +221,10 @@ impl Pipeline {
         PreprocessError::Item { input: self.input.clone(), index, reason }
     }
 
-    /// What a request's items will take, by what can be told at once.
+    /// The work that a request's items will take, by their headers and lengths.
     ///
     /// # Errors
-    /// If there are none, or one is none that is taken.
+    /// If there are no items, or the steps do not accept an item.
     pub fn look(&self, items: &[Bytes]) -> Result<Work, PreprocessError> {
         let mut work = Work::default();
         if items.is_empty() {
@@ -239,10 +241,11 @@ impl Pipeline {
         Ok(work)
     }
 
-    /// Makes the model's inputs of items that were looked at, in steps ([`pace::step`]).
+    /// Makes the model's inputs of items that [`Pipeline::look`] has accepted, in steps
+    /// ([`pace::step`]).
     ///
     /// # Errors
-    /// If one of them cannot be read, or they do not go together.
+    /// If an item cannot be read, or the items do not go together.
     pub fn run(&self, items: &[Bytes]) -> Result<Vec<InferTensor>, PreprocessError> {
         match &self.steps {
             Steps::Picture(steps) => self.run_pictures(steps, items),
@@ -286,7 +289,7 @@ impl Pipeline {
         Ok(self.tensors(data.collect(), items.len(), &[filled as i64]))
     }
 
-    /// The tensors of a request of so many items.
+    /// Makes the tensors of a request with this number of items.
     fn tensors(&self, data: Vec<Bytes>, items: usize, item: &[i64]) -> Vec<InferTensor> {
         let tensor = |(data, spec): (Bytes, &TensorSpec)| {
             let has_batch = spec.dims.len() > item.len();

@@ -1,4 +1,4 @@
-//! Steps with the file that they need, so that they can be taken where the model's folder is not.
+//! The steps of a model together with their file, to be used where the model's folder is missing.
 
 use std::path::{Path, PathBuf};
 
@@ -6,23 +6,26 @@ use downbeat_core::file_content;
 
 use crate::step::Step;
 
-/// Largest `tokenizer.json`, bytes; those of large vocabularies have some tens of MiB.
+/// Largest `tokenizer.json`, bytes. Large vocabularies take some tens of MiB.
 pub const MAX_FILE_BYTES: u64 = 128 << 20;
 
-/// The steps of a model, with what they read.
+/// The steps of a model, with the file that they read.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Recipe {
     /// The steps.
     pub steps: Vec<Step>,
-    /// The `tokenizer.json` that the first of them names; `None`: it names none, or nobody has brought it.
+    /// The content of the `tokenizer.json` that the first step names. `None`: the step names none,
+    /// or the file is missing.
     pub tokenizer: Option<Vec<u8>>,
 }
 
 impl Recipe {
-    /// These steps, with the file that they name. `find` gives the path of a file that is written relative to the model's folder.
+    /// Reads the file that the steps name. `find` gives the path of a file that is written relative
+    /// to the model's folder.
     ///
     /// # Errors
-    /// In words, if the file may not or cannot be read, has more than [`MAX_FILE_BYTES`], or is not text.
+    /// In words, if the file may not or cannot be read, has more than [`MAX_FILE_BYTES`], or is not
+    /// text.
     pub fn read(steps: Vec<Step>, find: impl FnOnce(&Path) -> Result<PathBuf, String>) -> Result<Self, String> {
         let tokenizer = match steps.first() {
             Some(Step::Tokenize { file, .. }) => {

@@ -1,4 +1,4 @@
-//! The steps from what users have to what a model takes, as they are written.
+//! The steps from the users' data to a model's inputs, as they are written.
 
 use std::path::PathBuf;
 
@@ -8,57 +8,57 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Step {
-    /// A JPEG or PNG becomes pixels. The first step for pictures.
+    /// Decodes a JPEG or PNG to pixels. The first step for pictures.
     Decode {
-        /// What a pixel's samples are.
+        /// The samples of a pixel.
         #[serde(default)]
         color: Color,
         /// The input of datatype BYTES that clients send pictures in.
         #[serde(default = "image")]
         input: String,
-        /// The model's input that is made of them; `None`: its only one.
+        /// The model's input for the pictures; `None`: its only one.
         fills: Option<String>,
     },
-    /// Scaled to a size.
+    /// Scales the picture to a size.
     Resize {
-        /// A number: of the shorter side, the longer one in proportion.
+        /// One number is the size of the shorter side; the longer one follows in proportion.
         size: Size,
-        /// How.
+        /// The filter.
         #[serde(default)]
         filter: Filter,
     },
-    /// Cut down to a size about the centre.
+    /// Cuts the picture down to a size about the centre.
     Crop {
-        /// A number: of both sides.
+        /// One number is the size of both sides.
         size: Size,
     },
     /// `(sample * scale - mean) / std`, by channel.
     Normalize {
-        /// Samples are 0 to 255.
+        /// The factor for the samples, which are 0 to 255.
         #[serde(default = "per_byte")]
         scale: f64,
-        /// One for each channel, or one for all.
+        /// One value for each channel, or one for all.
         #[serde(default)]
         mean: Vec<f64>,
-        /// As `mean`.
+        /// One value for each channel, or one for all.
         #[serde(default)]
         std: Vec<f64>,
     },
-    /// In which order samples lie.
+    /// Chooses the order in which samples lie.
     Layout {
         /// The order.
         order: Order,
     },
-    /// A text becomes ids of tokens. The first step for texts.
+    /// Turns a text into ids of tokens. The first step for texts.
     Tokenize {
         /// A `tokenizer.json` of Hugging Face's tokenizers, relative to the model's folder.
         file: PathBuf,
-        /// The most tokens of a text, with those that are added.
+        /// The most tokens of a text, added ones included.
         max_length: u32,
-        /// Whether longer texts are cut; else they are refused.
+        /// Whether longer texts are cut; otherwise they are refused.
         #[serde(default)]
         truncate: bool,
-        /// Whether the tokens are added that its post-processor adds.
+        /// Whether to add the special tokens of the tokenizer's post-processor.
         #[serde(default = "yes")]
         special_tokens: bool,
         /// The input of datatype BYTES that clients send texts in.
@@ -68,20 +68,20 @@ pub enum Step {
         #[serde(default = "input_ids")]
         fills: String,
     },
-    /// Texts of a request become equally long.
+    /// Makes the texts of a request equally long.
     Pad {
-        /// So many tokens; `None`: as many as the longest of the request has.
+        /// The number of tokens; `None`: as many as the longest text of the request has.
         length: Option<u32>,
     },
-    /// 1 where there is a token, 0 where there is padding.
+    /// Fills an input with 1 for each token and 0 for padding.
     Mask {
-        /// The model's input for it.
+        /// The model's input for the mask.
         #[serde(default = "attention_mask")]
         fills: String,
     },
-    /// The sequence that each token belongs to, which for one text is the first.
+    /// Fills an input with the sequence of each token. A single text is always the first sequence.
     Types {
-        /// The model's input for it.
+        /// The model's input for the sequences.
         #[serde(default = "token_type_ids")]
         fills: String,
     },
@@ -90,7 +90,7 @@ pub enum Step {
 /// Reads steps as they are written in a file, a list of tables.
 ///
 /// # Errors
-/// Which step is wrong, and how.
+/// The number of the wrong step and its error.
 pub fn read_steps(written: &serde_json::Value) -> Result<Vec<Step>, String> {
     let list = written.as_array().ok_or("expected a list of steps, such as [{ step = \"decode\" }]")?;
     let read = |(index, step): (usize, &serde_json::Value)| {
@@ -100,7 +100,7 @@ pub fn read_steps(written: &serde_json::Value) -> Result<Vec<Step>, String> {
 }
 
 impl Step {
-    /// Its name, as it is written.
+    /// The step's name, as it is written.
     pub fn name(&self) -> &'static str {
         match self {
             Step::Decode { .. } => "decode",
@@ -116,7 +116,7 @@ impl Step {
     }
 }
 
-/// What the samples of a pixel are.
+/// The samples of a pixel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Color {
@@ -125,11 +125,11 @@ pub enum Color {
     Rgb,
     /// Blue, green, red.
     Bgr,
-    /// One: the brightness by Rec. 601.
+    /// One sample: the brightness by Rec. 601.
     Gray,
 }
 
-/// How a picture is resized, by Pillow's names.
+/// The filter for resizing, by Pillow's names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs, reason = "the names are the filters' own")]
@@ -145,13 +145,13 @@ pub enum Filter {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(untagged, expecting = "size: expected a number of pixels, or [height, width]")]
 pub enum Size {
-    /// One number; what it means the step says.
+    /// One number; the step defines its meaning.
     One(u32),
     /// Height and width.
     Both([u32; 2]),
 }
 
-/// In which order the samples of a picture lie.
+/// The order in which the samples of a picture lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Order {

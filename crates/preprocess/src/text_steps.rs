@@ -1,4 +1,4 @@
-//! From a text to one item of a model's inputs: tokenised, padded, masked.
+//! Turns a text into one item of each of a model's inputs: tokenised, padded, masked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -9,13 +9,14 @@ use tokenizers::{Tokenizer, TruncationParams};
 use crate::pipeline::Work;
 use crate::step::Step;
 
-/// Largest text, bytes: some tenths of a second of a tokenizer's time.
+/// Largest text, bytes: a tokenizer takes some tenths of a second for it.
 pub const MAX_TEXT_BYTES: usize = 256 << 10;
-/// The most tokens that may be asked for.
+/// Largest accepted number of tokens.
 const MOST_TOKENS: u32 = 1 << 20;
-/// What a tokenizer holds for a byte of text at its peak: the byte as it was and normalised, with where it came from, and tokens as text.
+/// Bytes that a tokenizer holds for a byte of text at its peak: the original and the normalised
+/// byte, its origin, and the text of the tokens.
 const PEAK_PER_BYTE: u64 = 128;
-/// What texts are padded with where the file has no padding of its own.
+/// Tokens to pad texts with, if the file defines no padding.
 const PADDING: [&str; 3] = ["[PAD]", "<pad>", "<|endoftext|>"];
 
 /// The steps of a model that takes texts, checked.
@@ -26,22 +27,22 @@ pub(crate) struct TextSteps {
     max_length: usize,
     padding: Padding,
     pad_id: u32,
-    /// What each input that is filled holds, in their order.
+    /// The content of each input that the steps fill, in their order.
     pub columns: Vec<Column>,
 }
 
-/// To what texts of a request are filled up.
+/// The length that the texts of a request are padded to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Padding {
-    /// They have to be equally long.
+    /// No padding: the texts must be equally long.
     None,
-    /// The longest.
+    /// The length of the longest text.
     Longest,
-    /// So many tokens.
+    /// This number of tokens.
     To(usize),
 }
 
-/// What an input holds of each token.
+/// The content of an input for each token, with the input's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Column {
     Ids(String),
@@ -50,7 +51,7 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    /// The model's input.
+    /// The name of the model's input.
     pub fn fills(&self) -> &str {
         let (Column::Ids(name) | Column::Mask(name) | Column::Types(name)) = self;
         name
@@ -70,7 +71,7 @@ fn without_panic<T>(call: impl FnOnce() -> Result<T, String>) -> Result<T, Strin
 
 fn read_tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
     let mut written: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-    // Nothing is decoded here, and the library panics on some decoders instead of refusing them.
+    // The library panics on some decoders instead of refusing them, and no text is decoded here.
     if let Some(fields) = written.as_object_mut() {
         fields.remove("decoder");
     }
@@ -78,7 +79,7 @@ fn read_tokenizer(bytes: &[u8]) -> Result<Tokenizer, String> {
 }
 
 impl TextSteps {
-    /// These steps, the first of which is `tokenize` with this file.
+    /// Checks the steps, of which the first is `tokenize` with this file.
     pub fn new(steps: &[Step], tokenizer: Option<&[u8]>) -> Result<Self, String> {
         let Some((Step::Tokenize { file, max_length, truncate, special_tokens, fills, .. }, others)) =
             steps.split_first()
@@ -105,7 +106,7 @@ impl TextSteps {
         let cut = truncate.then(|| TruncationParams { max_length, ..TruncationParams::default() });
         tokenizer.with_padding(None);
         tokenizer.with_truncation(cut).map_err(|error| format!("step 1, 'tokenize': {error}"))?;
-        // Some faults of a file show only when a text is tokenised.
+        // Some faults of a file show only when it tokenises a text.
         without_panic(|| tokenizer.encode("a", *special_tokens).map_err(|error| error.to_string()))
             .map_err(|reason| format!("step 1, 'tokenize': {shown} tokenises no text: {reason}"))?;
         let (mut padding, mut columns) = (Padding::None, vec![Column::Ids(fills.clone())]);
@@ -133,7 +134,7 @@ impl TextSteps {
         Ok(TextSteps { tokenizer, special_tokens: *special_tokens, max_length, padding, pad_id, columns })
     }
 
-    /// How many tokens each text becomes, where that is always the same.
+    /// The number of tokens of every text, if it is always the same.
     pub fn length(&self) -> Option<usize> {
         match self.padding {
             Padding::To(length) => Some(length),
@@ -157,10 +158,10 @@ impl TextSteps {
         }
     }
 
-    /// What a text will take.
+    /// The work that a text will take.
     ///
     /// # Errors
-    /// In words, if it is no UTF-8 or too long.
+    /// In words, if the text is too long.
     pub fn look(&self, bytes: &[u8]) -> Result<Work, String> {
         if bytes.len() > MAX_TEXT_BYTES {
             return Err(format!("it is {} bytes long, and at most {MAX_TEXT_BYTES} are taken", bytes.len()));
@@ -173,7 +174,7 @@ impl TextSteps {
     /// Tokenises a text.
     ///
     /// # Errors
-    /// In words, if it is no UTF-8, or has too many tokens.
+    /// In words, if the text is not UTF-8, or has too many tokens.
     pub fn run(&self, bytes: &[u8]) -> Result<Tokens, String> {
         let text = str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}"))?;
         let encode = || self.tokenizer.encode(text, self.special_tokens).map_err(|error| error.to_string());
@@ -189,10 +190,10 @@ impl TextSteps {
         Ok(Tokens { ids, types })
     }
 
-    /// To how many tokens the texts of a request are filled up.
+    /// The number of tokens that the texts of a request are padded to.
     ///
     /// # Errors
-    /// In words, if nothing fills them up and they differ.
+    /// In words, if nothing pads the texts and their lengths differ.
     pub fn filled(&self, texts: &[Tokens]) -> Result<usize, String> {
         let lengths = || texts.iter().map(|text| text.ids.len());
         let longest = lengths().max().unwrap_or(0);
@@ -207,7 +208,7 @@ impl TextSteps {
         }
     }
 
-    /// Appends what an input holds of a text.
+    /// Appends the content of an input for a text.
     pub fn write(&self, column: &Column, datatype: DataType, text: &Tokens, filled: usize, data: &mut Vec<u8>) {
         let mut push = |value: u32| push_number(data, datatype, f64::from(value));
         let padding = filled.saturating_sub(text.ids.len());
@@ -223,7 +224,7 @@ impl TextSteps {
     }
 }
 
-/// How many tokens are added to each text.
+/// The number of special tokens that are added to each text.
 fn added_tokens(tokenizer: &Tokenizer, special_tokens: bool) -> usize {
     use tokenizers::PostProcessor;
     let processor = tokenizer.get_post_processor().filter(|_| special_tokens);

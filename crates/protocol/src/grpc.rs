@@ -1,7 +1,8 @@
-//! The protocol's gRPC messages for an inference, read into and written from [`InferRequest`] and [`InferResponse`].
+//! The protocol's gRPC messages for an inference, read into and written from [`InferRequest`] and
+//! [`InferResponse`].
 //!
-//! Tensors are written raw (`raw_input_contents`, `raw_output_contents`) and read raw or typed (`contents`). Raw
-//! tensors are not copied: they are slices of the message they came in.
+//! Tensors are written raw (`raw_input_contents`, `raw_output_contents`) and read raw or typed
+//! (`contents`). Raw tensors are not copied: they are slices of the message they came in.
 
 mod peek;
 
@@ -22,8 +23,8 @@ pub use peek::{Peek, decoded_bytes, model_name};
 /// Reads a request, on the server.
 ///
 /// # Errors
-/// An unknown datatype, a parameter without a value, raw and typed contents together, or contents that are missing,
-/// left over, of another type or of another size than datatype and shape say.
+/// An unknown datatype, a parameter without a value, or raw and typed contents together. Contents
+/// that are missing, left over, or of another type or size than datatype and shape demand.
 pub fn request_from_message(message: ModelInferRequest) -> Result<InferRequest, CodecError> {
     let mut raw = RawContents::new(message.raw_input_contents, "input");
     let mut inputs = Vec::with_capacity(message.inputs.len());
@@ -52,7 +53,7 @@ pub fn request_from_message(message: ModelInferRequest) -> Result<InferRequest, 
 /// # Errors
 /// As [`request_from_message`].
 pub fn response_from_message(message: ModelInferResponse) -> Result<InferResponse, CodecError> {
-    // Some servers leave an empty raw tensor for what is in shared memory, others none.
+    // For data in shared memory, some servers leave an empty raw tensor and others none.
     let aligned = message.raw_output_contents.len() == message.outputs.len();
     let mut raw = RawContents::new(message.raw_output_contents, "output");
     let mut outputs = Vec::with_capacity(message.outputs.len());
@@ -107,8 +108,9 @@ pub fn request_to_message(request: InferRequest) -> ModelInferRequest {
     }
 }
 
-/// Writes an answer, on the server. Each output has a raw tensor, an empty one if its data is in shared memory, so
-/// that clients find a tensor by its output's place, as in Triton's answers.
+/// Writes an answer, on the server. Each output has a raw tensor, so that clients find a tensor by
+/// its output's place, as in Triton's answers. The raw tensor is empty if the data is in shared
+/// memory.
 pub fn response_to_message(response: InferResponse) -> ModelInferResponse {
     let mut raw_output_contents = Vec::with_capacity(response.outputs.len());
     let outputs = response
@@ -170,7 +172,7 @@ fn write_parameters(parameters: Parameters) -> BTreeMap<String, InferParameter> 
     parameters.into_iter().map(write).collect()
 }
 
-/// The raw tensors of a message, given out in the order of its tensors.
+/// The raw tensors of a message, handed out in the order of its tensors.
 struct RawContents {
     count: usize,
     rest: std::vec::IntoIter<Bytes>,
@@ -236,7 +238,7 @@ impl RawContents {
     }
 }
 
-/// Brings typed contents into the binary form.
+/// Converts typed contents to the binary form.
 fn typed_data(datatype: DataType, shape: &[i64], contents: InferTensorContents) -> Result<Bytes, String> {
     let field = match datatype {
         DataType::Bool => "bool_contents",
@@ -292,7 +294,7 @@ fn typed_data(datatype: DataType, shape: &[i64], contents: InferTensorContents) 
             }
             Ok(data.freeze())
         }
-        // Answered above.
+        // Handled above.
         DataType::Fp16 | DataType::Bf16 => Ok(Bytes::new()),
     }
 }

@@ -1,4 +1,5 @@
-//! The HTTP form of the protocol: JSON, with tensors in the JSON or, by the binary tensor extension, in bytes after it.
+//! The HTTP form of the protocol: JSON, with tensors in the JSON or, by the binary tensor
+//! extension, in bytes after it.
 //!
 //! Pure functions used by the server and by clients alike:
 //!
@@ -7,13 +8,14 @@
 //! | request | [`parse_request`] | [`write_request`] |
 //! | response | [`write_response`] | [`parse_response`] |
 //!
-//! A body is `JSON` or `JSON ++ tensor bytes ++ tensor bytes ...`; in the second form the header
-//! [`INFERENCE_HEADER_CONTENT_LENGTH`] tells how long the JSON is, and each tensor with bytes has the parameter
-//! `binary_data_size`.
+//! A body is `JSON` or `JSON ++ tensor bytes ++ tensor bytes ...`. In the second form the header
+//! [`INFERENCE_HEADER_CONTENT_LENGTH`] has the length of the JSON, and each tensor with bytes has
+//! the parameter `binary_data_size`.
 //!
-//! As Triton does, this writes `NaN`, `Infinity` and `-Infinity`, for which JSON has no number, and takes them, also as
-//! `Inf` and `-Inf`. Where Triton refuses, this takes more: the same words in quotes, and `null` for NaN. `FP16` and `BF16`
-//! in JSON are numbers, rounded to the datatype. A finite number beyond the datatype's range is an error.
+//! As in Triton, `NaN`, `Infinity` and `-Infinity`, for which JSON has no number, are written and
+//! read. `Inf` and `-Inf` are read too. In addition to Triton, the same words in quotes are read,
+//! and `null` as NaN. `FP16` and `BF16` in JSON are numbers, rounded to the datatype. A finite
+//! number beyond the datatype's range is an error.
 
 mod header;
 mod json_writer;
@@ -51,7 +53,8 @@ pub fn model_path(model: &str, version: &str) -> String {
     format!("/v2/models/{}{version}", escape(model))
 }
 
-/// The header with the length in bytes of the JSON at the start of a body that has tensors after it.
+/// The header with the length in bytes of the JSON at the start of a body that has tensors after
+/// it.
 pub const INFERENCE_HEADER_CONTENT_LENGTH: &str = "inference-header-content-length";
 
 /// An encoded request or response.
@@ -59,6 +62,7 @@ pub const INFERENCE_HEADER_CONTENT_LENGTH: &str = "inference-header-content-leng
 pub struct EncodedBody {
     /// The bytes to send.
     pub bytes: Bytes,
-    /// The value of [`INFERENCE_HEADER_CONTENT_LENGTH`]; `None`: it is all JSON, the header is not sent.
+    /// The value of [`INFERENCE_HEADER_CONTENT_LENGTH`]; `None` if the body is all JSON and the
+    /// header is not sent.
     pub header_length: Option<usize>,
 }

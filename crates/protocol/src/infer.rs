@@ -1,4 +1,4 @@
-//! An inference request and its answer, whatever wire they came over.
+//! An inference request and its answer, independent of the wire form.
 
 use std::collections::BTreeMap;
 
@@ -27,9 +27,9 @@ pub struct InferRequest {
     pub model_name: String,
     /// Version as the client wrote it; empty: the server's choice.
     pub model_version: String,
-    /// Given back in the answer.
+    /// The id, which the answer repeats.
     pub id: String,
-    /// `timeout` (microseconds), `priority` and whatever else the client sent.
+    /// `timeout` (microseconds), `priority` and all other parameters of the client.
     pub parameters: Parameters,
     /// Input tensors, in the client's order.
     pub inputs: Vec<InferTensor>,
@@ -48,13 +48,13 @@ pub struct InferTensor {
     pub shape: Vec<i64>,
     /// `shared_memory_region` and others.
     pub parameters: Parameters,
-    /// The elements in the protocol's binary form: little-endian, row-major, each `BYTES` element preceded by its
-    /// length as a little-endian `u32`. Empty while the data is in shared memory.
+    /// The elements in the protocol's binary form: little-endian, row-major, each `BYTES` element
+    /// preceded by its length as a little-endian `u32`. Empty while the data is in shared memory.
     pub data: Bytes,
 }
 
 impl InferTensor {
-    /// Whether its data is in a shared memory region.
+    /// Whether the tensor's data is in a shared memory region.
     pub fn is_elsewhere(&self) -> bool {
         self.parameters.contains_key(SHARED_MEMORY)
     }
@@ -63,7 +63,7 @@ impl InferTensor {
 /// The parameter of a tensor whose data is not in the message.
 pub(crate) const SHARED_MEMORY: &str = "shared_memory_region";
 
-/// An output the client asked for.
+/// An output that the client asked for.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct RequestedOutput {
     /// Name.
@@ -87,15 +87,15 @@ pub struct InferResponse {
     pub outputs: Vec<InferTensor>,
 }
 
-/// What does not follow the protocol. The message says what was found where, and what is expected.
+/// An error in the protocol. The message names the place, the found and the expected content.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CodecError(pub(crate) String);
 
-/// How many elements a tensor of this shape has; 1 for no dimensions.
+/// The number of elements of a tensor of this shape; 1 for no dimensions.
 ///
 /// # Errors
-/// A size is negative, or the product does not fit.
+/// If a size is negative, or the product does not fit.
 pub fn element_count(shape: &[i64]) -> Result<usize, String> {
     shape.iter().try_fold(1_usize, |count, &size| {
         let size = usize::try_from(size).map_err(|_| format!("shape {shape:?} has the negative size {size}"))?;
@@ -105,7 +105,8 @@ pub fn element_count(shape: &[i64]) -> Result<usize, String> {
     })
 }
 
-/// Appends a number in the protocol's binary form: for integers rounded, and the nearest that the datatype can hold.
+/// Appends a number in the protocol's binary form: the nearest that the datatype can hold. For
+/// integers it is rounded.
 pub fn push_number(data: &mut Vec<u8>, datatype: DataType, value: f64) {
     let rounded = value.round();
     match datatype {
@@ -133,7 +134,7 @@ pub fn push_number(data: &mut Vec<u8>, datatype: DataType, value: f64) {
 /// Checks that `data`, in the protocol's binary form, is a tensor of this datatype and shape.
 ///
 /// # Errors
-/// It is too short, too long or cut off. The message has what is expected and what is there.
+/// If the data is too short, too long or cut off. The message has the expected and the actual size.
 pub fn check_data(datatype: DataType, shape: &[i64], data: &[u8]) -> Result<(), String> {
     let count = element_count(shape)?;
     let Some(size) = datatype.size() else {

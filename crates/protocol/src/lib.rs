@@ -1,7 +1,8 @@
-//! Open Inference Protocol v2: messages and their forms on the wire. Bytes in, values out: no socket, no file.
+//! Open Inference Protocol v2: messages and their forms on the wire. Bytes in, values out: no
+//! socket, no file.
 //!
-//! [`InferRequest`] and [`InferResponse`] are what both wire forms (HTTP JSON with binary tensors, gRPC) are read into
-//! and written from, on the server and in clients.
+//! Both wire forms (HTTP JSON with binary tensors, gRPC) are read into and written from
+//! [`InferRequest`] and [`InferResponse`], on the server and in clients.
 
 pub mod grpc;
 pub mod http;

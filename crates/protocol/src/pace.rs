@@ -1,5 +1,5 @@
-//! The steps of long work on one thread. Readers and writers of large bodies call [`step`] after each slice. At a
-//! step the thread may let other work go first, or end the work.
+//! The steps of long work on one thread. Readers and writers of large bodies call [`step`] after
+//! each slice. At a step the thread may let other work go first, or end the work.
 
 use std::cell::RefCell;
 
@@ -9,14 +9,15 @@ thread_local! {
     static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
 }
 
-/// Runs `work`, and calls `hook` with the bytes of each [`step`] of it. The hook may block. It ends the work with
-/// [`std::panic::resume_unwind`], so that no reader has to tell "stopped" from its own errors.
+/// Runs `work`, and calls `hook` with the bytes of each of its [`step`]s. The hook may block. It
+/// ends the work with [`std::panic::resume_unwind`], so that no reader needs to tell "stopped" from
+/// its own errors.
 pub fn with<T>(hook: impl FnMut(u64) + 'static, work: impl FnOnce() -> T) -> T {
     let _reset = Reset(HOOK.replace(Some(Box::new(hook))));
     work()
 }
 
-/// Puts the hook back that was there before.
+/// Restores the previous hook.
 struct Reset(Option<Hook>);
 
 impl Drop for Reset {
@@ -25,10 +26,12 @@ impl Drop for Reset {
     }
 }
 
-/// Bytes that an entry of a long list counts for, such as a folder or a model. Other work has a turn after some hundred entries.
+/// Bytes that an entry of a long list counts for, such as a folder or a model. Other work has a
+/// turn after some hundred entries.
 pub const ENTRY: u64 = 1 << 10;
 
-/// Says that the thread has read or written about this many bytes more. Work without a hook goes on at once.
+/// Reports that the thread has read or written about this many more bytes. Work without a hook
+/// continues at once.
 pub fn step(bytes: u64) {
     HOOK.with_borrow_mut(|hook| {
         if let Some(hook) = hook {

@@ -1,4 +1,5 @@
-//! Lines and bars. Colours come from the page's style sheet, so that they follow light and dark.
+//! Draws lines and bars. Colours come from the page's style sheet, so that they follow light and
+//! dark.
 
 use std::fmt::Write;
 
@@ -9,7 +10,7 @@ const HEIGHT: f64 = 270.0;
 /// Space for the labels: left, right, top, bottom.
 const MARGIN: (f64, f64, f64, f64) = (64.0, 16.0, 12.0, 46.0);
 
-/// How values are placed along an axis.
+/// The placing of values along an axis.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Scale {
     /// Evenly.
@@ -21,9 +22,9 @@ pub enum Scale {
 /// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis<'a> {
-    /// What it shows, with the unit.
+    /// The quantity, with its unit.
     pub label: &'a str,
-    /// How.
+    /// The placing of values.
     pub scale: Scale,
 }
 
@@ -38,7 +39,7 @@ pub struct Line<'a> {
     pub stepped: bool,
 }
 
-/// Replaces what HTML would take for markup.
+/// Replaces the characters that HTML takes for markup.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -54,7 +55,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// A value on an axis: as few digits as tell it apart.
+/// The label of a value on an axis, with as few digits as possible.
 fn tick_label(value: f64) -> String {
     let magnitude = value.abs();
     if value == 0.0 {
@@ -107,7 +108,7 @@ impl Range {
         }
     }
 
-    /// Where a value is, 0 to 1.
+    /// The place of a value on the axis, 0 to 1.
     fn place(&self, value: f64) -> f64 {
         let place = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -131,7 +132,7 @@ macro_rules! put {
 }
 pub(crate) use put;
 
-/// One, two or five times a power of ten: the first that is not less.
+/// Rounds up to one, two or five times a power of ten.
 pub(crate) fn round_step(rough: f64) -> f64 {
     let power = 10_f64.powf(rough.log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|m| m * power).find(|step| *step >= rough).unwrap_or(rough)
@@ -172,8 +173,9 @@ fn axes(out: &mut String, x: &Range, y: &Range, x_label: &str, y_label: &str) {
     );
 }
 
-/// Lines over common axes, with a legend if there is more than one. Lines are told apart by colour, dashes and markers, which follow
-/// from their place: one without points is not drawn, but keeps its place for the same line in other plots.
+/// Draws lines over common axes, with a legend if there is more than one. Colour, dashes and
+/// markers tell lines apart and follow from a line's place in `lines`. A line without points is not
+/// drawn, but keeps its place, so that the same line looks alike in other plots.
 pub fn lines(title: &str, description: &str, x: &Axis<'_>, y: &Axis<'_>, lines: &[Line<'_>]) -> String {
     let points = || lines.iter().flat_map(|l| l.points.iter());
     let x_range = Range::new(points().map(|p| p.0), x.scale);
@@ -217,12 +219,12 @@ pub fn lines(title: &str, description: &str, x: &Axis<'_>, y: &Axis<'_>, lines: 
 pub struct Cloud<'a> {
     /// Name.
     pub name: &'a str,
-    /// Where they are.
+    /// The points' places.
     pub points: &'a [(f64, f64)],
 }
 
-/// What each of some tests took and what it was predicted to take, in milliseconds, and the line on which predictions are right. Kinds of tests are told apart
-/// by colour and shape.
+/// Draws the actual and the predicted time of some tests, in milliseconds, and the line on which
+/// predictions are right. Colour and shape tell kinds of tests apart.
 pub fn predictions(description: &str, clouds: &[Cloud<'_>]) -> String {
     let points = || clouds.iter().flat_map(|cloud| cloud.points);
     let [low, high] = [f64::min, f64::max].map(|of| points().map(|point| point.0).reduce(of).unwrap_or(1.0));
@@ -249,11 +251,12 @@ pub fn predictions(description: &str, clouds: &[Cloud<'_>]) -> String {
 /// Most markers of a line.
 const MOST_MARKERS: usize = 12;
 
-/// The colour of the `i`-th of anything: six that colour-blind readers can tell apart, then others, never one again.
+/// The colour of the `i`-th line or bar: six colours that colour-blind readers can tell apart, then
+/// others without repetition.
 pub(crate) fn ink(i: usize) -> String {
     match i {
         0..6 => format!("class=\"k{i}\""),
-        // Steps of the golden angle come near no hue that was there before.
+        // Steps of the golden angle stay away from all earlier hues.
         _ => format!("style=\"--k:hsl({:.0} 60% var(--light))\"", i as f64 * 137.508 % 360.0),
     }
 }
@@ -272,7 +275,7 @@ fn marker(i: usize, x: f64, y: f64) -> String {
     format!("<path class=\"fill\" d=\"M{x:.1} {y:.1}{}\"/>", shape[i % shape.len()])
 }
 
-/// What the colours mean: place, name, and how it is drawn.
+/// Explains the colours. An entry has a place, a name, and its drawing.
 fn legend<'a>(keys: impl Iterator<Item = (usize, &'a str, String)>) -> String {
     let entry = |(i, name, key): (usize, &str, String)| {
         format!(
@@ -284,8 +287,8 @@ fn legend<'a>(keys: impl Iterator<Item = (usize, &'a str, String)>) -> String {
     format!("<ul class=\"legend\">{}</ul>", keys.map(entry).collect::<String>())
 }
 
-/// Bars in groups: a label below each group, one bar for each of `names`, told apart by colour and, if there are several, listed in a
-/// legend. NaN: no bar, and a dash in its place.
+/// Draws bars in groups: a label below each group, one bar for each of `names`. Colours tell the
+/// bars apart; with several names, a legend lists them. NaN draws a dash in place of a bar.
 pub fn bars(
     title: &str,
     description: &str,

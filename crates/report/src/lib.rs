@@ -1,9 +1,11 @@
-//! What commands report: one [`Table`] that prints as text and as HTML, charts and timelines as inline SVG, the [`Page`] around them,
-//! and where all of it goes ([`Json`], [`Html`], [`out`]). JSON is what was measured itself, by its `Serialize`.
+//! The reports of commands: one [`Table`] that prints as text and as HTML, charts and timelines as
+//! inline SVG, and the [`Page`] around them. [`Json`], [`Html`] and [`out`] are the places where
+//! reports go. JSON holds the measurements themselves, by their `Serialize`.
 //!
-//! Plots are drawn by hand, decided once: a page is to follow the reader's dark mode and paper, and to need no script. Of the libraries for Rust
-//! plotters writes its colours into the picture, and charming brings a script; lines, bars, points and timelines are all that is needed, and are little
-//! more than the styles that a library would have to be told.
+//! Plots are drawn by hand: a page must follow the reader's dark mode and paper, and must need no
+//! script. Of the libraries for Rust, plotters writes its colours into the picture, and charming
+//! brings a script. We need only lines, bars, points and timelines. Drawing them is little more
+//! code than the styles that a library would need.
 
 mod chart;
 mod output;

@@ -1,4 +1,4 @@
-//! Where reports go: standard output, which its reader may close, and files.
+//! The places that reports go to: standard output, which its reader may close, and files.
 
 use std::fmt::Display;
 use std::io::{self, Write};
@@ -10,7 +10,8 @@ use serde::Serialize;
 /// `--json [FILE]`, the same in every command.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Json {
-    /// Write everything measured as JSON: to this file, or without one to standard output in place of the text
+    /// Write everything measured as JSON: to this file, or without one to standard output in place
+    /// of the text
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub json: Option<PathBuf>,
 }
@@ -18,7 +19,7 @@ pub struct Json {
 /// `--html FILE`.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Html {
-    /// Write a page with tables and plots to this file; it needs nothing else
+    /// Write a page with tables and plots to this file; it needs no other file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }
@@ -28,25 +29,25 @@ impl Json {
         self.json.as_deref() == Some(Path::new("-"))
     }
 
-    /// Where the text goes: to standard output, or nowhere if the JSON is written there.
+    /// The destination of the text: standard output, or nowhere if the JSON is written there.
     pub fn text(&self) -> Out {
         if self.on_stdout() { Out(None) } else { out() }
     }
 
-    /// Writes the JSON, if it is asked for.
+    /// Writes the JSON, if the user asked for it.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the JSON cannot be written.
     pub fn write(&self, report: &impl Serialize) -> Result<()> {
         let Some(file) = &self.json else { return Ok(()) };
         let text = serde_json::to_string_pretty(report)? + "\n";
         if self.on_stdout() { Ok(out().write_all(text.as_bytes())?) } else { write(file, &text) }
     }
 
-    /// Prints the report as wide as the terminal is, and writes the JSON, if it is asked for.
+    /// Prints the report as wide as the terminal, and writes the JSON if the user asked for it.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If either cannot be written.
     pub fn print(&self, report: &(impl Display + Serialize)) -> Result<()> {
         show(&mut self.text(), report)?;
         self.write(report)
@@ -54,27 +55,28 @@ impl Json {
 }
 
 impl Html {
-    /// Writes the page, if it is asked for.
+    /// Writes the page, if the user asked for it.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the page cannot be written.
     pub fn write(&self, page: impl FnOnce() -> String) -> Result<()> {
         self.html.as_ref().map_or(Ok(()), |file| write(file, &page()))
     }
 }
 
-/// Writes a file that was asked for.
+/// Writes a text to a file.
 ///
 /// # Errors
-/// Naming the file that cannot be written.
+/// If the file cannot be written; the error names it.
 pub fn write(file: &Path, text: &str) -> Result<()> {
     std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
-/// Standard output. A reader that has seen enough, such as `head`, may close it: what is written after that goes nowhere.
+/// Standard output. A reader that has seen enough, such as `head`, may close it. Later output is
+/// discarded.
 pub struct Out(Option<io::Stdout>);
 
-/// Standard output, see [`Out`].
+/// Opens standard output, see [`Out`].
 pub fn out() -> Out {
     Out(Some(io::stdout()))
 }
@@ -99,10 +101,10 @@ impl Write for Out {
     }
 }
 
-/// Writes text, tables as wide as the terminal is.
+/// Writes text, with tables as wide as the terminal.
 ///
 /// # Errors
-/// If standard output takes no more.
+/// If writing to standard output fails.
 pub fn show(out: &mut Out, text: &impl Display) -> Result<()> {
     match console::Term::stdout().size_checked() {
         Some((_, columns)) => write!(out, "{text:width$}", width = usize::from(columns))?,
@@ -111,15 +113,15 @@ pub fn show(out: &mut Out, text: &impl Display) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// A line on standard output.
+/// Prints a line on standard output.
 ///
 /// # Errors
-/// If standard output takes no more.
+/// If writing to standard output fails.
 pub fn say(line: impl Display) -> io::Result<()> {
     writeln!(out(), "{line}")
 }
 
-/// A line on standard error, for people who wait. Nobody may be there to read it.
+/// Prints a line on standard error, for people who wait. Errors are ignored.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{text}");
 }

@@ -1,10 +1,11 @@
-//! A page that needs nothing else.
+//! An HTML page without external files.
 
 use crate::escape;
 use crate::style::STYLE;
 use crate::table::Table;
 
-/// A page that needs nothing else: no script, no network. Parts stand in the order in which they are added.
+/// An HTML page without external files, scripts or network. Parts stand in the order in which they
+/// are added.
 #[derive(Clone, Debug)]
 pub struct Page {
     title: String,
@@ -12,7 +13,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// An empty one, with `title` as its title and first heading.
+    /// An empty page with this title and first heading.
     pub fn new(title: &str) -> Self {
         Page { title: escape(title), body: String::new() }
     }
@@ -22,25 +23,25 @@ impl Page {
         self
     }
 
-    /// A paragraph that says what is to be known; none if it is empty.
+    /// Adds an explaining paragraph; nothing if the text is empty.
     #[must_use]
     pub fn note(self, text: &str) -> Self {
         if text.is_empty() { self } else { self.with(&format!("<p class=\"sub\">{}</p>", escape(text))) }
     }
 
-    /// A paragraph that warns.
+    /// Adds a paragraph that warns.
     #[must_use]
     pub fn warning(self, text: &str) -> Self {
         self.with(&format!("<p class=\"warn\"><strong>Note:</strong> {}</p>", escape(text)))
     }
 
-    /// A heading.
+    /// Adds a heading.
     #[must_use]
     pub fn heading(self, text: &str) -> Self {
         self.with(&format!("<h2>{}</h2>", escape(text)))
     }
 
-    /// A few figures in large print: names and values.
+    /// Adds a few figures in large print: names and values.
     #[must_use]
     pub fn facts(self, facts: &[(&str, String)]) -> Self {
         let fact =
@@ -48,19 +49,19 @@ impl Page {
         self.with(&format!("<dl class=\"facts\">{}</dl>", facts.iter().map(fact).collect::<String>()))
     }
 
-    /// Plots, beside each other where there is room.
+    /// Adds plots, beside each other where there is room.
     #[must_use]
     pub fn plots(self, plots: &[String]) -> Self {
         if plots.is_empty() { self } else { self.with(&format!("<div class=\"plots\">{}</div>", plots.concat())) }
     }
 
-    /// A table under a heading.
+    /// Adds a table under a heading.
     #[must_use]
     pub fn table<T>(self, heading: &str, table: &Table<T>) -> Self {
         self.heading(heading).with(&table.html())
     }
 
-    /// The page as it is written.
+    /// The text of the page.
     pub fn html(self) -> String {
         let Page { title, body } = self;
         format!(

@@ -1,7 +1,7 @@
 //! The style sheet of every page.
 
-/// Light and dark by the reader's system, light on paper; colours that colour-blind readers can tell apart (Okabe and Ito). A plot that is
-/// alone is no wider than one of two.
+/// Light and dark by the reader's system, light on paper; colours that colour-blind readers can
+/// tell apart (Okabe and Ito). A single plot is no wider than one of two.
 pub const STYLE: &str = "
 :root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--soft:#57606a;--line:#d8dee4;--panel:#f6f8fa;--warn:#8a5300;
 --c0:#0072b2;--c1:#d55e00;--c2:#007a5a;--c3:#a3528a;--c4:#8f6a00;--c5:#4b7fa8;--light:38%}

@@ -4,36 +4,37 @@ use std::fmt::{self, Display};
 
 use crate::escape;
 
-/// Rows of `T`, and what of them stands in which column. [`Display`] prints it as text: all columns side by side, or, where the
-/// formatter has a width (`{table:80}`) that they do not fit in, in parts below each other, each with the first column.
+/// Rows of `T`, with a text for each column. [`Display`] prints all columns side by side. If the
+/// formatter has a width (`{table:80}`) and the columns do not fit, the table is printed in parts
+/// below each other, each with the first column.
 #[derive(Clone, Debug)]
 pub struct Table<T> {
     rows: Vec<T>,
     columns: Vec<Column>,
-    /// Least characters of a column, so that rows printed one by one stand below each other.
+    /// Least characters of a column, to align rows that are printed one by one.
     least: usize,
 }
 
 #[derive(Clone, Debug)]
 struct Column {
     name: String,
-    /// To the left, as words are; numbers are to the right.
+    /// Whether cells are aligned to the left, as words are; numbers are aligned to the right.
     left: bool,
     cells: Vec<String>,
 }
 
 impl Column {
-    /// A row of this column between its bars: the cell, and what fills the rest.
+    /// Writes a cell of this column, padded, after its bar.
     fn padded(&self, f: &mut impl fmt::Write, cell: &str, width: usize) -> fmt::Result {
         if self.left { write!(f, "| {cell:width$} ") } else { write!(f, "| {cell:>width$} ") }
     }
 }
 
-/// What stands where there is nothing to say.
+/// The text of an empty cell.
 const NOTHING: &str = "–";
 
 impl<T> Table<T> {
-    /// Rows without columns yet.
+    /// A table with rows and no columns yet.
     pub fn of(rows: impl IntoIterator<Item = T>) -> Self {
         Table { rows: rows.into_iter().collect(), columns: Vec::new(), least: 0 }
     }
@@ -44,19 +45,19 @@ impl<T> Table<T> {
         self
     }
 
-    /// A column of numbers.
+    /// Adds a column of numbers.
     #[must_use]
     pub fn number<C: Display>(self, name: &str, cell: impl Fn(&T) -> C) -> Self {
         self.column(name, false, cell)
     }
 
-    /// A column of words.
+    /// Adds a column of words.
     #[must_use]
     pub fn text<C: Display>(self, name: &str, cell: impl Fn(&T) -> C) -> Self {
         self.column(name, true, cell)
     }
 
-    /// A column of numbers that some rows have; without any it is left out.
+    /// Adds a column of numbers that some rows have; it is left out if no row has any.
     #[must_use]
     pub fn some<C: Display>(self, name: &str, cell: impl Fn(&T) -> Option<C>) -> Self {
         let cells: Vec<Option<C>> = self.rows.iter().map(cell).collect();
@@ -69,7 +70,8 @@ impl<T> Table<T> {
         table
     }
 
-    /// The same, with no column narrower than so many characters: for a [`head`](Self::head) and rows that are printed one by one.
+    /// The same table with columns of at least this many characters, for a [`head`](Self::head) and
+    /// rows that are printed one by one.
     #[must_use]
     pub fn at_least(self, least: usize) -> Self {
         Table { least, ..self }
@@ -80,14 +82,14 @@ impl<T> Table<T> {
         cells.max().unwrap_or(0).max(self.least)
     }
 
-    /// Names of columns and the line below them.
+    /// The names of the columns and the line below them.
     pub fn head(&self) -> String {
         let mut out = String::new();
         let _ = self.write_head(&mut out, &self.columns.iter().collect::<Vec<_>>());
         out
     }
 
-    /// The rows alone.
+    /// The rows without the head.
     pub fn body(&self) -> String {
         let mut out = String::new();
         let _ = self.write_body(&mut out, &self.columns.iter().collect::<Vec<_>>());
@@ -117,7 +119,7 @@ impl<T> Table<T> {
         Ok(())
     }
 
-    /// As a table that can be scrolled. The first column names the rows if it is of words.
+    /// The table as HTML that can be scrolled. The first column names the rows if it is of words.
     pub fn html(&self) -> String {
         let heads: String =
             self.columns.iter().map(|column| format!("<th scope=\"col\">{}</th>", escape(&column.name))).collect();
@@ -146,7 +148,7 @@ impl<T> Display for Table<T> {
                 taken += self.width(column) + 3;
                 taken <= most
             });
-            // One at least: a column that is wider than the terminal goes over its edge.
+            // At least one column: one that is wider than the terminal goes over its edge.
             let (now, later) = rest.split_at(fits.count().max(1).min(rest.len()));
             let part: Vec<&Column> = std::iter::once(first).chain(now).collect();
             self.write_head(f, &part)?;

@@ -1,15 +1,16 @@
-//! What ran on which device when.
+//! Draws the batches of each device over time.
 
 use std::fmt::Write;
 
 use crate::chart::{escape, ink, put, round_step};
 
-/// What ran on which device when (Symphony figure 4): a row for each device, a box for each batch, a dot for each request.
+/// The batches of each device over time (Symphony figure 4): a row for each device, a box for each
+/// batch, a dot for each request.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
-    /// Above the picture.
+    /// The title above the picture.
     pub title: String,
-    /// What time is counted in, such as `ms`.
+    /// The unit of time, such as `ms`.
     pub unit: String,
     /// Labels of the rows, from the top.
     pub rows: Vec<String>,
@@ -24,30 +25,30 @@ pub struct Timeline {
 pub struct Box {
     /// Index of the row.
     pub row: usize,
-    /// Its begin.
+    /// The batch's begin.
     pub start: f64,
-    /// Its end.
+    /// The batch's end.
     pub end: f64,
-    /// Written in it if there is room.
+    /// The text in the box, if there is room.
     pub label: String,
-    /// Colour.
+    /// The number of the batch's colour.
     pub colour: usize,
-    /// It was stopped before its end.
+    /// Whether the batch was stopped before its end.
     pub lost: bool,
-    /// Shown when pointed at.
+    /// The text shown when the mouse points at the box.
     pub hint: String,
 }
 
 /// A request.
 #[derive(Clone, Debug)]
 pub struct Dot {
-    /// When it arrived.
+    /// The arrival.
     pub at: f64,
-    /// It was dropped or late.
+    /// Whether the request was dropped or late.
     pub bad: bool,
-    /// Colour; that of its batch.
+    /// The number of the colour, which is its batch's.
     pub colour: usize,
-    /// Shown when pointed at.
+    /// The text shown when the mouse points at the dot.
     pub hint: String,
 }
 
@@ -61,7 +62,7 @@ const ROW: f64 = 30.0;
 const TOP: f64 = 26.0;
 
 impl Timeline {
-    /// The picture from `from` to `to`. What lies outside is cut off.
+    /// The picture from `from` to `to`; the rest is cut off.
     pub fn svg(&self, from: f64, to: f64) -> String {
         let span = if to > from { to - from } else { 1.0 };
         let x = |at: f64| LEFT + ((at - from) / span).clamp(0.0, 1.0) * (WIDTH - LEFT - 8.0);
@@ -118,7 +119,7 @@ impl Timeline {
     }
 }
 
-/// Round values between `from` and `to`, about ten.
+/// About ten round values between `from` and `to`.
 fn ticks(from: f64, to: f64) -> Vec<f64> {
     let rough = (to - from) / 10.0;
     if !(rough > 0.0 && rough.is_finite()) {

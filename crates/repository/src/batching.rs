@@ -1,4 +1,4 @@
-//! How a model's requests are queued and batched.
+//! The queues and batches of a model.
 
 use std::collections::BTreeSet;
 
@@ -7,28 +7,29 @@ use downbeat_core::cluster::TimeoutAction;
 use downbeat_protocol::inference::{ModelDynamicBatching, ModelQueuePolicy, model_queue_policy};
 use serde::{Deserialize, Serialize};
 
-/// How a model's requests are queued and batched; Triton's `dynamic_batching`, resolved.
+/// The queues and batches of a model; Triton's `dynamic_batching`, resolved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Batching {
     /// Largest batch; 0: the model's tensors have no batch dimension.
     pub max_batch_size: u32,
-    /// Whether the configuration (or its completion) has `dynamic_batching`. Downbeat shares batches between requests
-    /// either way; `downbeat config check` and the curious can tell.
+    /// Whether the configuration (or its completion) has `dynamic_batching`. Downbeat shares
+    /// batches between requests either way; only `downbeat config check` and curious users read it.
     pub dynamic: bool,
     /// Batch sizes worth waiting for, ascending; empty: the larger the better.
     pub preferred: Vec<u32>,
-    /// How long a request may wait for company, from its arrival, as it is written.
+    /// How long a request may wait for others, from its arrival, as the configuration says.
     pub max_queue_delay: Duration,
-    /// Answers leave in the order of the requests.
+    /// Whether answers leave in the order of the requests.
     pub preserve_ordering: bool,
     /// Queues by priority, the most urgent first; at least one.
     pub levels: Vec<Level>,
-    /// The first of the priorities of each level. One each, but where there are more than [`MAX_LEVELS`]: then those that the configuration names and
-    /// those at both ends have a level of their own, and what lies between two of them shares one.
+    /// The first priority of each level. Up to [`MAX_LEVELS`] priorities have a level each. With
+    /// more, the named priorities and the ones at both ends have a level of their own, and all
+    /// priorities between two of these share a level.
     firsts: Vec<u64>,
-    /// The last priority of all.
+    /// The last priority.
     last: u64,
-    /// Index in `levels` of requests without a priority.
+    /// The index in `levels` for requests without a priority.
     pub default_level: usize,
 }
 
@@ -37,16 +38,17 @@ pub struct Batching {
 pub struct Level {
     /// Most requests that wait; 0: the configuration sets no bound (the server's default holds).
     pub max_queue_size: u32,
-    /// What happens to a request whose time in the queue is over.
+    /// The action on a request whose time in the queue is over.
     pub timeout_action: TimeoutAction,
-    /// Time a request may wait; zero: for ever.
+    /// The time that a request may wait; zero: no limit.
     pub default_timeout: Duration,
     /// Whether a request's own `timeout` parameter counts.
     pub allow_timeout_override: bool,
 }
 
 impl Level {
-    /// The queue of a model that says nothing about queues: unlike Triton's, it honours a request's own `timeout`.
+    /// The queue of a model whose configuration has no queue policy. Unlike Triton's, it honours a
+    /// request's own `timeout`.
     const UNCONFIGURED: Level = Level {
         max_queue_size: 0,
         timeout_action: TimeoutAction::Reject,
@@ -67,19 +69,19 @@ impl Level {
     }
 }
 
-/// More levels than anyone tells apart; each costs a queue.
+/// Most levels of a model. Each costs a queue, and more levels make no difference to users.
 pub(crate) const MAX_LEVELS: u64 = 256;
-/// Of more priorities than that, how many at each end have a level of their own.
+/// With more priorities, this many at each end have a level of their own.
 const ALONE: u64 = 32;
-/// Of more priorities than that, how many may have a policy of their own.
+/// With more priorities, at most this many may have a policy of their own.
 pub(crate) const MOST_POLICIES: usize = (MAX_LEVELS / 2 - 2 * ALONE - 1) as usize;
 
 impl Batching {
-    /// A longer queue delay says that a batch waits until it is full: nobody expects it to pass. `2^64-1` microseconds
-    /// are 584,542 years.
+    /// Longest queue delay. A longer one means that a batch waits until it is full: its author does
+    /// not expect it to pass. `2^64-1` microseconds are 584,542 years.
     pub const LONGEST_QUEUE_DELAY: Duration = Duration::from_millis(3_600_000);
 
-    /// Requests run as they come, each alone.
+    /// Batching without a configuration: requests do not wait for others.
     pub(crate) fn plain(max_batch_size: u32) -> Batching {
         Batching {
             max_batch_size,
@@ -94,7 +96,7 @@ impl Batching {
         }
     }
 
-    /// Resolves a checked configuration: sizes positive.
+    /// Resolves a checked configuration, whose sizes are positive.
     pub(crate) fn dynamic(max_batch_size: u32, batching: &ModelDynamicBatching) -> Batching {
         let mut preferred: Vec<u32> =
             batching.preferred_batch_size.iter().filter_map(|size| u32::try_from(*size).ok()).collect();
@@ -119,20 +121,21 @@ impl Batching {
         }
     }
 
-    /// The index in `levels` of a request's `priority`: 1 is the most urgent; 0 and what is beyond the last level mean
-    /// the default, as in Triton.
+    /// The index in `levels` of a request's `priority`, where 1 is the most urgent. 0 and
+    /// priorities beyond the last level mean the default, as in Triton.
     pub fn level_of(&self, priority: u64) -> usize {
         if (1..=self.last).contains(&priority) { level_in(&self.firsts, priority) } else { self.default_level }
     }
 }
 
-/// Where the levels of the priorities from 1 to `last` begin: one each, or at most [`MAX_LEVELS`].
+/// The first priority of each level, for priorities from 1 to `last`: one each, or at most
+/// [`MAX_LEVELS`].
 fn firsts(last: u64, default: u64, named: impl Iterator<Item = u64>) -> Vec<u64> {
     if last <= MAX_LEVELS {
         return (1..=last).collect();
     }
     let ends = (1..=ALONE).chain(last - ALONE + 1..=last);
-    // Each of them takes a level, and what follows it up to the next another.
+    // Each of these takes one level, and the priorities up to the next one take another.
     let named = named.filter(|priority| (1..=last).contains(priority)).take(MOST_POLICIES);
     let alone: BTreeSet<u64> = ends.chain([default]).chain(named).collect();
     let after = alone.iter().filter_map(|priority| priority.checked_add(1)).filter(|next| *next <= last);

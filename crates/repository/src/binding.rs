@@ -1,25 +1,26 @@
-//! A tensor as clients know it beside the same tensor as the model knows it.
+//! A tensor in the clients' view and in the model's view.
 
 use std::sync::Arc;
 
 use downbeat_core::tensor::{DataType, TensorSpec};
 use serde::{Deserialize, Serialize};
 
-/// An input or output: what clients send or get, and what the engine gets or gives. The two differ in shape where the
+/// An input or output in the clients' view and in the engine's view. The two differ in shape if the
 /// configuration has a `reshape`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct TensorBinding {
     /// Name and datatype; sizes as clients see them, the batch dimension included (-1).
     pub client: TensorSpec,
-    /// Place in the engine's signature (`inputs` or `outputs`).
+    /// The tensor's index in the engine's signature (`inputs` or `outputs`).
     pub model_index: usize,
     /// Sizes as the engine sees them, the batch dimension included (-1).
     pub model_dims: Vec<i64>,
-    /// Names of the classes (`label_filename`), in class order; empty if there are none.
+    /// Class names (`label_filename`) in class order; empty if there are none.
     pub labels: Arc<[String]>,
     /// Whether the first dimension is the batch.
     pub batched: bool,
-    /// Whether the configuration lets requests leave it out; they can where the model has a value for it.
+    /// Whether the configuration lets requests leave the input out. They can if the model has a
+    /// value for it.
     pub optional: bool,
 }
 
@@ -34,20 +35,20 @@ impl TensorBinding {
         self.client.dims != self.model_dims
     }
 
-    /// The shape the engine is given for a client's input of shape `shape`.
+    /// The shape for the engine of a client's input with this shape.
     ///
     /// # Errors
-    /// What was expected, if the shape does not fit.
+    /// The expected shape, if the given one does not fit.
     pub fn model_shape(&self, shape: &[i64]) -> Result<Vec<usize>, String> {
         convert(&self.client.dims, &self.model_dims, shape).ok_or_else(|| {
             format!("'{}' expects shape {}, got {}", self.client.name, show(&self.client.dims), show(shape))
         })
     }
 
-    /// The shape a client is given for the engine's output of shape `shape`.
+    /// The shape for a client of the engine's output with this shape.
     ///
     /// # Errors
-    /// What was expected, if the engine's shape is not what the model declares.
+    /// The expected shape, if the engine's shape differs from the model's declaration.
     pub fn client_shape(&self, shape: &[usize]) -> Result<Vec<usize>, String> {
         let shape: Vec<i64> = shape.iter().map(|d| i64::try_from(*d).unwrap_or(i64::MAX)).collect();
         convert(&self.model_dims, &self.client.dims, &shape).ok_or_else(|| {

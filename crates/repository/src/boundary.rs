@@ -1,4 +1,4 @@
-//! The boundary of a model repository: symbolic links cross it only where an option says so.
+//! The boundary of a model repository. Symbolic links cross it only if an option allows that.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Component, Path, PathBuf};
 pub(crate) struct Boundary {
     /// The folder with symbolic links resolved.
     root: PathBuf,
-    /// Whether symbolic links that lead out of it are followed.
+    /// Whether to follow symbolic links that lead out of the folder.
     follows_symlinks: bool,
 }
 
@@ -21,7 +21,7 @@ impl Boundary {
         Ok(Boundary { root: folder.canonicalize()?, follows_symlinks: false })
     }
 
-    /// The same boundary. `follows_symlinks`: symbolic links may cross it.
+    /// The same boundary. With `follows_symlinks`, symbolic links may cross it.
     pub(crate) fn with_follow_symlinks(self, follows_symlinks: bool) -> Self {
         Boundary { follows_symlinks, ..self }
     }
@@ -36,10 +36,12 @@ impl Boundary {
         &self.root
     }
 
-    /// Checks that `path`, which begins with [`Boundary::root`], leads to a file or folder that may be read.
+    /// Checks that `path`, which begins with [`Boundary::root`], leads to a file or folder that may
+    /// be read.
     ///
     /// # Errors
-    /// If there is none, or if a symbolic link leads out of the repository and such links are not followed.
+    /// If there is no file or folder, or a symbolic link leads out of the repository and such links
+    /// are not followed.
     pub(crate) fn check(&self, path: &Path) -> Result<(), String> {
         match path.canonicalize() {
             Ok(real) if self.follows_symlinks || real.starts_with(&self.root) => Ok(()),
@@ -52,11 +54,12 @@ impl Boundary {
         }
     }
 
-    /// The path of `file`, which is written relative to `folder`, a folder of the repository. The path may climb into other folders of
-    /// the repository (`../shared/tokenizer.json`).
+    /// The path of `file`, which is written relative to `folder`, a folder of the repository. The
+    /// path may climb into other folders of the repository (`../shared/tokenizer.json`).
     ///
     /// # Errors
-    /// As [`Boundary::check`]; if the file is written as an absolute path, or climbs out of the repository.
+    /// As [`Boundary::check`]; if the file is written as an absolute path, or climbs out of the
+    /// repository.
     pub(crate) fn resolve(&self, folder: &Path, file: &Path) -> Result<PathBuf, String> {
         let depth = folder.strip_prefix(&self.root).map_or(0, |inside| inside.components().count());
         let climbed = file.components().try_fold(depth, |depth, component| match component {
@@ -74,7 +77,8 @@ impl Boundary {
     }
 }
 
-/// Why nothing can be read at `path`, after `error`: of a symbolic link, where it leads.
+/// The reason why nothing can be read at `path`, after `error`. For a symbolic link, it names the
+/// target.
 pub(crate) fn reason(path: &Path, error: &io::Error) -> String {
     let target = path.read_link().ok();
     let leads =
@@ -96,7 +100,7 @@ pub(crate) fn reason(path: &Path, error: &io::Error) -> String {
 /// The number of the error `ELOOP`.
 const LOOP: i32 = if cfg!(target_os = "linux") { 40 } else { 62 };
 
-/// Whether something is at `path`, be it a symbolic link that leads nowhere.
+/// Whether there is an entry at `path`, even a symbolic link that leads nowhere.
 pub(crate) fn is_there(path: &Path) -> bool {
     path.symlink_metadata().is_ok()
 }

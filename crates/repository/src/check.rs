@@ -1,4 +1,4 @@
-//! The checks of a configuration that need no model file: what is wrong, and what is passed over.
+//! Checks a configuration without the model file: finds errors and ignored settings.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use crate::definition::{CompletionOptions, ModelFormat, datatype};
 use crate::finding::{Finding, did_you_mean};
 use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
-/// Largest batch size that is believed: beyond it, measuring a model alone would take all memory.
+/// Largest plausible batch size: beyond it, measuring a model alone would take all memory.
 const MAX_BATCH_SIZE: i32 = 1 << 16;
 
-/// What a configuration says, in the types of a definition.
+/// The content of a configuration, in the types of a definition.
 #[derive(Debug)]
 pub(crate) struct Checked {
     /// `None`: the files in the folder decide.
@@ -34,7 +34,7 @@ pub(crate) struct Checked {
     pub(crate) tensorrt: Option<BTreeMap<String, String>>,
 }
 
-/// Findings so far.
+/// The findings so far.
 pub(crate) struct Report<'a> {
     source: &'a ConfigSource,
     pub(crate) errors: Vec<Finding>,
@@ -90,7 +90,7 @@ impl<'a> Report<'a> {
         const FORMATS: [ModelFormat; 2] = [ModelFormat::Onnx, ModelFormat::Emulated];
         let backend = FORMATS.into_iter().find(|f| f.backend() == config.backend);
         let platform = FORMATS.into_iter().find(|f| f.platform() == config.platform);
-        // An ensemble is reported where it is.
+        // An ensemble is reported by the check of its scheduling.
         let is_ensemble = config.platform == "ensemble"
             && matches!(config.scheduling_choice, Some(SchedulingChoice::EnsembleScheduling(_)));
         for (field, written, is_known, names) in [
@@ -149,7 +149,7 @@ impl<'a> Report<'a> {
         if name.is_empty() {
             self.error(path, "has no name");
         }
-        // Zero is "not written": the model file tells.
+        // Zero means that the datatype is not written: the model file has it.
         if data_type != 0 && datatype(data_type).is_none() {
             self.error(&format!("{path}.data_type"), format!("{data_type} is the number of no datatype"));
         }
@@ -273,7 +273,9 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Judges where the instances of a model of this format are to be, on a server that runs models on `gpus`, or on the CPU if there are none; gives the GPUs that they are kept to.
+    /// Checks the places of the instances of a model of this format. The server runs models on
+    /// `options.gpus`, or on the CPU if there are none. Returns the GPUs that the instances are
+    /// restricted to.
     pub(crate) fn places(&mut self, format: ModelFormat, options: &CompletionOptions) -> Option<Vec<u32>> {
         let groups = &self.source.config.instance_group;
         let mut kept = Some(Vec::new());
@@ -287,8 +289,9 @@ impl<'a> Report<'a> {
         Some(kept)
     }
 
-    /// The GPUs that a group is kept to; `None`: it is not. As in Triton, `KIND_AUTO` means the GPUs that are listed if there are all of them, and else the CPU; what the server has not is an
-    /// error.
+    /// The GPUs that a group is restricted to; `None` if it is not. As in Triton, `KIND_AUTO` means
+    /// the listed GPUs if the machine has all of them, and otherwise the CPU. A GPU that the server
+    /// does not have is an error.
     fn place(
         &mut self,
         path: &str,
@@ -370,7 +373,8 @@ impl<'a> Report<'a> {
         instances
     }
 
-    /// Fields that Triton knows. An error where an answer would be wrong without them, else a warning.
+    /// Checks fields that Triton knows and Downbeat does not. An error if answers would be wrong
+    /// without the field, otherwise a warning.
     fn unsupported(&mut self, config: &ModelConfig) {
         let decoupled = config.model_transaction_policy.is_some_and(|p| p.decoupled);
         let agents = config.model_repository_agents.as_ref().is_some_and(|a| !a.agents.is_empty());

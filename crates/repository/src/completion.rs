@@ -1,4 +1,4 @@
-//! Completing a definition from its model file, and checking it against the file.
+//! Completes a definition from its model file, and checks it against the file.
 
 use downbeat_core::tensor::{Signature, TensorSpec};
 use downbeat_protocol::inference::model_config::SchedulingChoice;
@@ -19,15 +19,17 @@ use crate::row_verdict::RowVerdict;
 const ROWS_PARAMETER: &str = "downbeat_rows";
 
 impl ModelDefinition {
-    /// Fills in what the configuration leaves out and checks what it says, from the inputs and outputs of the loaded
-    /// model. Starts from the configuration as written each time, so it may be called for each version (on a clone).
+    /// Fills in the missing parts of the configuration and checks the rest, from the inputs and
+    /// outputs of the loaded model. Each call starts from the configuration as written, so it may
+    /// be called for each version (on a clone).
     ///
-    /// A model without `max_batch_size` is batched if the first dimension of every input and output varies, and then
-    /// also with dynamic batching, as in Triton. A model whose rows depend on each other ([`ModelDefinition::rows`])
-    /// is not: its requests keep their shapes, and each of them runs alone.
+    /// A model without `max_batch_size` is batched if the first dimension of every input and output
+    /// varies. It then also has dynamic batching, as in Triton. A model whose rows depend on each
+    /// other ([`ModelDefinition::rows`]) is not batched: its requests keep their shapes, and each
+    /// of them runs alone.
     ///
     /// # Errors
-    /// Names, datatypes and sizes that the model does not have.
+    /// If the configuration has names, datatypes or sizes that the model does not have.
     pub fn complete(&mut self, signature: &Signature) -> Result<(), ConfigError> {
         let source = self.source.clone();
         let mut config = source.config.clone();
@@ -136,7 +138,7 @@ impl ModelDefinition {
         }
     }
 
-    /// Says where the instances are, as far as the configuration does not.
+    /// Completes the places of the instances.
     fn complete_places(&self, config: &mut ModelConfig) {
         let on_gpus = !self.completion.gpus.is_empty() && self.format == ModelFormat::Onnx;
         let gpus = self.gpus.as_ref().unwrap_or(&self.completion.gpus);
@@ -171,7 +173,7 @@ impl ModelDefinition {
         }
     }
 
-    /// Matches the configuration's tensors of one side with the model's, completing the former.
+    /// Matches the configuration's tensors of one side with the model's, and completes them.
     fn bind(
         &self,
         side: Side,
@@ -184,7 +186,7 @@ impl ModelDefinition {
         let written = side.tensors(config);
         let mut listed: Vec<(Tensor, Option<usize>)> =
             written.into_iter().enumerate().map(|(i, tensor)| (tensor, Some(i))).collect();
-        // A model without one of its inputs cannot run; an output that is not listed is not served.
+        // A model cannot run without one of its inputs. An output that is not listed is not served.
         if self.completion.enabled && (side == Side::Input || listed.is_empty()) {
             for spec in specs {
                 if !listed.iter().any(|(tensor, _)| tensor.name == spec.name) {
@@ -261,7 +263,8 @@ impl ModelDefinition {
                 return None;
             }
             if model_dims.is_empty() {
-                // A configuration has no empty dims: Triton writes one element, reshaped into none.
+                // A configuration cannot have empty dims: Triton writes one element, reshaped into
+                // none.
                 tensor.dims = vec![1];
                 tensor.reshape = Some(Vec::new());
             } else {
@@ -289,7 +292,7 @@ impl ModelDefinition {
     }
 }
 
-/// Says how the sizes of a tensor do not fit the model's.
+/// Reports how the sizes of a tensor differ from the model's.
 fn report_misfit(tensor: &Tensor, spec: &TensorSpec, path: &str, batched: bool, report: &mut Report<'_>) {
     let expected = tensor.reshape.as_ref().unwrap_or(&tensor.dims);
     let (field, meaning) =
@@ -341,7 +344,7 @@ fn takes_batches(config: &ModelConfig, signature: &Signature, report: &mut Repor
         && !Side::Output.tensors(config).iter().any(|t| includes_batch(t, &signature.outputs))
 }
 
-/// Puts a first dimension of any size before the dims that leave the batch dimension out.
+/// Adds a first dimension of any size to dims that leave the batch dimension out.
 fn add_first_dimension(config: &mut ModelConfig, signature: &Signature) {
     for (side, specs) in [(Side::Input, &signature.inputs), (Side::Output, &signature.outputs)] {
         let mut tensors = side.tensors(config);
@@ -363,7 +366,7 @@ enum Side {
     Output,
 }
 
-/// What inputs and outputs of a configuration have in common.
+/// The common fields of a configuration's inputs and outputs.
 #[derive(Default)]
 struct Tensor {
     name: String,
@@ -401,7 +404,7 @@ impl Side {
         }
     }
 
-    /// Writes completed tensors back: those that were listed stand first, in their order.
+    /// Writes completed tensors back. The listed tensors stand first, in their order.
     fn set_tensors(self, config: &mut ModelConfig, tensors: Vec<Tensor>) {
         macro_rules! set {
             ($list:expr) => {

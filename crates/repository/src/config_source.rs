@@ -1,4 +1,4 @@
-//! A model configuration as it was written: protobuf text format or JSON.
+//! A model configuration as written: protobuf text format or JSON.
 
 use std::io::Read;
 use std::path::Path;
@@ -14,15 +14,15 @@ use crate::finding::{ConfigError, Finding, Position, did_you_mean};
 /// Largest configuration that is read, bytes. Configurations of real models have a few kilobytes.
 pub(crate) const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// The label of findings in a configuration that came with a load request.
+/// The label of findings in the configuration of a load request.
 const REQUEST_LABEL: &str = "configuration of the load request";
 
-/// A parsed configuration that still knows where it was written.
+/// A parsed configuration with the places of its fields.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConfigSource {
-    /// How findings name it.
+    /// The configuration's name in findings.
     pub(crate) label: String,
-    /// What it says.
+    /// The parsed message.
     pub(crate) config: ModelConfig,
     origin: Origin,
 }
@@ -34,7 +34,7 @@ enum Origin {
     Absent,
     Text(FieldIndex),
     Json {
-        /// Whether the field is written.
+        /// Whether the field `max_batch_size` is written.
         max_batch_size: bool,
     },
 }
@@ -44,7 +44,7 @@ fn schema() -> MessageDescriptor {
 }
 
 impl ConfigSource {
-    /// No configuration: everything is completed from the model file.
+    /// A missing configuration: the model file completes everything.
     pub(crate) fn absent(label: String) -> Self {
         ConfigSource { label, ..ConfigSource::default() }
     }
@@ -81,7 +81,8 @@ impl ConfigSource {
         Self::parse_text(text, label).map(Some)
     }
 
-    /// Parses the configuration of a load request: JSON as Triton's clients send it, or the text format.
+    /// Parses the configuration of a load request: JSON as Triton's clients send it, or the text
+    /// format.
     pub(crate) fn from_request(text: &str) -> Result<Self, ConfigError> {
         let label = REQUEST_LABEL.to_owned();
         if text.len() as u64 > MAX_CONFIG_BYTES {
@@ -110,7 +111,7 @@ impl ConfigSource {
         let mut json = serde_json::Deserializer::from_str(text);
         let message = DynamicMessage::deserialize(schema(), &mut json).map_err(fail)?;
         json.end().map_err(fail)?;
-        // The protobuf JSON form takes both spellings of a name.
+        // The protobuf JSON form allows both spellings of a name.
         let value: serde_json::Value = serde_json::from_str(text).map_err(fail)?;
         let max_batch_size = ["max_batch_size", "maxBatchSize"].iter().any(|name| value.get(name).is_some());
         let origin = Origin::Json { max_batch_size };
@@ -128,7 +129,7 @@ impl ConfigSource {
         }
     }
 
-    /// Whether `max_batch_size` is written: zero and absent are the same in the message.
+    /// Whether `max_batch_size` is written. The message does not tell zero from absent.
     pub(crate) fn says_max_batch_size(&self) -> bool {
         match &self.origin {
             Origin::Absent => false,
@@ -151,7 +152,7 @@ fn transcode(message: &DynamicMessage, label: &str) -> Result<ModelConfig, Confi
     message.transcode_to().map_err(|e| Finding::of(label, e.to_string()).into())
 }
 
-/// The library's error with the place, the field and what was probably meant.
+/// The library's error with its place, the field and a suggestion.
 fn explain(
     error: &prost_reflect::text_format::ParseError,
     index: &FieldIndex,
@@ -198,7 +199,7 @@ fn explain(
 
 fn explain_enum(descriptor: &EnumDescriptor, word: &str) -> String {
     let names: Vec<String> = descriptor.values().map(|v| v.name().to_owned()).filter(|n| n != "TYPE_INVALID").collect();
-    // What other frameworks call the same types is too far from Triton's names for a spelling check.
+    // Other frameworks' names of these types are too far from Triton's for a spelling check.
     let bare = word.strip_prefix("TYPE_").unwrap_or(word).to_ascii_uppercase();
     let other_name = (descriptor.name() == "DataType")
         .then(|| match bare.as_str() {
@@ -223,7 +224,7 @@ fn explain_enum(descriptor: &EnumDescriptor, word: &str) -> String {
     }
 }
 
-/// What a path of the index leads to in the schema.
+/// The kind of the field that a path of the index leads to.
 fn resolve(schema: &MessageDescriptor, path: &str) -> Option<Kind> {
     let mut kind = Kind::Message(schema.clone());
     for component in split_path(path) {

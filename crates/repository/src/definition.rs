@@ -1,4 +1,4 @@
-//! What a model needs to be served, resolved from its folder.
+//! The definition of a model, resolved from its folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,25 +18,29 @@ use crate::policy::{DispatchPolicy, DropPolicy, PolicyName};
 use crate::row_verdict::RowVerdict;
 use crate::warmup::Warmup;
 
-/// A model's folder, read and checked. [`ModelDefinition::complete`] adds what only the model file knows.
+/// A model's folder, read and checked. [`ModelDefinition::complete`] adds the facts of the model
+/// file.
 #[derive(Clone, Debug)]
 pub struct ModelDefinition {
-    /// Name: the folder's.
+    /// The model's name, which is the folder's.
     pub name: String,
     /// The model's folder.
     pub dir: PathBuf,
-    /// The configuration: as written, and after [`ModelDefinition::complete`] with everything it leaves out.
+    /// The configuration: as written, and complete after [`ModelDefinition::complete`].
     pub config: ModelConfig,
-    /// The versions that `version_policy` selects, ascending, each with its model file. At least one.
+    /// The versions that `version_policy` selects, ascending, each with its model file. At least
+    /// one.
     pub versions: Vec<(u64, PathBuf)>,
-    /// What kind of file the versions are.
+    /// The kind of the versions' files.
     pub format: ModelFormat,
     /// Queues and batches. Final after [`ModelDefinition::complete`].
     pub batching: Batching,
-    /// Batches that may run at the same time (the sum of `count` over all `instance_group`s); 0: the configuration has no count.
+    /// Batches that may run at the same time (the sum of `count` over all `instance_group`s). 0:
+    /// the configuration has no count.
     pub instances: u32,
-    /// The GPUs that it is kept to, by its `instance_group` or where the server was told ([`ModelRepository::with_places`](crate::ModelRepository::with_places)); `None`: all that the
-    /// server uses.
+    /// The GPUs that the model is restricted to; `None`: all that the server uses. They come from
+    /// `instance_group` or from
+    /// [`ModelRepository::with_places`](crate::ModelRepository::with_places).
     pub gpus: Option<Vec<u32>>,
     /// The SLO (`parameters["slo_ms"]`), from arrival to answer.
     pub slo: Option<Duration>,
@@ -46,20 +50,20 @@ pub struct ModelDefinition {
     pub device: Option<PolicyName>,
     /// The drop policy (`parameters["drop"]`).
     pub drop: Option<DropPolicy>,
-    /// Options of onnxruntime's TensorRT provider, by their names there, where the configuration asks for TensorRT
-    /// (`optimization.execution_accelerators`).
+    /// Options of onnxruntime's TensorRT provider, by their names there, if the configuration asks
+    /// for TensorRT (`optimization.execution_accelerators`).
     pub tensorrt: Option<BTreeMap<String, String>>,
     /// Requests to send before the model is ready.
     pub warmups: Vec<Warmup>,
-    /// Whether the rows of a batch depend on each other. `None`: not known, and [`ModelDefinition::complete`] takes the
-    /// rows to be independent.
+    /// Whether the rows of a batch depend on each other. `None`: not known;
+    /// [`ModelDefinition::complete`] then treats the rows as independent.
     pub rows: Option<RowVerdict>,
-    /// What the configuration asks for and does not get.
+    /// Requests of the configuration that are not fulfilled.
     pub warnings: Vec<Finding>,
     /// Inputs in the configuration's order. Empty before [`ModelDefinition::complete`].
     pub inputs: Vec<TensorBinding>,
-    /// Outputs in the configuration's order: a configuration may leave outputs of the model out, and then clients do not
-    /// see them. Empty before [`ModelDefinition::complete`].
+    /// Outputs in the configuration's order. A configuration may leave out outputs of the model,
+    /// which clients then do not see. Empty before [`ModelDefinition::complete`].
     pub outputs: Vec<TensorBinding>,
     pub(crate) boundary: Boundary,
     pub(crate) source: ConfigSource,
@@ -67,7 +71,7 @@ pub struct ModelDefinition {
     pub(crate) completion: CompletionOptions,
 }
 
-/// What kind of model file a folder holds, hence which engines can load it.
+/// The kind of a model file, which decides the engines that can load it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ModelFormat {
     /// An ONNX graph.
@@ -93,7 +97,7 @@ impl ModelFormat {
         }
     }
 
-    /// Names a model file may have where the configuration names none, the preferred first.
+    /// Default names of a model file, the preferred first.
     pub const fn file_names(self) -> &'static [&'static str] {
         match self {
             ModelFormat::Onnx => &["model.onnx"],
@@ -102,18 +106,20 @@ impl ModelFormat {
     }
 }
 
-/// How a definition is completed from its model file.
+/// Options for completing a definition from its model file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct CompletionOptions {
-    /// Whether it is completed at all, or only checked.
+    /// Whether the definition is completed, or only checked.
     pub(crate) enabled: bool,
-    /// Largest batch where the configuration says nothing and the model's dimensions allow any.
+    /// Largest batch if the configuration has none and the model's dimensions allow any.
     pub(crate) default_max_batch_size: u32,
-    /// The GPUs that models run on; none: the CPU.
+    /// The GPUs that models run on; empty: the CPU.
     pub(crate) gpus: Vec<u32>,
-    /// Whether models with `KIND_GPU` run on the CPU of a server without GPUs, instead of being refused.
+    /// Whether models with `KIND_GPU` run on the CPU of a server without GPUs, instead of being
+    /// refused.
     pub(crate) cpu_for_gpus: bool,
-    /// The models whose place somebody has chosen who is asked before their configuration, with their GPUs.
+    /// Models whose GPUs are chosen outside of their configuration, with these GPUs. The choice
+    /// wins.
     pub(crate) places: BTreeMap<String, Vec<u32>>,
 }
 
@@ -135,7 +141,8 @@ const DATATYPES: [(DataType, inference::DataType); 14] = [
     (DataType::Bf16, inference::DataType::TypeBf16),
 ];
 
-/// The core's name of a configuration's datatype; `None` for `TYPE_INVALID` and numbers without a meaning.
+/// The core's name of a configuration's datatype; `None` for `TYPE_INVALID` and numbers without a
+/// meaning.
 pub(crate) fn datatype(data_type: i32) -> Option<DataType> {
     DATATYPES.iter().find(|(_, written)| i32::from(*written) == data_type).map(|(datatype, _)| *datatype)
 }
@@ -155,8 +162,8 @@ impl ModelDefinition {
         }
     }
 
-    /// What the configuration as written says of each input: its name, its sizes as the model sees them (none if it has none), and whether requests
-    /// may leave it out.
+    /// The configuration's inputs as written: the name, the sizes in the model's view (`None` if
+    /// not written), and whether requests may leave the input out.
     pub fn declared_inputs(&self) -> impl Iterator<Item = (&str, Option<Vec<i64>>, bool)> {
         let batch = (self.source.config.max_batch_size > 0).then_some(-1);
         self.source.config.input.iter().map(move |input| {
@@ -171,15 +178,16 @@ impl ModelDefinition {
         self.source.says_max_batch_size() || !self.completion.enabled
     }
 
-    /// The path of a file that options name relative to the model's folder, such as a `tokenizer.json`.
+    /// The path of a file that options name relative to the model's folder, such as a
+    /// `tokenizer.json`.
     ///
     /// # Errors
-    /// In words, if there is no such file, or it lies outside the repository and may not be read.
+    /// In words, if the file does not exist, or lies outside the repository and may not be read.
     pub fn file_beside(&self, file: &Path) -> Result<PathBuf, String> {
         self.boundary.resolve(&self.dir, file)
     }
 
-    /// What the configuration as written says of each output: its name, and its sizes as the model sees them. Outputs
+    /// The configuration's outputs as written: the name, and the sizes in the model's view. Outputs
     /// without sizes are left out.
     pub fn declared_outputs(&self) -> impl Iterator<Item = (&str, Vec<i64>)> {
         let batch = (self.source.config.max_batch_size > 0).then_some(-1);

@@ -1,17 +1,17 @@
-//! Where each field of a protobuf text stands.
+//! The places of all fields in a protobuf text.
 //!
-//! The library that parses the text does not keep positions, and takes `input [` only with a colon before the bracket, which
-//! hardly any configuration has. This scan knows no schema: it keeps the place of every name and value, and where a colon
-//! has to go in.
+//! The library that parses the text does not keep positions. It also needs a colon before the
+//! bracket of `input [`, which hardly any configuration has. This scan knows no schema. It keeps
+//! the place of every name and value, and the places of missing colons.
 
 use std::collections::BTreeMap;
 
 use crate::finding::Position;
 
-/// Deeper than any configuration: the schema itself ends at seven.
+/// Deepest nesting: the schema itself ends at seven.
 const MAX_DEPTH: usize = 32;
 
-/// The fields of a text by path, and the text as the library takes it.
+/// The fields of a text by path, and the text in the library's form.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FieldIndex {
     /// Offset of the name, by path with every index written (`input[0].dims[0]`).
@@ -27,7 +27,7 @@ pub(crate) struct FieldIndex {
     text: String,
 }
 
-/// Text that is not even tokens, or too deep.
+/// The error of a text that is not even tokens, or too deep.
 #[derive(Debug)]
 pub(crate) struct ScanError {
     pub(crate) position: Position,
@@ -42,7 +42,7 @@ enum Token<'a> {
 }
 
 impl FieldIndex {
-    /// Scans a text. What is not valid text format is left to the library to complain about.
+    /// Scans a text. The library reports other errors of the text format.
     pub(crate) fn scan(text: &str) -> Result<FieldIndex, ScanError> {
         let lines = std::iter::once(0).chain(text.bytes().enumerate().filter(|(_, b)| *b == b'\n').map(|(i, _)| i + 1));
         let mut index = FieldIndex { lines: lines.collect(), text: text.to_owned(), ..FieldIndex::default() };
@@ -59,7 +59,7 @@ impl FieldIndex {
         Ok(index)
     }
 
-    /// The text with the missing colons put in.
+    /// The text with the missing colons added.
     pub(crate) fn normalised(&self) -> String {
         let mut out = String::with_capacity(self.text.len() + self.missing_colons.len());
         let mut from = 0;
@@ -97,7 +97,7 @@ impl FieldIndex {
         self.position(self.text.trim_end().len())
     }
 
-    /// Where the field of a path is named, or the nearest field around it that is written.
+    /// The place of the field's name, or of the nearest written field around it.
     pub(crate) fn find(&self, path: &str) -> Option<Position> {
         let mut components: Vec<String> = split_path(path)
             .into_iter()
@@ -130,7 +130,7 @@ impl FieldIndex {
     }
 }
 
-/// What stands at an offset.
+/// The kind of text at an offset, with its field's path.
 pub(crate) enum At<'a> {
     Name(&'a str),
     Value(&'a str),
@@ -183,7 +183,8 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, (usize, String)> {
                 at += 1;
                 tokens.push((start, Token::Mark(b)));
             }
-            // The library follows `[domain/Type] {` into itself without a bound; no configuration needs it.
+            // The library recurses on `[domain/Type] {` without a bound, and no configuration needs
+            // it.
             b'/' => return Err((start, "unexpected '/'; comments begin with '#'".to_owned())),
             b'-' | b'+' | b'.' | b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
                 at += bytes
@@ -202,14 +203,14 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, (usize, String)> {
     Ok(tokens)
 }
 
-/// Why the scan ended before the text did.
+/// The reason why the scan ended before the text did.
 enum Stop {
     NotTextFormat,
     Refused(usize, String),
 }
 
-/// A field whose value is a word. Before a mark that follows, the word is the name of another field, and the value is
-/// missing: `max_batch_size:` and `input [` in the next line.
+/// A field whose value is a word. If a mark follows, the word is the name of another field, and the
+/// value is missing: `max_batch_size:` and `input [` in the next line.
 struct WordField<'t> {
     name: &'t str,
     name_at: usize,
@@ -228,7 +229,7 @@ impl<'t> Scanner<'_, 't> {
         self.tokens.get(self.next).copied()
     }
 
-    /// The fields of a message until `close` (the end of the text for the outermost).
+    /// Reads the fields of a message until `close` (the end of the text for the outermost message).
     fn message(&mut self, path: &str, close: Option<u8>, depth: usize) -> Result<(), Stop> {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
         let mut before: Option<WordField<'_>> = None;
@@ -294,7 +295,7 @@ impl<'t> Scanner<'_, 't> {
         }
     }
 
-    /// Why no field begins with a token, which follows the field `before`.
+    /// The reason why no field begins with a token after the field `before`.
     fn no_field(&self, at: usize, token: Token<'_>, before: Option<&WordField<'_>>) -> Stop {
         match (token, before) {
             (Token::Mark(mark @ (b'[' | b'{' | b'<' | b':')), Some(field))
@@ -316,7 +317,7 @@ impl<'t> Scanner<'_, 't> {
         self.index.text.get(field.name_at..field.word_at).is_some_and(|text| text.contains('\n'))
     }
 
-    /// A message or a scalar.
+    /// Reads a message or a scalar.
     fn value(
         &mut self,
         name: &str,

@@ -1,22 +1,23 @@
-//! What was found wrong, or passed over, in a model's configuration.
+//! Errors and ignored settings in a model's configuration.
 
 use std::fmt;
 
-/// A place in a configuration and what is to be said about it.
+/// A message about a place in a configuration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// The file as it was named to the repository, or `configuration of the load request`.
     pub file: String,
-    /// Line and column, from 1; `None` where the field is not written in the file.
+    /// Line and column, from 1; `None` if the file does not contain the field.
     pub position: Option<Position>,
-    /// The field's path (`input[0].dims`, `parameters["slo_ms"]`); empty if it is about the model as a whole.
+    /// The field's path (`input[0].dims`, `parameters["slo_ms"]`); empty if the finding is about
+    /// the whole model.
     pub field: String,
-    /// What is wrong and what is expected.
+    /// The error, and the expected content.
     pub message: String,
 }
 
 impl Finding {
-    /// About a file as a whole.
+    /// A finding about a whole file.
     pub(crate) fn of(file: impl Into<String>, message: impl Into<String>) -> Self {
         Finding { file: file.into(), position: None, field: String::new(), message: message.into() }
     }
@@ -44,10 +45,10 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Why a configuration cannot be used: at least one finding, one a line when shown.
+/// The errors of a configuration: at least one finding, each on a line.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct ConfigError {
-    /// What is wrong, in the order of the checks.
+    /// The errors, in the order of the checks.
     pub findings: Vec<Finding>,
 }
 
@@ -63,7 +64,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Sorts findings by place, those without one last.
+/// Sorts findings by place, the ones without a place last.
 pub(crate) fn sorted(mut findings: Vec<Finding>) -> Vec<Finding> {
     findings.sort_by_key(|f| (f.position.is_none(), f.position));
     findings
@@ -75,15 +76,16 @@ impl From<Finding> for ConfigError {
     }
 }
 
-/// The candidate that was most likely meant by `found`, if one is near enough.
+/// The candidate that `found` most likely means, if one is near enough.
 pub fn nearest<'a>(found: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Longer than every name there is: comparing costs the product of both lengths.
+    // Longer than every name. A comparison costs the product of both lengths.
     if found.len() > 128 {
         return None;
     }
     let lower = found.to_ascii_lowercase();
     let candidates: Vec<&str> = candidates.into_iter().collect();
-    // `max_queue_delay` for `max_queue_delay_microseconds`: the beginning is right, the unit is missing.
+    // `max_queue_delay` for `max_queue_delay_microseconds`: the beginning is right, the unit is
+    // missing.
     if lower.len() >= 3
         && let [whole] = candidates.iter().filter(|c| c.starts_with(&lower)).collect::<Vec<_>>()[..]
     {

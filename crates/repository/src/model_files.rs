@@ -16,7 +16,7 @@ use crate::repository::CONFIG_FILE;
 use crate::version_folder::{VersionFolders, contents, is_onnx_name};
 use crate::warmup::{Warmup, WarmupData, WarmupInput};
 
-/// Largest file of class names that is read, bytes.
+/// Largest file of class names, bytes.
 const MAX_LABEL_BYTES: u64 = 16 << 20;
 
 /// The files beside a configuration.
@@ -28,7 +28,7 @@ pub(crate) struct ModelFiles<'a> {
 }
 
 impl ModelFiles<'_> {
-    /// A file that the configuration names, which has to be inside the model's folder.
+    /// The path of a file that the configuration names. The file must be inside the model's folder.
     fn named(&self, name: &str) -> Result<PathBuf, String> {
         let path = Path::new(name);
         if name.is_empty() || !path.components().all(|c| matches!(c, Component::Normal(_))) {
@@ -82,7 +82,7 @@ impl ModelFiles<'_> {
                     continue;
                 };
                 let data = match &input.input_data_type {
-                    // As in Triton, naming the field is what counts.
+                    // As in Triton, only the field's name counts.
                     Some(model_warmup::input::InputDataType::ZeroData(_)) => WarmupData::Zero,
                     Some(model_warmup::input::InputDataType::RandomData(_)) => WarmupData::Random,
                     Some(model_warmup::input::InputDataType::InputDataFile(name)) => {
@@ -183,7 +183,7 @@ impl ModelFiles<'_> {
         (format, versions.into_iter().map(|(version, _, path)| (version, path)).collect())
     }
 
-    /// The model file of a version. `name` is the configuration's, or empty.
+    /// The model file of a version. `name` is from the configuration, or empty.
     fn model_file(
         &self,
         version: u64,
@@ -211,7 +211,7 @@ impl ModelFiles<'_> {
         for (format, name) in &candidates {
             let shown = shown.join(name);
             let refused = |reason: String| format!("{}: {reason}", shown.display());
-            // A folder of that name holds the graph beside its external weights.
+            // A folder of this name holds the graph beside its external weights.
             for path in [folder.join(name), folder.join(name).join(name)] {
                 match fs::metadata(&path) {
                     Ok(metadata) if metadata.is_file() => {
@@ -229,7 +229,8 @@ impl ModelFiles<'_> {
     }
 }
 
-/// The error of a version's folder without the model file `wanted`, with the remedy. `is_default`: no configuration gives that name.
+/// The error of a version's folder without the model file `wanted`, with the remedy. With
+/// `is_default`, no configuration gives that name.
 fn missing_model(folder: &Path, shown: &Path, wanted: &str, is_default: bool) -> String {
     let is_folder = folder.join(wanted).is_dir();
     let looked_into = if is_folder { folder.join(wanted) } else { folder.to_owned() };

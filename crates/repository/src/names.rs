@@ -1,4 +1,4 @@
-//! Choices that have a name each, in flags and in files alike.
+//! Enums whose values have one name each, in flags and in files alike.
 
 /// Declares an enum whose variants have one name each, in flags and in `downbeat.toml` alike.
 #[macro_export]
@@ -14,7 +14,7 @@ macro_rules! named {
             /// Every value, in the order of the documentation.
             pub const ALL: &'static [$name] = &[$($name::$variant),+];
 
-            /// The names of all.
+            /// The names of all values.
             pub fn names() -> impl Iterator<Item = &'static str> {
                 Self::ALL.iter().map(|value| value.name())
             }
@@ -45,14 +45,14 @@ macro_rules! named {
     };
 }
 
-/// A name that stands for none of the choices.
+/// A name that is none of the choices.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown {what} '{found}'; expected one of: {}", expected.join(", "))]
 pub struct UnknownName {
-    /// What is chosen.
+    /// The kind of choice.
     pub what: &'static str,
-    /// What was written.
+    /// The given name.
     pub found: String,
-    /// What could have been.
+    /// The names of the choices.
     pub expected: Vec<&'static str>,
 }

@@ -1,4 +1,4 @@
-//! The parts of a configuration that are free text: parameters, and what is asked of TensorRT.
+//! Checks the free text of a configuration: parameters, and options of TensorRT.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use downbeat_protocol::inference::ModelConfig;
 use crate::check::Report;
 use crate::finding::did_you_mean;
 
-/// Parameters with a meaning here.
+/// Parameters with a meaning in Downbeat.
 const PARAMETERS: [&str; 7] =
     ["slo_ms", "scheduler", "device_policy", "drop", "run_once", "pixel_scale", "pixel_offset"];
 
@@ -26,7 +26,8 @@ const ONNXRUNTIME_PARAMETERS: [&str; 9] = [
     "cudnn_conv_use_max_workspace",
 ];
 
-/// Options of onnxruntime's TensorRT provider that a configuration may give as they are: none that names a file or a folder, which would be the server's.
+/// Options of onnxruntime's TensorRT provider that a configuration may set. None names a file or
+/// folder, which would be the server's.
 const TENSORRT_OPTIONS: [&str; 13] = [
     "trt_bf16_enable",
     "trt_build_heuristics_enable",
@@ -54,7 +55,8 @@ impl Report<'_> {
                 self.warn(&path, "tunes Triton's backend and is ignored");
                 continue;
             }
-            // Parameters are free: clients read them too. Only what looks like one of ours is worth a word.
+            // Parameters are free, and clients read them too. Only a near miss of a name of ours
+            // deserves a warning.
             let hint = did_you_mean(key, PARAMETERS);
             if !hint.is_empty() {
                 self.warn(&path, format!("has no meaning to Downbeat{hint}"));
@@ -88,7 +90,8 @@ impl Report<'_> {
         parameter(config, key)?.parse().map_err(wrong).ok()
     }
 
-    /// What the configuration asks of TensorRT, as options of onnxruntime's provider, if it asks for that.
+    /// The configuration's TensorRT options, as options of onnxruntime's provider. `None` if it
+    /// does not ask for TensorRT.
     pub(crate) fn accelerators(&mut self, config: &ModelConfig) -> Option<BTreeMap<String, String>> {
         const FIELD: &str = "optimization.execution_accelerators";
         let accelerators = config.optimization.as_ref()?.execution_accelerators.as_ref()?;
@@ -137,7 +140,7 @@ impl Report<'_> {
     }
 }
 
-/// What a parameter says.
+/// The value of a parameter.
 fn parameter<'c>(config: &'c ModelConfig, key: &str) -> Option<&'c str> {
     config.parameters.get(key).map(|p| p.string_value.trim())
 }

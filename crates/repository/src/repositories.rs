@@ -5,15 +5,16 @@ use std::path::{Path, PathBuf};
 use crate::definition::ModelDefinition;
 use crate::repository::{Fingerprint, ModelRepository, RepositoryError, Scan};
 
-/// The model repositories of a server. A model is found in whichever of them it is in; one that is in two is in none.
+/// The model repositories of a server. A model may be in any of them; a model that is in two cannot
+/// be served.
 #[derive(Clone, Debug)]
 pub struct ModelRepositories(Vec<ModelRepository>);
 
 impl ModelRepositories {
-    /// The repositories at `paths`. One that is named twice, by whatever path, counts once.
+    /// The repositories at `paths`. A repository with two paths counts once.
     ///
     /// # Errors
-    /// If one of them is not a readable folder.
+    /// If a path is not a readable folder.
     pub fn open(paths: &[PathBuf]) -> Result<Self, RepositoryError> {
         let mut repositories: Vec<ModelRepository> = Vec::new();
         for path in paths {
@@ -47,7 +48,7 @@ impl ModelRepositories {
         self.0.iter().map(ModelRepository::path)
     }
 
-    /// The models of all repositories, each name once, and what else is strange.
+    /// The models of all repositories, each name once, and warnings.
     ///
     /// # Errors
     /// If a folder cannot be read any more.
@@ -71,7 +72,7 @@ impl ModelRepositories {
         self.scan().map(|scan| scan.names)
     }
 
-    /// Whether a repository has a model of this name, be it with a configuration or not.
+    /// Whether a repository has a model of this name, with or without a configuration.
     pub fn has(&self, name: &str) -> bool {
         self.0.iter().any(|repository| repository.has(name))
     }
@@ -79,7 +80,7 @@ impl ModelRepositories {
     /// As [`ModelRepository::definition`], in the repository that has the model.
     ///
     /// # Errors
-    /// As there; if two repositories have it.
+    /// As [`ModelRepository::definition`]; also if two repositories have the model.
     pub fn definition(&self, name: &str, config: Option<&str>) -> Result<ModelDefinition, RepositoryError> {
         self.of(name)?.definition(name, config)
     }
@@ -89,10 +90,11 @@ impl ModelRepositories {
         self.0.iter().map(|repository| repository.fingerprint(name)).collect()
     }
 
-    /// The repository that has a model; or else that has something of its name; or else the first.
+    /// The repository that has a model; otherwise one with an entry of this name; otherwise the
+    /// first.
     fn of(&self, name: &str) -> Result<&ModelRepository, RepositoryError> {
         let mut having = self.0.iter().filter(|repository| repository.has(name));
-        // A folder of this name that is no model: its repository says why.
+        // This folder has the right name but is no model: its repository explains why.
         let near = self.0.iter().find(|repository| repository.has_entry(name));
         match (having.next(), having.next(), near.or(self.0.first())) {
             (Some(one), Some(other), _) => {

@@ -1,4 +1,5 @@
-//! The folder of models: `NAME/VERSION/model.onnx`, beside it an optional `NAME/config.pbtxt` (Triton's layout).
+//! The folder of models: `NAME/VERSION/model.onnx`, with an optional `NAME/config.pbtxt` (Triton's
+//! layout).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,31 +20,35 @@ use crate::version_folder::{VersionFolders, has_misplaced_model, has_model_file,
 /// Name of a model's configuration file.
 pub const CONFIG_FILE: &str = "config.pbtxt";
 
-/// The folder of a model's other configurations, of which a server may be told one by name.
+/// The folder of a model's other configurations. A server may choose one of them by name.
 const CONFIGS_FOLDER: &str = "configs";
 
-/// A model repository on a local disk. Holds no state of the models: each call looks at the disk.
+/// A model repository on a local disk. It holds no state of the models: each call looks at the
+/// disk.
 #[derive(Clone, Debug)]
 pub struct ModelRepository {
     /// The folder as it was given, for messages.
     path: PathBuf,
-    /// The folder with symbolic links resolved, and whether links may lead to files outside that folder.
+    /// The folder with symbolic links resolved, and whether links may lead to files outside that
+    /// folder.
     boundary: Boundary,
     completion: CompletionOptions,
-    /// The name of the configuration that is read instead of [`CONFIG_FILE`], where a model has it.
+    /// The name of the configuration that replaces [`CONFIG_FILE`] in models that have it.
     config_name: Option<String>,
 }
 
-/// Why the repository has no definition of a model.
+/// The reason why the repository has no definition of a model.
 #[derive(Debug, thiserror::Error)]
 pub enum RepositoryError {
-    /// The repository itself, this folder, cannot be read, because of this.
+    /// The repository's folder cannot be read, with the reason.
     #[error("model repository {path}: {1}", path = .0.display())]
     Unreadable(PathBuf, String),
-    /// No folder can have this name, or its folder lies outside the repository: the name, shortened, and what is wrong.
+    /// No folder can have this name, or its folder lies outside the repository. The fields are the
+    /// shortened name and the error.
     #[error("'{0}' is not the name of a model: {1}")]
     Name(String, String),
-    /// There is no folder of this name in this repository; and a hint, if another name is near.
+    /// This repository has no folder of this name. The last field is a hint if another name is
+    /// near.
     #[error("no model '{0}' in {path}{2}", path = .1.display())]
     NotFound(String, PathBuf, String),
     /// Two repositories have a folder of this name.
@@ -57,16 +62,16 @@ pub enum RepositoryError {
     Config(#[from] ConfigError),
 }
 
-/// What a look at the repository found.
+/// The result of a look at the repository.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Scan {
     /// Names of the models, sorted.
     pub names: Vec<String>,
-    /// Entries that look like models but are none.
+    /// Warnings about entries that look like models and are not.
     pub warnings: Vec<Finding>,
 }
 
-/// What the files of a model were when it was looked at: equal as long as nothing has changed.
+/// Sizes and times of a model's files. It stays equal as long as no file changes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Fingerprint(BTreeMap<PathBuf, (u64, Option<SystemTime>)>);
 
@@ -87,7 +92,7 @@ impl ModelRepository {
     /// The repository at `path`.
     ///
     /// # Errors
-    /// If it is not a readable folder.
+    /// If the path is not a readable folder.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, RepositoryError> {
         let path = path.into();
         let unreadable = |e: io::Error| RepositoryError::Unreadable(path.clone(), reason(&path, &e));
@@ -98,53 +103,56 @@ impl ModelRepository {
         Ok(ModelRepository { path, boundary, completion, config_name: None })
     }
 
-    /// Whether configurations are completed from the model file (default), or have to be whole.
+    /// Sets whether the model file completes configurations (default), or they must be complete.
     #[must_use]
     pub fn with_auto_complete(mut self, enabled: bool) -> Self {
         self.completion.enabled = enabled;
         self
     }
 
-    /// Whether symbolic links that lead out of the repository are followed (default: they are errors).
+    /// Sets whether to follow symbolic links that lead out of the repository (default: they are
+    /// errors).
     #[must_use]
     pub fn with_follow_symlinks(mut self, enabled: bool) -> Self {
         self.boundary = self.boundary.with_follow_symlinks(enabled);
         self
     }
 
-    /// Largest batch of models that could be batched and do not say how far (default 32). 0: they are not batched.
+    /// Sets the largest batch of models that could be batched and name no limit (default 32). 0:
+    /// such models are not batched.
     #[must_use]
     pub fn with_default_max_batch_size(mut self, size: u32) -> Self {
         self.completion.default_max_batch_size = size.min(i32::MAX as u32);
         self
     }
 
-    /// The configuration of a model is `configs/NAME.pbtxt` in its folder, if there is one, instead of `config.pbtxt`
-    /// (default: never).
+    /// Sets the name of configurations: `configs/NAME.pbtxt` in a model's folder, if it exists,
+    /// replaces `config.pbtxt` (default: never).
     #[must_use]
     pub fn with_config_name(mut self, name: Option<String>) -> Self {
         self.config_name = name;
         self
     }
 
-    /// Whether a model with `KIND_GPU` runs on the CPU of a server without GPUs, with a warning (default: it is an
-    /// error).
+    /// Sets whether a model with `KIND_GPU` runs on the CPU of a server without GPUs, with a
+    /// warning (default: it is an error).
     #[must_use]
     pub fn with_cpu_for_gpus(mut self, allowed: bool) -> Self {
         self.completion.cpu_for_gpus = allowed;
         self
     }
 
-    /// The GPUs that models run on, by their ordinals (default: none, they run on the CPU). What a configuration says of the places of
-    /// its instances is judged by it.
+    /// Sets the GPUs that models run on, by their ordinals (default: none, models run on the CPU).
+    /// The places of instances in configurations are checked against these GPUs.
     #[must_use]
     pub fn with_gpus(mut self, gpus: Vec<u32>) -> Self {
         self.completion.gpus = gpus;
         self
     }
 
-    /// The same repository of a server that was told which of its GPUs these models are on (none: it has no GPUs, or the models are all over them): what their configurations say of
-    /// places does not count.
+    /// Sets the GPUs of models whose places the server's options choose. An empty list means that
+    /// the server has no GPUs, or that the model is on all of them. The places in these models'
+    /// configurations are then ignored.
     #[must_use]
     pub fn with_places(mut self, places: BTreeMap<String, Vec<u32>>) -> Self {
         self.completion.places = places;
@@ -177,12 +185,12 @@ impl ModelRepository {
         Self::check_name(name).is_ok() && is_there(&self.root().join(name))
     }
 
-    /// Whether there is a model of this name.
+    /// Whether the repository has a model of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.model_dir(name).is_ok_and(|dir| looks_like_model(&dir) || has_misplaced_model(&dir))
     }
 
-    /// The models and what else is strange.
+    /// The models, and warnings about other entries.
     ///
     /// # Errors
     /// If the folder cannot be read any more.
@@ -219,7 +227,8 @@ impl ModelRepository {
                 None => warn("the name is not UTF-8; ignored".to_owned()),
                 Some(name) => match self.model_dir(name) {
                     Err(e) => warn(format!("{e}; ignored")),
-                    // As in Triton: without a configuration, and none to be made up, it is no model.
+                    // As in Triton, a folder without a configuration is no model if configurations
+                    // are not completed.
                     Ok(dir)
                         if looks_like_model(&dir)
                             && !self.completion.enabled
@@ -228,7 +237,8 @@ impl ModelRepository {
                         warn(format!("has no {CONFIG_FILE}, and configurations are not completed; ignored"));
                     }
                     Ok(dir) if looks_like_model(&dir) => scan.names.push(name.to_owned()),
-                    // The load says what is wrong, and the server is not ready without the model.
+                    // Loading the model reports the error, and the server is not ready without the
+                    // model.
                     Ok(dir) if has_misplaced_model(&dir) => misplaced.push(name.to_owned()),
                     Ok(dir) => warn(match VersionFolders::read(&dir).remedy(&dir, name, "") {
                         Some(remedy) => format!("has no version folder; {remedy}"),
@@ -249,7 +259,8 @@ impl ModelRepository {
         Ok(scan)
     }
 
-    /// What the folder is if it is not a repository but a part of one, and which folder was probably meant.
+    /// A message if the folder is only a part of a repository, with the folder that the user
+    /// probably wants.
     fn is_misplaced(&self) -> Option<String> {
         let entries = || fs::read_dir(self.root()).into_iter().flatten().flatten();
         let is_version = |path: &Path| path.file_name().and_then(|n| n.to_str()).and_then(version_number).is_some();
@@ -271,7 +282,8 @@ impl ModelRepository {
         None
     }
 
-    /// What the folder says about a model. `config` (JSON or the text format) stands in for its `config.pbtxt`.
+    /// Reads the definition of a model. `config` (JSON or the text format) replaces its
+    /// `config.pbtxt`.
     ///
     /// # Errors
     /// If there is no such model, or its folder or configuration is wrong.
@@ -333,7 +345,7 @@ impl ModelRepository {
         })
     }
 
-    /// Sizes and times of the model's files, to see whether it changed. Empty if there is no such model.
+    /// Sizes and times of the model's files, to detect changes. Empty if there is no such model.
     pub fn fingerprint(&self, name: &str) -> Fingerprint {
         let mut files = BTreeMap::new();
         if let Ok(dir) = self.model_dir(name) {
@@ -342,7 +354,8 @@ impl ModelRepository {
                 let Ok(entries) = fs::read_dir(&folder) else { continue };
                 for path in entries.flatten().map(|e| e.path()) {
                     let Ok(metadata) = fs::metadata(&path) else { continue };
-                    // NAME/VERSION/model.onnx/data is the deepest that counts; symbolic links may form a circle.
+                    // NAME/VERSION/model.onnx/data is the deepest file that counts. Symbolic links
+                    // may form a circle.
                     if metadata.is_dir() && depth < 3 {
                         pending.push((path.clone(), depth + 1));
                     }
@@ -354,10 +367,10 @@ impl ModelRepository {
         Fingerprint(files)
     }
 
-    /// Whether a model can have this name at all.
+    /// Checks whether a model can have this name at all.
     ///
     /// # Errors
-    /// What is wrong with the name.
+    /// The error of the name.
     pub fn check_name(name: &str) -> Result<(), RepositoryError> {
         let strange = name.chars().find(|c| matches!(c, '/' | '\\') || c.is_control());
         let reason = match strange {
@@ -387,7 +400,7 @@ impl ModelRepository {
         Ok(dir)
     }
 
-    /// Which folder was probably meant.
+    /// A suggestion of a folder with a similar name.
     fn near(&self, name: &str) -> String {
         let entries = fs::read_dir(self.root()).into_iter().flatten().flatten().filter(|e| e.path().is_dir());
         let folders: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();

@@ -1,7 +1,7 @@
 //! Whether the rows of a model's batch depend on each other, and how the server knows.
 //!
-//! Example: `Softmax(axis=0)` normalises across the rows of a batch. Two clients whose requests share a
-//! batch would change each other's answers, so each request of such a model runs alone.
+//! Example: `Softmax(axis=0)` normalises across the rows of a batch. Two clients whose requests
+//! share a batch would change each other's answers, so each request of such a model runs alone.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct RowVerdict {
     /// Whether the rows depend on each other.
     pub rows: RowDependence,
-    /// How the server knows.
+    /// The source of the verdict.
     pub source: VerdictSource,
     /// The evidence, in words: "Softmax 'scores' normalises along the batch axis".
     pub reason: String,
@@ -30,7 +30,7 @@ pub enum RowDependence {
     Unknown,
 }
 
-/// How a verdict was reached.
+/// The source of a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VerdictSource {
@@ -59,7 +59,8 @@ impl RowVerdict {
         self.rows == RowDependence::Independent
     }
 
-    /// Whether the user forbade shared batches, which wins over a `max_batch_size` of `config.pbtxt`.
+    /// Whether the user forbade shared batches, which wins over a `max_batch_size` of
+    /// `config.pbtxt`.
     pub(crate) fn is_forbidden(&self) -> bool {
         !self.may_share() && self.source == VerdictSource::Option
     }

@@ -1,4 +1,5 @@
-//! Version folders: `1` is a version. `01`, `0`, `v1` and `latest` are not, and messages give better names.
+//! Version folders: `1` is a version. `01`, `0`, `v1` and `latest` are not, and messages give
+//! better names.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,7 +12,7 @@ use crate::definition::ModelFormat;
 /// Most folders that one message names.
 const MOST_NAMED: usize = 4;
 
-/// The versions in a model's folder, and the entries that were probably meant as versions.
+/// The versions in a model's folder, and other entries that probably should be versions.
 #[derive(Debug, Default)]
 pub(crate) struct VersionFolders {
     /// The versions.
@@ -20,7 +21,7 @@ pub(crate) struct VersionFolders {
     pub(crate) near_by_name: Vec<String>,
     /// A message for each other folder with a model file, sorted.
     pub(crate) near_by_content: Vec<String>,
-    /// Whether a folder that is no version holds a model file.
+    /// Whether a folder that is not a version holds a model file.
     has_misnamed: bool,
 }
 
@@ -66,7 +67,7 @@ impl VersionFolders {
         folders
     }
 
-    /// Why the folder `name` is not a version, and a better name.
+    /// The reason why the folder `name` is not a version, and a better name.
     fn why_not(&self, name: &str) -> String {
         let digits: String =
             name.chars().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
@@ -82,8 +83,9 @@ impl VersionFolders {
         format!("{name} is not a version: {why}; rename the folder to {meant}")
     }
 
-    /// Says how the model folder `dir` gets a version: by a rename, or by a move. `None` if nothing there looks like a version. Messages
-    /// call the folder `shown`. `file` is the configuration's name of model files, or empty.
+    /// The way to give the model folder `dir` a version: a rename, or a move. `None` if no entry
+    /// looks like a version. Messages call the folder `shown`. `file` is the configuration's name
+    /// of model files, or empty.
     pub(crate) fn remedy(&self, dir: &Path, shown: &str, file: &str) -> Option<String> {
         let near: Vec<&str> = [&self.near_by_name[..], &self.near_by_content[..]]
             .into_iter()
@@ -102,12 +104,13 @@ impl VersionFolders {
     }
 }
 
-/// Whether a folder without a version and a configuration is meant as a model: it has a model file in the wrong place.
+/// Whether a folder without versions and configuration should be a model: it has a model file in
+/// the wrong place.
 pub(crate) fn has_misplaced_model(dir: &Path) -> bool {
     VersionFolders::read(dir).has_misnamed || loose_model_file(dir).is_some()
 }
 
-/// The version that a folder is named after. As in Triton, names with a leading zero are none.
+/// The version number of a folder's name. As in Triton, a name with a leading zero is no version.
 pub(crate) fn version_number(name: &str) -> Option<u64> {
     let digits = name.bytes().all(|b| b.is_ascii_digit()) && !name.starts_with('0');
     digits.then(|| name.parse().ok()).flatten()
@@ -122,7 +125,7 @@ fn standard_names() -> impl Iterator<Item = &'static str> {
     [ModelFormat::Onnx, ModelFormat::Emulated].into_iter().flat_map(|format| format.file_names().iter().copied())
 }
 
-/// Whether a name is a number but for some letters and signs: `01`, `v1`, `1.0`, `version_2`.
+/// Whether a name is a number apart from some letters and signs: `01`, `v1`, `1.0`, `version_2`.
 fn resembles_version(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let letters = name.trim_start_matches("version").trim_start_matches(['v', 'r']);
@@ -135,7 +138,8 @@ pub(crate) fn is_onnx_name(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx"))
 }
 
-/// The name of a model file that lies in a model's folder beside the versions, where it does not belong.
+/// The name of a model file that lies in a model's folder beside the versions, where it does not
+/// belong.
 fn loose_model_file(dir: &Path) -> Option<String> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.path().is_file()).filter_map(|entry| entry.file_name().into_string().ok());

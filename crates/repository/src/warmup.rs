@@ -1,4 +1,4 @@
-//! Requests that a model answers before anyone else's (Triton's `model_warmup`).
+//! Requests that a model answers before all other requests (Triton's `model_warmup`).
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use downbeat_core::file_content::refuse_lfs_pointer;
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferTensor};
 
-/// Largest input that is generated or read for a warm-up, bytes.
+/// Largest generated or read input of a warm-up, bytes.
 const MAX_INPUT_BYTES: usize = 1 << 30;
 
 /// A request that is sent to a model before it becomes ready.
@@ -33,7 +33,7 @@ pub struct WarmupInput {
     pub datatype: DataType,
     /// Sizes without the batch dimension, all known.
     pub dims: Vec<usize>,
-    /// Where the elements come from.
+    /// The source of the elements.
     pub data: WarmupData,
 }
 
@@ -42,14 +42,16 @@ pub struct WarmupInput {
 pub enum WarmupData {
     /// Zeros; empty strings for `BYTES`.
     Zero,
-    /// Random bits, floating point in `[0, 1)`; empty strings for `BYTES`. The same in every run.
+    /// Random numbers, the same in every run: floating point in `[0, 1)`, integers from 0 to 127.
+    /// Empty strings for `BYTES`.
     Random,
     /// The elements of one batch entry or of the whole batch, in the protocol's binary form.
     File(PathBuf),
 }
 
 impl Warmup {
-    /// The most runs of a warm-up request: no engine is warmer after more, and the load would keep others waiting.
+    /// The most runs of a warm-up request: no engine is warmer after more, and the load would keep
+    /// others waiting.
     pub const MOST_RUNS: u32 = 100;
 
     /// The request, for the model `model`.
@@ -78,7 +80,7 @@ impl Warmup {
 
 impl WarmupInput {
     fn bytes(&self, batch: usize) -> Result<Bytes, String> {
-        // An empty string is its length alone.
+        // An empty string consists of its length alone.
         let size = self.datatype.size().unwrap_or(4);
         let one = self
             .dims
@@ -98,7 +100,7 @@ impl WarmupInput {
                 let data = std::fs::read(path).map_err(|e| format!("{shown}: {e}"))?;
                 refuse_lfs_pointer(&data).map_err(|e| format!("{shown} {e}"))?;
                 match self.datatype {
-                    // How many strings there are is checked with every other request's.
+                    // The number of strings is checked later, as for every request.
                     DataType::Bytes => Ok(data.into()),
                     _ if data.len() == one * batch => Ok(data.into()),
                     _ if data.len() == one => Ok(data.repeat(batch).into()),
@@ -113,7 +115,7 @@ impl WarmupInput {
     }
 }
 
-/// Elements from a fixed seed, so that two starts warm up alike.
+/// Elements from a fixed seed, so that every start has the same warm-up.
 fn random(datatype: DataType, bytes: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     // SplitMix64.
@@ -134,7 +136,8 @@ fn random(datatype: DataType, bytes: usize) -> Vec<u8> {
             DataType::Fp64 => out.extend_from_slice(&f64::from(unit(bits)).to_le_bytes()),
             DataType::Fp16 => out.extend_from_slice(&half::f16::from_f32(unit(bits) * 0.5).to_le_bytes()),
             DataType::Bf16 => out.extend_from_slice(&half::bf16::from_f32(unit(bits) * 0.5).to_le_bytes()),
-            // Random 64-bit numbers are out of range of every embedding table; small ones seldom are.
+            // Random 64-bit numbers would be out of range of every embedding table; small numbers
+            // seldom are.
             DataType::Int64 | DataType::Uint64 => out.extend_from_slice(&(bits & 0x7f).to_le_bytes()),
             DataType::Int32 | DataType::Uint32 => out.extend_from_slice(&((bits & 0x7f) as u32).to_le_bytes()),
             DataType::Int16 | DataType::Uint16 => out.extend_from_slice(&((bits & 0x7f) as u16).to_le_bytes()),

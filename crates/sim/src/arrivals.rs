@@ -1,4 +1,4 @@
-//! When requests arrive: the arrival processes.
+//! The arrival processes of requests.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,22 +10,23 @@ use rand_pcg::rand_core::SeedableRng;
 
 use crate::pace::{Pace, Progress};
 
-/// An arrival process of some rate.
+/// An arrival process; its rate is given apart.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Arrivals {
     /// Gaps of `1 / rate`.
     Constant,
     /// Exponential gaps.
     Poisson,
-    /// Gaps from a Gamma distribution of this shape and mean `1 / rate`: the smaller the shape, the burstier
-    /// (coefficient of variation `1 / sqrt(shape)`). Shape 1 is Poisson.
+    /// Gaps from a Gamma distribution of this shape and mean `1 / rate`: the smaller the shape, the
+    /// burstier (coefficient of variation `1 / sqrt(shape)`). Shape 1 is Poisson.
     Gamma(f64),
 }
 
 /// An endless stream of arrival times.
 ///
-/// Gaps are drawn with a mean of 1 and then stretched by the rate: at another rate the same seed gives the same pattern, only faster, so
-/// that two rates, as two schedulers, are compared on the same luck.
+/// Gaps are drawn with a mean of 1 and then stretched by the rate. At another rate, the same seed
+/// gives the same pattern, only faster. So two rates, like two schedulers, are compared on the same
+/// luck.
 #[derive(Clone, Debug)]
 pub struct ArrivalStream {
     gaps: Gaps,
@@ -43,7 +44,7 @@ pub enum Gaps {
     Constant,
     /// Exponential.
     Exponential,
-    /// Of a Gamma distribution.
+    /// From a Gamma distribution.
     Gamma(Gamma<f64>),
 }
 
@@ -66,13 +67,14 @@ pub struct BadArrivals {
     shape: f64,
 }
 
-/// Why a word is no arrival process.
+/// The text of an unknown arrival process.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("'{0}' is no arrival process; expected poisson, constant, or gamma:K with a shape K of at least 0.001")]
 pub struct UnknownArrivals(String);
 
 impl Arrivals {
-    /// Arrivals at `rate` a second; `seed` and `stream` (the model's number) choose the random numbers.
+    /// The arrivals at `rate` a second. `seed` and `stream` (the model's number) choose the random
+    /// numbers.
     ///
     /// # Errors
     /// If the rate or the shape is not positive and finite.
@@ -85,7 +87,8 @@ impl Arrivals {
         Ok(ArrivalStream { gaps, stretch: 1.0 / rate, pace: None, rng: random(seed, stream), now: Time::ZERO })
     }
 
-    /// The gaps, before they are stretched by the rate; `None` if the shape is not positive and finite.
+    /// The gaps, before they are stretched by the rate; `None` if the shape is not positive and
+    /// finite.
     pub fn gaps(self) -> Option<Gaps> {
         match self {
             Arrivals::Constant => Some(Gaps::Constant),

@@ -1,11 +1,12 @@
-//! What no scheduler can surpass: bounds that capacities are given as shares of.
+//! Bounds that no scheduler can surpass. Capacities are given as shares of them.
 //!
 //! | bound | of | says |
 //! |---|---|---|
 //! | [`staggered`] | one model | the goodput of the staggered pattern (Symphony §3.3), the paper's yardstick: no proof for other patterns |
-//! | [`fluid`] | any models | no schedule holds more of *evenly spaced* arrivals without a loss |
+//! | [`fluid`] | any models | no schedule serves more of *evenly spaced* arrivals without a loss |
 //!
-//! All devices are of one kind: a model's first profile counts. A profile that ends before the largest batch is extended, as the scheduler does.
+//! All devices are of one kind: a model's first profile counts. A profile that ends before the
+//! largest batch is extended, as in the scheduler.
 
 use downbeat_core::{Duration, LatencyProfile};
 
@@ -14,15 +15,16 @@ use crate::simulation::Load;
 /// The best staggered pattern of one model.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Staggered {
-    /// Size of its batches.
+    /// The size of the batches.
     pub batch: u32,
     /// Requests per second.
     pub rate: f64,
 }
 
-/// The best staggered pattern (Symphony §3.3, equations 1 and 2): batches of `b` with `(1 + 1/N) * l(b) <= SLO`, since a request waits for at most
-/// `l(b) / N`, and of these the `b` with the highest goodput `N * b / l(b)`. `None` if not even `b = 1` meets the SLO, or without
-/// devices.
+/// The best staggered pattern (Symphony §3.3, equations 1 and 2). A request waits for at most
+/// `l(b) / N`, so batches of `b` meet the SLO if `(1 + 1/N) * l(b) <= SLO`. Of these sizes, the
+/// function takes the one with the highest goodput `N * b / l(b)`. Returns `None` if not even
+/// `b = 1` meets the SLO, or without devices.
 pub fn staggered(profile: &LatencyProfile, max_batch: u32, slo: Duration, devices: u32) -> Option<Staggered> {
     let slo = slo.as_secs_f64();
     let devices = f64::from(devices);
@@ -33,18 +35,21 @@ pub fn staggered(profile: &LatencyProfile, max_batch: u32, slo: Duration, device
         .max_by(|a, b| a.rate.total_cmp(&b.rate))
 }
 
-/// The highest total rate, in the proportions of `loads`, at which the devices have the time for what evenly spaced arrivals ask of them, requests
-/// per second. `None` if a model's SLO is below `l(1)`.
+/// The highest total rate, in the proportions of `loads`, at which the devices have enough time for
+/// evenly spaced arrivals. In requests per second; `None` if a model's SLO is below `l(1)`.
 ///
-/// At rate `r`, a batch of `b` requests that come `1/r` apart has its last `(b - 1) / r` after its first. It starts no earlier,
-/// and ends by the first's deadline: `(b - 1) / r + l(b) <= SLO`. So no request costs less device time than `min l(b) / b` over
-/// these `b`, and the sum over all models of `r * min l(b) / b` is at most the number of devices.
+/// At rate `r`, requests come `1/r` apart. The last request of a batch of `b` comes `(b - 1) / r`
+/// after the first. The batch starts no earlier, and ends by the first's deadline:
+/// `(b - 1) / r + l(b) <= SLO`. So no request costs less device time than `min l(b) / b` over these
+/// `b`. The sum over all models of `r * min l(b) / b` is at most the number of devices.
 ///
-/// It is a bound for evenly spaced arrivals of which none is lost; that the batches can be placed on the devices is not shown. Random arrivals
-/// sometimes gather faster, and 1% may be lost: it is no bound for these, although they have never reached it
-/// (the lab's `clairvoyant` is one). A model alone may also have to wait for a device: see [`staggered`].
+/// The bound holds for evenly spaced arrivals without a loss. Nothing shows that the batches can be
+/// placed on the devices. It is no bound for random arrivals: they sometimes gather faster, and 1%
+/// may be lost. Yet they have never reached it (the lab's `clairvoyant` is a bound for them). A
+/// model alone may also have to wait for a device: see [`staggered`].
 pub fn fluid(loads: &[Load], devices: u32) -> Option<f64> {
-    /// From `factor` times the rates on, `model` can have batches that cost `cost` a request.
+    /// From `factor` times the rates on, `model` can have batches that cost `cost` seconds of a
+    /// device each second.
     struct BatchChoice {
         factor: f64,
         model: usize,
@@ -66,7 +71,7 @@ pub fn fluid(loads: &[Load], devices: u32) -> Option<f64> {
     choices.sort_by(|a, b| a.factor.total_cmp(&b.factor));
     let mut costs = vec![f64::INFINITY; loads.len()];
     let mut best = None;
-    // Between two factors at which choices come up, the work grows in proportion to the factor.
+    // Between two factors with a new choice, the work grows in proportion to the factor.
     for (at, choice) in choices.iter().enumerate() {
         costs[choice.model] = costs[choice.model].min(choice.cost);
         let work: f64 = costs.iter().sum();

@@ -1,4 +1,4 @@
-//! The highest load that a cluster holds.
+//! Searches the highest load that a cluster holds.
 
 use std::cell::Cell;
 
@@ -9,23 +9,26 @@ use crate::arrivals::BadArrivals;
 use crate::report::Report;
 use crate::simulation::Simulation;
 
-/// Share of each model's requests that may be dropped or late, if nothing else is said.
+/// Default for [`Search::tolerated`]: the share of each model's requests that may be dropped or
+/// late.
 pub const TOLERATED: f64 = 0.01;
 
-/// How a capacity is searched.
+/// The parameters of a search for a capacity.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Search {
     /// Share of each model's requests that may be dropped or late.
     pub tolerated: f64,
-    /// The search ends when the capacity is known to this share of it.
+    /// The search ends when the bounds are this close, as a share of the capacity.
     pub precision: f64,
-    /// Where it begins, times the simulation's own rates: not held, probably.
+    /// The upper start of the search, times the simulation's own rates: a load that probably does
+    /// not hold.
     pub high: f64,
-    /// Where it begins, times the simulation's own rates: held, probably.
+    /// The lower start of the search, times the simulation's own rates: a load that probably holds.
     pub low: f64,
-    /// Runs are lengthened until the least popular model gets about so many requests: with 1% tolerated, 10,000 requests tell its bad
-    /// share to within 0.1% (one standard deviation, if they are independent), and the worst of many models is always the
-    /// unluckiest. 0: [`Simulation::span`] as it is.
+    /// Runs are lengthened until the least popular model gets about this many requests. With 1%
+    /// tolerated, 10,000 requests tell its bad share to within 0.1% (one standard deviation, if
+    /// requests are independent). The worst of many models is always the unluckiest. 0:
+    /// [`Simulation::span`] as it is.
     pub requests_per_model: f64,
 }
 
@@ -44,36 +47,38 @@ pub struct Capacity {
     pub report: Report,
 }
 
-/// Why there is no capacity.
+/// The reason why a search found no capacity.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct NoCapacity {
-    /// The least rate that was tried and lost more than is tolerated, in requests per second.
+    /// The lowest tried rate that lost more than is tolerated, in requests per second.
     pub not_held: Option<f64>,
-    /// A run needs so many requests to tell the share that may be bad, and at less than `not_held` it had fewer. `None`: less was not worth trying.
+    /// Runs below `not_held` had fewer requests than this, too few to tell the tolerated share.
+    /// `None`: lower rates were not worth trying.
     pub too_few_below: Option<u64>,
 }
 
-/// A search gives up below this share of where it began.
+/// A search gives up below this share of its lower start.
 const LEAST: f64 = 1e-3;
 
-/// Between what a load is searched.
+/// The start and the end of a search for a load.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Held, probably.
+    /// A load that probably holds.
     pub low: f64,
-    /// Not held, probably.
+    /// A load that probably does not hold.
     pub high: f64,
-    /// The search gives up once it has tried less than this.
+    /// The search gives up after trying a load below this.
     pub least: f64,
-    /// By what `high` is multiplied until it is not held.
+    /// `high` is multiplied by this until it does not hold.
     pub widening: f64,
-    /// The search ends when the load is known to this share of it.
+    /// The search ends when the bounds are this close, as a share of the load.
     pub precision: f64,
 }
 
 impl Bounds {
-    /// What `trial` gives for the highest load for which it gives something: a binary search, between bounds that are widened until they
-    /// enclose it. `None` if no load is held, however small.
+    /// Returns the result of `trial` for the highest load that holds, that is for which `trial`
+    /// returns `Some`. A binary search between bounds that are widened until they enclose that
+    /// load. `None` if no load holds, however small.
     pub fn highest<T, E>(&self, trial: impl Fn(f64) -> Result<Option<T>, E>) -> Result<Option<T>, E> {
         let (mut good, mut bad) = (self.low, self.high);
         let mut best = loop {
@@ -104,7 +109,7 @@ impl Bounds {
 const MOST_REQUESTS: f64 = 1e9;
 
 impl Search {
-    /// Says whether runs can be so long.
+    /// Checks that runs can be as long as [`Search::requests_per_model`] demands.
     ///
     /// # Errors
     /// If [`Search::requests_per_model`] is no number, below 0, or more than can be simulated.
@@ -115,10 +120,13 @@ impl Search {
             .ok_or_else(|| format!("requests_per_model is {wanted}; it has to be from 0 to {MOST_REQUESTS}"))
     }
 
-    /// The highest rate at which no model has more bad requests than tolerated: a binary search, between bounds that are widened until
-    /// they enclose it; or why there is none. A run with so few requests that one bad one is more than is tolerated says nothing, and is not held.
+    /// The highest rate at which no model has more bad requests than tolerated, or the reason why
+    /// there is none. A binary search between bounds that are widened until they enclose the rate.
+    /// In a run with very few requests, one bad request may exceed the tolerated share: such a run
+    /// does not hold.
     ///
-    /// All trials have the same seed, so that a higher rate meets the same pattern of arrivals, only faster.
+    /// All trials have the same seed. A higher rate meets the same pattern of arrivals, only
+    /// faster.
     ///
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
@@ -138,7 +146,7 @@ impl Search {
             Ok((holds && !few).then_some(Capacity { rate, report }))
         };
         let rate: f64 = simulation.loads.iter().map(|load| load.rate).sum();
-        // Where about twice as many come as are needed, a run can tell.
+        // The factor at which a run has twice the needed number of requests.
         let telling = 2.0 * enough as f64 / (rate * simulation.span.as_secs_f64());
         let low = if self.requests_per_model > 0.0 { self.low } else { self.low.max(telling) };
         let (high, precision) = (self.high.max(low), self.precision);
@@ -146,7 +154,8 @@ impl Search {
         Ok(found.ok_or(NoCapacity { not_held: not_held.get(), too_few_below: too_few.get().then_some(enough) }))
     }
 
-    /// The fewest devices that hold the simulation's own rates, from 1 to `most`; `None` if not even those do.
+    /// The fewest devices that hold the simulation's own rates, from 1 to `most`; `None` if not
+    /// even `most` devices do.
     ///
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
@@ -156,7 +165,8 @@ impl Search {
             sized.devices = devices;
             Ok(Some(sized.run()?).filter(|report| report.holds(self.tolerated)))
         };
-        // From few to many: a run on far too many devices costs more than one that gives up at once.
+        // From few to many: a run on far too many devices costs more than a run that gives up at
+        // once.
         let (mut few, mut enough) = (0, 1);
         let mut best = loop {
             match trial(enough)? {
@@ -175,8 +185,8 @@ impl Search {
         Ok(Some((enough, best)))
     }
 
-    /// The simulation at `factor` times its rates, made long enough for [`Search::requests_per_model`].
-    /// It gives up once more is lost than is tolerated.
+    /// The simulation at `factor` times its rates, made long enough for
+    /// [`Search::requests_per_model`]. It gives up as soon as a model loses more than is tolerated.
     pub fn scaled(&self, simulation: &Simulation, factor: f64) -> Simulation {
         let mut scaled = simulation.clone();
         scaled.give_up_above = Some(self.tolerated);
@@ -192,8 +202,8 @@ impl Search {
     }
 }
 
-/// [`Search::capacity`] that begins between `low` and `high` times the simulation's own rates, tolerates 1%, and ends
-/// within `precision` (a share, such as 0.01).
+/// Runs [`Search::capacity`] from `low` and `high` times the simulation's own rates, with 1%
+/// tolerated and this precision (a share, such as 0.01).
 ///
 /// # Errors
 /// If an arrival process has no positive, finite rate and shape.

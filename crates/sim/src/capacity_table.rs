@@ -16,7 +16,7 @@ use crate::sample_table::{
 };
 use crate::scenario::{BadScenario, Scenario};
 
-/// A search of the capacity of one cluster under each of these policies, with each of these seeds.
+/// A question for the capacity of one cluster under several policies, each with several seeds.
 #[derive(Clone, Debug)]
 pub struct CapacityQuestion {
     /// The workload and the cluster.
@@ -25,27 +25,27 @@ pub struct CapacityQuestion {
     pub policies: Vec<Policy>,
     /// Seeds of all random numbers.
     pub seeds: Vec<u64>,
-    /// How capacities are searched.
+    /// The parameters of each search.
     pub search: Search,
 }
 
-/// What came of the searches.
+/// The results of the searches.
 #[derive(Clone, Debug, Serialize)]
 pub struct Capacities {
     /// Share of each model's requests that may be dropped or late.
     pub tolerated: f64,
-    /// Seeds.
+    /// The seeds.
     pub seeds: Vec<u64>,
-    /// Devices.
+    /// The number of devices.
     pub devices: u32,
-    /// How many models.
+    /// The number of models.
     pub models: usize,
-    /// What the staggered pattern serves of even arrivals (Symphony §3.3), in requests per second;
-    /// for equal models.
+    /// Requests per second that the staggered pattern serves of even arrivals (Symphony §3.3); for
+    /// equal models only.
     pub staggered_bound: Option<f64>,
-    /// What the devices have the time for if requests come evenly, in requests per second.
+    /// Requests per second for which the devices have the time if requests come evenly.
     pub fluid_bound: Option<f64>,
-    /// By policy.
+    /// The capacity under each policy.
     pub cases: Vec<CapacityCase>,
     /// Policies that were not measured because the run was interrupted.
     pub unfinished: usize,
@@ -56,26 +56,26 @@ pub struct Capacities {
 pub struct CapacityCase {
     /// The policy.
     pub policy: String,
-    /// Requests per second, over the seeds; `None`: with one of the seeds no load was held.
+    /// Requests per second over the seeds; `None`: with one of the seeds no load was held.
     pub value: Option<Outcome>,
-    /// By seed.
+    /// The sample of each seed.
     pub samples: Vec<Sample>,
 }
 
-/// Why capacities cannot be searched.
+/// The reason why capacities cannot be searched.
 #[derive(Debug, thiserror::Error)]
 pub enum BadQuestion {
-    /// The arrivals are none.
+    /// An arrival process is invalid.
     #[error(transparent)]
     Arrivals(#[from] BadArrivals),
-    /// The scenario is none.
+    /// The scenario is invalid.
     #[error(transparent)]
     Scenario(#[from] BadScenario),
 }
 
 impl CapacityQuestion {
     /// Runs all searches on `threads` threads. `goes_on` gets the number of searches that are done
-    /// and that there are, and says whether another one is to begin.
+    /// and the number of all searches. It returns whether another one may begin.
     ///
     /// # Errors
     /// If the scenario cannot be run.
@@ -159,7 +159,7 @@ impl Capacities {
         Some(format!("{}{seed}: {}", case.policy, why_no_capacity(sample.no_capacity.as_ref()?, self.tolerated)))
     }
 
-    /// The table and plots as one HTML page that needs nothing else.
+    /// The table and plots as one HTML page without external files.
     pub fn page(&self) -> String {
         let names: Vec<String> = self.cases.iter().map(|case| case.policy.clone()).collect();
         let rates = self.cases.iter().map(|case| case.value.map_or(f64::NAN, |value| value.median)).collect();

@@ -1,31 +1,36 @@
-//! The outside judge of every run.
+//! The judge of every run, outside of the scheduler.
 
 use downbeat_core::cluster::DropPolicy;
 use downbeat_core::{BatchId, DeviceId, Duration, ModelId, RequestId, Time};
 
 use crate::cluster::Decision;
 
-/// Judges the scheduler's decisions from outside, from what it was told and what it said alone.
+/// Judges the scheduler's decisions from outside, from its inputs and outputs alone. It asserts
+/// that
 ///
-/// Asserts that each accepted request is answered exactly once, that no device runs two batches, that a batch keeps within the
-/// largest size, that under a drop policy no request leaves that is planned to miss its deadline, that who was preempted
-/// waits again, and (at the end) that nothing is lost.
+/// - each accepted request is answered exactly once,
+/// - no device runs two batches,
+/// - a batch keeps within the largest size,
+/// - under a drop policy, no batch is planned to miss a member's deadline,
+/// - preempted requests wait again,
+/// - and, at the end, nothing is lost.
 ///
-/// Requests that have not ended are kept in a ring, so that a run of any length needs memory for those in the system only.
+/// Requests that have not ended are kept in a ring. So a run of any length needs memory only for
+/// the requests in the system.
 #[derive(Debug)]
 pub struct Checker {
     seed: u64,
     models: Vec<Model>,
-    /// By request id modulo its length, which is a power of two: `oldest..next`.
+    /// The requests `oldest..next`, by id modulo the ring's length, which is a power of two.
     ring: Vec<Known>,
     /// The first request that may not have ended.
     oldest: u64,
     next: u64,
-    /// By device: what it runs, and what it was sent while it runs that.
+    /// For each device: the batch that runs, and the batch that was sent meanwhile.
     running: Vec<[Option<BatchId>; 2]>,
-    /// Whether batches may be sent while the device runs another: there is a network.
+    /// Whether a device may get a batch while it runs another one: true with a network.
     ahead: bool,
-    /// Accepted and not ended.
+    /// Requests that are accepted and have not ended.
     open: u64,
 }
 
@@ -35,12 +40,12 @@ struct Model {
     drop: DropPolicy,
 }
 
-/// What was said of a request.
+/// The facts about a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Known {
-    /// When it arrived.
+    /// The arrival.
     pub arrival: Time,
-    /// When it is to be answered.
+    /// The deadline.
     pub deadline: Time,
     model: ModelId,
     size: u32,
@@ -87,22 +92,22 @@ impl Checker {
         }
     }
 
-    /// Models and devices are announced in order of their ids.
+    /// Adds a model. Models and devices are added in order of their ids.
     pub fn model(&mut self, max_batch: u32, drop: DropPolicy) {
         self.models.push(Model { max_batch, drop });
     }
 
-    /// A device has joined.
+    /// Adds a device.
     pub fn device(&mut self) {
         self.running.push([None; 2]);
     }
 
-    /// There is a network: a batch may be on its way while its device runs another.
+    /// Tells the checker of a network: a batch may be on its way while its device runs another.
     pub fn network(&mut self) {
         self.ahead = true;
     }
 
-    /// A request is handed in.
+    /// A request is handed to the scheduler.
     pub fn request(&mut self, now: Time, id: RequestId, model: ModelId, deadline: Time, size: u32) {
         assert!(id.0 == self.next, "seed {}: the simulation counts its requests", self.seed);
         if self.next - self.oldest == self.ring.len() as u64 {
@@ -114,13 +119,13 @@ impl Checker {
         self.open += 1;
     }
 
-    /// The request handed in was not accepted.
+    /// The scheduler did not accept the request.
     pub fn rejection(&mut self, now: Time, id: RequestId) {
         let model = self.known(now, id).model;
         self.step(now, id, model, State::Waiting, State::Rejected);
     }
 
-    /// A decision. After a preemption, [`Checker::waits_again`] for each member.
+    /// Checks a decision. After a preemption, [`Checker::waits_again`] must follow for each member.
     pub fn decision(&mut self, now: Time, decision: &Decision) {
         let seed = self.seed;
         match decision {
@@ -160,24 +165,24 @@ impl Checker {
         }
     }
 
-    /// A batch is done; [`Checker::finished`] for each member.
+    /// A batch is done. [`Checker::finished`] must follow for each member.
     pub fn completion(&mut self, now: Time, device: DeviceId, batch: BatchId) {
         let [running, next] = std::mem::take(&mut self.running[device.0 as usize]);
         self.running[device.0 as usize] = [next, None];
         assert!(running == Some(batch), "seed {}, {now}: {device} completes {batch} but runs {running:?}", self.seed);
     }
 
-    /// A member of a batch that is done is answered.
+    /// A member of a finished batch is answered.
     pub fn finished(&mut self, now: Time, request: RequestId, model: ModelId) -> Known {
         self.step(now, request, model, State::Dispatched, State::Finished)
     }
 
-    /// A member of a batch that was preempted is in the queue again.
+    /// A member of a preempted batch is in the queue again.
     pub fn waits_again(&mut self, now: Time, request: RequestId, model: ModelId) {
         self.step(now, request, model, State::Dispatched, State::Waiting);
     }
 
-    /// The run is over: everything is answered.
+    /// The run is over: asserts that all requests are answered.
     pub fn end(&self, now: Time) {
         let waiting = (self.oldest..self.next).filter(|id| self.ring[self.place(*id)].state == State::Waiting).count();
         assert!(waiting == 0, "seed {}, {now}: {waiting} requests were never answered", self.seed);
@@ -185,7 +190,7 @@ impl Checker {
         assert!(self.open == 0, "seed {}, {now}: {} requests were never finished", self.seed, self.open);
     }
 
-    /// What was said of a request that has not ended, or not long ago.
+    /// The facts about a request that has not ended, or ended not long ago.
     pub(crate) fn known(&self, now: Time, request: RequestId) -> &Known {
         assert!(
             (self.oldest..self.next).contains(&request.0),
@@ -210,7 +215,8 @@ impl Checker {
         known
     }
 
-    /// Forgets the oldest that have ended; a larger ring if they are few.
+    /// Forgets the oldest requests that have ended. If more than half of the ring is still in use,
+    /// doubles the ring.
     fn make_room(&mut self) {
         let length = self.ring.len() as u64;
         while self.oldest < self.next && self.ring[self.place(self.oldest)].state.ended() {

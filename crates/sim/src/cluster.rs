@@ -1,4 +1,4 @@
-//! What a simulation runs: Downbeat's scheduler, or one of the lab's, behind one interface.
+//! The interface of the schedulers that a simulation runs: Downbeat's and the lab's.
 
 use downbeat_core::cluster::{
     DispatchPolicy, DropReason, ModelOptions, NetworkBudget, Output, Reject, Request, Scheduler,
@@ -7,41 +7,45 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 
 /// A cluster scheduler under simulation: the contract of [`Scheduler`], as far as a run uses it.
 ///
-/// A pure state machine. Events come with their time; after each, every [`Cluster::poll_decision`] is taken and
-/// [`Cluster::poll_timeout`] says when to call [`Cluster::handle_timeout`] if nothing happens before.
+/// A pure state machine. Events come with their time; after each, every [`Cluster::poll_decision`]
+/// is taken and [`Cluster::poll_timeout`] says when to call [`Cluster::handle_timeout`] if nothing
+/// happens before.
 pub trait Cluster {
-    /// Adds a model; its requests have `slo` from arrival to deadline and arrive at `rate` a second, which only planners
-    /// that work in epochs look at. Ids are given out in order from zero.
+    /// Adds a model. Its requests have `slo` from arrival to deadline and arrive at `rate` a
+    /// second; only planners that work in epochs use the rate. Ids are given out in order from
+    /// zero.
     fn add_model(&mut self, now: Time, options: ModelOptions, slo: Duration, rate: f64) -> ModelId;
 
-    /// Adds a device of a kind, free. Ids are given out in order from zero. Systems that know one kind only pass over it.
+    /// Adds a free device of a kind. Ids are given out in order from zero. Systems with only one
+    /// kind ignore `kind`.
     fn add_device(&mut self, now: Time, kind: DeviceKind) -> DeviceId;
 
-    /// Replaces a model's dispatch policy. Systems that have none of their own to choose pass over it.
+    /// Replaces a model's dispatch policy. Systems without a choice of dispatch policies ignore the
+    /// call.
     fn set_dispatch(&mut self, _now: Time, _model: ModelId, _dispatch: DispatchPolicy) {}
 
-    /// What messages take, to be planned with. Systems that plan without a network pass over it.
+    /// Sets the network delays to plan with. Systems that plan without a network ignore the call.
     fn set_network(&mut self, _now: Time, _network: NetworkBudget) {}
 
     /// A request has arrived.
     ///
     /// # Errors
-    /// If it is not accepted; nothing else will be said of it.
+    /// If the request is not accepted; no decision will name it.
     fn handle_request(&mut self, now: Time, request: Request) -> Result<(), Reject>;
 
     /// A batch that was dispatched and not preempted is done.
     fn handle_completion(&mut self, now: Time, device: DeviceId, batch: BatchId);
 
-    /// Does what is due.
+    /// Carries out timers that are due.
     fn handle_timeout(&mut self, now: Time);
 
     /// The next decision.
     fn poll_decision(&mut self) -> Option<Decision>;
 
-    /// When to call [`Cluster::handle_timeout`] if nothing happens before.
+    /// The time for the next [`Cluster::handle_timeout`] if no other event comes before.
     fn poll_timeout(&self) -> Option<Time>;
 
-    /// Gives the member vector of a dispatch back, for reuse.
+    /// Returns the member vector of a dispatch for reuse.
     fn recycle(&mut self, members: Vec<RequestId>);
 }
 
@@ -50,17 +54,18 @@ pub trait Cluster {
 pub enum Decision {
     /// Send this batch now.
     Dispatch {
-        /// To be named in [`Cluster::handle_completion`].
+        /// The id for [`Cluster::handle_completion`].
         batch: BatchId,
-        /// Where: a device that runs nothing; with a network, one that has at most one batch.
+        /// A device that runs no batch; with a network, a device with at most one batch.
         device: DeviceId,
-        /// Of which model.
+        /// The model of the batch.
         model: ModelId,
         /// The requests.
         members: Vec<RequestId>,
         /// Items: the sum of the members' sizes.
         size: u32,
-        /// When it is planned to start: now, unless it has a way to go or the device has another before it.
+        /// The planned start: now, unless the batch has a way to go or the device has another batch
+        /// before it.
         start: Time,
         /// `l(size)`.
         expected: Duration,
@@ -71,14 +76,15 @@ pub enum Decision {
         request: RequestId,
         /// Its model.
         model: ModelId,
-        /// Why.
+        /// The reason.
         reason: DropReason,
     },
-    /// Stop this batch, which runs on `device`: the work is lost, its members wait again, the device is free.
+    /// Stop this batch, which runs on `device`: the work is lost, its members wait again, and the
+    /// device is free.
     Preempt {
         /// The running batch.
         batch: BatchId,
-        /// Where it runs.
+        /// The device that runs the batch.
         device: DeviceId,
     },
 }

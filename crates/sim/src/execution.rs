@@ -1,19 +1,19 @@
-//! How long batches take on the devices of a simulation.
+//! The execution times of batches on simulated devices.
 
 use std::fmt;
 
 use downbeat_core::cluster::IndexedHeap;
 use downbeat_core::{DeviceId, Duration, ModelId, Time};
 
-/// Devices whose batches do not take what was planned, such as partitions that disturb each other.
+/// Devices with execution times other than planned, such as partitions that disturb each other.
 pub trait Devices: fmt::Debug + Send + Sync {
     /// The devices at the start of a run. Nothing runs on them.
     fn start(&self) -> Box<dyn RunningDevices>;
 }
 
-/// The devices of one run, and what runs on them.
+/// The devices of one run, and their batches.
 pub trait RunningDevices {
-    /// When to ask [`RunningDevices::ended`]; `Time::MAX`: nothing runs.
+    /// The time for the next [`RunningDevices::ended`]; `Time::MAX` if no batch runs.
     fn next_event(&self) -> Time;
 
     /// Takes a device whose batch has ended, if there is one, at the time of
@@ -24,11 +24,11 @@ pub trait RunningDevices {
     fn start(&mut self, now: Time, device: DeviceId, model: ModelId, size: u32);
 }
 
-/// What ends batches in a run.
+/// The source of the batches' ends.
 pub(crate) enum Execution {
-    /// By device: when its batch ends, as planned.
+    /// Batches end as planned. For each device: the end of its batch.
     Planned(IndexedHeap<Time>),
-    /// The devices decide.
+    /// Batches end when the devices say so.
     Given(Box<dyn RunningDevices>),
 }
 

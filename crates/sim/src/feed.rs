@@ -1,4 +1,4 @@
-//! The arrivals of all models in the order in which they come.
+//! The arrivals of all models in order of time.
 
 use downbeat_core::{Duration, ModelId, Time};
 
@@ -8,26 +8,26 @@ use crate::simulation::{Load, Simulation};
 /// A request that comes in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arrival {
-    /// When.
+    /// The time of the arrival.
     pub at: Time,
-    /// For which of the simulation's models.
+    /// The model's number in the simulation.
     pub model: ModelId,
-    /// When it is to be answered; `Time::MAX`: no deadline.
+    /// The deadline; `Time::MAX`: none.
     pub deadline: Time,
-    /// When it must have left the queue; `Time::MAX`: never.
+    /// The latest time to leave the queue; `Time::MAX`: none.
     pub queue_expiry: Time,
-    /// Its priority level, 0 the highest.
+    /// The priority level, 0 the highest.
     pub level: u32,
-    /// Items.
+    /// The number of items.
     pub size: u32,
 }
 
-/// Where a simulation's requests come from.
+/// The source of a simulation's requests.
 #[derive(Debug)]
 pub(crate) enum Source<'a> {
-    /// They are drawn: one item each, due after the model's SLO.
+    /// Requests are drawn at random: one item each, due after the model's SLO.
     Drawn(Feed, &'a [Load]),
-    /// They were recorded.
+    /// Requests come from a recording.
     Recorded(&'a [Arrival]),
 }
 
@@ -40,7 +40,7 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// When the next request comes; `Time::MAX`: none does.
+    /// The time of the next request; `Time::MAX` if there is none.
     pub fn peek(&self) -> Time {
         match self {
             Source::Drawn(feed, _) => feed.peek().map_or(Time::MAX, |(at, _)| at),
@@ -66,16 +66,18 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The arrivals of all models in the order in which they come; at one instant, in order of models.
+/// The arrivals of all models in order of time; at one instant, in order of models.
 ///
-/// They are drawn for a stretch of time at once, model by model, and sorted: cheaper than a heap of the next arrival of each
-/// model, and its cost does not grow with the number of models.
+/// They are drawn for a stretch of time at once, model by model, and sorted. That is cheaper than a
+/// heap of each model's next arrival, and the cost of an arrival does not grow with the number of
+/// models.
 #[derive(Debug)]
 pub struct Feed {
     streams: Vec<Stream>,
-    /// From `start`: nanoseconds after it, shifted by [`MODEL_BITS`], and the model.
+    /// Arrivals from `start` on. An entry is the nanoseconds after `start`, shifted by
+    /// [`MODEL_BITS`], and the model.
     block: Vec<u64>,
-    /// What of the block was taken.
+    /// The number of entries that were taken.
     taken: usize,
     start: Time,
     /// Nanoseconds of a block.
@@ -91,9 +93,9 @@ struct Stream {
 
 /// Bits of a model's number in an entry.
 const MODEL_BITS: u32 = 22;
-/// Longest block: its nanoseconds have to fit the other bits.
+/// Longest block: its nanoseconds must fit into the other bits.
 const MAX_WIDTH: u64 = 1 << (64 - MODEL_BITS);
-/// Arrivals of a block, about: they stay in the first-level cache.
+/// Approximate number of arrivals in a block, which stays in the first-level cache.
 const BLOCK: usize = 2048;
 
 impl Feed {
@@ -135,7 +137,7 @@ impl Feed {
         Some(next)
     }
 
-    /// Draws the block from `start` on, or the first after it in which somebody arrives.
+    /// Draws the block from `start` on, or the first later block with an arrival.
     fn fill(&mut self) {
         self.block.clear();
         self.taken = 0;

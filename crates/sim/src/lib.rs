@@ -1,9 +1,9 @@
-//! Downbeat under virtual time: what users plan with.
+//! Downbeat under virtual time, for users who plan a cluster.
 //!
 //! [`Simulation`] runs the production [`Scheduler`](downbeat_core::cluster::Scheduler) against
 //! generated or recorded arrivals. Devices take the time of their latency profile. A [`Checker`]
-//! judges every decision from outside. [`CapacityQuestion`] searches the highest rate that a cluster
-//! holds, [`what_if`] plays a decision log again. Everything follows from the seed.
+//! judges every decision from outside. [`CapacityQuestion`] searches the highest rate that a
+//! cluster holds, [`what_if`] replays a decision log. All results follow from the seed.
 //!
 //! Papers' figures, published systems and emulated GPUs are in `lab/downbeat-lab`.
 

@@ -1,4 +1,4 @@
-//! What messages between a scheduler and its devices take.
+//! The delays of messages between a scheduler and its devices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,22 +8,24 @@ use downbeat_core::cluster::NetworkBudget;
 use rand_distr::{Distribution, LogNormal};
 use rand_pcg::Pcg64;
 
-/// The network between the scheduler and the devices: what the scheduler plans with, and what a batch really takes to its device.
+/// The network between the scheduler and the devices: the planned delay, and the actual delay of a
+/// batch.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Network {
-    /// What the scheduler plans with: the 99.99th percentile, as in Symphony §5.6.
+    /// The delay that the scheduler plans with: the 99.99th percentile, as in Symphony §5.6.
     pub budget: NetworkBudget,
-    /// What a batch really takes.
+    /// The actual delay of a batch.
     pub delay: Delay,
 }
 
-/// What a batch takes to its device, as a share of [`NetworkBudget::delay`].
+/// The actual delay of a batch, as a share of [`NetworkBudget::delay`].
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub enum Delay {
-    /// All of it, always.
+    /// The whole budget, always.
     #[default]
     Budget,
-    /// A lognormal share, whose 99.99th percentile is all of it, and this many times its median. Symphony's appendix B: 12 for TCP, 1.4 for RDMA.
+    /// A lognormal share. Its 99.99th percentile is the whole budget, and is this many times its
+    /// median. Symphony's appendix B: 12 for TCP, 1.4 for RDMA.
     Lognormal(f64),
 }
 
@@ -31,7 +33,7 @@ pub enum Delay {
 const Z_9999: f64 = 3.719;
 
 impl Network {
-    /// From the decision to when a batch of `items` is at its device.
+    /// The time from the decision until a batch of `items` is at its device.
     pub fn delay(&self, items: u32, rng: &mut Pcg64) -> Duration {
         let budget = self.budget.delay(items);
         match self.delay {
@@ -45,7 +47,7 @@ impl Network {
     }
 }
 
-/// Why a word is no distribution of delays.
+/// The text of an unknown distribution of delays.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "'{0}' is no distribution of delays; expected budget, or lognormal:RATIO of the 99.99th percentile to the median, from 1 to 1000"

@@ -1,46 +1,47 @@
-//! How a rate changes over time.
+//! The change of a rate over time.
 
 use downbeat_core::{Duration, Time};
 use rand_distr::{Distribution, StandardNormal};
 
 use crate::arrivals::random;
 
-/// How a rate changes over time: a factor for each of some stretches of time, one after another, and again from the first after
-/// the last. Without stretches the factor is always 1.
+/// The change of a rate over time: a list of stretches, each with a length and a factor for the
+/// rate. After the last stretch the first one comes again. Without stretches the factor is always
+/// 1.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Pace {
     stretches: Vec<(Duration, f64)>,
 }
 
-/// Why stretches are no pace.
+/// The reason why stretches are not a pace.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 pub enum BadPace {
     /// A factor below zero, infinite or not a number.
     #[error("stretch {at} has the factor {factor}; factors are finite and at least 0")]
     Factor {
-        /// Which, from 1.
+        /// The stretch, from 1.
         at: usize,
-        /// What was given.
+        /// The given factor.
         factor: f64,
     },
     /// A stretch without length.
     #[error("stretch {at} has no length")]
     Length {
-        /// Which, from 1.
+        /// The stretch, from 1.
         at: usize,
     },
-    /// All factors are zero: nobody ever arrives.
+    /// All factors are zero: no request would ever arrive.
     #[error("all stretches have the factor 0: nobody would ever arrive")]
     Silent,
 }
 
 impl Pace {
-    /// Always the same rate.
+    /// A pace that never changes the rate.
     pub fn steady() -> Self {
         Pace::default()
     }
 
-    /// Lengths with their factors.
+    /// A pace of stretches: lengths with their factors.
     ///
     /// # Errors
     /// If a length is zero, a factor is negative or not finite, or all of them are zero.
@@ -59,7 +60,7 @@ impl Pace {
         Ok(Pace { stretches })
     }
 
-    /// Factors of stretches of equal length, scaled to a mean of 1.
+    /// A pace of equally long stretches, with factors scaled to a mean of 1.
     ///
     /// # Errors
     /// As [`Pace::new`].
@@ -69,8 +70,9 @@ impl Pace {
         Pace::new(factors.iter().map(|factor| (length, factor * scale)).collect())
     }
 
-    /// A rate that rises in even steps from `from` to `to` requests a second, each of `requests` arrivals (DVABatch's stepping
-    /// load: 66/s to 4,000/s, 2,000 requests a step). Factors are rates: to be used with a rate of 1.
+    /// A rate that rises in even steps from `from` to `to` requests a second, each of `requests`
+    /// arrivals. DVABatch's stepping load: 66/s to 4,000/s, 2,000 requests a step. The factors are
+    /// rates: use this pace with a rate of 1.
     ///
     /// # Errors
     /// If a rate is not positive and finite.
@@ -80,11 +82,13 @@ impl Pace {
         Pace::new(rates.map(|rate| (Duration::from_secs_f64(requests / rate), rate)).collect())
     }
 
-    /// The shape of a Twitter trace: a new rate each second, of mean 1, with a coefficient of variation of about 0.77 and an
-    /// autocorrelation of about 0.91 at one second and 0.82 at ten; never above 4.
+    /// The shape of a Twitter trace: a new rate each second, of mean 1, with a coefficient of
+    /// variation of about 0.77 and an autocorrelation of about 0.91 at one second and 0.82 at ten;
+    /// never above 4.
     pub fn twitter(seed: u64, stream: u64, seconds: u32) -> Self {
-        // The logarithm is the sum of a slow and a fast autoregressive process: the slow one carries the correlation over
-        // tens of seconds, the fast one what is lost in the first.
+        // The logarithm is the sum of a slow and a fast autoregressive process. The slow one
+        // carries the correlation over tens of seconds. The fast one loses its correlation in the
+        // first second.
         let mut rng = random(seed, stream ^ 0x7717);
         let mut normal = || -> f64 { StandardNormal.sample(&mut rng) };
         let variance = (1.0 + 0.77f64 * 0.77).ln();
@@ -101,8 +105,9 @@ impl Pace {
         Pace::normalised(Duration::from_millis(1_000), &factors).unwrap_or_default()
     }
 
-    /// A rate that wanders slowly, as the load of a camera over a day does: a new factor every `every`, of mean 1, between
-    /// about a third and three times the mean (Symphony §5.7 synthesises its rates from videos).
+    /// A rate that wanders slowly, as the load of a camera over a day does: a new factor every
+    /// `every`, of mean 1, between about a third and three times the mean (Symphony §5.7
+    /// synthesises its rates from videos).
     pub fn wandering(seed: u64, stream: u64, every: Duration, stretches: u32) -> Self {
         let mut rng = random(seed, stream ^ 0x71de0);
         let mut level = 0.0;
@@ -134,17 +139,17 @@ impl Pace {
     }
 }
 
-/// A place in a [`Pace`] that moves on.
+/// A moving position in a [`Pace`].
 #[derive(Clone, Debug)]
 pub(crate) struct Progress {
     pace: Pace,
     at: usize,
-    /// Seconds of the stretch that are left.
+    /// Remaining seconds of the stretch.
     left: f64,
 }
 
 impl Progress {
-    /// At the start; `None` if the pace is steady.
+    /// Begins at the first stretch; `None` if the pace is steady.
     pub fn new(pace: &Pace) -> Option<Self> {
         let (length, _) = pace.stretches.first()?;
         Some(Progress { left: length.as_secs_f64(), pace: pace.clone(), at: 0 })

@@ -3,8 +3,9 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// `work` of each of `jobs` on as many threads, in the order of the jobs. `done` is told after each how many are done, on
-/// the thread that did it. A panic of one is passed on once all threads have stopped.
+/// Runs `work` on each of `jobs` on `threads` threads. Returns the results in the order of the
+/// jobs. After each job, its thread calls `done` with the number of finished jobs. A panic of a job
+/// is passed on once all threads have stopped.
 pub fn map<J: Sync, R: Send>(
     jobs: &[J],
     threads: usize,

@@ -9,8 +9,8 @@ use downbeat_core::cluster::{DispatchPolicy, DropPolicy, OrderPolicy, UnknownOrd
 
 use crate::system::{Downbeat, System};
 
-/// A scheduler by name: a dispatch policy of Downbeat's scheduler with a drop policy and an order of
-/// turns, or another system.
+/// A scheduler by name: a dispatch policy of Downbeat's scheduler with a drop policy and an order
+/// of turns, or another system.
 ///
 /// Written `NAME[:ARGUMENT][+DROP][@ORDER]`, such as `deferred`, `eager+head`,
 /// `timeout:20%+head@fair`. The names are those of [`Policies`], [`DROPS`] and [`OrderPolicy`].
@@ -18,7 +18,7 @@ use crate::system::{Downbeat, System};
 pub struct Policy {
     name: String,
     choice: Choice,
-    /// `None`: the system has its own.
+    /// The drop policy; `None`: the system has its own.
     drop: Option<DropPolicy>,
     order: OrderPolicy,
 }
@@ -34,27 +34,27 @@ pub enum Choice {
     System(Arc<dyn System>),
 }
 
-/// The policies that a program knows, in tables. [`SERVED`] are those of a server.
+/// The policies that a program knows, in tables. [`SERVED`] has the server's policies.
 #[derive(Clone, Copy, Debug)]
 pub struct Policies(pub &'static [&'static [Name]]);
 
-/// The policies that a server has too.
+/// The policies that a server also has.
 pub const SERVED: Policies = Policies(&[POLICIES]);
 
 /// A policy in a table.
 #[derive(Debug)]
 pub struct Name {
-    /// As it is written.
+    /// The name as users write it.
     pub name: &'static str,
-    /// How an argument is written; empty: it takes none.
+    /// The form of the argument; empty: the policy takes none.
     pub argument: &'static str,
-    /// What it is.
+    /// A description.
     pub about: &'static str,
-    /// The drop policy that goes with it if none is named.
+    /// The default drop policy.
     pub drop: DropPolicy,
-    /// Arguments that [`Policies::all`] has it with.
+    /// The arguments that [`Policies::all`] uses.
     pub arguments: &'static [&'static str],
-    /// The scheduler, if the argument (empty: none) is one.
+    /// Makes the scheduler from the argument (empty: none); `None` if the argument is invalid.
     pub make: fn(&str) -> Option<Choice>,
 }
 
@@ -118,7 +118,7 @@ pub const DROPS: &[(&str, DropPolicy)] = &[
     ("none", DropPolicy::None),
 ];
 
-/// Why a text is no policy.
+/// The reason why a text is not a policy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum UnknownPolicy {
     /// No such name.
@@ -126,7 +126,7 @@ pub enum UnknownPolicy {
     Policy {
         /// The text.
         text: String,
-        /// The names that there are.
+        /// The known names.
         known: Vec<String>,
     },
     /// No such drop policy.
@@ -135,9 +135,9 @@ pub enum UnknownPolicy {
     /// An argument that is missing, not wanted, or wrong.
     #[error("'{text}': expected {expected}")]
     Argument {
-        /// What was given.
+        /// The given text.
         text: String,
-        /// How it is written.
+        /// The expected form.
         expected: String,
     },
     /// No such order of turns.
@@ -155,7 +155,7 @@ fn dispatch(argument: &str, policy: DispatchPolicy) -> Option<Choice> {
     argument.is_empty().then_some(Choice::Dispatch(policy))
 }
 
-/// The largest timeout: an hour, or ten SLOs.
+/// Parses a timeout, at most an hour or ten SLOs.
 fn timeout(argument: &str) -> Option<Choice> {
     let number = |text: &str, most: f64| text.parse().ok().filter(|n: &f64| (0.0..=most).contains(n));
     match argument.strip_suffix('%') {
@@ -186,8 +186,8 @@ impl Policies {
         self.known().map(written).collect()
     }
 
-    /// The policy of a text such as `eager+head@fair`. Without a drop policy, with the one that goes
-    /// with the name.
+    /// Parses a policy such as `eager+head@fair`. A text without a drop policy gets the name's
+    /// default.
     ///
     /// # Errors
     /// If the text names no policy of these tables, or gives a system a drop policy or an order.
@@ -214,8 +214,8 @@ impl Policies {
         Ok(Policy { name: text.to_owned(), choice, drop, order })
     }
 
-    /// As [`Policies::parse`], with `drop` if the text names no drop policy and the system has none of
-    /// its own.
+    /// As [`Policies::parse`], but `drop` replaces the default if the text names no drop policy and
+    /// the system has none of its own.
     ///
     /// # Errors
     /// As [`Policies::parse`].
@@ -229,9 +229,9 @@ impl Policies {
         Ok(Policy { name: format!("{plain}+{name}{order}"), drop: Some(drop), ..policy })
     }
 
-    /// All names, timeouts with a few shares of the SLO, each with these drop policies unless it has
-    /// its own. Without drop policies: with the one that goes with it, and with head drop too where
-    /// that is window drop.
+    /// All policies; timeouts come with a few shares of the SLO. Each policy is combined with each
+    /// of `drops`, unless it has its own drop policy. If `drops` is empty, each has its default,
+    /// and those with window drop also head drop.
     pub fn all(&self, drops: &[DropPolicy]) -> Vec<Policy> {
         let mut all: Vec<Policy> = Vec::new();
         for Name { name, arguments, drop, .. } in self.known() {
@@ -272,25 +272,26 @@ impl Policy {
         }
     }
 
-    /// In which order candidates get devices.
+    /// The order in which candidates get devices.
     pub fn order(&self) -> OrderPolicy {
         self.order
     }
 
-    /// The drop policy. A system that has its own is held to meet the deadlines of what it sends.
+    /// The drop policy. The checker holds a system with its own drop policy to the deadlines of its
+    /// batches.
     pub fn drop(&self) -> DropPolicy {
         self.drop.unwrap_or(DropPolicy::HeadDrop)
     }
 }
 
-/// Two policies are equal if they are written alike.
+/// Two policies are equal if their texts are equal.
 impl PartialEq for Policy {
     fn eq(&self, other: &Policy) -> bool {
         self.name == other.name
     }
 }
 
-/// One of [`SERVED`].
+/// Parses one of [`SERVED`].
 impl FromStr for Policy {
     type Err = UnknownPolicy;
 
@@ -299,16 +300,16 @@ impl FromStr for Policy {
     }
 }
 
-/// A drop policy by its name.
+/// Parses the name of a drop policy.
 ///
 /// # Errors
-/// If there is none of that name.
+/// If no drop policy has this name.
 pub fn parse_drop(name: &str) -> Result<DropPolicy, UnknownPolicy> {
     let known = DROPS.iter().find(|(known, _)| *known == name);
     known.map(|(_, drop)| *drop).ok_or_else(|| UnknownPolicy::Drop(name.to_owned()))
 }
 
-/// As it was written.
+/// Writes the policy as the user wrote it.
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelProfile {
-    /// Its name.
+    /// The model's name.
     pub name: String,
     /// Milliseconds for each item of a batch.
     pub alpha_ms: f64,
@@ -21,35 +21,36 @@ pub struct ModelProfile {
     pub slo_ms: f64,
 }
 
-/// The largest batch if nothing else is said: beyond, one item more or less changes nothing.
+/// Largest default batch. Beyond it, one item more or less changes nothing.
 const LARGEST_BATCH: u32 = 1024;
 /// The longest SLO and latency: a day.
 const MAX_MS: f64 = 86_400_000.0;
 /// The columns of a file, by the names in its first line.
 const COLUMNS: [&str; 4] = ["name", "alpha_ms", "beta_ms", "slo_ms"];
 
-/// Why a list of models cannot be used. Lines and columns count from 1.
+/// The reason why a list of models cannot be used. Lines and columns count from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum BadProfiles {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] std::io::Error),
-    /// Something is wrong at a place of the file.
+    /// The file has an error at a place.
     #[error("{}:{line}{at}: {message}", file.display(), at = column.map_or(String::new(), |column| format!(":{column}")))]
     At {
         /// The file.
         file: PathBuf,
         /// The line.
         line: u64,
-        /// The column of the table, if it is about one.
+        /// The column of the table, if the error is in one.
         column: Option<usize>,
-        /// What is wrong, and what was expected.
+        /// The error, and the expected content.
         message: String,
     },
 }
 
 impl ModelProfile {
-    /// Its latency profile for batches up to `max_batch`; 0: as far as the SLO allows a batch, and one more, up to 1,024.
+    /// The model's latency profile for batches up to `max_batch`. 0: one more than the largest
+    /// batch that the SLO allows, at most 1,024.
     pub fn latency(&self, max_batch: u32) -> LatencyProfile {
         let allowed = ((self.slo_ms - self.beta_ms) / self.alpha_ms.max(1e-6)).floor().clamp(1.0, 1e9);
         let largest = if max_batch > 0 { max_batch } else { (allowed as u32).saturating_add(1).min(LARGEST_BATCH) };
@@ -58,20 +59,21 @@ impl ModelProfile {
             .unwrap_or_else(|error| panic!("{self:?} was checked when it was read: {error}"))
     }
 
-    /// Its SLO.
+    /// The model's SLO.
     pub fn slo(&self) -> Duration {
         Duration::from_millis_f64(self.slo_ms)
     }
 
-    /// How much a batch gains: `beta / alpha` (Symphony §5.1: above 2 is strong).
+    /// The gain from batching: `beta / alpha` (Symphony §5.1: above 2 is strong).
     pub fn batching_effect(&self) -> f64 {
         self.beta_ms / self.alpha_ms
     }
 
-    /// Says what is wrong with the numbers, and of which field.
+    /// Checks the numbers. An error names the field's index and the reason.
     ///
     /// # Errors
-    /// If one is not a number, negative, or too large; if a batch takes no time; if the SLO is below `l(1)`.
+    /// If one is not a number, negative, or too large; if a batch takes no time; if the SLO is
+    /// below `l(1)`.
     pub fn check(&self) -> Result<(), (usize, String)> {
         let ModelProfile { name, alpha_ms, beta_ms, slo_ms } = self;
         let fields = [alpha_ms, beta_ms, slo_ms];
@@ -91,10 +93,10 @@ impl ModelProfile {
     }
 }
 
-/// Says which name two of the models have.
+/// Checks that all models have different names.
 ///
 /// # Errors
-/// If two have the same.
+/// If two models have the same name.
 pub fn check_names(models: &[ModelProfile]) -> Result<(), String> {
     let mut known = BTreeSet::new();
     let twice = models.iter().find(|model| !known.insert(&model.name));
@@ -124,16 +126,18 @@ impl FromStr for ModelProfile {
     }
 }
 
-/// Reads a csv file with the columns `name`, `alpha_ms`, `beta_ms` and `slo_ms`, in any order; others are passed over.
+/// Reads a csv file with the columns `name`, `alpha_ms`, `beta_ms` and `slo_ms`, in any order;
+/// other columns are ignored.
 ///
 /// # Errors
-/// If it cannot be read, a column is missing, a number is none, there is no model, or two have the same name.
+/// If the file cannot be read, a column is missing, a number is invalid, there is no model, or two
+/// models have the same name.
 pub fn read(file: &Path) -> Result<Vec<ModelProfile>, BadProfiles> {
     let bytes = std::fs::read(file).map_err(|error| BadProfiles::Read(file.to_owned(), error))?;
     parse(&bytes, file)
 }
 
-/// As [`read`], of what is in the file.
+/// As [`read`], but of the file's content.
 ///
 /// # Errors
 /// As [`read`].

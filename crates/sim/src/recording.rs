@@ -1,28 +1,29 @@
-//! Every batch and request of a run, to be drawn.
+//! The batches and requests of a run, for drawing.
 
 use downbeat_core::{DeviceId, ModelId, RequestId, Time};
 
-/// Every batch and request of a run, to be drawn. At most [`MAX_REQUESTS`] requests; later ones are left out, with their batches.
+/// The batches and requests of a run, for drawing. At most [`MAX_REQUESTS`] requests; later ones
+/// are left out, with their batches.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Recording {
-    /// In order of their start.
+    /// The batches, in order of their start.
     pub batches: Vec<RecordedBatch>,
-    /// In order of arrival.
+    /// The requests, in order of arrival.
     pub requests: Vec<RecordedRequest>,
 }
 
 /// A batch that ran.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RecordedBatch {
-    /// Where.
+    /// The device that ran the batch.
     pub device: DeviceId,
-    /// Of which model.
+    /// The batch's model.
     pub model: ModelId,
-    /// Its start.
+    /// The batch's start.
     pub start: Time,
-    /// Its end, or when it was preempted; `Time::MAX` if the run ended before.
+    /// The batch's end, or its preemption; `Time::MAX` if the run ended before.
     pub end: Time,
-    /// Items.
+    /// The number of items.
     pub size: u32,
     /// Whether it was stopped before its end.
     pub preempted: bool,
@@ -31,17 +32,17 @@ pub struct RecordedBatch {
 /// A request that arrived.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RecordedRequest {
-    /// When it arrived.
+    /// The arrival.
     pub arrival: Time,
-    /// For which model.
+    /// The request's model.
     pub model: ModelId,
-    /// Index of the batch that it was in last.
+    /// The index of the request's last batch.
     pub batch: Option<usize>,
     /// Whether it was answered by its deadline.
     pub good: bool,
 }
 
-/// Requests that are recorded, at most.
+/// Most requests that are recorded.
 pub const MAX_REQUESTS: usize = 20_000;
 
 impl Recording {
@@ -51,7 +52,7 @@ impl Recording {
         }
     }
 
-    /// A batch starts; its index.
+    /// Records a batch that starts. Returns its index, or `None` if no member is recorded.
     pub(crate) fn start(&mut self, batch: RecordedBatch, members: &[RequestId]) -> Option<usize> {
         let index = self.batches.len();
         let mut known = false;

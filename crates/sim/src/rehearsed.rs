@@ -8,32 +8,34 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 use crate::cluster::{Cluster, Decision};
 use crate::simulation::Simulation;
 
-/// Replayed events that the rehearsal may have in a second: about what 5% of a core replays.
+/// Replayed events a second that the rehearsal may use: about as many as 5% of a core replays.
 pub const EVENTS_PER_SECOND: u64 = 250_000;
 
-/// How often it gets its share of them.
+/// The interval at which the rehearsal gets its share of events.
 const TICK: Duration = Duration::from_millis(20);
 
-/// The production [`Scheduler`] with its [`Rehearsal`], which has so many replayed events a second as a server's has time for.
+/// The production [`Scheduler`] with its [`Rehearsal`], which may replay as many events a second as
+/// a server has time for.
 #[derive(Debug)]
 pub(crate) struct Rehearsed {
     scheduler: Scheduler,
     rehearsal: Rehearsal,
-    /// Events a second that it may replay.
+    /// Events that the rehearsal may replay in a second.
     pace: u64,
-    /// By model.
+    /// The options of each model.
     options: Vec<ModelOptions>,
-    /// By kind.
+    /// The number of devices of each kind.
     devices: Vec<u32>,
-    /// When it was lent time last.
+    /// The last time that the rehearsal got events.
     ticked: Time,
-    /// By device: what runs there, of which model, since when, and what it should take.
+    /// For each device: the running batch, its model, its start, and its expected duration.
     running: Vec<Option<(BatchId, ModelId, Time, Duration)>>,
     network: NetworkBudget,
 }
 
 impl Rehearsed {
-    /// Without models and devices; `None` if there is nothing to be rehearsed. If all adaptive models are consolidating, their wish holds.
+    /// A scheduler without models and devices; `None` if no model is adaptive or the rehearsal is
+    /// off. It consolidates if all adaptive models are consolidating.
     pub fn of(simulation: &Simulation) -> Option<Self> {
         let adaptive = simulation.loads.iter().map(|load| &load.options).filter(|options| options.is_adaptive());
         let wishes = adaptive.map(|options| options.dispatch == DispatchPolicy::Adaptive { consolidate: true });
@@ -53,7 +55,8 @@ impl Rehearsed {
         })
     }
 
-    /// Lends the rehearsal the time that has passed, and does what it says.
+    /// Lets the rehearsal replay events for the time that has passed, and carries out its
+    /// decisions.
     fn rehearse(&mut self, now: Time) {
         let passed = now.since(self.ticked);
         if passed < TICK {

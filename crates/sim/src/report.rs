@@ -7,68 +7,69 @@ use downbeat_core::{Duration, Time};
 
 use crate::recording::Recording;
 
-/// The outcome of a run. Requests that arrived during the warm-up are not in it.
+/// The outcome of a run. It leaves out requests that arrived during the warm-up.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Report {
-    /// By model.
+    /// The outcome of each model.
     pub models: Vec<ModelReport>,
-    /// By device: the share of the time in which it ran a batch, a preempted one included.
+    /// For each device: the share of the time in which it ran a batch, a preempted one included.
     pub busy: Vec<f64>,
-    /// Time in which arrivals count.
+    /// The time in which arrivals count.
     pub span: Duration,
-    /// The run was ended early, as soon as it was certain that some model gets worse than
-    /// [`Simulation::give_up_above`](crate::Simulation::give_up_above); what is counted is of the time until then.
+    /// Whether the run ended early, once some model was certain to get worse than
+    /// [`Simulation::give_up_above`](crate::Simulation::give_up_above). The counts then end at that
+    /// time.
     pub gave_up: bool,
-    /// By window of time, if [`Simulation::window`](crate::Simulation::window) asks for it.
+    /// The windows of time, if [`Simulation::window`](crate::Simulation::window) is set.
     pub windows: Vec<Window>,
-    /// Every batch and request, if [`Simulation::record`](crate::Simulation::record) asks for it.
+    /// Every batch and request, if [`Simulation::record`](crate::Simulation::record) is set.
     pub recording: Recording,
 }
 
-/// What happened to a model's requests.
+/// The outcome of a model's requests.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ModelReport {
     /// Arrivals that count.
     pub offered: u64,
-    /// Finished by their deadline.
+    /// Requests that finished by their deadline.
     pub good: u64,
-    /// Finished after it.
+    /// Requests that finished after their deadline.
     pub missed: u64,
-    /// Not accepted.
+    /// Requests that the scheduler did not accept.
     pub rejected: u64,
-    /// Dropped, by reason.
+    /// Dropped requests, by reason.
     pub dropped: BTreeMap<DropReason, u64>,
-    /// By size, from 0: how many batches were finished, those of the warm-up included.
+    /// The number of finished batches of each size, from 0. Batches of the warm-up count too.
     pub batch_sizes: Vec<u64>,
     /// Batches that were stopped to make room for another; their work was lost.
     pub preempted: u64,
     /// Time to the deadline of a request that arrives.
     pub slo: Duration,
-    /// Time from arrival to the start of the batch, of finished requests, by [`DELAY_BINS`] equal parts of the SLO; the last
-    /// entry is of those that waited longer.
+    /// Counts of the times from arrival to the start of the batch, for finished requests, in
+    /// [`DELAY_BINS`] equal parts of the SLO. The last entry counts longer waits.
     pub delays: Vec<u64>,
-    /// The same, each by itself: where the arrivals were [recorded](crate::Simulation::recorded).
+    /// Each wait by itself, if the arrivals were [recorded](crate::Simulation::recorded).
     pub waits: Vec<Duration>,
 }
 
-/// Parts of the SLO that queueing delays are counted by.
+/// The number of equal parts of the SLO in [`ModelReport::delays`].
 pub const DELAY_BINS: usize = 200;
 
-/// What happened in a window of time. Requests count where they arrived.
+/// The events of a window of time. Requests count in the window of their arrival.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Window {
-    /// Its begin.
+    /// The window's begin.
     pub start: Time,
-    /// By model: arrivals.
+    /// The arrivals of each model.
     pub offered: Vec<u32>,
-    /// By model: finished by their deadline.
+    /// For each model: the requests that finished by their deadline.
     pub good: Vec<u32>,
-    /// By device: the share of the window in which it ran.
+    /// For each device: the share of the window in which it ran.
     pub busy: Vec<f32>,
 }
 
 impl ModelReport {
-    /// Share of the arrivals that were not served in time.
+    /// The share of the arrivals that were not served in time.
     pub fn bad_share(&self) -> f64 {
         if self.offered == 0 { 0.0 } else { 1.0 - self.good as f64 / self.offered as f64 }
     }
@@ -128,7 +129,7 @@ impl Report {
         sum
     }
 
-    /// Queueing delays of all models in parts of each model's SLO, as [`ModelReport::delays`].
+    /// Queueing delays of all models in parts of each model's SLO, as in [`ModelReport::delays`].
     pub fn delays(&self) -> Vec<u64> {
         let mut sum = vec![0; DELAY_BINS + 1];
         for model in &self.models {
@@ -138,7 +139,8 @@ impl Report {
     }
 }
 
-/// The smallest index that at least the share `q` of what is counted does not exceed; `None` of nothing.
+/// The smallest index that at least the share `q` of the counts does not exceed; `None` if all
+/// counts are 0.
 pub fn quantile(counts: &[u64], q: f64) -> Option<usize> {
     let total: u64 = counts.iter().sum();
     let mut seen = 0;
@@ -150,7 +152,7 @@ pub fn quantile(counts: &[u64], q: f64) -> Option<usize> {
     })?
 }
 
-/// The mean index of what is counted; NaN of nothing.
+/// The mean index, weighted by the counts; NaN if all counts are 0.
 pub fn mean(counts: &[u64]) -> f64 {
     let total: u64 = counts.iter().sum();
     let sum: u64 = counts.iter().zip(0..).map(|(count, index)| count * index).sum();

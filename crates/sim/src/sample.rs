@@ -1,4 +1,4 @@
-//! What came of one run, and of the same case with several seeds.
+//! The outcome of one run, and of a case over several seeds.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::scenario::Scenario;
 /// A value over the seeds.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Outcome {
-    /// The median; of an even number the mean of the two in the middle.
+    /// The median; of an even number of values, the mean of the two in the middle.
     pub median: f64,
     /// The smallest.
     pub min: f64,
@@ -20,14 +20,14 @@ pub struct Outcome {
     pub max: f64,
 }
 
-/// What came of a case with one seed.
+/// The outcome of a case with one seed.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
     /// The seed.
     pub seed: u64,
     /// The measured value, such as a capacity in requests a second.
     pub value: Option<f64>,
-    /// Why there is no capacity, where one was searched and there is none.
+    /// The reason why a search found no capacity.
     pub no_capacity: Option<NoCapacity>,
     /// Requests per second that were offered.
     pub offered: f64,
@@ -35,7 +35,7 @@ pub struct Sample {
     pub goodput: f64,
     /// Share of all requests that was dropped or late.
     pub bad_share: f64,
-    /// By model.
+    /// The same share for each model.
     pub bad_share_by_model: BTreeMap<String, f64>,
     /// Mean of the devices' busy shares.
     pub busy_share: f64,
@@ -72,10 +72,10 @@ pub struct Delays {
     pub p99: Option<f64>,
 }
 
-/// Refuses a seed that is there twice: its run would count twice.
+/// Refuses a list with a repeated seed: its run would count twice.
 ///
 /// # Errors
-/// If a seed is there twice.
+/// If a seed is repeated.
 pub fn check_seeds(seeds: &[u64]) -> Result<(), String> {
     let mut known = BTreeSet::new();
     let twice = seeds.iter().find(|seed| !known.insert(**seed));
@@ -83,19 +83,19 @@ pub fn check_seeds(seeds: &[u64]) -> Result<(), String> {
 }
 
 impl Outcome {
-    /// Of these values; `None` of none.
+    /// The outcome of these values; `None` if there are none.
     pub fn of(values: &[f64]) -> Option<Outcome> {
         let [min, upper, max] = quantiles(values.iter().copied(), [0.0, 0.5, 1.0])?;
         let lower = -median(values.iter().map(|value| -value))?;
         Some(Outcome { median: (lower + upper) / 2.0, min, max })
     }
 
-    /// Of the values of all samples; `None` if one has none.
+    /// The outcome of the values of all samples; `None` if a sample has no value.
     pub fn of_samples(samples: &[Sample]) -> Option<Outcome> {
         Outcome::of(&samples.iter().map(|sample| sample.value).collect::<Option<Vec<f64>>>()?)
     }
 
-    /// The sample whose value is next to the median: the run that tables and plots show.
+    /// The sample whose value is nearest to the median: the run that tables and plots show.
     pub fn typical<'a>(&self, samples: &'a [Sample]) -> Option<&'a Sample> {
         let distance = |sample: &Sample| (sample.value.unwrap_or(0.0) - self.median).abs();
         samples.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)))
@@ -103,7 +103,7 @@ impl Outcome {
 }
 
 impl Sample {
-    /// Of a run of `scenario` with `seed` at `offered` requests a second.
+    /// The sample of a run of `scenario` with `seed` at `offered` requests a second.
     pub fn new(scenario: &Scenario, seed: u64, offered: f64, value: Option<f64>, report: Report) -> Sample {
         let sizes = report.batch_sizes();
         let delays = report.delays();
@@ -126,7 +126,7 @@ impl Sample {
         }
     }
 
-    /// Of a search that found no capacity: there is no run to tell of.
+    /// The sample of a search that found no capacity and so has no run.
     pub fn without_capacity(scenario: &Scenario, seed: u64, why: NoCapacity) -> Sample {
         Sample { no_capacity: Some(why), ..Sample::new(scenario, seed, 0.0, None, Report::default()) }
     }

@@ -41,7 +41,7 @@ pub fn with_sample<'a, T>(table: Table<T>, of: impl Fn(&T) -> Option<&'a Sample>
         .some("preempted", |row| of(row).map(|sample| sample.preempted).filter(|count| *count > 0))
 }
 
-/// Says why the sample has no capacity: `no load is held, not even 12.5 r/s`.
+/// Explains why the sample has no capacity: `no load is held, not even 12.5 r/s`.
 pub fn why_no_capacity(why: &NoCapacity, tolerated: f64) -> String {
     let few = |count| {
         let percent = tolerated * 100.0;
@@ -91,7 +91,7 @@ fn plot_counts(
     lines(title.trim(), "cumulative distribution", &axis(x), &axis("% of all"), &drawn)
 }
 
-/// Three digits that count, and all before the point.
+/// A number with three significant digits, and all digits before the point.
 pub fn short(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),

@@ -1,4 +1,4 @@
-//! What is served by what: a workload and a cluster, without the scheduler.
+//! A workload and a cluster, without the scheduler.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,12 +15,12 @@ use crate::policy::{Policy, SERVED};
 use crate::profiles::ModelProfile;
 use crate::simulation::{Load, Simulation};
 
-/// Devices of a scenario, at most.
+/// Most devices of a scenario.
 pub const MOST_DEVICES: u32 = 1 << 20;
-/// Items of a batch, at most.
+/// Most items of a batch.
 const MOST_ITEMS: u32 = 1 << 16;
 
-/// How the requests are shared among the models.
+/// The division of the requests among the models.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub enum Popularity {
     /// Evenly.
@@ -28,22 +28,24 @@ pub enum Popularity {
     Equal,
     /// The model of rank r, from 1, gets a share in proportion to `r^-s`.
     Zipf(f64),
-    /// As Azure's functions are called: a lognormal popularity of a hundred functions for each model, of which function i calls model
-    /// `i mod n`. Few functions make nearly all of the calls.
+    /// As Azure's functions are called. Each model has a hundred functions, of `n` models function
+    /// i calls model `i mod n`. The functions' popularity is lognormal, so a few functions make
+    /// nearly all calls.
     Maf,
 }
 
-/// How the rate of all models changes over time.
+/// The change of the rate of all models over time.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub enum Shape {
-    /// It does not.
+    /// The rate does not change.
     #[default]
     Steady,
     /// [`Pace::twitter`], the same for all models.
     Twitter,
     /// [`Pace::wandering`], each model on its own, in stretches of this length.
     Wandering(Duration),
-    /// Each model's calls in stretches of this length (Azure's traces: a minute) vary around its mean.
+    /// Each model's calls in stretches of this length (Azure's traces: a minute) vary around its
+    /// mean.
     Maf(Duration),
     /// Given stretches, the same for all models.
     Given(Pace),
@@ -56,19 +58,19 @@ pub struct Scenario {
     pub models: Vec<ModelProfile>,
     /// Requests per second of all models together.
     pub rate: f64,
-    /// How they arrive.
+    /// The arrival process.
     pub arrivals: Arrivals,
-    /// How they are shared among the models.
+    /// The division of the requests among the models.
     pub popularity: Popularity,
-    /// How their rate changes.
+    /// The change of the rate over time.
     pub shape: Shape,
-    /// Devices.
+    /// The number of devices.
     pub devices: u32,
     /// The largest batch; 0: as far as the SLO allows.
     pub max_batch: u32,
     /// Standard deviation of an execution time, as a share of it.
     pub noise: f64,
-    /// What messages take.
+    /// The delays of messages.
     pub network: Network,
     /// Arrivals before this are served but not counted.
     pub warm_up: Duration,
@@ -76,7 +78,7 @@ pub struct Scenario {
     pub span: Duration,
 }
 
-/// Why a scenario cannot be run.
+/// The reason why a scenario cannot be run.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum BadScenario {
     /// No model.
@@ -85,17 +87,17 @@ pub enum BadScenario {
     /// No device.
     #[error("there is no device; a cluster needs at least one")]
     NoDevices,
-    /// A number that is none, or out of its range.
+    /// A number that is invalid or out of its range.
     #[error("{what} is {value}; it has to be {expected}")]
     Number {
-        /// Of what.
+        /// The name of the number.
         what: &'static str,
-        /// What was given.
+        /// The given value.
         value: f64,
-        /// What it may be.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// Not a change of the rate.
+    /// The change of the rate is invalid.
     #[error(transparent)]
     Pace(#[from] BadPace),
 }
@@ -128,16 +130,17 @@ impl Scenario {
         })
     }
 
-    /// A rate that the devices cannot hold: each model's share at the throughput of the largest batch that its SLO allows, with all the SLO
-    /// for the execution. Where a search begins.
+    /// A rate that the devices cannot hold, where a search begins. Each model's share runs at the
+    /// throughput of the largest batch that its SLO allows, if the whole SLO is left for the
+    /// execution.
     pub fn unreachable_rate(&self) -> f64 {
         let shares = self.popularity.shares(self.models.len());
         let cost: f64 = self.models.iter().zip(&shares).map(|(model, share)| share * model.cheapest_item()).sum();
         1_000.0 * f64::from(self.devices) / cost
     }
 
-    /// What the staggered pattern serves of requests that come evenly, in requests per second (Symphony §3.3, see [`bounds::staggered`]).
-    /// Only of equal models, which the pattern is about.
+    /// Requests per second that the staggered pattern serves of even arrivals (Symphony §3.3, see
+    /// [`bounds::staggered`]). `None` unless all models are equal, which the pattern requires.
     pub fn staggered_bound(&self) -> Option<f64> {
         let first = self.models.first()?;
         let equal = |model: &ModelProfile| ModelProfile { name: first.name.clone(), ..model.clone() } == *first;
@@ -146,7 +149,8 @@ impl Scenario {
         self.models.iter().all(equal).then_some(bound.rate)
     }
 
-    /// The highest rate that the devices have the time for, if requests come evenly; see [`bounds::fluid`].
+    /// The highest rate for which the devices have the time if requests come evenly; see
+    /// [`bounds::fluid`].
     pub fn fluid_bound(&self) -> Option<f64> {
         let any = SERVED.with_drop("eager", DropPolicy::HeadDrop).ok()?;
         bounds::fluid(&self.simulation(&any, 0).ok()?.loads, self.devices)
@@ -176,7 +180,7 @@ impl Scenario {
 }
 
 impl ModelProfile {
-    /// Milliseconds of a device for an item, in the largest batch that its SLO allows.
+    /// Milliseconds of a device for an item, in the largest batch that the SLO allows.
     fn cheapest_item(&self) -> f64 {
         let profile = self.latency(0);
         let largest = profile.largest_within(self.slo()).max(1);
@@ -185,7 +189,7 @@ impl ModelProfile {
 }
 
 impl Popularity {
-    /// The share of each of `models` models; they add up to 1.
+    /// The share of each of `models` models; the shares add up to 1.
     pub fn shares(self, models: usize) -> Vec<f64> {
         let weights: Vec<f64> = match self {
             Popularity::Equal => vec![1.0; models],
@@ -197,7 +201,8 @@ impl Popularity {
     }
 }
 
-/// Calls of the functions of each model: with this sigma the busiest 18.6% of functions make 99.6% of the calls.
+/// The calls of each model's functions. With this sigma, the busiest 18.6% of functions make 99.6%
+/// of the calls.
 fn maf_weights(models: usize) -> Vec<f64> {
     let mut weights = vec![0.0; models];
     let mut rng = random(0xa2ce, 0);
@@ -210,10 +215,10 @@ fn maf_weights(models: usize) -> Vec<f64> {
 }
 
 impl Shape {
-    /// The factors of `seconds` for a model's stream of random numbers.
+    /// The pace of a model for `seconds`; `stream` chooses the model's random numbers.
     ///
     /// # Errors
-    /// If the shape is none.
+    /// If the shape gives no valid pace.
     pub fn pace(&self, seed: u64, stream: u64, seconds: f64) -> Result<Pace, BadPace> {
         let stretches = |step: Duration| (seconds / step.as_secs_f64().max(1e-3)).ceil().clamp(1.0, 1e6) as u32;
         Ok(match self {
@@ -233,7 +238,7 @@ impl Shape {
     }
 }
 
-/// Why a word is no popularity.
+/// The text of an unknown popularity.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("'{0}' is no popularity; expected equal, maf, or zipf:S with a shape S from 0 to 10")]
 pub struct UnknownPopularity(String);

@@ -20,10 +20,10 @@ use crate::report::Report;
 use crate::system::{Downbeat, System};
 use crate::tally::{Run, Tally};
 
-/// A model and what is asked of it.
+/// A model and its requests.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// How it is scheduled.
+    /// The model's options for the scheduler.
     pub options: ModelOptions,
     /// Time from a request's arrival to its deadline.
     pub slo: Duration,
@@ -31,49 +31,55 @@ pub struct Load {
     pub arrivals: Arrivals,
     /// Requests per second, before [`Load::pace`] changes it.
     pub rate: f64,
-    /// How the rate changes over time.
+    /// The change of the rate over time.
     pub pace: Pace,
 }
 
-/// A cluster, its load, and how long to look. By default there is neither a model nor a device, and 10 s count after a
-/// warm-up of 1 s.
+/// A cluster, its load, and the length of the run. By default there is neither a model nor a
+/// device, and 10 s count after a warm-up of 1 s.
 #[derive(Clone, Debug)]
 pub struct Simulation {
-    /// Which scheduler decides.
+    /// The kind of scheduler.
     pub system: Arc<dyn System>,
     /// The models.
     pub loads: Vec<Load>,
     /// Devices, all free at the start.
     pub devices: u32,
-    /// By device: its kind; one without is of kind 0.
+    /// The kind of each device; a device without an entry is of kind 0.
     pub kinds: Vec<DeviceKind>,
-    /// What batches take; `None`: what their profile says, with [`Simulation::noise`].
+    /// Devices with execution times of their own; `None`: the times of the profiles, with
+    /// [`Simulation::noise`].
     pub given: Option<Arc<dyn Devices>>,
     /// Arrivals before this are served but not counted.
     pub warm_up: Duration,
     /// Time in which arrivals count, after the warm-up.
     pub span: Duration,
-    /// Standard deviation of an execution time as a share of the profile's; 0: exactly the profile's.
+    /// Standard deviation of an execution time as a share of the profile's; 0: the profile's time
+    /// without noise.
     pub noise: f64,
-    /// By model: what its executions take, as shares of the profile's time, each as likely as another. One without, or with none, has [`Simulation::noise`].
+    /// For each model: equally likely execution times, as shares of the profile's time. A model
+    /// without entry or with an empty one has [`Simulation::noise`].
     pub executions: Vec<Arc<[f64]>>,
     /// Chooses all random numbers.
     pub seed: u64,
-    /// End the run early once it is certain that more than this share of some model's requests is dropped or late.
+    /// End the run early once more than this share of some model's requests is certain to be
+    /// dropped or late.
     pub give_up_above: Option<f64>,
     /// Length of the windows of time of [`Report::windows`]; zero: none.
     pub window: Duration,
     /// Record every batch and request.
     pub record: bool,
-    /// What messages take.
+    /// The delays of messages.
     pub network: Network,
-    /// From this time on each model has this dispatch policy.
+    /// A time, and the dispatch policy that each model has from then on.
     pub switch: Option<(Time, Vec<DispatchPolicy>)>,
-    /// Events that the rehearsal of adaptive models may replay in a second; 0: there is none, and what they do follows from the load of the moment.
+    /// Events that the rehearsal of adaptive models may replay in a second. 0: no rehearsal; the
+    /// models' behaviour follows from the load of the moment.
     pub rehearsal: u64,
-    /// In which order candidates get devices, of Downbeat's own scheduler.
+    /// The order in which candidates get devices, in Downbeat's own scheduler.
     pub order: OrderPolicy,
-    /// These requests come, in order of their time, in place of those that the loads would draw; those of the warm-up do not count.
+    /// Requests in order of their time, which replace the requests that the loads would draw.
+    /// Requests of the warm-up do not count.
     pub recorded: Option<Arc<[Arrival]>>,
 }
 
@@ -109,7 +115,7 @@ struct Sent {
     model: ModelId,
     members: Vec<RequestId>,
     size: u32,
-    /// When it is there, with its inputs.
+    /// The time at which the batch and its inputs are at the device.
     ready: Time,
     took: Duration,
 }
@@ -119,9 +125,9 @@ struct World<C> {
     checker: Checker,
     tally: Tally,
     next_request: u64,
-    /// By device.
+    /// For each device: the running batch.
     running: Vec<Option<(BatchId, Run)>>,
-    /// By device: what it was sent while it runs that.
+    /// For each device: the batch that was sent while another one runs.
     sent: Vec<Option<Sent>>,
     network: Network,
     execution: Execution,
@@ -131,7 +137,8 @@ struct World<C> {
 }
 
 impl Simulation {
-    /// Runs it. Panics, with the seed, if the scheduler breaks one of the [`Checker`]'s rules.
+    /// Runs the simulation. Panics, with the seed, if the scheduler breaks one of the [`Checker`]'s
+    /// rules.
     ///
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
@@ -139,8 +146,9 @@ impl Simulation {
         self.system.run(self)
     }
 
-    /// Runs it on this cluster scheduler, which has neither models nor devices yet, whatever [`Simulation::system`] says.
-    /// Panics, with the seed, if the scheduler breaks one of the [`Checker`]'s rules.
+    /// Runs the simulation on this cluster scheduler instead of [`Simulation::system`]. The
+    /// scheduler has neither models nor devices yet. Panics, with the seed, if it breaks one of the
+    /// [`Checker`]'s rules.
     ///
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
@@ -251,7 +259,7 @@ impl<C: Cluster> World<C> {
                     let measured =
                         self.executions.get(model.0 as usize).and_then(|shares| shares.choose(&mut self.rng));
                     let share = measured.copied().or_else(|| Some(self.noise.as_ref()?.sample(&mut self.rng)));
-                    // An execution does not end before it began.
+                    // An execution takes at least 1% of the expected time, whatever the noise.
                     let took = share
                         .map_or(expected, |share| Duration::from_secs_f64(expected.as_secs_f64() * share.max(0.01)));
                     let ready = now + self.network.delay(size, &mut self.rng);
@@ -275,7 +283,7 @@ impl<C: Cluster> World<C> {
         }
     }
 
-    /// The device, which is free, runs the batch as soon as it is there.
+    /// The free device starts the batch as soon as the batch is there.
     fn start(&mut self, now: Time, sent: Sent) {
         let Sent { batch, device, model, members, size, ready, took } = sent;
         let start = now.max(ready);

@@ -1,4 +1,4 @@
-//! Which scheduler a simulation runs.
+//! The kind of scheduler that a simulation runs.
 
 use std::fmt;
 

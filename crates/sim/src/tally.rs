@@ -1,4 +1,4 @@
-//! What is counted during a run.
+//! The counts of a run.
 
 use downbeat_core::cluster::DropReason;
 use downbeat_core::{DeviceId, Duration, ModelId, RequestId, Time};
@@ -9,22 +9,22 @@ use crate::recording::{RecordedBatch, Recording};
 use crate::report::{DELAY_BINS, ModelReport, Report, Window};
 use crate::simulation::Simulation;
 
-/// What is counted during a run.
+/// The counts of a run.
 #[derive(Debug)]
 pub(crate) struct Tally {
     models: Vec<Counts>,
-    /// Arrivals from here on count.
+    /// Arrivals from this time on count.
     start: Time,
     span: Duration,
-    /// By device: the time that it ran.
+    /// The busy time of each device.
     busy: Vec<Duration>,
     windows: Vec<Window>,
-    /// Length of a window; zero: there are none.
+    /// Length of a window; zero: no windows.
     window: Duration,
     recording: Option<Recording>,
-    /// Whether each queueing delay is kept.
+    /// Whether to keep each queueing delay.
     each_wait: bool,
-    /// Some model has more bad requests than it may have.
+    /// Whether some model has more bad requests than it may have.
     gave_up: bool,
 }
 
@@ -33,7 +33,7 @@ struct Counts {
     report: ModelReport,
     /// Bad requests so far.
     bad: u64,
-    /// With more bad ones the share is certain to be above what is tolerated.
+    /// With more bad requests, the share is certain to exceed the tolerated share.
     most_bad: u64,
     /// Parts of the SLO in a nanosecond.
     bins_per_nano: f64,
@@ -47,7 +47,7 @@ pub(crate) struct Run {
     pub members: Vec<RequestId>,
     pub size: u32,
     pub start: Time,
-    /// Where it is recorded.
+    /// The batch's index in the recording.
     recorded: Option<usize>,
 }
 
@@ -60,7 +60,9 @@ impl Tally {
                     let counts = |arrival: &&Arrival| arrival.model == ModelId(index) && arrival.at >= start;
                     return (share * arrivals.iter().filter(counts).count() as f64).floor() as u64;
                 }
-                // Eight standard deviations more than the expected arrivals are not to be expected.
+                // The actual arrivals exceed the mean by more than eight standard deviations
+                // practically never.
+                // expected.
                 let mean = load.rate * load.pace.mean_until(start + simulation.span) * simulation.span.as_secs_f64();
                 let deviation = (mean * load.arrivals.dispersion()).sqrt();
                 (share * (mean + 8.0 * deviation + 8.0)).ceil() as u64
@@ -85,7 +87,7 @@ impl Tally {
         }
     }
 
-    /// Whether there is no point in going on.
+    /// Whether the outcome is certain, so that the run may end.
     pub fn gave_up(&self) -> bool {
         self.gave_up
     }
@@ -116,7 +118,7 @@ impl Tally {
         }
     }
 
-    /// A batch starts at `start`, now or once it is there.
+    /// A batch starts at `start`: now, or when it reaches its device.
     pub fn started(
         &mut self,
         start: Time,
@@ -132,7 +134,7 @@ impl Tally {
         Run { device, model, members, size, start, recorded }
     }
 
-    /// A batch leaves its device, at its end or before.
+    /// A batch leaves its device, at its end or by preemption.
     pub fn stopped(&mut self, now: Time, run: &Run, preempted: bool) {
         let report = &mut self.models[run.model.0 as usize].report;
         if preempted {
@@ -179,7 +181,7 @@ impl Tally {
         }
     }
 
-    /// The run is over.
+    /// Returns the report at the end of the run.
     pub fn report(self, now: Time) -> Report {
         let total = now.since(Time::ZERO).as_secs_f64();
         Report {

@@ -1,17 +1,17 @@
-//! A group with what it takes: what a predictor is trained and judged with.
+//! A group with its measured time: predictors are trained and judged with such samples.
 
-/// A group and what it takes.
+/// A group and its measured time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupSample {
-    /// As the predictor sees it.
+    /// The features that the predictor sees.
     pub features: Vec<f32>,
     /// Milliseconds from its begin to its barrier.
     pub takes_ms: f64,
-    /// Which of the sets of models that there are it is of.
+    /// The number of the group's set of models, among all sets.
     pub set: usize,
 }
 
-/// All sets of `count` of these models, which are numbers, in their order.
+/// All sets of `count` of these model numbers, in their order.
 pub fn sets_of(models: &[usize], count: usize) -> Vec<Vec<usize>> {
     if count == 0 {
         return vec![Vec::new()];

@@ -1,27 +1,27 @@
-//! Which groups of operators a predictor is trained with.
+//! Draws the groups of operators that a predictor is trained with.
 
 use downbeat_core::device::overlap::GroupPart;
 use rand::{Rng, RngExt};
 
 use crate::random_group::random_group;
 
-/// A model of which groups are drawn.
+/// A model in the groups that are drawn.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SampledModel {
-    /// How many operators it has, at least one.
+    /// The number of the model's operators, at least one.
     pub operators: u16,
-    /// Items of a request: any of these, all as often; at least one.
+    /// Possible item counts of a request, all equally likely; at least one.
     pub rows: Vec<u32>,
-    /// The size of the dimension that varies: any of these; none where nothing varies.
+    /// Possible sizes of the dimension that varies; empty if none varies.
     pub lengths: Vec<u32>,
 }
 
-/// Draws groups of models, of all sets of them in turn.
+/// Draws groups from each set of models in turn.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupSampler {
     /// The models, by their numbers in groups.
     pub models: Vec<SampledModel>,
-    /// The sets of models that groups are of.
+    /// The sets of models to draw groups of.
     pub sets: Vec<Vec<usize>>,
 }
 

@@ -1,6 +1,7 @@
-//! Training of what predicts how long groups of operators take (Abacus §5): offline on samples (`downbeat profile --co-run`, the simulator), and in a server on what it served.
+//! Trains the predictor of the time that operator groups take (Abacus §5). It learns offline from
+//! samples (`downbeat profile --co-run`, the simulator), and in a server from the groups that ran.
 //!
-//! It computes and nothing else: samples and a source of random numbers come in, a perceptron goes out.
+//! The crate only computes: samples and a source of random numbers come in, a perceptron goes out.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 

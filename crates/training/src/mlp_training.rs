@@ -8,45 +8,48 @@ use crate::GroupSample;
 
 /// §5.5: three hidden layers of 32.
 const HIDDEN: [usize; 3] = [32, 32, 32];
-/// Samples of a step.
+/// Samples in a step.
 const STEP: usize = 32;
-/// Of Adam (Kingma and Ba 2015), and the first rate, which goes down to nothing along a cosine.
+/// Adam's two decay rates (Kingma and Ba 2015), and the first learning rate, which falls to zero
+/// along a cosine.
 const MOMENT: f32 = 0.9;
 const SQUARE: f32 = 0.999;
 const RATE: f64 = 4e-3;
 
-/// A perceptron that is trained, by Adam, to the logarithm of what groups take. The same samples and random numbers give the same perceptron.
+/// Trains a perceptron with Adam on the logarithm of the time that groups take. The same samples
+/// and random numbers give the same perceptron.
 pub struct MlpTraining<R> {
     means: Vec<f32>,
     scales: Vec<f32>,
-    /// Features on a common scale, and the logarithm of what they take.
+    /// Each sample's features on a common scale, and the logarithm of its time.
     rows: Vec<(Vec<f32>, f32)>,
     net: Net,
     rng: R,
-    /// In which the rows are gone through, and how many of them that are behind.
+    /// The order of the rows in this epoch, and the number of rows that are done.
     order: Vec<usize>,
     passed: usize,
-    /// Of Adam, and how many there are to be.
+    /// Steps that are done, and steps in all.
     step: u64,
     steps: u64,
     rate: f64,
 }
 
 impl<R: Rng> MlpTraining<R> {
-    /// Of a new perceptron of three hidden layers of 32, so often through all samples.
+    /// Trains a new perceptron with three hidden layers of 32, for this many passes through all
+    /// samples.
     pub fn new(samples: &[&GroupSample], epochs: u32, mut rng: R) -> Self {
         let inputs = samples.first().map_or(0, |sample| sample.features.len());
         let (means, scales) = spread(samples, inputs);
         let rows = rows(samples, &means, &scales);
         let mut net = Net::new(inputs, &mut rng);
         if let Some(last) = net.layers.last_mut() {
-            // It begins with the mean.
+            // The output starts at the mean.
             last.values.biases[0] = rows.iter().map(|(_, target)| target).sum::<f32>() / rows.len().max(1) as f32;
         }
         MlpTraining::begin(net, (means, scales), rows, epochs, (RATE, rng))
     }
 
-    /// Of one that was trained before, which goes on from what it knows, at a quarter of the rate.
+    /// Continues the training of a perceptron, at a quarter of the learning rate.
     pub fn resume(mlp: &Mlp, samples: &[&GroupSample], epochs: u32, rng: R) -> Self {
         let (means, scales, layers) = mlp.parts();
         let rows = rows(samples, means, scales);
@@ -65,7 +68,7 @@ impl<R: Rng> MlpTraining<R> {
         MlpTraining { means, scales, passed: rows.len(), rows, net, rng, order, step: 0, steps, rate }
     }
 
-    /// Follows the gradients of the next 32 samples; `false`: it is done.
+    /// Follows the gradients of the next 32 samples. Returns `false` at the end of the training.
     pub fn step(&mut self) -> bool {
         if self.step == self.steps {
             return false;
@@ -86,19 +89,20 @@ impl<R: Rng> MlpTraining<R> {
         true
     }
 
-    /// What has come of it.
+    /// Returns the trained perceptron.
     ///
     /// # Errors
-    /// If there was no sample, or it is not a number.
+    /// If there was no sample, or a weight is not a number.
     pub fn finish(self) -> Result<Mlp, BadMlp> {
         Mlp::new(self.means, self.scales, self.net.layers.into_iter().map(|layer| layer.values).collect())
     }
 }
 
-/// Trains a perceptron of three hidden layers of 32, so often through all samples: [`MlpTraining`] to its end.
+/// Trains a perceptron with three hidden layers of 32, for this many passes: [`MlpTraining`] to its
+/// end.
 ///
 /// # Errors
-/// If there is no sample, or what came of it is not a number.
+/// If there is no sample, or a weight is not a number.
 pub fn train_mlp(samples: &[&GroupSample], epochs: u32, rng: impl Rng) -> Result<Mlp, BadMlp> {
     let mut training = MlpTraining::new(samples, epochs, rng);
     while training.step() {}
@@ -113,7 +117,7 @@ fn rows(samples: &[&GroupSample], means: &[f32], scales: &[f32]) -> Vec<(Vec<f32
     samples.iter().map(normal).collect()
 }
 
-/// Means and standard deviations of features; 1 for those that do not differ.
+/// Means and standard deviations of the features; a feature that does not vary has 1.
 pub fn spread(samples: &[&GroupSample], inputs: usize) -> (Vec<f32>, Vec<f32>) {
     let count = samples.len().max(1) as f64;
     let mean_of = |column: usize, of: &dyn Fn(f64) -> f64| {
@@ -127,16 +131,16 @@ pub fn spread(samples: &[&GroupSample], inputs: usize) -> (Vec<f32>, Vec<f32>) {
     (0..inputs).map(one).unzip()
 }
 
-/// A layer with what it learns by.
+/// A layer with the state of its training.
 struct Learning {
     values: Layer,
-    /// Of weights, then of biases: the sum of gradients of a step, and Adam's two moments.
+    /// For weights, then for biases: the sum of a step's gradients, and Adam's two moments.
     state: [[Vec<f32>; 2]; 3],
 }
 
 struct Net {
     layers: Vec<Learning>,
-    /// What each layer was given, and what came of the last.
+    /// The input of each layer, and the output of the last.
     seen: Vec<Vec<f32>>,
 }
 
@@ -184,7 +188,7 @@ impl Net {
             for (row, x) in given.iter().enumerate() {
                 let at = row * width..(row + 1) * width;
                 let weights = &layer.values.weights[at.clone()];
-                // A value that ReLU has cut off teaches nothing; features are not cut.
+                // A value that ReLU has cut off has no gradient. Features are not cut.
                 if index == 0 || *x > 0.0 {
                     before[row] = weights.iter().zip(&gradient).map(|(weight, g)| weight * g).sum();
                 }
@@ -196,7 +200,7 @@ impl Net {
         }
     }
 
-    /// Follows the gradients of so many samples.
+    /// Follows the summed gradients of this many samples.
     fn step(&mut self, rate: f32, step: u64, samples: usize) {
         let step = i32::try_from(step).unwrap_or(i32::MAX);
         let (first, second) = (1.0 - MOMENT.powi(step), 1.0 - SQUARE.powi(step));

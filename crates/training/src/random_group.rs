@@ -1,12 +1,15 @@
-//! Which groups of operators a predictor is trained with.
+//! Draws the groups of operators that a predictor is trained with.
 
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::GroupPart;
 use downbeat_core::{ModelId, RequestId};
 use rand::{Rng, RngExt};
 
-/// A group of some models, which are numbers, as the controller makes them (Abacus §5.4, figure 9): one of the requests or several are done in the group, none or several have come for it and begin with their first operator,
-/// and what is left open is random. `operators` says how many a model has, `inputs` draws the items and the length of a request.
+/// Draws a group of the models in `set`, as the controller makes groups (Abacus §5.4, figure 9). At
+/// least one request ends in the group. Any number of requests, or none, begin in it with their
+/// first operator. All other ends and begins are random.
+/// `operators` returns the number of a model's operators; `inputs` draws the items and the length
+/// of a request.
 pub fn random_group<R: Rng>(
     set: &[usize],
     rng: &mut R,

@@ -1,5 +1,5 @@
-//! Requests over gRPC: streams of few HTTP/2 connections. Only the status of an answer is read, and that its message is
-//! whole.
+//! Requests over gRPC, as streams of few HTTP/2 connections. Only the status of an answer is read,
+//! and whether its message is whole.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -32,16 +32,16 @@ use crate::poller::{Poller, Ready};
 
 /// Flow-control windows of streams and connections: large enough never to hold back a server.
 const WINDOW: u32 = 8 << 20;
-/// After a connection failed, how long requests fail at once before the next attempt.
+/// The pause after a failed connection. Requests fail at once until the next attempt.
 const RETRY: Duration = Duration::from_millis(100);
-/// Rounds of polling a connection before others get their turn.
+/// Most rounds of polling a connection before others get their turn.
 const ROUNDS: usize = 64;
 /// The protocol's method.
 const PATH: &str = "/inference.GRPCInferenceService/ModelInfer";
 
-/// A socket that the owner of the poller drives: it never registers wakers, since every connection is polled after
-/// each readiness report; and it asks the system for bytes only after a report, since HTTP/2 looks for some whenever it
-/// is polled.
+/// A socket that the owner of the poller drives. It never registers wakers, because every
+/// connection is polled after each readiness report. It asks the system for bytes only after a
+/// report, because HTTP/2 tries to read whenever it is polled.
 struct Socket {
     fd: OwnedFd,
     woken: Arc<Woken>,
@@ -65,7 +65,8 @@ impl AsyncRead for Socket {
         }
         let read = ready!(ready_unless_again(read))?;
         buffer.advance(read);
-        // Less than asked for: nothing more is there, unless the end of the connection was reported with it.
+        // A short read means that no more bytes are there, unless the end of the connection was
+        // reported with it.
         if buffer.remaining() > 0 && !self.woken.hung_up.load(Ordering::Relaxed) {
             self.woken.readable.store(false, Ordering::Relaxed);
         }
@@ -102,7 +103,7 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// What a connection is to be polled for. One thread only uses it; a waker must be `Sync` all the same.
+/// The reasons to poll a connection. Only one thread uses it, but a waker must be `Sync`.
 #[derive(Default)]
 struct Woken {
     /// The connection or a call on it wants to be polled.
@@ -147,7 +148,8 @@ impl Message {
 }
 
 fn of_h2(error: h2::Error) -> Failed {
-    // What the library itself objects to is no HTTP/2; the rest is an end of the stream or the connection.
+    // An error of the library itself means invalid HTTP/2. Other errors are ends of the stream or
+    // the connection.
     let failure = if error.is_library() && !error.is_reset() { Failure::Garbage } else { Failure::Closed };
     Failed::new(failure, error.to_string())
 }
@@ -165,7 +167,7 @@ fn grpc_status(headers: &HeaderMap) -> Option<Result<(), Failed>> {
     }))
 }
 
-/// How a call ends: well only with a whole message before the status.
+/// The result of a call. It is good only with a whole message before the status.
 async fn ended(response: ResponseFuture) -> Result<(), Failed> {
     let garbage = |what: &str| Err(Failed::new(Failure::Garbage, what));
     let (head, mut body) = response.await.map_err(of_h2)?.into_parts();
@@ -179,7 +181,7 @@ async fn ended(response: ResponseFuture) -> Result<(), Failed> {
     while let Some(data) = body.data().await {
         let data = data.map_err(of_h2)?;
         message.push(&data);
-        // Fails only for more than was received.
+        // This fails only for more bytes than were received.
         let _ = body.flow_control().release_capacity(data.len());
     }
     match body.trailers().await.map_err(of_h2)?.as_ref().and_then(grpc_status) {
@@ -193,7 +195,7 @@ type Call = LocalBoxFuture<'static, (Ticket, Result<(), Failed>)>;
 type Handshake = LocalBoxFuture<'static, Result<(SendRequest<Bytes>, Connection<Socket, Bytes>), h2::Error>>;
 
 enum State {
-    /// No connection; not before this time again.
+    /// There is no connection, and no new one before this time.
     Closed(Time),
     Connecting(OwnedFd),
     Handshake(Handshake),
@@ -204,25 +206,25 @@ enum State {
     },
 }
 
-/// A connection, or the place for one.
+/// A connection, or the place for a connection.
 struct Link {
     state: State,
     woken: Arc<Woken>,
     waker: Waker,
     generation: u32,
-    /// Why it was closed last.
+    /// The reason of the last close.
     error: Failed,
 }
 
-/// A request on its way: what is needed to cancel it.
+/// A request on its way, with the parts that cancelling needs.
 struct OnWay {
     ticket: Ticket,
     link: usize,
     stream: SendStream<Bytes>,
 }
 
-/// The connections of one thread. Bound: as many streams as the server admits; beyond that requests wait in the
-/// caller's queue.
+/// The connections of one thread. Bound: as many streams as the server admits. Further requests
+/// wait in the caller's queue.
 pub struct Grpc {
     address: SocketAddr,
     clock: Clock,
@@ -233,7 +235,7 @@ pub struct Grpc {
     links: Vec<Link>,
     /// The link that is tried first for the next request.
     next: usize,
-    /// By the ticket's entry.
+    /// The requests on their way, by the ticket's entry.
     on_way: Vec<Option<OnWay>>,
 }
 
@@ -245,7 +247,7 @@ impl Grpc {
         headers.insert(TE, HeaderValue::from_static("trailers"));
         headers.insert(USER_AGENT, HeaderValue::from_static("downbeat-bench"));
         for (name, value) in &plan.headers {
-            // Checked when the command line was resolved.
+            // The values were checked when the command line was resolved.
             if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse()) {
                 headers.append(name, value);
             }
@@ -267,7 +269,8 @@ impl Grpc {
             address: target.address,
             clock,
             messages: plan.requests(),
-            // The host was resolved as a socket address, so it is an authority; otherwise the path alone will do.
+            // The host was resolved as a socket address, so it is an authority. If not, the path
+            // alone suffices.
             uri: uri.unwrap_or_else(|_| Uri::from_static(PATH)),
             headers,
             links,
@@ -320,7 +323,7 @@ impl Grpc {
         }
     }
 
-    /// Polls a link until nothing on it wants more. Returns whether something still does.
+    /// Polls a link until it wants no more polling. Returns whether it still does.
     fn drive(&mut self, index: usize, done: &mut Vec<Done>) -> bool {
         for _ in 0..ROUNDS {
             let Some(link) = self.links.get_mut(index) else { return false };
@@ -377,14 +380,15 @@ impl Transport for Grpc {
                 continue;
             };
             hope = true;
-            // Until the server has said how many streams it admits, it may refuse any.
+            // The server may refuse any stream until it has said how many it admits.
             if send.current_max_send_streams() == 0 {
                 continue;
             }
             let mut context = Context::from_waker(&link.waker);
             match send.poll_ready(&mut context) {
                 Poll::Ready(Ok(())) => {}
-                // No more streams, or a connection that the next round finds to be over.
+                // The streams are used up, or the connection has ended, which the next round finds
+                // out.
                 Poll::Pending | Poll::Ready(Err(_)) => continue,
             }
             let mut request = Request::new(());
@@ -448,7 +452,7 @@ impl Transport for Grpc {
             && place.as_ref().is_some_and(|o| o.ticket == ticket)
             && let Some(mut on_way) = place.take()
         {
-            // The call on the link then ends with an error that finds nobody.
+            // The call on the link then ends with an error that matches no request.
             on_way.stream.send_reset(Reason::CANCEL);
         }
     }

@@ -24,19 +24,20 @@ struct Connection {
     hung_up: bool,
     /// The request on its way, if any.
     ticket: Option<Ticket>,
-    /// What is left to be written of it.
+    /// The bytes of the request that are not written yet.
     unsent: Bytes,
     reader: ResponseReader,
 }
 
-/// A place in the pool. Its generation is part of the token, so that events of a closed connection find nobody.
+/// A place in the pool. Its generation is part of the token, so that events of a closed connection
+/// match nothing.
 #[derive(Default)]
 struct Entry {
     connection: Option<Connection>,
     generation: u32,
 }
 
-/// The pool. Bound: `most` connections; beyond it requests wait in the caller's queue.
+/// The pool of connections. Bound: `most` connections. Further requests wait in the caller's queue.
 pub struct Http {
     address: SocketAddr,
     clock: Clock,
@@ -46,16 +47,18 @@ pub struct Http {
     entries: Vec<Entry>,
     /// Entries without a connection.
     empty: Vec<u32>,
-    /// Idle connections; the last used is used first, so that a pool grown in a burst does not stay busy for nothing.
+    /// Idle connections. The last used is used first, so that a pool grown in a burst does not stay
+    /// busy without need.
     idle: Vec<u32>,
     open: usize,
-    /// Which entry carries a ticket, by the ticket's entry.
+    /// The entry that carries each ticket, by the ticket's entry.
     carriers: Vec<u32>,
     buffer: Vec<u8>,
 }
 
 impl Http {
-    /// `requests` holds, by model and variant, everything from the request line to the last byte of the body.
+    /// Makes a pool. `requests` holds, by model and variant, all bytes from the request line to the
+    /// end of the body.
     pub fn new(address: SocketAddr, requests: Vec<Vec<Bytes>>, most: usize, clock: Clock) -> Self {
         Http {
             address,
@@ -138,7 +141,8 @@ impl Http {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
                 Err(_) if connection.reader.has_begun() => return,
-                // A server that answers before it has read everything and closes: the answer may still be readable.
+                // The server answers and closes before it has read everything. The answer may still
+                // be readable.
                 Err(e @ (Errno::PIPE | Errno::CONNRESET)) => {
                     connection.unsent = Bytes::new();
                     self.read(index, done);
@@ -169,7 +173,8 @@ impl Http {
                 Err(e) => return self.fail(index, Failed::of(Failure::Closed, e), done),
             };
             if connection.ticket.is_none() {
-                // Idle: the server closed the connection, or sent what nobody asked for.
+                // The connection is idle: the server has closed it, or sent bytes without a
+                // request.
                 self.close(index);
                 return;
             }
@@ -182,8 +187,9 @@ impl Http {
             }
             match connection.reader.push(buffer.get(..read).unwrap_or_default()) {
                 Ok(None) => {
-                    // Less than asked for: nothing more is there, and the next byte is reported. The end of the
-                    // connection may have been reported together with these bytes, and is not reported again.
+                    // A short read means that no more bytes are there, and the next byte will be
+                    // reported. But the end of the connection may have been reported together with
+                    // these bytes, and is not reported again.
                     if read < buffer.len() && !connection.hung_up {
                         return;
                     }
@@ -202,7 +208,8 @@ impl Http {
         } else {
             Err(Failed::new(Failure::Http(finished.status), String::from_utf8_lossy(connection.reader.body())))
         };
-        // An answer that came before the request was sent whole ends the connection: the rest cannot be taken back.
+        // An answer before the whole request was sent ends the connection: the rest of the request
+        // cannot be taken back.
         let ticket = if finished.reusable && connection.unsent.is_empty() {
             connection.reader.reset();
             let ticket = connection.ticket.take();
@@ -262,7 +269,8 @@ impl Transport for Http {
         if !connection.unsent.is_empty() {
             self.write(index, done);
         }
-        // Also when idle: the server may have closed, or sent what must not be taken for the next answer.
+        // Idle connections are read too. The server may have closed, or sent bytes that are not the
+        // next answer.
         self.read(index, done);
     }
 

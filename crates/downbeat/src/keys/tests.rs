@@ -1,5 +1,5 @@
-//! The pages that are made of the keys are those that lie in the repository. `UPDATE_GOLDEN=1 cargo test -p downbeat keys` writes them anew; read
-//! the difference.
+//! The pages in the repository must equal the pages that the keys produce.
+//! `UPDATE_GOLDEN=1 cargo test -p downbeat keys` writes them anew; read the difference.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -16,7 +16,7 @@ const HEAD: &str = "\
 # This file is made of crates/downbeat/src/keys.rs.
 ";
 
-/// Settings are those of the policies, which `docs/configuration.md` has a table of.
+/// The settings belong to the policies. `docs/configuration.md` has a table of them by policy.
 const GROUPS: &str = r#"
 # Models with a policy and settings of their own (see "Device policies"); "*": all that no other group names.
 # [[device.groups]]
@@ -54,7 +54,8 @@ const GROUPS: &str = r#"
 [models.digits]
 "#;
 
-/// Adds a comment in lines of at most 140 characters, and the key with its default, or with an example where it has none.
+/// Adds a comment in lines of at most 140 characters, and the key with its default, or with an
+/// example if it has no default.
 fn example<D>(page: &mut String, key: &Key<D>) {
     let without = if key.without.is_empty() { String::new() } else { format!(" Left out: {}.", key.without) };
     let mut line = "#".to_owned();
@@ -78,7 +79,8 @@ fn example_file() -> String {
     let mut page = HEAD.to_owned();
     let table = |key: &Key<Draft>| key.path.rsplit_once('.').map_or("", |(table, _)| table);
     let mut keys: Vec<_> = KEYS.iter().filter(|key| !key.path.is_empty() && !key.is_hidden).collect();
-    // Keys of no table come before all tables; device groups, which are a table inside of one, at the end.
+    // Keys outside of all tables come first. Device groups are a table inside a table and come
+    // last.
     keys.sort_by_key(|key| (!table(key).is_empty(), table(key) == "device"));
     let mut before = "";
     for key in keys {
@@ -184,7 +186,7 @@ fn the_documentation_names_every_flag_of_triton_and_every_setting_of_a_policy() 
 
 #[test]
 fn no_two_options_have_one_name() {
-    // A key and its flag may be called alike, and so may the keys of different tables.
+    // A key and its flag may have the same name, and so may keys of different tables.
     let names = KEYS.iter().flat_map(|key| [key.path, if key.path == key.flag { "" } else { key.flag }, key.alias]);
     let mut names: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
     names.sort_unstable();

@@ -1,4 +1,4 @@
-//! What files and flags come to together, and what is said of wrong ones.
+//! Tests of the options that files and flags give together, and of the errors for wrong ones.
 
 mod wrong_files;
 
@@ -35,7 +35,7 @@ fn refused(file: &str, arguments: &[&str]) -> String {
     merge(file, arguments).unwrap_err().to_string()
 }
 
-/// What is said of a file alone.
+/// The error of a file alone.
 fn error(file: &str) -> String {
     options_file::apply_text(file, Path::new(""), &mut Draft::default()).unwrap_err()
 }
@@ -244,7 +244,7 @@ fn the_example_file_says_the_defaults_and_names_every_option() {
     let mut options = merged(text, &["models"]);
     assert_eq!(options.models.remove("digits"), Some(Default::default()));
     assert_eq!(options, ServerOptions::new("models".into()));
-    // What is commented out parses, too, where it does not contradict the rest.
+    // Options in comments also parse, if they do not contradict the rest.
     let uncommented: String = text
         .lines()
         .map(|line| match line.strip_prefix("# ") {
@@ -450,12 +450,12 @@ fn a_file_that_lies_with_the_models_says_only_how_they_are_served() {
         assert!(error.contains("models/downbeat.toml lies in the model repository"), "{error}");
         assert!(error.contains(&format!("'{key}' has to come from")) && error.contains("--config"), "{error}");
     }
-    // However the server came to it.
+    // The rule holds for both ways to name the repository.
     let error = resolved("host = '0.0.0.0'", &["."], &models).unwrap_err();
     assert!(error.contains("lies in the model repository"), "{error}");
     let error = resolved("repository = '.'", &[], &models).unwrap_err();
     assert!(error.contains("lies in the model repository"), "{error}");
-    // A person who names it means it.
+    // A person who names the file with --config wants it.
     resolved("host = '0.0.0.0'", &["models", "--config", "models/downbeat.toml"], folder.path()).unwrap();
 }
 
@@ -501,7 +501,7 @@ fn symbolic_links_out_of_a_repository_are_followed_where_it_is_said() {
     assert!(refused.contains("'follow_symlinks' has to come from"), "{refused}");
 }
 
-/// Why a server does not start in the repository `models` of a folder, whose own options file is wrong.
+/// The error of a server in the repository `models` of a folder, whose own options file is wrong.
 #[cfg(unix)]
 fn resolved_in_models(folder: &Path) -> String {
     resolve(&flags(&["."]), Process::Server, &folder.join("models")).unwrap_err().to_string()
@@ -542,12 +542,12 @@ fn the_file_is_found_and_its_paths_are_relative_to_it() {
     assert!(format!("{error:#}").contains("missing.toml: No such file"), "{error:#}");
 }
 
-/// The model that [`ways_to_name_a_model`] name.
+/// The model name of [`ways_to_name_a_model`].
 const MISNAMED: &str = "digitz";
 
 /// Every way to name a model: flags, the text of a file, and the text of a plan.
 fn ways_to_name_a_model() -> Vec<(Vec<String>, String, String)> {
-    // A flag whose value has the name of a model says so by its unit.
+    // A flag whose value contains a model's name has MODEL in its unit.
     let flags = KEYS.iter().filter(|key| !key.flag.is_empty() && key.unit.contains("MODEL"));
     let of_flag = |key: &Key<Draft>| {
         let value = key.unit.replace("[MODEL=]", "MODEL=").replace("MODEL", MISNAMED).replace("=MS", "=5");
@@ -580,13 +580,14 @@ fn ways_to_name_a_model() -> Vec<(Vec<String>, String, String)> {
     all
 }
 
-/// A model that is named and not there is said by every option, with the name that was meant.
+/// Every option reports a model name that does not exist, with the name that the user probably
+/// meant.
 #[test]
 fn every_option_that_names_an_unknown_model_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let names = ["digits".to_owned(), "mlp".to_owned()];
     for (given, file, plan) in ways_to_name_a_model() {
-        // A partition has to be there.
+        // The partition must exist.
         let file = format!("repository = 'models'\n[device]\npartitions = ['0', '1']\n{file}");
         std::fs::write(folder.path().join("downbeat.toml"), &file).unwrap();
         std::fs::write(folder.path().join("plan.json"), &plan).unwrap();

@@ -1,19 +1,19 @@
-//! What the bytes of a message tell before it is decoded.
+//! Reads facts from a message's bytes before it is decoded.
 
 use prost::encoding::decode_varint;
 
-/// What the first bytes of a `ModelInferRequest` tell of its model.
+/// The model's name in the first bytes of a `ModelInferRequest`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Peek<'a> {
-    /// Its name.
+    /// The model's name.
     Name(&'a str),
     /// More bytes are needed.
     Short,
-    /// It is not at the start, where every client writes it, or no name.
+    /// The name is not at the start, where every client writes it, or it is invalid.
     Unknown,
 }
 
-/// Longest name that is waited for, bytes.
+/// Longest name to wait for, bytes.
 const MOST_NAME: usize = 1024;
 
 /// The model's name, if a `ModelInferRequest` starts with it.
@@ -35,15 +35,15 @@ pub fn model_name(start: &[u8]) -> Peek<'_> {
 }
 
 const WIRE_BYTES: u64 = 2;
-/// An upper bound of the memory of one tensor, requested output or parameter without what it points to, in a list that
-/// has doubled.
+/// An upper bound of the memory of one tensor, requested output or parameter in a list that has
+/// doubled. It leaves out the memory behind pointers.
 const ENTRY_BYTES: u64 = 640;
-/// Of a raw tensor's place in its message.
+/// Bytes of a raw tensor's slice of its message.
 const SLICE_BYTES: u64 = 64;
 
-/// An upper bound of the memory that a `ModelInferRequest` takes once it is decoded and its tensors are brought into form,
-/// besides the message, bytes. A message of nothing but empty tensors grows a hundredfold. One that is cut off or wrong is
-/// bounded as far as it can be read.
+/// An upper bound of the bytes that a `ModelInferRequest` takes besides the message, once it is
+/// decoded and its tensors are in their final form. A message of nothing but empty tensors grows a
+/// hundredfold. For a cut or wrong message, the bound covers the readable part.
 pub fn decoded_bytes(message: &[u8]) -> u64 {
     fields(message)
         .map(|(number, payload)| match number {
@@ -60,12 +60,12 @@ pub fn decoded_bytes(message: &[u8]) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-/// Of names, shapes and parameters.
+/// The bytes for names, shapes and parameters.
 fn nested_bytes(payload: &[u8]) -> u64 {
     (payload.len() as u64).saturating_mul(32)
 }
 
-/// Of numbers that are not raw: as they are decoded, in lists that have doubled, and as tensor.
+/// The bytes for numbers that are not raw: decoded, in lists that have doubled, and as a tensor.
 fn contents_bytes(payload: &[u8]) -> u64 {
     let bytes = |(number, payload): (u64, &[u8])| {
         let length = payload.len() as u64;
@@ -79,7 +79,7 @@ fn contents_bytes(payload: &[u8]) -> u64 {
     fields(payload).map(bytes).fold(0, u64::saturating_add)
 }
 
-/// The fields of a message with what they hold, as far as it can be read.
+/// The fields of a message with their content, as far as the message can be read.
 fn fields(mut message: &[u8]) -> impl Iterator<Item = (u64, &[u8])> {
     std::iter::from_fn(move || {
         let key = decode_varint(&mut message).ok()?;

@@ -1,4 +1,4 @@
-//! Messages are read and written without loss, and what is wrong in them is named.
+//! Tests that messages are read and written without loss, and that errors name the wrong part.
 
 use proptest::prelude::*;
 use prost::Message;

@@ -1,5 +1,5 @@
-//! The JSON at the start of a body, as serde sees it: names and shapes; tensor data stays text until the datatype is
-//! known, which may come after it.
+//! The JSON at the start of a body, as serde sees it: names and shapes. Tensor data stays text
+//! until the datatype is known, which may come after the data.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,8 @@ use crate::infer::{CodecError, InferTensor, Parameter, Parameters, SHARED_MEMORY
 pub(super) struct RequestHeader<'a> {
     pub id: Option<String>,
     pub parameters: Option<Parameters>,
-    /// The parameter of this name, where it is kept apart from the others: most requests have no others.
+    /// The parameter of this name. It is kept apart from the others, because most requests have no
+    /// others.
     #[serde(skip)]
     pub binary_data_output: Option<Parameter>,
     #[serde(borrow)]
@@ -61,7 +62,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for DataText<'a> {
     }
 }
 
-/// An output that is asked for.
+/// An output that the client asks for.
 #[derive(Deserialize)]
 #[serde(expecting = "an output object with `name`")]
 pub(super) struct OutputHeader {
@@ -69,12 +70,12 @@ pub(super) struct OutputHeader {
     pub parameters: Option<Parameters>,
 }
 
-/// What a tensor is to the model.
+/// The role of a tensor in the model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Comes with data, or says where it is.
+    /// An input has data, or names the place of its data.
     Input,
-    /// Comes without data if it is in shared memory.
+    /// An output has no data if it is in shared memory.
     Output,
 }
 
@@ -87,14 +88,14 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// A body, and where its JSON ends.
+/// A body, and the end of its JSON.
 pub(super) struct BodyParts {
     body: Bytes,
     json_length: usize,
 }
 
 impl BodyParts {
-    /// Cuts a body.
+    /// Splits a body.
     pub fn new(body: Bytes, header_length: Option<usize>) -> Result<BodyParts, CodecError> {
         let json_length = header_length.unwrap_or(body.len());
         if json_length > body.len() {
@@ -112,12 +113,12 @@ impl BodyParts {
     }
 }
 
-/// The bytes after the JSON, which are given out in order.
+/// The bytes after the JSON, which are handed out in order.
 struct Tail<'a> {
     body: &'a Bytes,
-    /// Where they begin in the body.
+    /// The start of these bytes in the body.
     start: usize,
-    /// Of the body.
+    /// The end of the bytes that were handed out, in the body.
     taken: usize,
 }
 
@@ -137,7 +138,7 @@ impl Tail<'_> {
         }
     }
 
-    /// Checks that every byte was somebody's.
+    /// Checks that every byte belongs to a tensor.
     fn finish(self) -> Result<(), CodecError> {
         let left = self.body.len() - self.taken;
         if left > 0 {
@@ -214,11 +215,11 @@ pub(super) fn tensors(
     Ok(tensors)
 }
 
-/// Reads the JSON of a body into its header; `what` it is ("request") stands in the error. `rewritten` keeps the text
-/// of a body with words for numbers ([`number_word`]).
+/// Reads the JSON of a body into its header. `what` ("request") is the body's kind in error
+/// messages. `rewritten` keeps the text of a body with words for numbers ([`number_word`]).
 ///
 /// # Errors
-/// What is wrong with the text, and where.
+/// The mistake in the text, and its place.
 pub(super) fn read<'a, H: serde::Deserialize<'a>>(
     json: &'a [u8],
     rewritten: &'a mut Option<Vec<u8>>,
@@ -246,8 +247,8 @@ pub(super) fn read<'a, H: serde::Deserialize<'a>>(
     })
 }
 
-/// Where in the JSON a value is that cannot be read as a `T`, as a prefix of the message; empty if it is the whole. For
-/// errors only: it reads the text once more.
+/// The place of the value in the JSON that cannot be read as a `T`, as a prefix of the message;
+/// empty if the whole text is wrong. For errors only, because it reads the text once more.
 fn place_of<'de, T: Deserialize<'de>>(json: &'de [u8]) -> String {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     match serde_path_to_error::deserialize::<_, T>(&mut deserializer) {

@@ -8,9 +8,9 @@ use super::header::Role;
 use super::{number_word, tensor_json};
 use crate::infer::{CodecError, InferTensor, Parameter, Parameters};
 
-/// JSON in the making. Commas put themselves.
+/// JSON that is being written. Commas are added automatically.
 pub(super) struct JsonWriter {
-    /// What is written so far.
+    /// The text so far.
     out: Vec<u8>,
 }
 
@@ -20,7 +20,8 @@ impl JsonWriter {
         JsonWriter { out: Vec::with_capacity(capacity) }
     }
 
-    /// Every value ends in a quote, a digit, a letter or a closing bracket, so the last byte tells whether a comma is due.
+    /// Adds a comma if one is due. Every value ends in a quote, a digit, a letter or a closing
+    /// bracket, so the last byte decides.
     fn separate(&mut self) {
         if !matches!(self.out.last(), None | Some(b'{' | b'[' | b':')) {
             self.out.push(b',');
@@ -63,12 +64,14 @@ impl JsonWriter {
         serde_json::to_writer(&mut self.out, value).expect("memory takes every write, and every map has string keys");
     }
 
-    /// `"inputs":[...]` or `"outputs":[...]`: each tensor with its data, or, where `is_binary`, with the length of its
-    /// bytes after the JSON. Of an output in shared memory it says neither data nor place, as Triton does: the client
-    /// named the place, and clients take any parameters of an output for those of binary data.
+    /// Writes `"inputs":[...]` or `"outputs":[...]`. Each tensor has its data or, if `is_binary`,
+    /// the length of its bytes after the JSON. An output in shared memory has neither data nor
+    /// place, as in Triton's answers. The client has named the place, and clients take any
+    /// parameters of an output for parameters of binary data.
     ///
     /// # Errors
-    /// The data of a tensor does not have the form of its datatype, or is not UTF-8 and should be JSON.
+    /// If the data of a tensor does not have the form of its datatype, or is not UTF-8 and should
+    /// be JSON.
     pub fn tensors(
         &mut self,
         role: Role,
@@ -96,7 +99,7 @@ impl JsonWriter {
         Ok(())
     }
 
-    /// `"parameters":{...}`; nothing where there are none.
+    /// Writes `"parameters":{...}`, or nothing without parameters.
     pub fn parameters(&mut self, parameters: &Parameters) {
         if parameters.is_empty() {
             return;
@@ -120,7 +123,7 @@ impl JsonWriter {
         .expect("memory takes every write");
     }
 
-    /// `binary_data_size` is written among the others.
+    /// Writes the parameters of a tensor, with `binary_data_size` among them.
     fn tensor_parameters(&mut self, parameters: &Parameters, binary_data_size: Option<usize>) {
         if parameters.is_empty() && binary_data_size.is_none() {
             return;
@@ -136,7 +139,7 @@ impl JsonWriter {
         self.out.push(b'}');
     }
 
-    /// The JSON as a body, with the bytes of `tensors` after it that are binary.
+    /// The JSON as a body, followed by the bytes of the binary `tensors`.
     pub fn body(self, tensors: &[InferTensor], is_binary: impl Fn(&InferTensor) -> bool) -> EncodedBody {
         let mut out = self.out;
         let json_length = out.len();

@@ -1,4 +1,5 @@
-//! The JSON bodies of everything but inference: health, metadata, configuration, statistics, repository, shared memory.
+//! The JSON bodies of all endpoints but inference: health, metadata, configuration, statistics,
+//! repository, shared memory.
 
 use prost::Message;
 use prost_reflect::{DeserializeOptions, DynamicMessage, SerializeOptions};
@@ -8,10 +9,10 @@ use crate::descriptor;
 use crate::infer::{CodecError, Parameters};
 use crate::inference::{InferBatchStatistics, InferStatistics, ModelConfig, ModelStatistics, ModelStatisticsResponse};
 
-/// Any error.
+/// The answer for any error.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct ErrorBody {
-    /// What was wrong and what is expected.
+    /// The error, and the expected content.
     pub error: String,
 }
 
@@ -26,7 +27,7 @@ pub struct ServerMetadataBody {
     pub extensions: Vec<String>,
 }
 
-/// Answer of `GET /v2/models/{model}`. A client does without what a server leaves out.
+/// Answer of `GET /v2/models/{model}`. A client uses defaults for fields that a server leaves out.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug, Default)]
 #[serde(default)]
 pub struct ModelMetadataBody {
@@ -62,7 +63,8 @@ pub struct IndexRequest {
     pub ready: bool,
 }
 
-/// Body of `POST /v2/repository/models/{model}/load` and of `.../unload`, whose only parameter is `unload_dependents`.
+/// Body of `POST /v2/repository/models/{model}/load` and of `.../unload`, whose only parameter is
+/// `unload_dependents`.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Debug, Default)]
 #[serde(expecting = "an object, optionally with `parameters`")]
 pub struct LoadRequest {
@@ -77,7 +79,7 @@ pub struct LoadRequest {
 pub struct RegisterRegionRequest {
     /// Name of the shared memory object, as `shm_open` takes it.
     pub key: String,
-    /// Where the region starts in the object, in bytes.
+    /// The region's start in the object, in bytes.
     #[serde(default)]
     pub offset: u64,
     /// Size of the region in bytes.
@@ -100,18 +102,18 @@ pub struct RegisterCudaRegionRequest {
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 #[serde(expecting = "an object with `b64`")]
 pub struct RawHandle {
-    /// In base64.
+    /// The bytes in base64.
     pub b64: String,
 }
 
-/// A model's configuration in JSON, as Triton writes it: field names of the `.proto`, names of enum values, 64-bit
-/// integers as numbers, fields with their default value included.
+/// A model's configuration in JSON, as Triton writes it: field names of the `.proto`, names of enum
+/// values, 64-bit integers as numbers, fields with their default value included.
 pub fn config_to_json(config: &ModelConfig) -> String {
     to_json("inference.ModelConfig", config)
 }
 
-/// Statistics in JSON, as Triton writes them: `{"model_stats": [...]}`. Durations that were never set are written as
-/// zero, because clients read them without asking.
+/// Statistics in JSON, as Triton writes them: `{"model_stats": [...]}`. Durations that were never
+/// set are written as zero, because clients read them without a check.
 pub fn statistics_to_json(statistics: Vec<ModelStatistics>) -> String {
     let mut response = ModelStatisticsResponse { model_stats: statistics };
     for model in &mut response.model_stats {
@@ -133,10 +135,11 @@ fn complete(model: &mut ModelStatistics) {
     }
 }
 
-/// Reads statistics as [`statistics_to_json`] and Triton write them; fields of other servers are skipped.
+/// Reads statistics as [`statistics_to_json`] and Triton write them. Unknown fields of other
+/// servers are skipped.
 ///
 /// # Errors
-/// It is no JSON of statistics.
+/// If the text is no JSON of statistics.
 pub fn statistics_from_json(json: &[u8]) -> Result<Vec<ModelStatistics>, CodecError> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let message = DynamicMessage::deserialize_with_options(

@@ -1,8 +1,9 @@
 //! Lists of numbers in JSON, read from the bytes straight into the binary form.
 //!
-//! Nearly all bytes of a JSON request are numbers. serde_json reads each byte three times: for the end of the list, for
-//! the end of the number, and for its value. This module reads each byte once. It refuses a list with a mistake, such as
-//! `[1, "two"]` or `[1 2]`. serde_json then names the mistake and its place.
+//! Nearly all bytes of a JSON request are numbers. serde_json reads each byte three times: for the
+//! end of the list, for the end of the number, and for its value. This module reads each byte once.
+//! It refuses a list with a mistake, such as `[1, "two"]` or `[1 2]`. serde_json then names the
+//! mistake and its place.
 
 use downbeat_core::tensor::DataType;
 
@@ -13,8 +14,8 @@ use crate::pace;
 /// Bytes of text between two steps of a long list.
 const STEP: usize = 32 << 10;
 
-/// Reads `text`, a list of `count` numbers or booleans, flat or nested, into the binary form. `None`: it is no such list,
-/// or has a number that the datatype cannot hold.
+/// Reads `text`, a list of `count` numbers or booleans, flat or nested, into the binary form.
+/// `None` if the text is no such list, or has a number that the datatype cannot hold.
 pub(super) fn read(text: &[u8], datatype: DataType, count: usize) -> Option<Vec<u8>> {
     macro_rules! integers {
         ($type:ty, $number:ident) => {
@@ -39,7 +40,7 @@ pub(super) fn read(text: &[u8], datatype: DataType, count: usize) -> Option<Vec<
     }
 }
 
-/// A finite number that the datatype rounds to an infinity is not taken.
+/// Refuses a finite number that the datatype rounds to an infinity.
 fn floats<const SIZE: usize, T: Copy>(
     text: &[u8],
     count: usize,
@@ -72,7 +73,8 @@ fn elements<const SIZE: usize, const STEPS: bool>(
     count: usize,
     element: impl Fn(&mut Numbers<'_>) -> Option<[u8; SIZE]>,
 ) -> Option<Vec<u8>> {
-    // An element takes two characters or more, so that a shape that promises more than it sends reserves no memory.
+    // An element takes at least two characters. So a shape that promises more elements than the
+    // text has reserves no memory.
     if text.first() != Some(&b'[') || count > text.len() / 2 {
         return None;
     }
@@ -100,7 +102,7 @@ fn elements<const SIZE: usize, const STEPS: bool>(
         } else {
             *places.next()? = element(&mut numbers)?;
         }
-        // A value is there; behind it, lists may end.
+        // A value was read. Lists may end after it.
         loop {
             numbers.skip_spaces();
             if numbers.take(b',') {
@@ -175,7 +177,7 @@ impl Numbers<'_> {
         Some(value)
     }
 
-    /// `-0` is a floating-point number.
+    /// `-0` is refused here, because it is a floating-point number.
     fn signed(&mut self) -> Option<i64> {
         match self.take(b'-') {
             true => self.unsigned().filter(|value| *value > 0).and_then(|value| 0_i64.checked_sub_unsigned(value)),
@@ -183,14 +185,14 @@ impl Numbers<'_> {
         }
     }
 
-    /// The number's nearest value, or a word's.
+    /// The nearest value of a number, or the value of a word.
     fn float(&mut self) -> Option<f64> {
         if let Some(value) = self.short_float() {
             return Some(value);
         }
         let unsigned = self.rest.strip_prefix(b"-").unwrap_or(self.rest);
         let integer = unsigned.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(unsigned.len());
-        // fast_float takes `01`, `.5`, `1.`, `+1` and `inf`, which are no JSON.
+        // fast_float takes `01`, `.5`, `1.`, `+1` and `inf`, which are invalid JSON.
         match unsigned.get(integer..) {
             _ if integer == 0 => return self.word(),
             _ if integer > 1 && unsigned.first() == Some(&b'0') => return None,
@@ -202,8 +204,8 @@ impl Numbers<'_> {
         value.is_finite().then_some(value)
     }
 
-    /// A number of a few digits, `-12.25`: a whole number and a power of ten, both exact, have an exact quotient to round.
-    /// `None`: it may be another.
+    /// A number of a few digits, such as `-12.25`. A whole number and a power of ten, both exact,
+    /// have an exact quotient to round. `None` if the text may be another number.
     fn short_float(&mut self) -> Option<f64> {
         const TENS: [f64; MOST_FRACTION + 1] = [1.0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7];
         let unsigned = self.rest.strip_prefix(b"-");
@@ -215,7 +217,7 @@ impl Numbers<'_> {
         }
         let mut value = integer as f64;
         if let [b'.', fraction @ ..] = rest {
-            // Looked for first: most numbers with as many digits have even more.
+            // This check comes first: most numbers with as many digits have even more.
             if fraction.first_chunk().is_some_and(|eight| are_digits(*eight)) {
                 return None;
             }
@@ -240,13 +242,14 @@ impl Numbers<'_> {
     }
 }
 
-/// Most digits of a short number before the point. With [`MOST_FRACTION`] they are 15: such a number is below 2^53.
+/// Most digits of a short number before the point. With [`MOST_FRACTION`] they are 15: such a
+/// number is below 2^53.
 const MOST_INTEGER: usize = 8;
-/// Most digits behind the point.
+/// Most digits after the point.
 const MOST_FRACTION: usize = 7;
 
-/// Appends the digits at the start of `text` to a number. Gives what is behind them, too. The number is wrong where it
-/// does not fit.
+/// Appends the digits at the start of `text` to a number. Also returns the text after them. The
+/// number is wrong if it does not fit.
 fn digits(mut number: u64, mut text: &[u8]) -> (u64, &[u8]) {
     while let [digit @ b'0'..=b'9', behind @ ..] = text {
         number = number.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'));
@@ -255,7 +258,8 @@ fn digits(mut number: u64, mut text: &[u8]) -> (u64, &[u8]) {
     (number, text)
 }
 
-/// Whether all bytes are from `0` (0x30) to `9` (0x39): so is the upper half of each, also with 6 added.
+/// Whether all bytes are from `0` (0x30) to `9` (0x39). Then the upper half of each is 3, also with
+/// 6 added.
 fn are_digits(bytes: [u8; 8]) -> bool {
     let bytes = u64::from_le_bytes(bytes);
     let upper = |bytes: u64| bytes & 0xf0f0_f0f0_f0f0_f0f0;

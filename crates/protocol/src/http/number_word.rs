@@ -1,22 +1,24 @@
-//! `NaN`, `Infinity` and `-Infinity` in JSON: floating-point numbers that JSON itself has no form for.
+//! `NaN`, `Infinity` and `-Infinity` in JSON: floating-point numbers without a form in JSON itself.
 //!
-//! Triton writes and takes `{"data":[1.5,-Infinity,NaN]}` (RapidJSON's `kWriteNanAndInfFlag` and `kParseNanAndInfFlag`).
-//! So do Python's `json` and `perf_analyzer`. serde_json refuses the words. Only a text that it has refused is rewritten:
-//! each word becomes an object that stands nowhere else in the protocol. A word where no number may stand stays an error.
+//! Triton writes and takes `{"data":[1.5,-Infinity,NaN]}` (RapidJSON's `kWriteNanAndInfFlag` and
+//! `kParseNanAndInfFlag`). Python's `json` and `perf_analyzer` do the same, but serde_json refuses
+//! the words. Only a text that serde_json has refused is rewritten. Each word becomes an object
+//! that the protocol uses nowhere else. A word outside of a number's place remains an error.
 
 use std::borrow::Cow;
 
 use serde::Serialize;
 use serde::de::{IgnoredAny, MapAccess};
 
-/// A word, its value, and the object that stands for it in a rewritten text. A word stands before its own beginning.
+/// A word, its value, and the object for it in a rewritten text. A word precedes its own prefixes
+/// in the list.
 struct Word {
     text: &'static str,
     value: f64,
     object: &'static str,
 }
 
-/// The objects are as short as they can be: a rewritten text is at most 7/3 as long as the text.
+/// The objects are as short as possible: a rewritten text is at most 7/3 as long as the text.
 const WORDS: [Word; 6] = [
     Word { text: "NaN", value: f64::NAN, object: r#"{"n":0}"# },
     Word { text: "-NaN", value: f64::NAN, object: r#"{"n":0}"# },
@@ -31,12 +33,12 @@ pub(super) fn value_of(text: &str) -> Option<f64> {
     WORDS.iter().find(|word| word.text == text).map(|word| word.value)
 }
 
-/// The word that a text begins with, and its value.
+/// The word at the start of a text, and its value.
 pub(super) fn starting(text: &[u8]) -> Option<(&'static str, f64)> {
     WORDS.iter().find(|word| text.starts_with(word.text.as_bytes())).map(|word| (word.text, word.value))
 }
 
-/// The word that is written for a value; `None`: the value is finite, so that JSON has a form.
+/// The word for a value; `None` if the value is finite, so that JSON has a form.
 pub(super) fn word_for(value: f64) -> Option<&'static str> {
     match value {
         _ if value.is_nan() => Some("NaN"),
@@ -55,7 +57,7 @@ pub(super) fn write<T: Serialize + Copy + Into<f64>>(out: &mut Vec<u8>, value: T
     Ok(())
 }
 
-/// The value of an object that stands for a word; `None`: it is another object. A client that sends such an object
+/// The value of an object for a word; `None` for another object. A client that sends such an object
 /// itself gets the number.
 pub(super) fn read_object<'de, A: MapAccess<'de>>(mut map: A) -> Result<Option<f64>, A::Error> {
     let first: Option<(Cow<'de, str>, IgnoredAny)> = map.next_entry()?;
@@ -69,8 +71,9 @@ pub(super) fn read_object<'de, A: MapAccess<'de>>(mut map: A) -> Result<Option<f
     Ok(is_alone.then_some(value))
 }
 
-/// Rewrites the words of a JSON text into objects, which [`parse_request`](super::parse_request) and
-/// [`parse_response`](super::parse_response) read as the words. `None`: the text has no word. Strings stay as they are.
+/// Rewrites the words of a JSON text into objects. [`parse_request`](super::parse_request) and
+/// [`parse_response`](super::parse_response) read these objects as the words. `None` if the text
+/// has no word. Strings stay as they are.
 pub fn words_as_objects(json: &[u8]) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(json.len() + 64);
     let mut rest = json;
@@ -97,7 +100,7 @@ pub fn words_as_objects(json: &[u8]) -> Option<Vec<u8>> {
     found.then_some(out)
 }
 
-/// The length of a string whose opening quote is left out, up to and with its closing quote.
+/// The length of a string without its opening quote and with its closing quote.
 fn string_length(text: &[u8]) -> Option<usize> {
     let mut escaped = false;
     text.iter()

@@ -49,13 +49,13 @@ impl<'de> Deserialize<'de> for Parameter {
     }
 }
 
-/// The parameters of a tensor: those of the wire form apart, so that the common tensor, which has no others, costs no
-/// map.
+/// The parameters of a tensor. The wire form's parameter is a field of its own, so that the common
+/// tensor, which has no others, costs no map.
 #[derive(Default)]
 pub(super) struct TensorParameters {
-    /// Bytes after the JSON that are this tensor's.
+    /// The number of bytes after the JSON that belong to this tensor.
     pub binary_data_size: Option<u64>,
-    /// The rest.
+    /// The other parameters.
     pub others: Parameters,
 }
 
@@ -104,6 +104,6 @@ impl<'de> Deserialize<'de> for TensorParameters {
     }
 }
 
-/// A key, borrowed from the JSON where it has no escapes.
+/// A key, borrowed from the JSON if it has no escapes.
 #[derive(serde::Deserialize)]
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);

@@ -8,8 +8,8 @@ use super::json_writer::JsonWriter;
 use super::request_scanner;
 use crate::infer::{CodecError, InferRequest, InferTensor, Parameter, RequestedOutput};
 
-/// Which outputs of a response are bytes after the JSON: what the client asked for with `binary_data` and
-/// `binary_data_output`.
+/// The outputs of a response that are bytes after the JSON, as the client asked with `binary_data`
+/// and `binary_data_output`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct OutputForms {
     default_binary: bool,
@@ -29,11 +29,13 @@ impl OutputForms {
 }
 
 /// Reads the body of an inference request. `header_length` is the value of
-/// [`INFERENCE_HEADER_CONTENT_LENGTH`](super::INFERENCE_HEADER_CONTENT_LENGTH). Binary inputs are slices of `body`,
-/// not copies. `binary_data_size` and `binary_data_output` are consumed; all other parameters are in the request.
+/// [`INFERENCE_HEADER_CONTENT_LENGTH`](super::INFERENCE_HEADER_CONTENT_LENGTH). Binary inputs are
+/// slices of `body`, not copies. `binary_data_size` and `binary_data_output` are consumed; all
+/// other parameters are in the request.
 ///
 /// # Errors
-/// The body is no JSON of a request, or an input's data does not have the size that its datatype and shape ask for.
+/// If the body is no JSON of a request, or an input's data does not have the size of its datatype
+/// and shape.
 pub fn parse_request(
     model_name: String,
     model_version: String,
@@ -59,7 +61,7 @@ fn read_unusual(parts: &BodyParts) -> Result<(InferRequest, OutputForms), CodecE
     read_header(header::read(parts.json(), &mut rewritten, "request")?, parts)
 }
 
-/// The request of a header and the binary tensors behind that header, without the model.
+/// The request of a header and of the binary tensors after that header, without the model.
 fn read_header(header: RequestHeader<'_>, parts: &BodyParts) -> Result<(InferRequest, OutputForms), CodecError> {
     let inputs = header::tensors(header.inputs, Role::Input, parts)?;
     let mut parameters = header.parameters.unwrap_or_default();
@@ -96,12 +98,12 @@ fn boolean(parameter: &Parameter) -> Option<bool> {
     }
 }
 
-/// How a client sends a request.
+/// The form of a client's request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestForm {
-    /// Inputs as bytes after the JSON, not in it.
+    /// Whether inputs are bytes after the JSON, not part of it.
     pub binary_inputs: bool,
-    /// Ask for outputs as bytes (outputs whose parameters have `binary_data` keep that).
+    /// Whether to ask for outputs as bytes (outputs with their own `binary_data` keep it).
     pub binary_outputs: bool,
 }
 
@@ -112,10 +114,12 @@ impl RequestForm {
     pub const JSON: RequestForm = RequestForm { binary_inputs: false, binary_outputs: false };
 }
 
-/// Writes the body of an inference request. Model name and version are not in it: they are in the path.
+/// Writes the body of an inference request. Model name and version are in the path, not in the
+/// body.
 ///
 /// # Errors
-/// The data of an input does not have the form of its datatype, or is not UTF-8 and should be JSON.
+/// If the data of an input does not have the form of its datatype, or is not UTF-8 and should be
+/// JSON.
 pub fn write_request(request: &InferRequest, form: RequestForm) -> Result<EncodedBody, CodecError> {
     let is_binary = |input: &InferTensor| form.binary_inputs && !input.is_elsewhere();
     let bytes: usize = request.inputs.iter().map(|input| input.data.len()).sum();
@@ -153,7 +157,7 @@ mod tests {
 
     use super::*;
 
-    /// Requests in the form that clients send. The scanner reads each of them.
+    /// Requests in the usual form of clients. The scanner reads each of them.
     const USUAL: [&str; 8] = [
         r#"{"inputs":[{"name":"x","datatype":"FP32","shape":[2,3],"data":[1,-2.5,3e-7,0.1,123456789.125,1E+5]}]}"#,
         r#"{"id": "7", "inputs": [{"shape": [1, 4], "data": [[NaN, -Infinity, "Inf", null]], "name": "x", "datatype": "FP64"}]}"#,
@@ -201,7 +205,7 @@ mod tests {
 
     type Read = (InferRequest, OutputForms);
 
-    /// A request as it is read in one pass, if it can be, and as serde reads it.
+    /// The request as the scanner reads it, if it can, and as serde reads it.
     fn both(text: &str) -> (Option<Read>, Result<Read, CodecError>) {
         let parts = BodyParts::new(Bytes::copy_from_slice(text.as_bytes()), None).unwrap();
         let usual = request_scanner::scan(parts.json()).and_then(|header| read_header(header, &parts).ok());

@@ -1,8 +1,10 @@
 //! The JSON of a request in its usual form, read in one pass.
 //!
-//! Nearly every request looks like `{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}`. serde takes
-//! a sixth of a frontend's instructions to read the head of a binary request. The scanner refuses escapes, fields that the
-//! protocol does not have, and mistakes. serde then reads the request, and names the mistake.
+//! Nearly every request looks like
+//! `{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}`. serde takes a sixth of
+//! a frontend's instructions to read the head of a binary request. The scanner refuses escapes,
+//! fields that the protocol does not have, and mistakes. serde then reads such a request, and names
+//! the mistake.
 
 use std::borrow::Cow;
 
@@ -12,7 +14,8 @@ use super::header::{DataText, OutputHeader, RequestHeader, TensorHeader};
 use super::parameter::TensorParameters;
 use crate::infer::{Parameter, Parameters};
 
-/// Reads the JSON of a request. `None`: serde has to. Data of tensors is as long as it should be, and not looked at.
+/// Reads the JSON of a request. `None` if serde must read it. The scanner does not check the data
+/// of tensors.
 pub(super) fn scan(json: &[u8]) -> Option<RequestHeader<'_>> {
     let mut text = Text { rest: json };
     text.skip_spaces();
@@ -21,7 +24,7 @@ pub(super) fn scan(json: &[u8]) -> Option<RequestHeader<'_>> {
     text.rest.is_empty().then_some(header)
 }
 
-/// Which characters stand for themselves in a string, and are ASCII.
+/// The ASCII characters that stand for themselves in a string.
 const STANDS_FOR_ITSELF: [bool; 256] = {
     let mut stands = [false; 256];
     let mut byte = b' ';
@@ -32,7 +35,7 @@ const STANDS_FOR_ITSELF: [bool; 256] = {
     stands
 };
 
-/// The rest of the JSON. Each method leaves it without spaces at its start.
+/// The rest of the JSON. Each method leaves no spaces at its start.
 struct Text<'a> {
     rest: &'a [u8],
 }
@@ -44,14 +47,15 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// A sign of JSON's, with the spaces behind it.
+    /// Takes a JSON sign, and the spaces after it.
     fn sign(&mut self, sign: u8) -> Option<()> {
         self.rest = self.rest.strip_prefix(&[sign])?;
         self.skip_spaces();
         Some(())
     }
 
-    /// Goes on to the next member of an object or a list that ends with `close`; `false` at its end.
+    /// Continues to the next member of an object or a list that ends with `close`; `false` at its
+    /// end.
     fn next(&mut self, close: u8, is_first: &mut bool) -> Option<bool> {
         if self.rest.first() == Some(&close) {
             self.sign(close)?;
@@ -63,7 +67,7 @@ impl<'a> Text<'a> {
         Some(true)
     }
 
-    /// A string without escapes, of ASCII alone.
+    /// Takes a string of ASCII characters without escapes.
     fn ascii(&mut self) -> Option<&'a [u8]> {
         let text = self.rest.strip_prefix(b"\"")?;
         let end =
@@ -84,7 +88,7 @@ impl<'a> Text<'a> {
         Some(key)
     }
 
-    /// Members of an object, each read by `value`, which is given the key.
+    /// Takes an object. `value` gets the key of each member and reads its value.
     fn object(&mut self, mut value: impl FnMut(&mut Self, &'a [u8]) -> Option<()>) -> Option<()> {
         self.sign(b'{')?;
         let mut is_first = true;
@@ -188,7 +192,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// An integer, as sizes are.
+    /// Takes an integer, such as a size.
     fn size(&mut self) -> Option<i64> {
         let unsigned = self.rest.strip_prefix(b"-");
         let digits = unsigned.unwrap_or(self.rest);
@@ -200,7 +204,7 @@ impl<'a> Text<'a> {
         }
         let count = digits.len() - rest.len();
         let is_zero = digits.first() == Some(&b'0');
-        // `01` is no number, `-0` no integer, `1.5` and `1e3` neither.
+        // `01` is no number, `-0` no integer, nor are `1.5` and `1e3`.
         if count == 0 || is_zero && (count > 1 || unsigned.is_some()) || matches!(rest, [b'.' | b'e' | b'E', ..]) {
             return None;
         }
@@ -209,7 +213,7 @@ impl<'a> Text<'a> {
         Some(if unsigned.is_some() { -value } else { value })
     }
 
-    /// The text of a list, unread, from its opening to its closing bracket.
+    /// Takes the text of a list unread, from its opening to its closing bracket.
     fn skipped_list(&mut self) -> Option<&'a [u8]> {
         let whole = self.rest;
         let mut behind = whole.strip_prefix(b"[")?;
@@ -231,7 +235,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// The text behind a string whose opening quote is left out.
+/// The text after a string whose opening quote is left out.
 fn behind_string(mut text: &[u8]) -> Option<&[u8]> {
     loop {
         let at = memchr2(b'"', b'\\', text)?;
@@ -247,7 +251,7 @@ fn text_of(key: &[u8]) -> Option<String> {
     std::str::from_utf8(key).ok().map(str::to_owned)
 }
 
-/// Sets what is not set yet.
+/// Sets a place that is not set yet; `None` if it is.
 fn once<T>(place: &mut Option<T>, value: T) -> Option<()> {
     place.replace(value).is_none().then_some(())
 }

@@ -11,7 +11,8 @@ use crate::infer::{CodecError, InferResponse, InferTensor};
 /// Writes the body of an inference response.
 ///
 /// # Errors
-/// The data of an output does not have the form of its datatype, or a BYTES element that should be JSON is not UTF-8.
+/// The data of an output does not have the form of its datatype, or a BYTES element that should be
+/// JSON is not UTF-8.
 pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<EncodedBody, CodecError> {
     let is_binary = |output: &InferTensor| forms.is_binary(&output.name) && !output.is_elsewhere();
     let bytes: usize = response.outputs.iter().map(|output| output.data.len()).sum();
@@ -29,11 +30,11 @@ pub fn write_response(response: &InferResponse, forms: &OutputForms) -> Result<E
 }
 
 /// Reads the body of an inference response. `header_length` is the value of
-/// [`INFERENCE_HEADER_CONTENT_LENGTH`](super::INFERENCE_HEADER_CONTENT_LENGTH). Binary outputs are slices of `body`.
-/// An output without data is in shared memory; its data here is empty.
+/// [`INFERENCE_HEADER_CONTENT_LENGTH`](super::INFERENCE_HEADER_CONTENT_LENGTH). Binary outputs are
+/// slices of `body`. An output without data is in shared memory, and has empty data here.
 ///
 /// # Errors
-/// The body is no inference response.
+/// If the body is no inference response.
 pub fn parse_response(body: Bytes, header_length: Option<usize>) -> Result<InferResponse, CodecError> {
     let parts = BodyParts::new(body, header_length)?;
     let mut rewritten = None;

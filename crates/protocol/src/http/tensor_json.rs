@@ -1,6 +1,7 @@
-//! Tensor elements in JSON: lists of numbers, booleans or strings, flat or nested, to and from the binary form.
+//! Tensor elements in JSON: lists of numbers, booleans or strings, flat or nested, to and from the
+//! binary form.
 //!
-//! Among floating-point numbers `null` is NaN, which servers write that keep to the letter of JSON.
+//! `null` among floating-point numbers is NaN: servers that keep to the letter of JSON write it so.
 
 use std::fmt;
 
@@ -16,14 +17,16 @@ pub(super) const MOST_DEPTH: usize = 100;
 /// Elements between two steps of a long list.
 const STEP: usize = 4096;
 
-/// Reads `text`, a JSON list of `count` elements, into the binary form. The nesting of lists is free, as in Triton:
-/// elements are taken in the order in which they are written, and a single one needs no list.
+/// Reads `text`, a JSON list of `count` elements, into the binary form. The nesting of lists is
+/// free, as in Triton. Elements are taken in the order in which they are written, and a single
+/// element needs no list.
 pub(super) fn read(text: &[u8], datatype: DataType, count: usize) -> Result<Vec<u8>, String> {
     if let Some(data) = number_list::read(text, datatype, count) {
         return Ok(data);
     }
     let text = std::str::from_utf8(text).map_err(|e| format!("`data` is not UTF-8: {e}"))?;
-    // An element takes two characters or more, so that a shape that promises more than it sends reserves no memory.
+    // An element takes at least two characters. So a shape that promises more elements than the
+    // text has reserves no memory.
     let most = count.min(text.len() / 2 + 1);
     let mut elements = Elements {
         out: Vec::with_capacity(most.saturating_mul(datatype.size().unwrap_or(8))),
@@ -46,7 +49,7 @@ struct Elements {
     datatype: DataType,
     count: usize,
     limit: usize,
-    /// Lists that are open.
+    /// The number of open lists.
     depth: usize,
 }
 
@@ -96,7 +99,7 @@ impl Elements {
         }
     }
 
-    /// A finite value that rounds to an infinity is an error.
+    /// Appends a float. A finite value that rounds to an infinity is an error.
     fn float<E: de::Error>(&mut self, value: f64) -> Result<(), E> {
         let (fits, pushed) = match self.datatype {
             DataType::Fp32 => {

@@ -12,14 +12,15 @@ use super::setting::{BadSetting, Setting};
 use crate::parallel;
 use crate::policy::Policy;
 
-/// What is wanted of a setting.
+/// The target of an advice, and the settings that may be tried.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wanted {
-    /// Share of each model's requests that has to be answered in time.
+    /// The share of each model's requests that must be answered in time.
     pub target: f64,
-    /// Policies that may be taken; `None`: what each model had.
+    /// Policies to try; `None`: each model's own policy of the log.
     pub policies: Vec<Option<Policy>>,
-    /// What does not change: SLOs and the rate. Its policy is not looked at; its devices are the most that may be taken.
+    /// The fixed part: SLOs and the rate. The policy of this setting is ignored; its devices are
+    /// the most that may be used.
     pub setting: Setting,
 }
 
@@ -28,21 +29,24 @@ pub struct Wanted {
 pub struct Advice {
     /// The target.
     pub target: f64,
-    /// Devices of the log.
+    /// The number of devices in the log.
     pub recorded_devices: u32,
-    /// How many times as fast as in the log the requests come.
+    /// The factor by which requests come faster than in the log.
     pub rate: f64,
-    /// The least devices with which some policy holds it; `None`: none does, with as many as may be taken.
+    /// The fewest devices with which some policy holds the target; `None`: no policy holds it on
+    /// the most devices.
     pub devices: Option<u32>,
-    /// Most devices that may be taken.
+    /// Most devices that may be used.
     pub most_devices: u32,
-    /// The policies on so many devices, or on the most: those that hold the target first, the largest margin first.
+    /// The policies on this number of devices, or on the most. Those that hold the target come
+    /// first, the largest margin first.
     pub candidates: Vec<Candidate>,
-    /// The first candidate holds with batches of at most so many items; `None`: not with fewer than its models' own limits.
+    /// The first candidate also holds with batches of at most this many items. `None`: not with
+    /// fewer than its models' own limits.
     pub max_batch: Option<u32>,
-    /// The first candidate holds with all SLOs multiplied by this, and not with 0.02 less.
+    /// The first candidate holds with all SLOs multiplied by this factor, and not with 0.02 less.
     pub slo_factor: Option<f64>,
-    /// What is to be known of the log.
+    /// Remarks about the log.
     pub notes: Vec<String>,
 }
 
@@ -53,35 +57,41 @@ pub struct Candidate {
     pub policy: String,
     /// The least attainment of any model.
     pub attainment: f64,
-    /// It holds at this multiple of the rate, and not at 1% more; `None`: it does not hold the rate itself. At most 64.
+    /// The candidate holds at this multiple of the rate, and not at 1% more; at most 64. `None`: it
+    /// does not hold the rate itself.
     pub margin: Option<f64>,
     /// Mean of the devices' busy shares.
     pub busy: f64,
-    /// Of all models.
+    /// The figures of all models together.
     pub all: Figures,
 }
 
 /// Margins are searched up to this.
 pub const MOST_MARGIN: f64 = 64.0;
 
-/// Why there is no advice.
+/// The reason why there is no advice.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum NoAdvice {
-    /// The setting is none.
+    /// The setting is invalid.
     #[error(transparent)]
     Setting(#[from] BadSetting),
-    /// Somebody had it end before.
+    /// The caller ended the search.
     #[error("it was interrupted before there was an advice")]
     Interrupted,
 }
 
-/// Finds the cheapest setting: the fewest devices, from those on that the work in the log keeps busy; on these the policy with the largest margin; with it
-/// the smallest largest batch and the tightest SLOs that hold. The number of devices is doubled and halved: it is one that holds where one device fewer does not.
+/// Finds the cheapest setting in three steps.
 ///
-/// `goes_on` is told after each run how many are done, of about how many, and says whether another one is to begin.
+/// 1. The fewest devices, starting from the number that the work in the log keeps busy. The number
+///    is doubled and halved until it holds and one device fewer does not.
+/// 2. On these devices, the policy with the largest margin.
+/// 3. With this policy, the smallest largest batch and the tightest SLOs that hold.
+///
+/// `goes_on` gets, after each run, the number of finished runs and the approximate number of all
+/// runs. It returns whether another one may begin.
 ///
 /// # Errors
-/// If the setting is none, or it does not go on.
+/// If the setting is invalid, or `goes_on` returns false.
 pub fn advise(
     recorded: &Recorded,
     wanted: &Wanted,
@@ -122,17 +132,18 @@ pub fn advise(
     })
 }
 
-/// Runs that are counted.
+/// Counts the runs.
 struct Counts<'a> {
     goes_on: &'a (dyn Fn(usize, usize) -> bool + Sync),
     done: AtomicUsize,
-    /// That there will be, as far as is known.
+    /// The number of runs as far as it is known.
     planned: AtomicUsize,
 }
 
-/// Runs that a policy's margin takes, about: that there is one, two rates that hold, and six between the last and one that does not.
+/// Approximate runs for a policy's margin: one for the figures, two at rates that hold, and six
+/// between the last of these and a rate that does not hold.
 const MARGIN_RUNS: usize = 10;
-/// Runs that the smallest batch and the tightest SLOs take, about.
+/// Approximate runs for the smallest batch and the tightest SLOs.
 const LAST_RUNS: usize = 12;
 
 impl<'a> Counts<'a> {
@@ -140,17 +151,17 @@ impl<'a> Counts<'a> {
         Counts { goes_on, done: AtomicUsize::new(0), planned: AtomicUsize::new(0) }
     }
 
-    /// There will be so many more.
+    /// Adds to the planned runs.
     fn plan(&self, runs: usize) {
         self.planned.fetch_add(runs, Ordering::Relaxed);
     }
 
-    /// So many are done; whether another one is to begin.
+    /// Reports the number of finished runs. Returns whether another one may begin.
     fn told(&self, done: usize) -> bool {
         (self.goes_on)(done, self.planned.load(Ordering::Relaxed).max(done + 1))
     }
 
-    /// Runs this, unless it is over.
+    /// Makes a run, unless the caller has ended the search.
     fn run<T>(&self, run: impl FnOnce() -> Result<T, BadSetting>) -> Result<T, NoAdvice> {
         if !self.told(self.done.load(Ordering::Relaxed)) {
             return Err(NoAdvice::Interrupted);
@@ -161,7 +172,7 @@ impl<'a> Counts<'a> {
     }
 }
 
-/// Settings that are tried for a target.
+/// Tries settings for a target.
 struct Trials<'a> {
     recorded: &'a Recorded,
     target: f64,
@@ -170,7 +181,8 @@ struct Trials<'a> {
 }
 
 impl Trials<'_> {
-    /// The fewest devices on which one of the settings holds; `None`: none does on as many as may be taken.
+    /// The fewest devices on which one of the settings holds; `None`: no setting holds on the most
+    /// devices.
     fn fewest_devices(&self, settings: &[Setting], wanted: &Wanted) -> Result<Option<u32>, NoAdvice> {
         let most = wanted.setting.devices;
         let hold = |devices: u32| {
@@ -180,7 +192,7 @@ impl Trials<'_> {
             let holding = parallel::map(&settings, self.threads, |setting| self.holds(setting), |_| {});
             Ok::<bool, NoAdvice>(holding.into_iter().collect::<Result<Vec<bool>, _>>()?.contains(&true))
         };
-        // On fewer than `low` nothing holds.
+        // With fewer than `low` devices no setting holds.
         let mut low = self.recorded.least_devices(&wanted.setting, self.target).min(most);
         let (mut high, mut step) = (low, 1u32);
         while !hold(high)? {
@@ -199,7 +211,7 @@ impl Trials<'_> {
 
     /// Whether each model's attainment is at least the target.
     fn holds(&self, setting: &Setting) -> Result<bool, NoAdvice> {
-        // What floats make of a share such as 0.99 is no request.
+        // Rounding of a share such as 0.99 must not cost a request.
         let tolerated = 1.0 - self.target + 1e-12;
         let mut simulation = self.recorded.simulation(setting)?;
         simulation.give_up_above = Some(tolerated);
@@ -214,7 +226,8 @@ impl Trials<'_> {
         Ok(Candidate { policy: row.policy, attainment, margin, busy: row.busy, all: row.all })
     }
 
-    /// The smallest power of two that holds as the largest batch of all models; `None`: none below their limits.
+    /// The smallest power of two that holds as the largest batch of all models; `None`: no power
+    /// below their limits holds.
     fn smallest_batch(&self, setting: &Setting) -> Result<Option<u32>, NoAdvice> {
         let largest = self.recorded.models.iter().map(|model| model.options.max_batch).max().unwrap_or(1);
         for size in (0..31).map(|power| 1 << power).take_while(|size| *size < largest) {
@@ -225,7 +238,7 @@ impl Trials<'_> {
         Ok(None)
     }
 
-    /// The tightest SLOs that hold, as a share of those that there are, to 0.02.
+    /// The tightest SLOs that hold, as a share of the setting's SLOs, to 0.02.
     fn tightest(&self, setting: &Setting) -> Result<f64, NoAdvice> {
         let (mut low, mut high) = (0.0, 1.0);
         while high - low > 0.02 {
@@ -237,7 +250,7 @@ impl Trials<'_> {
     }
 }
 
-/// The highest factor, from 1, which holds, to 1%.
+/// The highest factor that holds, from 1, to 1%.
 fn highest(holds: impl Fn(f64) -> Result<bool, NoAdvice>) -> Result<f64, NoAdvice> {
     let (mut low, mut high) = (1.0, 2.0);
     while holds(high)? {
@@ -291,7 +304,7 @@ impl Advice {
         )
     }
 
-    /// As one HTML page that needs nothing else.
+    /// The advice as one HTML page without external files.
     pub fn page(&self) -> String {
         let devices = self.devices.unwrap_or(self.most_devices);
         let page = Page::new("Advice").note(&self.sentence()).table(&format!("On {devices} devices"), &self.table());

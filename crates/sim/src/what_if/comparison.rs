@@ -1,4 +1,4 @@
-//! Settings beside what happened.
+//! Compares settings with the log.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,41 +11,42 @@ use super::recorded::Recorded;
 use super::setting::{BadSetting, Setting};
 use crate::parallel;
 
-/// What came of the requests under one setting.
+/// The outcome of the requests under one setting.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Row {
-    /// `log`: what happened; or `simulated`.
+    /// `log` or `simulated`.
     pub source: String,
-    /// By which policy.
+    /// The policy.
     pub policy: String,
-    /// Devices.
+    /// The number of devices.
     pub devices: u32,
-    /// How many times as fast the requests came.
+    /// The factor by which requests come faster than in the log.
     pub rate: f64,
     /// The largest batch, if it was changed.
     pub max_batch: Option<u32>,
     /// Mean of the devices' busy shares.
     pub busy: f64,
-    /// Of all models.
+    /// The figures of all models together.
     pub all: Figures,
-    /// By model.
+    /// The figures of each model.
     pub models: Vec<super::ModelFigures>,
 }
 
-/// Settings beside what happened.
+/// The outcome under several settings beside the log's.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Comparison {
-    /// What happened first, then the settings in their order.
+    /// The log's outcome first, then the settings in their order.
     pub rows: Vec<Row>,
-    /// What is to be known before they are compared.
+    /// Remarks to read before comparing.
     pub notes: Vec<String>,
 }
 
 impl Comparison {
-    /// Runs the settings on as many threads. `goes_on` is told after each how many are done, and says whether another one is to begin.
+    /// Runs the settings on `threads` threads. After each, `goes_on` gets the number of finished
+    /// runs and returns whether another one may begin.
     ///
     /// # Errors
-    /// If one cannot be run.
+    /// If a setting cannot be run.
     pub fn of(
         recorded: &Recorded,
         settings: &[Setting],
@@ -93,7 +94,7 @@ impl Comparison {
             .some("p99 ms", |(.., figures)| ms(figures.delay_p99_ms))
     }
 
-    /// As one HTML page that needs nothing else.
+    /// The comparison as one HTML page without external files.
     pub fn page(&self) -> String {
         let page = Page::new("What if").table("The log beside other settings", &self.table());
         self.notes.iter().fold(page, |page, note| page.note(note)).html()

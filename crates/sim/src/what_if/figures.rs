@@ -1,4 +1,4 @@
-//! What came of requests, in the log or in a simulation.
+//! The outcome of requests, in the log or in a simulation.
 
 use std::collections::BTreeMap;
 
@@ -8,43 +8,44 @@ use serde::Serialize;
 
 use crate::report::ModelReport;
 
-/// What came of requests.
+/// The outcome of requests.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Figures {
-    /// Requests that came.
+    /// The number of requests.
     pub requests: u64,
-    /// Answered by their deadline.
+    /// Requests that were answered by their deadline.
     pub in_time: u64,
-    /// Answered after it.
+    /// Requests that were answered after their deadline.
     pub late: u64,
-    /// Not accepted.
+    /// Requests that were not accepted.
     pub rejected: u64,
-    /// Dropped, by reason.
+    /// Dropped requests, by reason.
     pub dropped: BTreeMap<&'static str, u64>,
-    /// Neither: of these the log says nothing more. They were cancelled, or it ended before. They do not count in the attainment.
+    /// Requests whose outcome the log does not name: they were cancelled, or the log ended before.
+    /// They do not count in the attainment.
     pub unknown: u64,
-    /// Share of the requests that was answered in time; 1 of none.
+    /// The share of the requests that were answered in time; 1 if there were none.
     pub attainment: f64,
-    /// Answered in time, per second.
+    /// Requests a second that were answered in time.
     pub goodput: f64,
-    /// Milliseconds from arrival to the start of the batch that half of the answered requests do not exceed; none: nothing was
-    /// answered.
+    /// The median time from arrival to the start of the batch, of answered requests, in
+    /// milliseconds. `None`: no request was answered.
     pub delay_p50_ms: Option<f64>,
-    /// The same of 99%.
+    /// The 99th percentile of the same time.
     pub delay_p99_ms: Option<f64>,
 }
 
 /// The figures of a model.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ModelFigures {
-    /// As the log calls it: `m0`.
+    /// The log's name of the model: `m0`.
     pub model: String,
-    /// What came of its requests.
+    /// The outcome of the model's requests.
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// A reason in words.
+/// The words for a reason.
 pub(super) fn word(reason: DropReason) -> &'static str {
     match reason {
         DropReason::Hopeless => "hopeless",
@@ -56,7 +57,7 @@ pub(super) fn word(reason: DropReason) -> &'static str {
 }
 
 impl Figures {
-    /// Of a model in a simulation.
+    /// The figures of a model in a simulation.
     pub(super) fn simulated(report: &ModelReport, span: Duration) -> Figures {
         let dropped = report.dropped.iter().map(|(reason, count)| (word(*reason), *count)).collect();
         let counts = Figures {
@@ -70,7 +71,7 @@ impl Figures {
         counts.finished(span, report.waits.iter().copied())
     }
 
-    /// With what follows from the counts.
+    /// Completes the figures that follow from the counts.
     pub(super) fn finished(self, span: Duration, waits: impl IntoIterator<Item = Duration>) -> Figures {
         let waits = quantiles(waits.into_iter().map(Duration::as_nanos), [0.5, 0.99]);
         let [p50, p99] =
@@ -85,7 +86,7 @@ impl Figures {
         }
     }
 
-    /// The counts of all of them together.
+    /// Adds up the counts.
     pub(super) fn sum<'a>(all: impl Iterator<Item = &'a Figures>) -> Figures {
         all.fold(Figures::default(), |mut sum, figures| {
             sum.requests += figures.requests;
@@ -101,7 +102,7 @@ impl Figures {
     }
 }
 
-/// The median of these spans; `None` of nothing.
+/// The median of these spans; `None` if there are none.
 pub(super) fn median(spans: impl IntoIterator<Item = Duration>) -> Option<Duration> {
     quantiles(spans.into_iter().map(Duration::as_nanos), [0.5]).map(|[median]| Duration::from_nanos(median))
 }

@@ -1,7 +1,8 @@
-//! What if: the requests of a recorded decision log under other settings.
+//! What-if: replays the requests of a recorded decision log under other settings.
 //!
-//! [`Recorded`] is what a decision log says: models, requests, devices, and what came of them. [`Setting`] is what is changed; [`Recorded::run`] plays the
-//! requests to the simulator. [`advise`] searches the cheapest setting that holds a target.
+//! [`Recorded`] is the content of a decision log: models, requests, devices, and the requests'
+//! outcome. [`Setting`] holds the changes, and [`Recorded::run`] runs the requests in the
+//! simulator. [`advise`] searches the cheapest setting that holds a target.
 
 mod advice;
 mod comparison;

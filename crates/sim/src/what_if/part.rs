@@ -1,4 +1,4 @@
-//! One file of a decision log: of a scheduler, a shard or the matchmaker.
+//! Reads one file of a decision log: of a scheduler, a shard or the matchmaker.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,28 +7,28 @@ use downbeat_core::journal::cluster::{ClusterRecords, Decision, Input};
 use downbeat_core::journal::{Entry, LogError, MachineKind, Record, read};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
 
-/// What one file says.
+/// The content of one file.
 #[derive(Debug)]
 pub(super) struct Part {
     pub machine: MachineKind,
-    /// With the last profiles and dispatch policy that they had.
+    /// The models, with their last profiles and dispatch policies.
     pub models: BTreeMap<ModelId, ModelOptions>,
     pub requests: Vec<Seen>,
     pub batches: Vec<Batch>,
-    /// When batches were done.
+    /// The times at which batches were done.
     pub completions: HashMap<(DeviceId, BatchId), Time>,
-    /// The largest number of devices of a kind that there was at once.
+    /// The largest number of devices of each kind at one time.
     pub devices: BTreeMap<DeviceKind, u32>,
     pub network: NetworkBudget,
-    /// Inputs that a simulation does not have: what they are called.
+    /// Names of inputs that a simulation does not have.
     pub passed_over: BTreeSet<&'static str>,
-    /// Trials of a rehearsal, and those after which models did something else.
+    /// The number of a rehearsal's trials, and of the trials that changed the models' behaviour.
     pub trials: (u64, u64),
-    /// The order of turns, if it was told one: what it was told after the start follows from a trial.
+    /// The order of turns, if the log sets one. A change after the start comes from a trial.
     pub order: Option<OrderPolicy>,
-    /// By request: where it waits.
+    /// The index of each waiting request.
     open: HashMap<RequestId, usize>,
-    /// By device: its kind, until it leaves.
+    /// The kind of each device that has not left.
     present: BTreeMap<DeviceId, DeviceKind>,
     added_models: u32,
     added_devices: u32,
@@ -42,14 +42,14 @@ pub(super) struct Seen {
     pub fate: Fate,
 }
 
-/// What came of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Fate {
-    /// Not in the log: it was cancelled, or the log ended before.
+    /// The log does not tell: the request was cancelled, or the log ended before.
     Unknown,
     Rejected,
     Dropped(DropReason),
-    /// It went with this batch of the part.
+    /// The request was a member of this batch of the part.
     Sent(usize),
 }
 
@@ -60,13 +60,13 @@ pub(super) struct Batch {
     pub model: ModelId,
     /// Items.
     pub size: u32,
-    /// When it was planned to start, and to run for how long.
+    /// The planned start and duration.
     pub start: Time,
     pub expected: Duration,
 }
 
 impl Part {
-    /// Reads a file.
+    /// Reads a log file.
     pub fn read(bytes: &[u8]) -> Result<Part, LogError> {
         let (machine, entries) = read::<ClusterRecords>(bytes)?;
         let mut part = Part {
@@ -103,7 +103,7 @@ impl Part {
                 self.requests.push(Seen { at: now, request, fate: Fate::Unknown });
             }
             Input::AddModel(id, options) => {
-                // A scheduler gives ids out in order, whatever it is asked for.
+                // A scheduler gives ids out in order, and ignores the id in the record.
                 let id = if self.machine == MachineKind::Scheduler { ModelId(self.added_models) } else { id };
                 self.added_models += 1;
                 self.models.insert(id, *options);
@@ -166,7 +166,7 @@ impl Part {
         *most = devices.max(*most);
     }
 
-    /// The request before was refused.
+    /// Marks the last request as rejected.
     fn refused(&mut self) {
         if let Some(seen) = self.requests.last_mut() {
             self.open.remove(&seen.request.id);

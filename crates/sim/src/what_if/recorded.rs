@@ -1,4 +1,4 @@
-//! What a decision log says.
+//! Reads the requests and their outcome from a decision log.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -14,73 +14,74 @@ use super::part::{Fate, Part, Seen};
 use crate::feed::Arrival;
 use crate::scenario::MOST_DEVICES;
 
-/// Of a model's executions so many are kept, evenly from the shortest to the longest.
+/// Most execution times that are kept of a model, evenly from the shortest to the longest.
 const MOST_EXECUTIONS: usize = 4_096;
 
-/// What a decision log says: what came, to be played again, and what came of it.
+/// The content of a decision log: requests to replay, and their outcome.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// The models that anything was asked of, in order of their ids.
+    /// The models with requests, in order of their ids.
     pub models: Vec<RecordedModel>,
-    /// All requests, from the first on, which comes at zero. Their models are places in `models`.
+    /// All requests. The first one comes at zero. Their models are indices into `models`.
     pub arrivals: Arc<[Arrival]>,
-    /// Devices: the most that there were at once.
+    /// The largest number of devices at one time.
     pub devices: u32,
-    /// What messages take.
+    /// The network delays to plan with.
     pub network: NetworkBudget,
-    /// In which order candidates got devices.
+    /// The order in which candidates got devices.
     pub order: OrderPolicy,
-    /// From the first arrival to the last; at least a millisecond.
+    /// The time from the first arrival to the last; at least a millisecond.
     pub span: Duration,
-    /// What came of it, as a setting of its own.
+    /// The outcome in the log, as a row of a comparison.
     pub happened: Row,
-    /// What is to be known before the log is compared with a simulation.
+    /// Remarks to read before the log is compared with a simulation.
     pub notes: Vec<String>,
 }
 
 /// A model of a log.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RecordedModel {
-    /// As the log calls it.
+    /// The log's id of the model.
     pub id: ModelId,
-    /// How it was scheduled in the end, with the last profiles that it had.
+    /// The last options of the model, with its last profiles.
     pub options: ModelOptions,
     /// The median time from arrival to deadline; `None`: none of its requests has a deadline.
     pub slo: Option<Duration>,
-    /// What its batches took, as shares of what the profile in `options` says, at most 4,096 of them, in order; empty: it is not known, or as the profile says.
+    /// The times of its batches, as shares of the time of the profile in `options`; at most 4,096,
+    /// in order. Empty: unknown, or the profile's times.
     pub executions: Arc<[f64]>,
 }
 
-/// Why a log cannot be played.
+/// The reason why a log cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum BadLog {
-    /// It cannot be read.
+    /// A file cannot be read.
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] std::io::Error),
     /// A folder without a log.
     #[error("there is no decision log in {}: no shard-0.log", .0.display())]
     Empty(PathBuf),
-    /// It is none, or damaged.
+    /// A file is no log, or damaged.
     #[error("{}", .0.display())]
     Log(PathBuf, #[source] LogError),
-    /// It is of a device.
+    /// The log is of a device.
     #[error(
         "{} is the log of a device; what is played are the requests that came to the scheduler: shard-0.log and so on, or the folder", .0.display()
     )]
     OfDevice(PathBuf),
-    /// Nothing was asked.
+    /// The log has no requests.
     #[error("there is no request in the log{}", if *.0 { ": a matchmaker's says only what devices were given to; add those of the shards" } else { "" })]
     NoRequests(bool),
-    /// Nothing could run.
+    /// The log has no devices.
     #[error("there is no device in the log")]
     NoDevices,
-    /// More than can be simulated.
+    /// The log has more devices than can be simulated.
     #[error("there are {0} devices in the log; at most {MOST_DEVICES} can be simulated")]
     TooManyDevices(u64),
-    /// Devices that differ.
+    /// The log's devices are of several kinds.
     #[error("the log's devices are of {0} kinds; only a cluster of equal devices can be simulated")]
     Kinds(usize),
-    /// A request of a model that was never added.
+    /// A model with requests was never added.
     #[error("{0} has requests in the log and was never added")]
     UnknownModel(ModelId),
 }
@@ -89,16 +90,16 @@ pub enum BadLog {
 struct Parts {
     parts: Vec<Part>,
     completions: HashMap<(DeviceId, BatchId), Time>,
-    /// Whether the log says when batches were done.
+    /// Whether the log has the batches' completions.
     has_completions: bool,
     network: NetworkBudget,
 }
 
 impl Recorded {
-    /// Reads logs of one run: files, or the folder that `downbeat serve` writes them in.
+    /// Reads logs of one run: files, or the folder that `downbeat serve` writes them to.
     ///
     /// # Errors
-    /// If one cannot be read or is none, or together they hold nothing that can be played.
+    /// If a file cannot be read or is no log, or the files hold nothing to replay.
     pub fn read(paths: &[PathBuf]) -> Result<Recorded, BadLog> {
         let mut files: BTreeSet<PathBuf> = BTreeSet::new();
         for path in paths {
@@ -111,10 +112,10 @@ impl Recorded {
         Recorded::of(&files.collect::<Result<Vec<_>, BadLog>>()?)
     }
 
-    /// As [`Recorded::read`], of what is in the files.
+    /// As [`Recorded::read`], but of the files' content.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Recorded::read`].
     pub fn of(files: &[(PathBuf, Vec<u8>)]) -> Result<Recorded, BadLog> {
         let parts = files.iter().map(|(file, bytes)| {
             Part::read(bytes).map_err(|error| match error {
@@ -159,7 +160,7 @@ impl Recorded {
     }
 }
 
-/// The logs of a server's scheduler in this folder.
+/// The logs of a server's scheduler in a folder.
 fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
     let failed = |error| BadLog::Read(folder.to_owned(), error);
     let mut files = Vec::new();
@@ -167,7 +168,7 @@ fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let is_ours = name == "matchmaker.log" || name.starts_with("shard-") && name.ends_with(".log");
-        // A part that had nothing to say has written nothing.
+        // A part without records has an empty file.
         if is_ours && entry.metadata().map_err(failed)?.len() > 0 {
             files.push(entry.path());
         }
@@ -176,7 +177,7 @@ fn logs_in(folder: &Path) -> Result<Vec<PathBuf>, BadLog> {
 }
 
 impl Parts {
-    /// The kind of the devices, and how many there are.
+    /// The kind of the devices, and their number.
     fn devices(&self) -> Result<(DeviceKind, u32), BadLog> {
         let mut devices: BTreeMap<DeviceKind, u32> = BTreeMap::new();
         for (kind, count) in self.parts.iter().flat_map(|part| &part.devices) {
@@ -212,7 +213,7 @@ impl Parts {
         models.collect()
     }
 
-    /// When a batch was done, as far as it is known.
+    /// The end of a batch, as far as it is known.
     fn end(&self, part: &Part, batch: usize) -> Option<Time> {
         let batch = part.batches.get(batch)?;
         if self.has_completions {
@@ -276,7 +277,7 @@ impl Parts {
         }
     }
 
-    /// How long a model's batches took, as shares of what this profile says, in order.
+    /// The times of a model's batches, as shares of this profile's times, in order.
     fn executions(&self, model: ModelId, profile: &LatencyProfile) -> Arc<[f64]> {
         let batches = self.parts.iter().flat_map(|part| &part.batches).filter(|batch| batch.model == model);
         let shares = batches.filter_map(|batch| {
@@ -285,7 +286,7 @@ impl Parts {
         });
         let mut shares: Vec<f64> = shares.collect();
         shares.sort_unstable_by(f64::total_cmp);
-        // Rounding is no noise.
+        // Differences of less than 0.1% are rounding, not noise.
         if shares.iter().all(|share| (share - 1.0).abs() < 1e-3) {
             shares.clear();
         }
@@ -336,7 +337,7 @@ impl Parts {
             notes.push(format!("Batches that run at once are limited as in the log: {}.", limited.join(", ")));
         }
         let adaptive = models.iter().any(|model| model.options.is_adaptive());
-        // Each shard with adaptive models has all trials since it has them.
+        // Each shard with adaptive models has all trials since its first adaptive model.
         let (trials, changes) = self.parts.iter().map(|part| part.trials).max().unwrap_or_default();
         if adaptive {
             notes.push(

@@ -1,4 +1,4 @@
-//! What is changed of a log, and the run that comes of it.
+//! The changes to a log, and the resulting run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,44 +17,45 @@ use crate::report::Report;
 use crate::simulation::{Load, Simulation};
 use crate::system::{Downbeat, System};
 
-/// What is changed of a log.
+/// The changes to a log.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Setting {
-    /// The policy of all models; `None`: what each had.
+    /// The policy of all models; `None`: each model's own.
     pub policy: Option<Policy>,
-    /// How many devices.
+    /// The number of devices.
     pub devices: u32,
-    /// How many times as fast the requests come: their distances are divided by it.
+    /// The factor by which requests come faster: their distances are divided by it.
     pub rate: f64,
-    /// By model: the time from arrival to deadline of all its requests. The others keep their own.
+    /// For each model: the new time from arrival to deadline of all its requests. Other models keep
+    /// theirs.
     pub slos: BTreeMap<ModelId, Duration>,
-    /// All times from arrival to deadline are multiplied by it.
+    /// The factor for all times from arrival to deadline.
     pub slo_factor: f64,
-    /// Batches have at most so many items, and what each model's limit is; `None`: the limits alone.
+    /// The largest batch, in items, besides each model's own limit; `None`: the limits alone.
     pub max_batch: Option<u32>,
-    /// Whether adaptive models are rehearsed, as they are by a server.
+    /// Whether adaptive models are rehearsed, as in a server.
     pub rehearse: bool,
 }
 
-/// Why a setting cannot be run.
+/// The reason why a setting cannot be run.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum BadSetting {
-    /// An SLO of a model that is not asked anything in the log.
+    /// A changed SLO of a model without requests in the log.
     #[error("there is no model {0} with requests in the log; there are {1}")]
     UnknownModel(String, String),
-    /// No rate.
+    /// The rate is no positive number.
     #[error("the rate is {0}; it has to be a number above 0")]
     Rate(f64),
-    /// No device.
+    /// The setting has no device.
     #[error("there is no device; a cluster needs at least one")]
     NoDevices,
-    /// Not to be run.
+    /// The arrivals are invalid.
     #[error(transparent)]
     Arrivals(#[from] BadArrivals),
 }
 
 impl Setting {
-    /// Nothing is changed.
+    /// The setting of the log itself, without changes.
     pub fn of(recorded: &Recorded) -> Setting {
         Setting {
             policy: None,
@@ -73,20 +74,20 @@ fn scaled(span: Duration, factor: f64) -> Duration {
 }
 
 impl Recorded {
-    /// The model that the log calls so.
+    /// The model with this name in the log.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no model has this name.
     pub fn model(&self, name: &str) -> Result<ModelId, BadSetting> {
         let found = self.models.iter().find(|model| model.id.to_string() == name).map(|model| model.id);
         let known = || self.models.iter().map(|model| model.id.to_string()).collect::<Vec<_>>().join(", ");
         found.ok_or_else(|| BadSetting::UnknownModel(name.to_owned(), known()))
     }
 
-    /// The log's requests under this setting.
+    /// The simulation of the log's requests under this setting.
     ///
     /// # Errors
-    /// If the setting is none.
+    /// If the setting is invalid.
     pub fn simulation(&self, setting: &Setting) -> Result<Simulation, BadSetting> {
         let Setting { policy, devices, rate, slo_factor, .. } = setting;
         if !(rate.is_finite() && *rate > 0.0) {
@@ -132,7 +133,7 @@ impl Recorded {
 
     fn load(&self, setting: &Setting, model: &RecordedModel, own: Option<Duration>, rate: f64) -> Load {
         let mut options = model.options.clone();
-        // Without deadlines, what a timeout by a share of the SLO is a share of.
+        // Models without deadlines need an SLO for timeouts that are a share of it.
         let some = options.profiles.first().latency(options.max_batch).saturating_mul(8);
         let slo = own.or_else(|| model.slo.map(|slo| scaled(slo, setting.slo_factor))).unwrap_or(some);
         if let Some(policy) = &setting.policy {
@@ -141,15 +142,16 @@ impl Recorded {
         if let Some(most) = setting.max_batch {
             options.max_batch = options.max_batch.min(most);
         }
-        // Where all devices could run it at once, all of another number can, too.
+        // A model that could run on all devices of the log may run on all devices of the setting.
         if options.max_in_flight >= self.devices {
             options.max_in_flight = u32::MAX;
         }
         Load { options, slo, arrivals: Arrivals::Poisson, rate, pace: Pace::default() }
     }
 
-    /// So many devices at least have to work all the time if this share of each model's requests is to be answered in time under this setting, whatever the policy: in the
-    /// batches that cost the least by the item, from the first arrival to the last deadline. Requests without a deadline can be answered afterwards.
+    /// A lower bound of the devices that answer this share of each model's requests in time under
+    /// any policy. They must work all the time from the first arrival to the last deadline, in the
+    /// batches that cost the least by the item. Requests without a deadline can be answered later.
     pub(super) fn least_devices(&self, setting: &Setting, share: f64) -> u32 {
         let Ok(simulation) = self.simulation(setting) else { return 1 };
         let arrivals = simulation.recorded.as_deref().unwrap_or_default();
@@ -158,7 +160,7 @@ impl Recorded {
         let mut sizes: Vec<Vec<u32>> = vec![Vec::new(); self.models.len()];
         timely().for_each(|arrival| sizes[arrival.model.0 as usize].push(arrival.size));
         let work = sizes.into_iter().zip(&simulation.loads).zip(&self.models).map(|((mut sizes, load), model)| {
-            // The largest are those that need not be answered.
+            // The largest requests are the ones that may stay unanswered.
             sizes.sort_unstable();
             let needed = (share * sizes.len() as f64) as usize;
             let items: u64 = sizes.iter().take(needed).map(|size| u64::from(*size)).sum();
@@ -169,7 +171,7 @@ impl Recorded {
             let mean = executions.iter().sum::<f64>() / executions.len().max(1) as f64;
             items as f64 * least * if executions.is_empty() { 1.0 } else { mean }
         });
-        // What is drawn of the executions may be 5% less than their mean.
+        // The drawn executions may be 5% shorter than their mean.
         (0.95 * work.sum::<f64>() / over.as_secs_f64().max(1e-9)).ceil().clamp(1.0, f64::from(u32::MAX)) as u32
     }
 

@@ -7,6 +7,7 @@
 //!
 //! Papers' figures, published systems and emulated GPUs are in `lab/downbeat-lab`.
 
+mod arrival;
 mod arrivals;
 mod bounds;
 mod capacity;
@@ -23,6 +24,7 @@ pub mod profiles;
 mod recording;
 mod rehearsed;
 mod report;
+mod run;
 mod sample;
 pub mod sample_table;
 mod scenario;
@@ -31,6 +33,7 @@ mod system;
 mod tally;
 pub mod what_if;
 
+pub use arrival::Arrival;
 pub use arrivals::{ArrivalStream, Arrivals, BadArrivals, Gaps, UnknownArrivals, random};
 pub use bounds::{Staggered, fluid, staggered};
 pub use capacity::{Bounds, Capacity, NoCapacity, Search, TOLERATED, capacity};
@@ -38,15 +41,14 @@ pub use capacity_table::{BadQuestion, Capacities, CapacityCase, CapacityQuestion
 pub use checker::{Checker, Known};
 pub use cluster::{Cluster, Decision};
 pub use execution::{Devices, RunningDevices};
-pub use feed::{Arrival, Feed};
+pub use feed::Feed;
 pub use network::{Delay, Network, UnknownDelay};
 pub use pace::{BadPace, Pace};
 pub use policy::Policy;
 pub use profiles::ModelProfile;
 pub use recording::{MAX_REQUESTS, RecordedBatch, RecordedRequest, Recording};
-pub use rehearsed::EVENTS_PER_SECOND;
 pub use report::{DELAY_BINS, ModelReport, Report, Window, mean, quantile};
 pub use sample::{Delays, Outcome, Sample, Sizes, check_seeds};
 pub use scenario::{BadScenario, MOST_DEVICES, Popularity, Scenario, Shape, UnknownPopularity};
-pub use simulation::{Load, Simulation};
+pub use simulation::{EVENTS_PER_SECOND, Load, Simulation};
 pub use system::{Downbeat, System};

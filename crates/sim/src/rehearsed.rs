@@ -8,9 +8,6 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 use crate::cluster::{Cluster, Decision};
 use crate::simulation::Simulation;
 
-/// Replayed events a second that the rehearsal may use: about as many as 5% of a core replays.
-pub const EVENTS_PER_SECOND: u64 = 250_000;
-
 /// The interval at which the rehearsal gets its share of events.
 const TICK: Duration = Duration::from_millis(20);
 

@@ -3,8 +3,8 @@
 use downbeat_core::cluster::DropReason;
 use downbeat_core::{DeviceId, Duration, ModelId, RequestId, Time};
 
+use crate::arrival::Arrival;
 use crate::checker::Known;
-use crate::feed::Arrival;
 use crate::recording::{RecordedBatch, Recording};
 use crate::report::{DELAY_BINS, ModelReport, Report, Window};
 use crate::simulation::Simulation;

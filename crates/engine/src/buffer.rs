@@ -83,7 +83,7 @@ impl Buffer {
     /// An empty buffer with room for `capacity` bytes: so many can be written without another allocation.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     pub fn try_with_capacity(capacity: usize) -> Result<Self, OutOfMemory> {
         let mut memory = Aligned::EMPTY;
         memory.grow_to(capacity)?;
@@ -93,7 +93,7 @@ impl Buffer {
     /// A buffer of `len` zero bytes.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     pub fn zeroed(len: usize) -> Result<Self, OutOfMemory> {
         let mut buffer = Buffer::try_with_capacity(len)?;
         buffer.resize(len, 0);
@@ -110,13 +110,13 @@ impl Buffer {
         Buffer { memory: Memory::Lent(lent) }
     }
 
-    /// An empty buffer in pinned memory, with room for as much as that has.
+    /// An empty buffer in pinned memory. Its capacity is that of the memory.
     pub(crate) fn pinned(mut memory: PinnedBytes) -> Self {
         memory.set_len(0);
         Buffer { memory: Memory::Pinned(memory) }
     }
 
-    /// Whether a device copies from it by itself.
+    /// Whether the memory is pinned, so that a device copies from it by itself.
     pub(crate) fn is_pinned(&self) -> bool {
         matches!(self.memory, Memory::Pinned(_))
     }
@@ -126,7 +126,7 @@ impl Buffer {
         Buffer { memory: Memory::Device(slice) }
     }
 
-    /// Where it is on a device, if it is on one.
+    /// The bytes' place on a device; `None`: they are on the host.
     pub(crate) fn device(&self) -> Option<&DeviceSlice> {
         match &self.memory {
             Memory::Device(slice) => Some(slice),
@@ -145,7 +145,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Parts the bytes at these ends, in order, of which the last is their number. The parts share the memory.
+    /// Divides the bytes at these ends, in order. The last end is the number of bytes. The parts
+    /// share the memory.
     pub(crate) fn split(self, ends: &[usize]) -> Vec<Buffer> {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let ranges = starts.zip(ends.iter().copied());
@@ -158,7 +159,7 @@ impl Buffer {
         }
     }
 
-    /// The bytes, if nothing else can see them, so that they may be written without a copy.
+    /// The bytes, if no other owner can see them, so that they may be written without a copy.
     pub(crate) fn exclusive(&mut self) -> Option<&mut [u8]> {
         match &mut self.memory {
             Memory::Owned(aligned) => Some(aligned.as_mut_slice()),
@@ -204,7 +205,8 @@ impl Buffer {
         }
     }
 
-    /// Makes pinned memory longer, if it is that and has room; gives what is new of it.
+    /// Makes pinned memory longer, and returns the new bytes; `None`: the memory is not pinned, or
+    /// has no room.
     #[inline]
     fn room_in_pinned(&mut self, more: usize) -> Option<&mut [u8]> {
         let Memory::Pinned(pinned) = &mut self.memory else { return None };
@@ -299,7 +301,8 @@ struct Aligned {
     len: usize,
 }
 
-/// As wide as it is aligned; so is a dangling pointer to it, as a tensor of no bytes must be.
+/// A block is as wide as it is aligned, and so is a dangling pointer to it, as a tensor of no bytes
+/// must be.
 #[repr(align(64))]
 struct Block(#[expect(dead_code, reason = "only for its size")] [u8; ALIGNMENT]);
 
@@ -326,7 +329,8 @@ impl Aligned {
         Ok(())
     }
 
-    /// Without memory this panics, and does not abort as `Vec` does: a run of a batch that panics has failed, and nothing else has.
+    /// Makes room for `more` bytes. Without memory it panics, and does not abort as `Vec` does: a
+    /// panic fails only the run of one batch.
     #[inline]
     fn reserve(&mut self, more: usize) {
         let needed = self.len.saturating_add(more);

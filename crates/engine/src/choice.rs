@@ -1,4 +1,4 @@
-//! Which engine runs the models: by name, or the fastest that is there.
+//! The choice of the engine that runs the models: by name, or the fastest that works.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::onnxruntime::{self, FindError, Onnxruntime, Search};
 use crate::rten::{self, Rten};
 use crate::traits::{Engine, EngineInfo, LoadError};
 
-/// Which engine is wanted.
+/// The engine that the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preference {
     /// `cuda` if there is a GPU and all that it needs, else `onnxruntime` if it is found, else `rten`.
@@ -32,7 +32,7 @@ const CUDA: &str = Provider::Cuda.name();
 const TENSORRT: &str = Provider::Tensorrt.name();
 
 impl Preference {
-    /// What a person may write.
+    /// The names of engines that a user may write.
     pub const NAMES: [&str; 6] = ["auto", CUDA, TENSORRT, onnxruntime::NAME, rten::NAME, emulated::NAME];
 }
 
@@ -62,9 +62,9 @@ pub struct Choice {
     pub engine: Arc<dyn Engine>,
     /// The GPUs that it runs on; none: it runs on the CPU.
     pub gpus: Vec<GpuInfo>,
-    /// One line for the person who started it, if there is a faster engine to have or one was passed over.
+    /// One line for the user, if a faster engine could be installed or was passed over.
     pub hint: Option<String>,
-    /// One line for that person, if it is not the engine that was asked for.
+    /// One line for the user, if another engine runs than the wanted one.
     pub warning: Option<String>,
 }
 
@@ -74,18 +74,18 @@ impl Choice {
     }
 }
 
-/// Why there is no engine as wanted.
+/// The reason why the wanted engine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChooseError {
     /// A library is there, but cannot be used.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// No library is there.
+    /// No library was found.
     #[error(
         "no onnxruntime library found. Run `downbeat engine install`, or set ORT_DYLIB_PATH to libonnxruntime.so, or use the engine rten"
     )]
     NotFound,
-    /// GPUs were asked for and cannot be used.
+    /// GPUs are wanted and cannot be used.
     #[error("the engine {provider} cannot be used: {reason}")]
     Cuda {
         /// The provider.
@@ -95,12 +95,13 @@ pub enum ChooseError {
     },
 }
 
-/// The engine for `preference`; on GPUs as `options` says, but for the provider. Threads that engines start later have the priority of the calling
-/// thread, also where a load at a low priority starts them.
+/// The engine for `preference`. On GPUs it follows `options`, except for the provider. Threads that
+/// engines start later have the priority of the calling thread, even if a load at a low priority
+/// starts them.
 ///
 /// # Errors
-/// If `onnxruntime` is wanted and there is none, or if the one that `search.asked` names cannot be used; if a GPU is wanted and none
-/// can be used, unless `options.missing` allows the CPU.
+/// If `onnxruntime` is wanted and not found, or the library that `search.asked` names cannot be
+/// used. If a GPU is wanted and none can be used, unless `options.missing` allows the CPU.
 pub fn choose(preference: Preference, search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
     begin_normal_priority();
     match preference {
@@ -113,7 +114,7 @@ pub fn choose(preference: Preference, search: &Search, options: &CudaOptions) ->
     }
 }
 
-/// On GPUs, or as the options say without.
+/// The engine on GPUs; without GPUs as `options.missing` says.
 fn wanted_gpus(provider: Provider, search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
     match (on_gpus(provider, search, options), options.missing) {
         (Ok(choice), _) => Ok(choice),
@@ -136,7 +137,7 @@ fn on_gpus(provider: Provider, search: &Search, options: &CudaOptions) -> Result
     Ok(Choice { engine, gpus, hint: None, warning: None })
 }
 
-/// The fastest engine that is there. Who has no GPU hears of none.
+/// The fastest engine that works. Without a GPU the choice has no hint about GPUs.
 fn auto(search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
     let Some(gpu) = cuda::gpus().into_iter().next() else {
         return on_cpu(search);
@@ -162,7 +163,7 @@ fn on_cpu(search: &Search) -> Result<Choice, ChooseError> {
     }
 }
 
-/// The engine on the CPU that may run models which `engine` cannot run; `None`: there is none.
+/// The engine on the CPU that may run models which `engine` cannot run; `None`: there is no other.
 pub fn other_than(engine: &str) -> Option<Preference> {
     match engine {
         rten::NAME => Some(Preference::Onnxruntime),

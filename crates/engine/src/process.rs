@@ -1,14 +1,17 @@
-//! The process as foreign libraries see it: what they are told when it begins, and how it ends while they are at work.
+//! The process as foreign libraries see it: its environment at the start, and its end while
+//! libraries are at work.
 
 use std::ffi::c_int;
 use std::io::Write;
 
-/// What libraries read in the environment, once.
+/// Variables that libraries read once from the environment.
 const VARIABLES: &[(&str, &str)] = &[
-    // onnxruntime's, before it collects anything: its API for that (`DisableTelemetryEvents`) comes too late, as making an environment begins it.
+    // onnxruntime's, before it collects anything. Its API for that (`DisableTelemetryEvents`) comes
+    // too late: making an environment begins the collection.
     ("ORT_DISABLE_TELEMETRY", "1"),
-    // The NVIDIA driver's, in `cuInit`: how many queues it has to a GPU; 8 unless said otherwise. Streams that share one may wait for each other, also those of
-    // partitions without a unit in common (cuda.h, Green Contexts). 32 is the most that it takes.
+    // The NVIDIA driver's, in `cuInit`: its number of queues to a GPU; 8 by default, at most 32.
+    // Streams that share a queue may wait for each other, even in partitions without a common unit
+    // (cuda.h, Green Contexts).
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
     // UCX's, when it is loaded: it would take over the signals of a crash.
     #[cfg(feature = "ucx")]
@@ -48,10 +51,11 @@ pub fn begin() {
     }
 }
 
-/// Ends the process at once: no destructor of a library runs, as those pull away what threads that are still in the library stand on. What is to be kept
-/// has to be written before.
+/// Ends the process at once, without the destructors of libraries. Such a destructor would free
+/// data that other threads of the library still use. The caller must write everything worth keeping
+/// before the call.
 pub fn end(status: u8) -> ! {
-    // An output that is gone needs nothing written.
+    // A closed output needs no flush.
     let _ = std::io::stdout().flush();
     let _ = std::io::stderr().flush();
     // SAFETY: it ends the process, and has no other condition.

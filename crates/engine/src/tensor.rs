@@ -1,4 +1,4 @@
-//! Tensors as engines take and give them.
+//! Tensors, the inputs and outputs of engines.
 
 use downbeat_core::tensor::{DataType, TensorSpec};
 
@@ -10,7 +10,7 @@ pub use crate::buffer::{ALIGNMENT, Buffer, OutOfMemory};
 pub struct Tensor {
     /// Element type.
     pub datatype: DataType,
-    /// Sizes, the batch dimension first where the model has one.
+    /// Sizes of the axes. The batch comes first if the model has a batch.
     pub shape: Vec<usize>,
     /// The elements.
     pub data: Buffer,
@@ -23,7 +23,8 @@ impl Tensor {
     }
 }
 
-/// The shape of a tensor of this kind: where sizes vary, `batch` as the first and `length` as any other.
+/// The shape of a tensor with this specification. A size that varies is `batch` for axis 0 and
+/// `length` for any other.
 pub fn shape(spec: &TensorSpec, batch: usize, length: usize) -> Vec<usize> {
     let size = |(axis, d): (usize, &i64)| match usize::try_from(*d) {
         Ok(size) => size,

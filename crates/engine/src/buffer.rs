@@ -7,15 +7,16 @@ use bytes::Bytes;
 
 use crate::cuda::{CudaError, DeviceSlice, PinnedBytes};
 
-/// Every buffer that is written here starts on a multiple of this many bytes: a cache line, and as wide as the
-/// widest vector load, so that every engine can use the memory in place.
+/// Every buffer that is written here starts on a multiple of this many bytes. That is a cache line,
+/// and as wide as the widest vector load, so that every engine can use the memory in place.
 pub const ALIGNMENT: usize = 64;
 
-/// Memory of a tensor: 64-byte aligned and growing while a batch is assembled, or shared with whoever made it
-/// (an engine's output, part of a network read). It becomes [`Bytes`] without a copy either way.
+/// Memory of a tensor. It is 64-byte aligned and grows while a batch is assembled, or it is shared
+/// with its maker, such as an engine's output or part of a network read. Both become [`Bytes`]
+/// without a copy.
 ///
-/// Between the segments of a model on a GPU the memory is there, and its bytes cannot be looked at before [`Buffer::fetch`]; to do so is a defect, and
-/// panics. Inputs and outputs of models never are.
+/// Between the segments of a model on a GPU the bytes stay on the device. Reading them before
+/// [`Buffer::fetch`] is a defect and panics. Inputs and outputs of models are always on the host.
 pub struct Buffer {
     memory: Memory,
 }
@@ -23,26 +24,26 @@ pub struct Buffer {
 enum Memory {
     Owned(Aligned),
     Shared(Bytes),
-    /// An engine's, and nobody else's.
+    /// An engine's memory, lent to this buffer alone.
     Lent(Box<dyn Lent>),
-    /// Host memory that a device copies from, and nobody else's.
+    /// Host memory that a device copies from, owned by this buffer alone.
     Pinned(PinnedBytes),
-    /// On a device, and shared.
+    /// Memory of a device, shared.
     Device(DeviceSlice),
 }
 
-/// There is no memory for a tensor.
+/// The allocation of a tensor's memory failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for a tensor of {bytes} bytes")]
 pub struct OutOfMemory {
-    /// What it takes.
+    /// The bytes that were needed.
     pub bytes: usize,
 }
 
-/// What a buffer says whose bytes are asked for as if they were here.
+/// The panic message of a buffer on a device whose bytes are read on the host.
 const ON_DEVICE: &str = "the bytes are on a device, and were not fetched: this is a defect";
 
-/// Memory of an engine's that this buffer alone may use, and that is given back when it is dropped.
+/// Memory of an engine that one buffer alone may use. Dropping it gives the memory back.
 pub(crate) trait Lent: Send + Sync + 'static {
     /// The bytes.
     fn bytes(&self) -> &[u8];

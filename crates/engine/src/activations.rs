@@ -14,6 +14,7 @@ pub struct Activations {
     /// The most that is alive at once: no plan can be smaller.
     pub alive: u64,
     /// Bytes that the engine's own arena held after the run, if the engine tells. The engine uses
+    /// its own plan instead of this one.
     /// its own plan, not this one.
     pub engine: Option<u64>,
 }

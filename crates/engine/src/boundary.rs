@@ -42,10 +42,10 @@ impl MeasuredValue {
     }
 }
 
-/// A place between two operators where the state of a batch can be kept, parted and joined.
+/// A place between two operators where the state of a batch can be kept, divided and joined.
 #[derive(Clone, Debug)]
 pub(crate) struct Boundary {
-    /// Operators before it.
+    /// The number of operators before it.
     pub at: usize,
     /// The tensors that are alive at the boundary.
     pub live: Vec<TensorSpec>,
@@ -59,7 +59,7 @@ pub(crate) struct Boundary {
 #[derive(Debug, Default)]
 pub(crate) struct Boundaries {
     pub possible: Vec<Boundary>,
-    /// By the number of operators before it.
+    /// The reasons, by the number of operators before the boundary.
     pub refused: BTreeMap<usize, String>,
 }
 

@@ -1,4 +1,4 @@
-//! Memory that tensors live in.
+//! Memory for tensors.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -45,14 +45,14 @@ const ON_DEVICE: &str = "the bytes are on a device, and were not fetched: this i
 
 /// Memory of an engine that one buffer alone may use. Dropping it gives the memory back.
 pub(crate) trait Lent: Send + Sync + 'static {
-    /// The bytes.
+    /// The bytes of the memory.
     fn bytes(&self) -> &[u8];
 
     /// The bytes, for change in place.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// For [`Bytes::from_owner`].
+/// Makes [`Bytes::from_owner`] accept lent memory.
 struct LentBytes(Box<dyn Lent>);
 
 impl AsRef<[u8]> for LentBytes {
@@ -76,12 +76,14 @@ impl Buffer {
     /// An empty buffer with room for `capacity` bytes.
     ///
     /// # Panics
-    /// If there is no memory for it; where a file or a peer decides the size, use [`Buffer::try_with_capacity`].
+    /// If the memory cannot be allocated. Where a file or a peer decides the size, use
+    /// [`Buffer::try_with_capacity`].
     pub fn with_capacity(capacity: usize) -> Self {
         Buffer::try_with_capacity(capacity).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// An empty buffer with room for `capacity` bytes: so many can be written without another allocation.
+    /// An empty buffer with room for `capacity` bytes, which can be written without another
+    /// allocation.
     ///
     /// # Errors
     /// If the memory cannot be allocated.
@@ -135,7 +137,8 @@ impl Buffer {
         }
     }
 
-    /// Copies the bytes here if they are on a device. Holds up the caller until the device has written them.
+    /// Copies the bytes to the host if they are on a device. Blocks the caller until the device has
+    /// written them.
     ///
     /// # Errors
     /// If the device is lost.
@@ -316,7 +319,7 @@ impl Aligned {
         self.blocks.len() * ALIGNMENT
     }
 
-    /// Where the first byte is.
+    /// The address of the first byte.
     fn start(&mut self) -> *mut u8 {
         self.blocks.as_mut_ptr().cast()
     }
@@ -325,7 +328,7 @@ impl Aligned {
     fn grow_to(&mut self, capacity: usize) -> Result<(), OutOfMemory> {
         let more = capacity.div_ceil(ALIGNMENT).saturating_sub(self.blocks.len());
         self.blocks.try_reserve_exact(more).map_err(|_| OutOfMemory { bytes: capacity })?;
-        // SAFETY: there is room for so many, which need not be written.
+        // SAFETY: there is room for this many blocks, which may be unwritten.
         unsafe { self.blocks.set_len(self.blocks.len() + more) };
         Ok(())
     }

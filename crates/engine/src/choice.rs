@@ -62,9 +62,9 @@ pub struct Choice {
     pub engine: Arc<dyn Engine>,
     /// The GPUs that it runs on; none: it runs on the CPU.
     pub gpus: Vec<GpuInfo>,
-    /// One line for the user, if a faster engine could be installed or was passed over.
+    /// A line for the user, if a faster engine could be installed or was passed over.
     pub hint: Option<String>,
-    /// One line for the user, if another engine runs than the wanted one.
+    /// A line for the user, if the engine is not the wanted engine.
     pub warning: Option<String>,
 }
 
@@ -77,7 +77,7 @@ impl Choice {
 /// The reason why the wanted engine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChooseError {
-    /// A library is there, but cannot be used.
+    /// A library was found, but cannot be used.
     #[error(transparent)]
     Find(#[from] FindError),
     /// No library was found.
@@ -90,7 +90,7 @@ pub enum ChooseError {
     Cuda {
         /// The provider.
         provider: Provider,
-        /// Why.
+        /// The reason.
         reason: CudaUnavailable,
     },
 }
@@ -172,7 +172,8 @@ pub fn other_than(engine: &str) -> Option<Preference> {
     }
 }
 
-/// Whether another engine may load a model that one engine did not load. A model that onnxruntime finds invalid is invalid for all.
+/// Whether another engine may load a model that one engine did not load. A model that onnxruntime
+/// finds invalid is invalid for all engines.
 pub fn may_load_elsewhere(error: &LoadError) -> bool {
     match error {
         LoadError::File { .. } => false,
@@ -182,7 +183,8 @@ pub fn may_load_elsewhere(error: &LoadError) -> bool {
     }
 }
 
-/// The engines on the CPU that can be used here, the fastest first. [`cuda::survey`] says what GPUs there are.
+/// The engines on the CPU that can be used here, the fastest first. [`cuda::survey`] describes the
+/// GPUs.
 pub fn available(search: &Search) -> Vec<EngineInfo> {
     let onnxruntime = Onnxruntime::find(search).ok().flatten().map(|e| e.info());
     onnxruntime.into_iter().chain([Rten::new().info(), Emulated::new().info()]).collect()

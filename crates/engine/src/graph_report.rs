@@ -1,4 +1,5 @@
-//! Reports of the segments of a model that run as CUDA graphs, and of the reasons why others do
+//! Reports of the segments that run as CUDA graphs, and of the reasons why other segments run
+//! without one.
 //! not.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,7 +42,7 @@ pub enum GraphOutcome {
         /// The time of a run with the graph.
         graph: Duration,
     },
-    /// The segment cannot run as a graph, or must not.
+    /// The segment cannot run as a graph, or is not allowed to.
     Refused {
         /// Why, in words.
         reason: String,
@@ -51,7 +52,7 @@ pub enum GraphOutcome {
 /// The nodes of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphNodes {
-    /// All nodes: kernels, copies, fills, and those that allocate and free memory.
+    /// All nodes: kernels, copies, fills, allocations and frees of memory.
     pub count: usize,
     /// Nodes that allocate memory, which the graph frees again, as cuBLAS does for its workspace.
     pub allocations: usize,
@@ -59,8 +60,8 @@ pub struct GraphNodes {
     pub grids: Vec<u64>,
 }
 
-/// The reports of a model with `segments` segments in a line: the number that run as graphs, and
-/// the reasons why other segments or shapes do not. `None` if there are no reports.
+/// The reports of a model with `segments` segments in a line. It has the number that run as graphs,
+/// and the reasons why other segments or shapes run without one. `None` if there are no reports.
 pub fn summary(segments: usize, reports: &[GraphReport]) -> Option<String> {
     if reports.is_empty() {
         return None;

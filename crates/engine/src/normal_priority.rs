@@ -30,8 +30,9 @@ pub fn begin_normal_priority() {
     });
 }
 
-/// Does `work` on a thread of normal priority, waits for its end, and gives what it gives. `work` should be brief. Threads that `work` starts inherit the
-/// normal priority. Before [`begin_normal_priority`] the calling thread does the work.
+/// Does `work` on a thread of normal priority, waits for its end, and returns its result. `work`
+/// should be brief. Threads that `work` starts inherit the normal priority. Before
+/// [`begin_normal_priority`] the calling thread does the work.
 pub fn at_normal_priority<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let Some(Some(worker)) = WORKER.get().filter(|_| !IS_WORKER.get()) else { return work() };
     let (reply, done) = channel();

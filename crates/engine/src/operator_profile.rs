@@ -37,7 +37,7 @@ impl OperatorProfile {
         self.graph == checksum(graph) && self.times.len() == graph.operators.len()
     }
 
-    /// How many operators there are.
+    /// The number of operators.
     pub fn operators(&self) -> usize {
         self.times.len()
     }

@@ -1,4 +1,4 @@
-//! Batches that a model is tried with when it is cut.
+//! Batches with which a model is tried when it is cut.
 
 use std::collections::BTreeMap;
 
@@ -73,10 +73,10 @@ impl Probe {
         signature.inputs.iter().map(value).collect()
     }
 
-    /// A batch.
+    /// Makes the inputs of a batch.
     ///
     /// # Errors
-    /// If it is larger than memory.
+    /// If the batch is larger than memory.
     pub fn inputs(&self, signature: &Signature, batch: usize, length: usize) -> Result<Vec<Tensor>, String> {
         let tensor = |spec: &TensorSpec| {
             let shape = shape(spec, batch, length);

@@ -6,14 +6,14 @@ use std::io::Write;
 
 /// Variables that libraries read once from the environment.
 const VARIABLES: &[(&str, &str)] = &[
-    // onnxruntime's, before it collects anything. Its API for that (`DisableTelemetryEvents`) comes
-    // too late: making an environment begins the collection.
+    // onnxruntime's, before it collects anything. The API `DisableTelemetryEvents` comes too late:
+    // making an environment begins the collection.
     ("ORT_DISABLE_TELEMETRY", "1"),
     // The NVIDIA driver's, in `cuInit`: its number of queues to a GPU; 8 by default, at most 32.
     // Streams that share a queue may wait for each other, even in partitions without a common unit
     // (cuda.h, Green Contexts).
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-    // UCX's, when it is loaded: it would take over the signals of a crash.
+    // UCX's, before it is loaded: UCX would take over the signals of a crash.
     #[cfg(feature = "ucx")]
     ("UCX_HANDLE_ERRORS", "none"),
     // Bytes of each thread's stack. The standard library reads the variable when the first thread starts. A thread that loads or
@@ -27,7 +27,8 @@ const STACK: &str = "RUST_MIN_STACK";
 /// The standard library's size without [`STACK`], bytes.
 const STACK_OF_STD: u64 = 2 << 20;
 
-/// The variable for the stacks of a trial process, and its value. The stacks are smaller there: a file that fits there fits here, too.
+/// The variable for the stacks of a trial process, and its value. Stacks are smaller there, so that
+/// a file that fits there also fits here.
 pub(crate) fn stack_of_trials() -> (&'static str, String) {
     let own = std::env::var(STACK).ok().and_then(|bytes| bytes.parse().ok()).unwrap_or(STACK_OF_STD);
     (STACK, (own - own / 4).to_string())

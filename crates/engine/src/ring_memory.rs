@@ -1,4 +1,5 @@
-//! The memory of an input ring: slots of one size, of which any neighbouring run is one piece of memory.
+//! The memory of an input ring: slots of one size. Any run of neighbouring slots is one piece of
+//! memory.
 //!
 //! The pages are mapped twice, one mapping behind the other (E²bird §5). A run that goes on at slot
 //! 0 after the last slot is therefore contiguous:
@@ -29,7 +30,7 @@ use crate::cuda::{CudaError, Device, DeviceRing};
 /// Largest ring, bytes: its pages stay in memory once they were used.
 pub const LARGEST_RING: usize = 1 << 30;
 
-/// Most slots of a ring: each has a counter, also where it has few bytes.
+/// Most slots of a ring: each has a counter, however small it is.
 pub const MOST_SLOTS: u64 = 1 << 20;
 
 /// The slot is free.
@@ -37,7 +38,7 @@ const FREE: u32 = 0;
 /// The slot is being written. Numbers between [`FREE`] and this one count the slot's readers.
 const WRITTEN: u32 = u32::MAX;
 
-/// Why there is no ring memory, in words.
+/// The reason why there is no ring memory, in words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct RingMemoryError(String);
@@ -59,8 +60,8 @@ pub fn slots(least: u32, slot_bytes: &[usize]) -> Result<u32, RingMemoryError> {
         return Err(RingMemoryError("an input ring needs at least one slot of at least one byte".into()));
     }
     let page = rustix::param::page_size();
-    // A page is a power of two, and so is each size's part of it. The largest multiple therefore
-    // serves all sizes.
+    // Both operands are powers of two, so that each unit is one, too. The largest unit therefore
+    // serves all slot sizes.
     let unit = slot_bytes.iter().map(|bytes| page >> bytes.trailing_zeros().min(page.trailing_zeros())).max();
     let slots = u64::from(least).next_multiple_of(unit.unwrap_or(1) as u64);
     for slot_bytes in slot_bytes {
@@ -164,7 +165,7 @@ impl RingMemory {
         Ok(ring)
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn slots(&self) -> u32 {
         self.users.len() as u32
     }

@@ -157,7 +157,7 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
 }
 
 /// The model file for RTen: with the optional attributes that RTen needs, and with other operators
-/// for those that RTen computes wrong. `None`: the file is right already.
+/// in place of the ones that RTen computes wrong. `None`: the file is right already.
 fn suited(path: &Path) -> Result<Option<(Vec<u8>, Rewritten)>, String> {
     let bytes = Bytes::from(std::fs::read(path).map_err(|e| e.to_string())?);
     // A file that cannot be decoded is RTen's to reject.

@@ -35,7 +35,7 @@ pub struct MemoryBudget {
 pub struct TooMuchMemory(String);
 
 impl MemoryBudget {
-    /// A budget of so many bytes.
+    /// A budget of this many bytes.
     pub fn new(bytes: u64) -> Arc<Self> {
         Arc::new(MemoryBudget { bytes, used: Mutex::new(0), freed: Condvar::new() })
     }
@@ -45,7 +45,7 @@ impl MemoryBudget {
     }
 }
 
-/// Memory that a run may take; given back when it is dropped.
+/// Memory that a run may take; a drop gives it back.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     budget: Arc<MemoryBudget>,
@@ -67,7 +67,7 @@ impl Drop for Reserved {
 pub struct RunMemory {
     sizes: Sizes,
     budget: Arc<MemoryBudget>,
-    /// By the dimensions of all inputs.
+    /// The needs, by the dimensions of all inputs.
     known: Mutex<BTreeMap<SmallVec<[u64; 8]>, Need>>,
 }
 

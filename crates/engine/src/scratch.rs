@@ -69,7 +69,7 @@ fn private(prefix: &str) -> tempfile::Builder<'_, 'static> {
     builder
 }
 
-/// This user's folder, for all processes.
+/// This user's folder, shared by all processes.
 fn parent(temporary: &Path) -> io::Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let parent = temporary.join(format!("downbeat-{user}"));

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// A contiguous range of a model's operators (GLOSSARY: segment; a DVABatch *stage* is a fixed one).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SegmentInfo {
-    /// How many operators it has.
+    /// The number of its operators.
     pub operators: usize,
     /// Name of its first operator.
     pub first: String,
@@ -17,7 +17,7 @@ pub struct SegmentInfo {
     /// The tensors that are alive at its end, which are the state that [`crate::Lane::run`] leaves.
     /// A size that varies is -1 in `dims`. Axis 0 is the batch.
     pub live: Vec<TensorSpec>,
-    /// Bytes of `live` for one item, with the measured sizes for those that vary.
+    /// Bytes of `live` for one item. Sizes that vary have their measured values.
     pub live_bytes_per_item: u64,
     /// Bytes of the weights that its operators use.
     pub weight_bytes: u64,

@@ -10,7 +10,7 @@ use crate::tensor::Tensor;
 /// The tensors of a batch on its way through a model.
 ///
 /// Between segments a batch may be divided ([`State::split`]) and batches may be joined
-/// ([`State::join`]): axis 0 of every tensor is the batch there.
+/// ([`State::join`]). Axis 0 of every tensor is the batch at such a place.
 #[derive(Debug, Default)]
 pub struct State {
     /// The tensors; [`crate::Lane::run`] says which.
@@ -46,7 +46,8 @@ impl State {
         self.tensors.first().and_then(|t| t.shape.first()).map_or(0, |d| *d)
     }
 
-    /// A copy in memory of its own, on the host. Holds up the caller until a device has written the tensors.
+    /// A copy in memory of its own, on the host. Blocks the caller until a device has written the
+    /// tensors.
     ///
     /// # Errors
     /// If the device is lost.
@@ -119,7 +120,7 @@ impl State {
         Ok(State { tensors: tensors.collect::<Result<_, OutOfMemory>>()? })
     }
 
-    /// Datatypes and shapes of the tensors that batches at the same place of one model give when joined.
+    /// Datatypes and shapes of the joined tensors of batches at the same place of one model.
     pub(crate) fn joined(states: &[State]) -> Result<Vec<(DataType, Vec<usize>)>, StateError> {
         let Some((first, others)) = states.split_first() else { return Err(StateError::empty()) };
         for other in others {

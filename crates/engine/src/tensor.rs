@@ -17,7 +17,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// The number of elements that the shape says; `None` if it is more than a machine can address.
+    /// The number of elements of the shape; `None` if it is more than a machine can address.
     pub fn elements(&self) -> Option<usize> {
         elements(&self.shape)
     }

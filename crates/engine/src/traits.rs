@@ -21,7 +21,7 @@ use crate::segment::{Cut, SegmentInfo};
 use crate::state::{State, StateError};
 use crate::tensor::{Buffer, OutOfMemory};
 
-/// An engine: knows a model format and a kind of device.
+/// An engine, which runs models of one file format on one kind of device.
 pub trait Engine: Send + Sync {
     /// Name, version and device, for the start-up line and the metadata.
     fn info(&self) -> EngineInfo;
@@ -65,7 +65,7 @@ pub trait Engine: Send + Sync {
         1
     }
 
-    /// The memory of a device, where it has memory of its own and works.
+    /// The memory of a device; `None`: the device has no memory of its own, or does not work.
     fn device_memory(&self, _device: usize) -> Option<DeviceMemory> {
         None
     }
@@ -74,7 +74,7 @@ pub trait Engine: Send + Sync {
 /// The memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// The number by which its driver knows the device.
+    /// The driver's number of the device.
     pub ordinal: u32,
     /// The whole memory, bytes.
     pub total: u64,
@@ -104,7 +104,7 @@ pub struct EngineInfo {
     pub version: String,
     /// The device that the engine runs on: `cpu`, or the name of a GPU.
     pub device: String,
-    /// Where the library was found, if it is not built in.
+    /// The path of the library, if it is not built in.
     pub library: Option<PathBuf>,
 }
 
@@ -113,12 +113,12 @@ pub struct EngineInfo {
 pub struct LoadOptions {
     /// The model file.
     pub path: PathBuf,
-    /// Threads inside one run; 0: one for each CPU that it may run on.
+    /// Threads inside one run; 0: one for each CPU that the run may use.
     pub threads: usize,
     /// The share of a device that the model's lanes have if their place names none. On the CPU the
     /// model's own threads are bound to these cores.
     pub share: Share,
-    /// Where to cut it into segments.
+    /// The places where the model is cut into segments.
     pub cut: Cut,
     /// The memory that the model's runs may take, on the CPU; `None`: no limit.
     pub memory: Option<Arc<MemoryBudget>>,
@@ -128,7 +128,7 @@ pub struct LoadOptions {
     /// Folder for files that are kept between starts, such as the engines that TensorRT compiles;
     /// `None`: each start makes them.
     pub cache: Option<PathBuf>,
-    /// The profile of the operators from the last time that the model was cut. It saves a
+    /// The profile of the operators from the last time that the model was cut, which saves a
     /// measurement. A profile of another file or engine is ignored.
     pub operators: Option<Arc<OperatorProfile>>,
     /// The priority of the lanes' work on a device that models share.
@@ -139,12 +139,12 @@ pub struct LoadOptions {
 /// ignore the priority. The CPU has no such priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamPriority {
-    /// The driver's own; on most devices there is none below.
+    /// The driver's default; most devices have no lower one.
     #[default]
     Default,
-    /// The highest of the device.
+    /// The highest priority of the device.
     Max,
-    /// The lowest of the device.
+    /// The lowest priority of the device.
     Min,
 }
 
@@ -164,19 +164,19 @@ impl LoadOptions {
         }
     }
 
-    /// The same, cut into segments.
+    /// The same options, with the model cut into segments.
     #[must_use]
     pub fn with_cut(self, cut: Cut) -> Self {
         LoadOptions { cut, ..self }
     }
 }
 
-/// A loaded model: its weights, once, however many lanes run it.
+/// A loaded model. Its weights are in memory once, for any number of lanes.
 pub trait Model: Send + Sync {
     /// Inputs and outputs.
     fn signature(&self) -> &Signature;
 
-    /// Into how many segments the model is cut; 1: whole.
+    /// The number of segments of the model; 1: whole.
     fn segments(&self) -> usize {
         self.segment_info().len().max(1)
     }
@@ -196,20 +196,23 @@ pub trait Model: Send + Sync {
         None
     }
 
-    /// How long its batches take on a share of a device, and the largest it can run, where that is known without measuring (`emulated`).
+    /// The latency profile and the largest batch on a share of a device, if they are known without
+    /// a measurement (`emulated`).
     fn profile(&self, _share: Share) -> Option<LatencyProfile> {
         None
     }
 
-    /// Compute units of a device beyond which a launch is hardly faster (GSLICE §2.1.3), where that is known without measuring (`emulated`).
+    /// The number of compute units beyond which a launch is hardly faster (GSLICE §2.1.3), if it is
+    /// known without a measurement (`emulated`).
     fn knee(&self) -> Option<u32> {
         None
     }
 
-    /// A lane on this model: activations and scratch memory of its own, the weights shared with the other lanes of the device.
+    /// Makes a lane on this model. The lane has activations and scratch memory of its own, and
+    /// shares the weights with the other lanes of the device.
     ///
     /// # Errors
-    /// If the device is out of memory, or there is no such place on it.
+    /// If the device is out of memory or has no such place.
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError>;
 
     /// A lane on the first device, with the share that the model was loaded for.
@@ -236,7 +239,8 @@ pub trait Model: Send + Sync {
         RingMemory::new(slots, slot_bytes)
     }
 
-    /// An empty buffer with room for `bytes` bytes of an input, in memory that its lanes take inputs from without a copy on the host.
+    /// An empty buffer with room for `bytes` bytes of an input. Lanes read its memory without a
+    /// copy on the host.
     ///
     /// # Errors
     /// If the memory cannot be allocated.
@@ -249,9 +253,9 @@ pub trait Model: Send + Sync {
         None
     }
 
-    /// Whether any thread may run a batch in about the time of the batch before. Three conditions
-    /// hold then: the shapes of its inputs decide the time of a run, the run waits for no device,
-    /// and the lanes are not bound to cores.
+    /// Whether any thread may run a batch in about the time of the batch before. The shapes of its
+    /// inputs must decide that time. The run must not wait for a device, and the lanes must not be
+    /// bound to cores.
     fn is_bounded(&self) -> bool {
         false
     }
@@ -279,8 +283,8 @@ pub trait Model: Send + Sync {
         length
     }
 
-    /// The segments that run as CUDA graphs on the present lanes, and the reasons why others do
-    /// not. Empty if the engine has no graphs. Cheap to ask.
+    /// The segments that run as CUDA graphs on the present lanes, and the reasons why other
+    /// segments are not graphs. Empty if the engine has no graphs. Cheap to ask.
     fn graphs(&self) -> Vec<GraphReport> {
         Vec::new()
     }
@@ -290,8 +294,8 @@ pub trait Model: Send + Sync {
         None
     }
 
-    /// Tells the engine whether axis 0 of every input and output is the batch. Only then may the
-    /// engine add rows to a batch and leave them out again. Before the call it may not.
+    /// Tells the engine whether axis 0 of every input and output is the batch. If it is, the engine
+    /// may add rows to a batch and leave them out again. Before this call the engine must not.
     fn set_batched(&self, _is_batched: bool) {}
 
     /// Tells the engine the shapes that the inputs will have, before the first lane. Engines that
@@ -305,8 +309,8 @@ pub trait Model: Send + Sync {
     }
 
     /// Tells the engine that the memory suffices only for these of [`Model::sizes_to_warm`]. A lane
-    /// that is prepared for each size then fills up other batches to the next of them. Other lanes
-    /// run such batches unchanged.
+    /// that is prepared for each size then fills up a batch of another size to the next larger one
+    /// of these sizes. Other lanes run such batches unchanged.
     fn set_sizes(&self, _sizes: &[usize]) {}
 }
 
@@ -331,13 +335,13 @@ impl ShapeRange {
 /// The place of a lane on the machine. Engines on the CPU ignore the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Which of the devices that the engine uses, from 0.
+    /// Number of the device among those that the engine uses, from 0.
     pub device: usize,
     /// The share of the device.
     pub share: Share,
 }
 
-/// How much of a device a lane has.
+/// The share of a device that a lane has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Share {
     /// The share that the model was loaded for ([`LoadOptions::share`]): the whole device, unless
@@ -386,7 +390,7 @@ pub trait Lane: Send {
     /// outputs in signature order. After an error the lane is usable and `state` is empty.
     ///
     /// # Errors
-    /// If the engine fails: shapes the model cannot take, out of memory.
+    /// If the engine fails, for example because of a wrong shape or a lack of memory.
     fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError>;
 
     /// Begins to run the segments `range` on the batch in `state`, as [`Lane::run`] does. If the
@@ -409,7 +413,8 @@ pub trait Lane: Send {
         Ok(Box::new(state))
     }
 
-    /// Joins batches at the same place of the model, in order, along axis 0, where the next [`Lane::run`] takes them.
+    /// Joins batches at the same place of the model, in order, along axis 0. The result is ready
+    /// for the next [`Lane::run`].
     ///
     /// # Errors
     /// As [`State::join`].
@@ -417,8 +422,8 @@ pub trait Lane: Send {
         State::join(states)
     }
 
-    /// The span of the launch that was enqueued last, by the device's own clock, if it has one. The
-    /// times are known once the launch is over.
+    /// The span of the lane's last launch, by the device's own clock, if the device has a clock.
+    /// The times are known once the launch is over.
     fn last_run(&self) -> Option<Span> {
         None
     }
@@ -456,7 +461,7 @@ impl Pending for State {
     }
 }
 
-/// Why a model was not loaded.
+/// The reason why a model was not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
@@ -474,17 +479,17 @@ pub enum LoadError {
         path: PathBuf,
         /// The engine.
         engine: &'static str,
-        /// What is wrong and what to do.
+        /// The fault and its remedy.
         reason: String,
     },
-    /// The process that loaded it has ended.
+    /// The process that loaded the model has ended.
     #[error("{path}: {engine} cannot run this model: {reason}", path = path.display())]
     Died {
         /// The file.
         path: PathBuf,
         /// The engine.
         engine: &'static str,
-        /// How the process has ended.
+        /// The end of the process, in words.
         reason: String,
         /// The number of the signal that ended it.
         signal: Option<i32>,
@@ -492,7 +497,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// What is wrong and what to do, without the file and who says so.
+    /// The fault and its remedy, without the names of the file and of the engine.
     pub fn into_reason(self) -> String {
         match self {
             LoadError::File { reason, .. } | LoadError::Model { reason, .. } | LoadError::Died { reason, .. } => reason,
@@ -500,7 +505,7 @@ impl LoadError {
     }
 }
 
-/// Why a run failed.
+/// The reason why a run failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{engine}: {reason}")]
 pub struct RunError {

@@ -18,7 +18,7 @@ pub struct Device {
     name: String,
     compute_units: u32,
     memory: u64,
-    /// The error after which nothing runs here any more.
+    /// The error that took the device out of service.
     lost: OnceLock<CudaError>,
 }
 
@@ -27,7 +27,7 @@ unsafe impl Send for Device {}
 // SAFETY: as above; the driver synchronises its calls.
 unsafe impl Sync for Device {}
 
-/// The devices in use, so that all users of one see when it is lost.
+/// The devices in use, so that all users of a device see when it is lost.
 static DEVICES: Mutex<BTreeMap<u32, Weak<Device>>> = Mutex::new(BTreeMap::new());
 
 /// Takes a device out of service for all its users, because the driver reports a final error. The
@@ -115,7 +115,7 @@ impl Device {
         self.check("asking for its free memory", result::mem_get_info()).map(|(free, _)| free as u64)
     }
 
-    /// The error that took the device out of service, if there was one.
+    /// The error that took the device out of service; `None`: it works.
     pub fn lost(&self) -> Option<&CudaError> {
         self.lost.get()
     }

@@ -1,4 +1,4 @@
-//! Memory of other processes on GPUs of this one (CUDA's IPC): what clients call CUDA shared memory.
+//! Memory of other processes on GPUs of this one (CUDA's IPC). Clients call it CUDA shared memory.
 
 use std::ffi::c_char;
 use std::sync::Arc;

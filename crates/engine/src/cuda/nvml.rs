@@ -16,7 +16,8 @@ use super::libcuda::FOLDERS;
 const NAME: &str = "libnvidia-ml.so.1";
 /// Room for a UUID as text, with the zero at its end: NVML's own figure.
 const UUID_BYTES: usize = 96;
-/// The version of `nvmlMemory_v2_t`, as NVML composes it. The first version counts what the driver reserves as used.
+/// The version of `nvmlMemory_v2_t`, as NVML composes it. The first version counts the driver's
+/// reserve as used.
 const MEMORY_V2: c_uint = size_of::<sys::nvmlMemory_v2_t>() as c_uint | (2 << 24);
 
 /// The reason why NVML refuses or fails.
@@ -131,7 +132,7 @@ unsafe impl Send for NvmlGpu {}
 /// The measurements of a GPU; `None`: the GPU cannot measure the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NvmlSample {
-    /// Share of the last moments in which something ran, from 0 to 1.
+    /// The part of the last moments in which some work ran, from 0 to 1.
     pub utilization: Option<f64>,
     /// Its present power, watts.
     pub power: Option<f64>,

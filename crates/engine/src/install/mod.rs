@@ -28,7 +28,7 @@ pub struct Install {
     pub version: String,
     /// The folder that libraries are unpacked to, one folder for each version.
     pub cache: PathBuf,
-    /// The Python whose pip fetches it.
+    /// The Python whose pip fetches the wheel.
     pub python: PathBuf,
     /// A wheel to unpack instead of a download.
     pub wheel: Option<PathBuf>,
@@ -249,8 +249,8 @@ impl Temporary {
     }
 }
 
-/// Where `downbeat engine install` puts libraries: `$XDG_CACHE_HOME/downbeat/engines/onnxruntime`, with `~/.cache` if the
-/// variable is not set.
+/// The folder in which `downbeat engine install` puts libraries:
+/// `$XDG_CACHE_HOME/downbeat/engines/onnxruntime`, with `~/.cache` if the variable is not set.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     // A program must ignore a relative path in the variable (XDG Base Directory Specification).
@@ -268,7 +268,7 @@ pub fn installed_gpu(cache: &Path) -> Option<PathBuf> {
     newest(&cache.join(GPU_FOLDER))
 }
 
-/// Where NVIDIA's libraries are that were installed in `cache`.
+/// The folder of NVIDIA's libraries that were installed in `cache`.
 pub(crate) fn nvidia_folder(cache: &Path) -> PathBuf {
     cache.join(GPU_FOLDER).join(NVIDIA_FOLDER)
 }

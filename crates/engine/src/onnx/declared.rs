@@ -1,4 +1,5 @@
-//! Sizes and values that a configuration declares for inputs and outputs which the model file leaves open.
+//! Sizes and values of inputs and outputs that the model file leaves open and a configuration
+//! declares.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -8,7 +8,8 @@ use prost::Message;
 
 use super::proto::{AttributeGraphs, GraphProto, NodeProto, WeightProto};
 
-/// Deepest nesting of graphs in attributes that is followed; the file was checked for the same bound.
+/// The deepest nesting of graphs in attributes that is followed; the file was checked for the same
+/// bound.
 const DEPTH_LIMIT: u32 = 16;
 
 /// The operators of a graph. Value names are as in the file.

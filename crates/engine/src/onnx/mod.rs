@@ -32,8 +32,9 @@ pub use rows::{Cause, RowReport, Rows, row_report};
 /// Largest model file: protocol buffers cannot be larger, and neither engine reads more.
 pub const FILE_LIMIT: u64 = (1 << 31) - 1;
 
-/// Reads inputs and outputs from the model file, without an engine: initialisers are no inputs, sizes that vary are -1.
-/// The file is walked and checked, its tensors are not read: gigabytes of garbage are refused at their first bytes.
+/// Reads inputs and outputs from the model file, without an engine: initialisers are no inputs,
+/// sizes that vary are -1. The file is walked and checked, its tensors are not read: gigabytes of
+/// garbage are refused at their first bytes.
 ///
 /// # Errors
 /// If the file cannot be read, is not an ONNX model, is truncated or larger than [`FILE_LIMIT`], or
@@ -62,7 +63,7 @@ pub(crate) struct Checked<'a> {
     file: OnnxFile,
 }
 
-/// Walks and checks the file. Every engine calls this before it lets a parser of its own near the file.
+/// Walks and checks the file. Every engine calls this before its own parser reads the file.
 pub(crate) fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
     let checked = walk(path)?;
     // Faults of inputs and outputs are reported here, in the same words for every engine.
@@ -116,7 +117,7 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     Ok(Checked { path, file })
 }
 
-/// Reads all of a model file that was walked, without its external data.
+/// Reads the whole of a checked model file, without its external data.
 fn read_whole(path: &Path) -> Result<Bytes, LoadError> {
     let read = std::fs::read(path).map(Bytes::from);
     read.map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("the model file cannot be read: {e}") })

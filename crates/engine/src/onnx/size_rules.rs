@@ -256,7 +256,7 @@ fn other(operator: &str) -> Option<Rule> {
             dims.insert(along.min(dims.len()), depth);
             one(Extent::new(k.element(2), dims))
         },
-        // If the numbers are known, the count of those that are not zero; else the maximum.
+        // If the numbers are known, the count of the nonzero ones; else the maximum.
         "NonZero" => |k| {
             let found = k.get(0)?.data.as_ref().map(|data| data.iter().filter(|n| **n != 0.0).count() as u64);
             let most = product(k.dims(0)?);

@@ -1,4 +1,4 @@
-//! The sizes of a graph's values, worked out from the shapes of its inputs before anything is allocated.
+//! The sizes of a graph's values, computed from the shapes of its inputs before any allocation.
 //!
 //! Every operator has a rule from the shapes of its inputs to the shapes of its outputs
 //! (`size_rules.rs`). The numbers that shapes are made of are followed too (`Shape`, `Gather`,

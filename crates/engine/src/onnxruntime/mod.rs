@@ -74,7 +74,8 @@ impl Onnxruntime {
     /// has one.
     ///
     /// # Errors
-    /// If a library that was asked for by name cannot be used, or some place has a library but none can be used.
+    /// If a library that the user named cannot be used, or places have libraries but none can be
+    /// used.
     pub fn find(search: &Search) -> Result<Option<Onnxruntime>, FindError> {
         let mut loaded = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = &*loaded {

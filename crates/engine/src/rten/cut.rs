@@ -138,7 +138,7 @@ impl Trial<'_> {
         self.shared.values(self.shared.pool(Share::Whole), inputs.collect::<Result<_, String>>()?, &live.nodes)
     }
 
-    /// Datatypes and shapes; `None` for what is no tensor.
+    /// Datatypes and shapes; `None` for a value that is no tensor.
     fn shapes(&self, live: &Live, batch: usize, length: usize) -> Result<Vec<Option<Shape>>, String> {
         let shape = |value: rten::Value| {
             let datatype = match &value {
@@ -153,7 +153,7 @@ impl Trial<'_> {
         Ok(self.run(live, batch, length)?.into_iter().map(shape).collect())
     }
 
-    /// Runs up to a place and from there to the end.
+    /// Runs up to a place, and from that place to the end.
     fn resume(&self, live: &[TensorSpec]) -> Result<(), String> {
         let (Some(before), Some(behind)) = (self.shared.states.first(), self.shared.states.last()) else {
             return Ok(());
@@ -165,7 +165,7 @@ impl Trial<'_> {
         self.shared.run(pool, &live, behind, tensors).map(|_| ())
     }
 
-    /// Measures what the model takes up to each boundary, at batch 1, and in all.
+    /// Measures the model's time up to each boundary, at batch 1, and in all.
     fn time(&self, boundaries: &mut [Boundary]) -> Result<Duration, String> {
         let length = self.probe.length;
         let mut before = Duration::ZERO;

@@ -33,7 +33,8 @@ fn part(axis: usize, rank: usize, is_first: bool, is_turned: bool) -> Part {
     if axis + 2 < rank {
         return Part::Batch(rank - 3 - axis);
     }
-    // The product sums over the first factor's last axis, and over the second factor's last axis
+    // The product sums over the last axis of the first factor, and over the second-last axis of the
+    // second factor.
     // but one.
     let summed = is_vector || (last == (is_first != is_turned));
     if summed { Part::Summed } else { Part::Kept }

@@ -107,7 +107,7 @@ fn the_number_of_rows_is_harmless_as_a_size_only() {
         (&with("w=f[1,3]; e=Expand(w,s); y=Add(x,e); -> y[N,3]"), "independent"),
         (&with("e=ConstantOfShape(s); y=Concat(x,e) axis=1; -> y[N,6]"), "independent"),
         (&with("n=Size(x); q=Div(n,b); f=Cast(q) to=1; y=Div(x,f); -> y[N,3]"), "mixed Div"),
-        // An even number of rows has the second column.
+        // For an even number of rows the answer has the second column.
         (
             &with("t=i(2)!; m=Mod(b,t); u=i(0); a=i(1); v=Unsqueeze(m,u); w=Add(v,a); y=Slice(x,v,w,a); -> y[N,1]"),
             "unknown Slice",
@@ -308,7 +308,7 @@ fn what_no_rule_covers_is_unknown() {
 #[test]
 fn names_of_dimensions_are_evidence() {
     check(&[
-        // The graph proves more than the name says.
+        // The graph proves more than the name shows.
         ("x[N,N]; y=Relu(x); -> y[N,N]", "independent"),
         ("x[N,N]; y=my.Thing(x); -> y[N,N]", "mixed input"),
         ("x[N,4]; y=my.Thing(x); -> y[M,N]", "mixed input"),

@@ -51,7 +51,7 @@ pub(super) struct Prepared {
     sizes: Sizes,
     /// The inner graphs, by the node's place in the graph and the attribute's name.
     bodies: BTreeMap<(usize, String), Prepared>,
-    /// The number of its operators, with those of the graphs inside.
+    /// The number of operators, including the graphs inside.
     pub operators: u64,
 }
 
@@ -264,7 +264,8 @@ impl<'a> Walker<'a> {
         left.is_some()
     }
 
-    /// What a call of a function of the model gives; `None` if it has no such function.
+    /// The outputs of a call of one of the model's functions; `None` if the model has no such
+    /// function.
     pub fn call(&self, op: &Op<'_>, inputs: Vec<Value>, depth: u32) -> Option<Vec<Value>> {
         let function = self.functions.get(&(op.node.domain.clone(), op.node.op_type.clone()))?;
         let failed = |reason: String| {

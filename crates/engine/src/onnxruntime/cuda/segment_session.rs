@@ -20,7 +20,6 @@
 //!    library to shrink its arenas, and with `session.use_env_allocators` off no other session uses
 //!    the arena.
 //! 4. Weights, which runs read at addresses of their own, stay as long as the session.
-//! 4. weights, which runs read at addresses of their own, stay as long as the session.
 
 use std::any::Any;
 use std::sync::Arc;

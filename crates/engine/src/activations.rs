@@ -19,7 +19,8 @@ pub struct Activations {
     pub engine: Option<u64>,
 }
 
-/// An intermediate tensor: written by operator `from`, last read by operator `to` (or kept to the end).
+/// An intermediate tensor: written by operator `from`, last read by operator `to` (or kept to the
+/// end).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     /// Its bytes.

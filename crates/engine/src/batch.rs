@@ -52,7 +52,8 @@ fn check_strings(name: &str, elements: usize, bytes: &[u8]) -> Result<(), String
     if count == elements { Ok(()) } else { Err(format!("input '{name}': expected {elements} strings, got {count}")) }
 }
 
-/// Makes every byte of a `BOOL` tensor 0 or 1: engines read them as C++ `bool`, where any other value is undefined.
+/// Makes every byte of a `BOOL` tensor 0 or 1: engines read them as C++ `bool`, where any other
+/// value is undefined.
 pub(crate) fn normalise_booleans(tensor: &mut Tensor) {
     if tensor.datatype == DataType::Bool && tensor.data.as_slice().iter().any(|b| *b > 1) {
         tensor.data.as_mut_slice().iter_mut().for_each(|b| *b = u8::from(*b != 0));

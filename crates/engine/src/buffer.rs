@@ -103,7 +103,8 @@ impl Buffer {
         Ok(buffer)
     }
 
-    /// Takes `bytes` as they are, without a copy; they may be unaligned, see [`Buffer::make_aligned`].
+    /// Takes `bytes` as they are, without a copy; they may be unaligned, see
+    /// [`Buffer::make_aligned`].
     pub fn from_bytes(bytes: Bytes) -> Self {
         Buffer { memory: Memory::Shared(bytes) }
     }
@@ -240,7 +241,8 @@ impl Buffer {
         self.exclusive().expect("what was shared is copied")
     }
 
-    /// Moves the bytes to aligned memory if they are not at a multiple of `alignment` (at most [`ALIGNMENT`]).
+    /// Moves the bytes to aligned memory if they are not at a multiple of `alignment` (at most
+    /// [`ALIGNMENT`]).
     #[inline]
     pub fn make_aligned(&mut self, alignment: usize) {
         if !self.as_slice().as_ptr().addr().is_multiple_of(alignment) {
@@ -349,7 +351,8 @@ impl Aligned {
     #[inline]
     fn extend(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
-        // SAFETY: there is room for `bytes` behind `len`, and `bytes` cannot overlap memory that is borrowed mutably.
+        // SAFETY: there is room for `bytes` behind `len`, and `bytes` cannot overlap memory that is
+        // borrowed mutably.
         unsafe { self.start().add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.len += bytes.len();
     }

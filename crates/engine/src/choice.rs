@@ -13,7 +13,8 @@ use crate::traits::{Engine, EngineInfo, LoadError};
 /// The engine that the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preference {
-    /// `cuda` if there is a GPU and all that it needs, else `onnxruntime` if it is found, else `rten`.
+    /// `cuda` if there is a GPU and all that it needs, else `onnxruntime` if it is found, else
+    /// `rten`.
     #[default]
     Auto,
     /// `onnxruntime` on NVIDIA GPUs, with its CUDA provider.

@@ -12,7 +12,8 @@ use crate::tensor::Buffer;
 /// length may not be 0, a mask may not be random.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fill {
-    /// Numbers with a fraction between -2 and 2, integers from `least` to `most`, `true`; `BYTES`: "1", or empty strings where `least` is 0.
+    /// Numbers with a fraction between -2 and 2, integers from `least` to `most`, `true`; `BYTES`:
+    /// "1", or empty strings where `least` is 0.
     Random {
         /// The smallest integer.
         least: u8,

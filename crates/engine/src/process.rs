@@ -16,9 +16,10 @@ const VARIABLES: &[(&str, &str)] = &[
     // UCX's, before it is loaded: UCX would take over the signals of a crash.
     #[cfg(feature = "ucx")]
     ("UCX_HANDLE_ERRORS", "none"),
-    // Bytes of each thread's stack. The standard library reads the variable when the first thread starts. A thread that loads or
-    // runs a model in rten recurses once for each operator of a chain. The pools of rten have no option for their stacks. Only
-    // pages that a thread touches take memory.
+    // Bytes of each thread's stack. The standard library reads the variable when the first thread
+    // starts. A thread that loads or runs a model in rten recurses once for each operator of a
+    // chain. The pools of rten have no option for their stacks. Only pages that a thread touches
+    // take memory.
     (STACK, "16777216"),
 ];
 
@@ -38,8 +39,9 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Sets the variables that the environment does not have. The variables keep libraries from sending data.
-/// They give the NVIDIA driver many queues, and threads large stacks. `main` calls this first: with a second thread it does nothing.
+/// Sets the variables that the environment does not have. The variables keep libraries from sending
+/// data. They give the NVIDIA driver many queues, and threads large stacks. `main` calls this
+/// first: with a second thread it does nothing.
 pub fn begin() {
     if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
         return;

@@ -232,7 +232,8 @@ impl Drop for RingMemory {
     fn drop(&mut self) {
         // The copies go before the memory that they are copied from.
         self.copies = None;
-        // SAFETY: both halves are this ring's alone, and writers and readers keep it alive. A failure would leave them mapped.
+        // SAFETY: both halves are this ring's alone, and writers and readers keep it alive. A
+        // failure would leave them mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast::<c_void>(), 2 * self.bytes()) };
     }
 }
@@ -273,7 +274,8 @@ impl RingWriter {
         let end = (start + all).min(self.ring.bytes());
         let wrapped = start + all - end;
         let first = self.ring.start.as_ptr();
-        // SAFETY: inside the first mapping; the slots are this writer's, and initialised: the system gives zeros.
+        // SAFETY: inside the first mapping; the slots are this writer's, and initialised: the
+        // system gives zeros.
         let host = unsafe {
             [std::slice::from_raw_parts(first.add(start), end - start), std::slice::from_raw_parts(first, wrapped)]
         };
@@ -321,8 +323,8 @@ struct RingReader {
 impl AsRef<[u8]> for RingReader {
     fn as_ref(&self) -> &[u8] {
         let (start, len) = place(&self.ring, self.run);
-        // SAFETY: as for `RingWriter::deref`. Other readers may read at the same time. No writer can claim a ring slot that has
-        // readers.
+        // SAFETY: as for `RingWriter::deref`. Other readers may read at the same time. No writer
+        // can claim a ring slot that has readers.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 }

@@ -53,7 +53,8 @@ impl Rten {
         Rten::default()
     }
 
-    /// The engine, with its threads for a run on one and on `threads` threads (0: one a core) started now.
+    /// The engine, with its threads for a run on one and on `threads` threads (0: one a core)
+    /// started now.
     pub fn with_threads(threads: usize) -> Self {
         let rten = Rten::default();
         let kinds = [1, threads_of(threads, &Share::Whole)].map(|threads| PoolKind { threads, cores: None });

@@ -5,7 +5,8 @@ pub use downbeat_core::device::Cut;
 use downbeat_core::tensor::TensorSpec;
 use serde::{Deserialize, Serialize};
 
-/// A contiguous range of a model's operators (GLOSSARY: segment; a DVABatch *stage* is a fixed one).
+/// A contiguous range of a model's operators (GLOSSARY: segment; a DVABatch *stage* is a fixed
+/// one).
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SegmentInfo {
     /// The number of its operators.

@@ -34,7 +34,8 @@ pub fn shape(spec: &TensorSpec, batch: usize, length: usize) -> Vec<usize> {
     spec.dims.iter().enumerate().map(size).collect()
 }
 
-/// The number of elements of a tensor of this shape; `None` if it is more than a machine can address.
+/// The number of elements of a tensor of this shape; `None` if it is more than a machine can
+/// address.
 pub fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))
 }

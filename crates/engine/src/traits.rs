@@ -26,7 +26,8 @@ pub trait Engine: Send + Sync {
     /// Name, version and device, for the start-up line and the metadata.
     fn info(&self) -> EngineInfo;
 
-    /// Reads, checks and optimises the model at `options.path`. Slow: call it away from any request path.
+    /// Reads, checks and optimises the model at `options.path`. Slow: call it away from any request
+    /// path.
     ///
     /// # Errors
     /// If the file is missing, corrupt or too large, has an operator that the engine lacks, or

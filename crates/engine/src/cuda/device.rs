@@ -73,7 +73,8 @@ impl Device {
     /// Makes the driver's pool keep freed memory. By default the pool returns all of it to the
     /// system at each synchronisation. If the driver refuses, allocations are slower.
     fn keep_freed_memory(&self) {
-        // SAFETY: the handle is of a device; the attribute is 64 bits wide, and read before the call returns.
+        // SAFETY: the handle is of a device; the attribute is 64 bits wide, and read before the
+        // call returns.
         let set = unsafe {
             result::device::get_default_mem_pool(self.handle).and_then(|pool| {
                 let mut all = u64::MAX;

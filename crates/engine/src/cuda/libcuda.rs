@@ -94,7 +94,8 @@ pub const DRIVER_FUNCTIONS: &[&str] = &[
     "cuStreamWaitEvent",
 ];
 
-/// The newest CUDA that a driver supports, as `cuDriverGetVersion` counts: 1000 times the major plus 10 times the minor version.
+/// The newest CUDA that a driver supports, as `cuDriverGetVersion` counts: 1000 times the major
+/// plus 10 times the minor version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriverVersion(pub i32);
 
@@ -151,7 +152,8 @@ fn open() -> Result<Library, CudaUnavailable> {
     let folders = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME)).filter(|path| path.exists());
     let mut reason = String::new();
     for path in std::iter::once(PathBuf::from(NAME)).chain(folders) {
-        // SAFETY: runs the initialisers of the machine's driver. Global, as onnxruntime opens it by its bare name.
+        // SAFETY: runs the initialisers of the machine's driver. Global, as onnxruntime opens it by
+        // its bare name.
         match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
             Ok(library) => return one_only(library),
             // The last reason is the most useful: it is about an existing file.
@@ -164,7 +166,8 @@ fn open() -> Result<Library, CudaUnavailable> {
     ))
 }
 
-/// Checks that `libcuda.so`, which the bindings open first, is the same library. In a folder of
+/// Checks that `libcuda.so`, which the bindings open first, is the same library. A folder of stubs
+/// has another library.
 /// stubs it is another one.
 fn one_only(library: Library) -> Result<Library, CudaUnavailable> {
     let address = |library: &Library| {
@@ -384,8 +387,8 @@ mod tests {
         assert!(idle.is_empty(), "{idle:?} are not called");
     }
 
-    /// For two wrappers the bindings' version decides which function they call, which the sources
-    /// here do not show.
+    /// A wrapper may call one of two functions, depending on the version of the bindings that is
+    /// built. The sources do not show which, so this test counts calls.
     #[test]
     fn times_and_words_come_from_the_functions_that_are_looked_for() {
         let stand_in = cuda_stand_in::StandIn::lock();

@@ -211,7 +211,8 @@ for name in ('onnxruntime', 'nvidia', 'tensorrt_libs'):
         for line in String::from_utf8_lossy(&output.map(|o| o.stdout).unwrap_or_default()).lines() {
             match line.split_once('\t') {
                 Some(("onnxruntime", folder)) => packages.onnxruntime.push(Path::new(folder).join("capi")),
-                // nvidia/cu13/lib, nvidia/cudnn/lib; those of CUDA 12 have a folder for each library.
+                // nvidia/cu13/lib, nvidia/cudnn/lib; those of CUDA 12 have a folder for each
+                // library.
                 Some(("nvidia", folder)) => {
                     packages.nvidia.extend(children(Path::new(folder), |_| true).iter().map(|p| p.join("lib")));
                 }

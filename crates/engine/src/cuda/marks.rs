@@ -15,7 +15,8 @@ use super::{CudaError, Device, Event, Stream};
 /// 60 us late.
 const AWAKE_BEFORE: StdDuration = StdDuration::from_micros(100);
 /// The thread polls this long after the expected end. Then it sleeps until the device wakes it,
-/// which takes about as long. So do the shortest launches, for which there is no expectation at
+/// which takes about as long. The shortest launches also take about as long, and at first nothing
+/// is expected of them.
 /// first.
 const AWAKE_AFTER: StdDuration = StdDuration::from_micros(50);
 /// The number of kinds of launches whose times a lane remembers.
@@ -218,7 +219,8 @@ impl Expected {
     }
 
     /// Learns the time of a launch. The shortest time counts, as a thread that sleeps too long
-    /// measures the end late. It is forgotten gradually: each longer launch adds a 64th.
+    /// measures the end late. The shortest time is forgotten gradually: each longer launch raises
+    /// it by at most a 64th.
     pub(crate) fn learn(&self, range: &Range<usize>, bytes: usize, took: Duration) {
         let (kind, took) = (kind(range, bytes), StdDuration::from(took));
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -62,7 +62,8 @@ pub(crate) fn view(address: u64) -> Result<u64, String> {
 /// stand-in then checks the order of that kernel and other work.
 pub(crate) fn touch(stream: &Stream, address: u64, len: usize, writes: bool) -> Result<(), String> {
     type Touch = unsafe extern "C" fn(CUstream, u64, u64, bool) -> CUresult;
-    // SAFETY: a driver is loaded, as there is a stream; in the stand-in the symbol has this type, and no other driver has it.
+    // SAFETY: a driver is loaded, as there is a stream; in the stand-in the symbol has this type,
+    // and no other driver has it.
     let touch = unsafe { culib().get::<Touch>(b"stand_in_touch\0") }.map_err(|_| "the driver is no stand-in")?;
     // SAFETY: the stream is alive; any address may be given.
     let answer = unsafe { touch(stream.raw(), address, len as u64, writes) };

@@ -8,7 +8,8 @@ use std::str::FromStr;
 pub struct CudaOptions {
     /// Ordinals of the GPUs to use, as the driver numbers them; empty: all.
     pub devices: Vec<u32>,
-    /// Whether FP32 products may be rounded to TF32 inside the tensor cores, as onnxruntime's own default is.
+    /// Whether FP32 products may be rounded to TF32 inside the tensor cores, as onnxruntime's own
+    /// default is.
     pub tf32: bool,
     /// Largest arena of one session, bytes; `None`: unbounded.
     pub memory_limit: Option<u64>,

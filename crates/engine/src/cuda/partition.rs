@@ -1,4 +1,5 @@
-//! Partitions: compute units of a device that only some streams use (GSLICE §4; green contexts of the CUDA driver).
+//! Partitions: compute units of a device that only some streams use (GSLICE §4; green contexts of
+//! the CUDA driver).
 //!
 //! A partition cannot be resized, so a ladder of partitions is made beforehand. To get more or
 //! fewer units, a model moves to other streams. The move starts no process, loads no weights and
@@ -146,7 +147,8 @@ impl Splitter {
         supported(device, "asking for its compute units", asked)?;
         // SAFETY: it is of the requested kind.
         let units = unsafe { whole.__bindgen_anon_1.sm };
-        // Drivers before CUDA 13 leave these at 0; 8 is the grain of Hopper, and a multiple of that of older devices.
+        // Drivers before CUDA 13 leave these at 0; 8 is the grain of Hopper, and a multiple of that
+        // of older devices.
         let grain = match units.minSmPartitionSize.max(units.smCoscheduledAlignment) {
             0 => 8,
             grain => grain,

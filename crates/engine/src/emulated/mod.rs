@@ -1,4 +1,5 @@
-//! The emulated engine: spends a latency profile instead of computing, as Symphony's own large experiments do (§5).
+//! The emulated engine: spends a latency profile instead of computing, as Symphony's own large
+//! experiments do (§5).
 //!
 //! A model is a file `NAME.emulated.toml` (or `.emulated.json` with the same keys):
 //!
@@ -338,7 +339,8 @@ impl Lane for EmulatedLane {
     }
 }
 
-/// An output of zeros (`BYTES`: empty strings). A size that varies is the first input's at the same place, or 1.
+/// An output of zeros (`BYTES`: empty strings). A size that varies is the first input's at the same
+/// place, or 1.
 fn zeros(spec: &TensorSpec, inputs: &[Tensor]) -> Result<Tensor, String> {
     let like = inputs.first().map_or(&[][..], |t| &t.shape);
     let size = |(axis, d): (usize, &i64)| usize::try_from(*d).unwrap_or_else(|_| like.get(axis).copied().unwrap_or(1));

@@ -280,7 +280,8 @@ fn newest(cache: &Path) -> Option<PathBuf> {
     libraries.max_by_key(|path| path.file_name().and_then(OsStr::to_str).and_then(library_version))
 }
 
-/// The version in the file name of an onnxruntime library, as numbers (none for a bare name); `None` for other files.
+/// The version in the file name of an onnxruntime library, as numbers (none for a bare name);
+/// `None` for other files.
 pub(crate) fn library_version(name: &str) -> Option<Vec<u32>> {
     let version = version_part(name)?;
     version.split('.').filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect()

@@ -10,11 +10,12 @@ use super::{InstallError, library_version};
 use crate::cuda::Provider;
 use crate::onnxruntime::provider_file;
 
-/// The largest library that is unpacked, bytes; the CUDA provider of version 1.31.1 has 284 million, cuBLAS 552 million.
+/// The largest library that is unpacked, bytes; the CUDA provider of version 1.31.1 has 284
+/// million, cuBLAS 552 million.
 const LIBRARY_LIMIT: u64 = 2 << 30;
 /// The largest list of requirements that is read, bytes.
 const METADATA_LIMIT: u64 = 1 << 20;
-/// The major version of CUDA that [`crate::cuda::libraries`] knows the libraries of.
+/// The major version of CUDA whose libraries [`crate::cuda::libraries`] knows.
 const CUDA: u32 = 13;
 
 /// A wheel.
@@ -108,7 +109,7 @@ impl Wheel {
         Ok(requirements)
     }
 
-    /// Unpacks files into `folder`. They are on the disk when this returns.
+    /// Unpacks files into `folder`. The files are on the disk when this returns.
     pub(super) fn unpack(&mut self, entries: &[WheelEntry], folder: &Path) -> Result<(), InstallError> {
         for WheelEntry { path, name } in entries {
             let (wheel, package) = (self.path.clone(), self.package);

@@ -1,4 +1,5 @@
-//! The executor process: it loads one model, runs its lanes, and ends with the process that started it.
+//! The executor process: it loads one model, runs its lanes, and ends with the process that started
+//! it.
 
 use std::any::Any;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! The table of `size_rules.rs`, continued: recurrent and fused operators, `Einsum`, and the operators of the domains
-//! `ai.onnx.ml` and `com.microsoft`.
+//! The table of `size_rules.rs`, continued: recurrent and fused operators, `Einsum`, and the
+//! operators of the domains `ai.onnx.ml` and `com.microsoft`.
 
 use std::collections::BTreeMap;
 
@@ -207,7 +207,8 @@ fn recurrent(k: &Known<'_>) -> Option<Vec<Extent>> {
     Some(vec![Extent::new(element, [first, second, directions, hidden]), state(), state()])
 }
 
-/// An equation of `Einsum` with one label for each axis. The axes for which `...` stands have labels of their own.
+/// An equation of `Einsum` with one label for each axis. The axes for which `...` stands have
+/// labels of their own.
 pub(super) struct Einsum {
     /// The labels of each input.
     pub terms: Vec<Vec<Label>>,

@@ -126,7 +126,8 @@ mod tests {
         ValueInfoProto { name: name.into(), r#type: Some(shaped.encode_to_vec().into()) }
     }
 
-    /// The hazard of operators on the inputs `x` and `y` of this datatype. The integers `two` and `none` are weights.
+    /// The hazard of operators on the inputs `x` and `y` of this datatype. The integers `two` and
+    /// `none` are weights.
     fn said(element: i32, node: Vec<NodeProto>) -> Option<String> {
         let number = |name: &str, n: i64| TensorProto {
             name: name.into(),

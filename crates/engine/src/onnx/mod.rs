@@ -164,7 +164,8 @@ impl Checked<'_> {
         self.file.opsets.iter().find(|(domain, _)| standard_domain(domain)).map_or(0, |(_, version)| *version)
     }
 
-    /// Inputs and outputs. `infer(i)` may give the datatype and sizes of output `i` if the file does not say.
+    /// Inputs and outputs. `infer(i)` may give the datatype and sizes of output `i` if the file
+    /// does not say.
     pub(crate) fn signature(
         &self,
         infer: impl Fn(usize) -> Option<(DataType, Vec<i64>)>,

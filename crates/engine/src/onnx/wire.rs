@@ -55,7 +55,8 @@ impl<R: BufRead + Seek> Reader<R> {
         self.position
     }
 
-    /// The next field's number and value; `None` at `end`, which must be where the enclosing message ends.
+    /// The next field's number and value; `None` at `end`, which must be where the enclosing
+    /// message ends.
     pub(super) fn field(&mut self, end: u64) -> Result<Option<(u64, WireValue)>, WireError> {
         if self.position >= end {
             return Ok(None);

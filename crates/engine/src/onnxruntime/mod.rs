@@ -135,8 +135,9 @@ impl Onnxruntime {
 }
 
 impl Runtime {
-    /// A builder of sessions for a model with these inputs. Models that have the whole CPU share the environment's pool. Other
-    /// models have a pool of their own, whose threads are bound to the cores of the share.
+    /// A builder of sessions for a model with these inputs. Models that have the whole CPU share
+    /// the environment's pool. Other models have a pool of their own, whose threads are bound to
+    /// the cores of the share.
     fn builder(&self, threads: usize, share: &Share, inputs: &[TensorSpec]) -> ort::Result<SessionBuilder> {
         let builder = self.pool_builder(inputs)?;
         match (threads, share.cores()) {
@@ -245,7 +246,8 @@ impl ThreadManager for PoolThreads {
     fn create(&self, work: impl FnOnce() + Send + 'static) -> ort::Result<Self::Thread> {
         let cores = self.cores;
         let life = move || {
-            // If the thread cannot be bound, neither can the calling thread. Then the run of the calling thread gives the error.
+            // If the thread cannot be bound, neither can the calling thread. Then the run of the
+            // calling thread gives the error.
             let _pinned = cores.as_ref().map(Pinned::to);
             work();
         };

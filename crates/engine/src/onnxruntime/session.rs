@@ -238,7 +238,8 @@ impl Model for SessionModel {
     }
 }
 
-/// Runs batches on sessions that other lanes may share; activations are the library's own for each run.
+/// Runs batches on sessions that other lanes may share; activations are the library's own for each
+/// run.
 struct SessionLane {
     shared: Arc<SessionShared>,
     share: Share,
@@ -250,7 +251,8 @@ struct SessionLane {
     outputs: Vec<*mut sys::OrtValue>,
 }
 
-// SAFETY: `inputs` and `outputs` are empty between runs, and values may be moved between threads anyway.
+// SAFETY: `inputs` and `outputs` are empty between runs, and values may be moved between threads
+// anyway.
 unsafe impl Send for SessionLane {}
 
 impl Lane for SessionLane {

@@ -54,7 +54,8 @@ impl Drop for MemoryInfo {
 /// Makes one arena for all sessions that ask for it, instead of one for each.
 pub(super) fn share_arena(environment: &ort::environment::Environment) -> Result<(), String> {
     let info = MemoryInfo::new(c"Cpu", 0, sys::OrtAllocatorType::OrtArenaAllocator)?;
-    // SAFETY: the environment is valid, and copies the description; no configuration is the default.
+    // SAFETY: the environment is valid, and copies the description; no configuration is the
+    // default.
     check(unsafe { (api().CreateAndRegisterAllocator)(environment.ptr().cast_mut(), info.as_raw(), ptr::null()) })
 }
 
@@ -176,7 +177,8 @@ impl Value {
         let dims = dims(&tensor.shape);
         let mut allocator = ptr::null_mut();
         let mut value = ptr::null_mut();
-        // SAFETY: the default allocator is the library's and lives as long; `value` is written if the call succeeds.
+        // SAFETY: the default allocator is the library's and lives as long; `value` is written if
+        // the call succeeds.
         unsafe {
             check((api().GetAllocatorWithDefaultOptions)(&mut allocator))?;
             check((api().CreateTensorAsOrtValue)(
@@ -191,7 +193,8 @@ impl Value {
         for (index, string) in strings::split(tensor.data.as_slice()).enumerate() {
             let string = string.map_err(|e| e.to_string())?;
             let mut room = ptr::null_mut();
-            // SAFETY: `index` is below the element count; the library makes room for `string.len()` bytes.
+            // SAFETY: `index` is below the element count; the library makes room for `string.len()`
+            // bytes.
             unsafe {
                 check((api().GetResizedStringTensorElementBuffer)(value.0.as_ptr(), index, string.len(), &mut room))?;
                 if !string.is_empty() && !room.is_null() {

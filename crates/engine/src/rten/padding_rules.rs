@@ -38,7 +38,8 @@ impl Window {
     }
 }
 
-/// The attribute `pads` with these numbers of elements added to each axis, the odd one `before` or behind.
+/// The attribute `pads` with these numbers of elements added to each axis, the odd one `before` or
+/// behind.
 fn pads(totals: impl Iterator<Item = i64> + Clone, odd_before: bool) -> AttributeProto {
     let half = |total: i64, up: bool| if up { (total + 1) / 2 } else { total / 2 };
     let before = totals.clone().map(|total| half(total, odd_before));

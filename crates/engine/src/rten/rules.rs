@@ -169,7 +169,8 @@ fn flattened_softmax(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// Whether several matrices are multiplied with a vector: RTen leaves an axis of size 1 behind the product.
+/// Whether several matrices are multiplied with a vector: RTen leaves an axis of size 1 behind the
+/// product.
 pub(super) fn has_vector(site: &Site<'_>) -> bool {
     site.facts(1).rank == Some(1) && site.facts(0).rank.is_none_or(|rank| rank > 2)
 }

@@ -29,13 +29,15 @@ pub(super) const CONTEXT_FIELDS: u64 = 1 | 1 << 2;
 pub(super) const RMA_AND_WAKEUP: u64 = 1 << 1 | 1 << 4;
 /// `UCP_ATTR_FIELD_REQUEST_SIZE`.
 pub(super) const REQUEST_SIZE: u64 = 1;
-/// `UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS`; the mode of one thread is 0.
+/// `UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS`; the mode of one thread is
+/// 0.
 pub(super) const WORKER_FIELDS: u64 = 1 | 1 << 5;
 /// `UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK`. The library logs no warning for the answers to a peer's
 /// reads that were under way when the peer went. It forgets these answers, and keeps them until
 /// their worker is destroyed.
 pub(super) const FORGETS_REQUESTS: u64 = 1;
-/// `UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER`.
+/// `UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+/// UCP_EP_PARAM_FIELD_ERR_HANDLER`.
 pub(super) const ENDPOINT_FIELDS: u64 = 1 | 1 << 1 | 1 << 2;
 /// `UCP_ERR_HANDLING_MODE_PEER`: all work under way to a peer that is gone ends. Only with it can
 /// an endpoint be closed at once.

@@ -67,7 +67,8 @@ impl Worker {
         library.answer("ucp_worker_create", created)?;
         let worker = made("ucp_worker_create", worker)?;
         let mut file = -1;
-        // SAFETY: it writes the descriptor of the library's own wake-up, which lives as long as the worker.
+        // SAFETY: it writes the descriptor of the library's own wake-up, which lives as long as the
+        // worker.
         let events = unsafe { (library.ucp_worker_get_efd)(worker.as_ptr(), &mut file) };
         library.answer("ucp_worker_get_efd", events)?;
         // SAFETY: it is open, as the library has just said.

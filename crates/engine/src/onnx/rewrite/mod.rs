@@ -1,4 +1,5 @@
-//! Rewrites a model for an engine that computes some operators wrong: to operators that the engine computes right.
+//! Rewrites a model for an engine that computes some operators wrong: to operators that the engine
+//! computes right.
 //!
 //! ```text
 //! y = Sign(x)    becomes    y = Where(x == x - x, x, Sign(x))
@@ -23,7 +24,8 @@ pub(crate) use facts::{Facts, FactsOf};
 use site::Names;
 pub(crate) use site::Site;
 
-/// Deepest nesting of graphs in attributes that is followed; the file was checked for the same bound.
+/// Deepest nesting of graphs in attributes that is followed; the file was checked for the same
+/// bound.
 const DEPTH_LIMIT: u32 = 16;
 
 /// The outcome of a rule for an operator.

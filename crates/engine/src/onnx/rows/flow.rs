@@ -16,7 +16,8 @@ pub(super) const TYPICAL: usize = 2;
 /// The dependence of a value on the rows of the batch. Sizes are stored separately.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Flow {
-    /// The value does not depend on the batch: a weight, or a value that is made of weights and of other sizes.
+    /// The value does not depend on the batch: a weight, or a value that is made of weights and of
+    /// other sizes.
     Free,
     /// The value depends on the number of rows and on no row: `Shape` of the batch. If `listed`,
     /// its elements are sizes themselves. Then an element that is the same for all batch sizes does

@@ -1,7 +1,8 @@
 //! Decides from a model's graph whether the rows of its batch depend on each other.
 //!
-//! Example: `Relu` gives row 3 of its output from row 3 of its input, so the server may join the requests of
-//! strangers. `Softmax(axis=0)` normalises across rows, so an answer would depend on the strangers.
+//! Example: `Relu` gives row 3 of its output from row 3 of its input, so the server may join the
+//! requests of strangers. `Softmax(axis=0)` normalises across rows, so an answer would depend on
+//! the strangers.
 //!
 //! The pass follows the rows from the first axis of every input to the outputs. It computes the
 //! sizes of all values for several batch sizes side by side (`sizes.rs`). A table has each
@@ -47,7 +48,8 @@ pub enum Rows {
 /// The place in a graph that decides about its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// The operator's type, such as `Softmax`; `input`, `output` or `model` where no operator is at fault.
+    /// The operator's type, such as `Softmax`; `input`, `output` or `model` where no operator is at
+    /// fault.
     pub operator: String,
     /// The operator's name, or its first output's name if it has none.
     pub node: String,
@@ -65,7 +67,8 @@ pub struct RowReport {
     pub random: Vec<String>,
 }
 
-/// Reads the model at `path` and follows its batch axis from the inputs to the outputs. External weights may be absent.
+/// Reads the model at `path` and follows its batch axis from the inputs to the outputs. External
+/// weights may be absent.
 ///
 /// # Errors
 /// If the file cannot be read or is not an ONNX model.

@@ -98,7 +98,8 @@ impl<'a> Op<'a> {
         self.known.iter().all(|known| known.get(index).is_some_and(|extent| extent.data.is_some()))
     }
 
-    /// Whether an output's elements are known, and the same, in every run. `None` if they are not known.
+    /// Whether an output's elements are known, and the same, in every run. `None` if they are not
+    /// known.
     pub fn made_alike(&self, output: usize) -> Option<bool> {
         let data = |run: usize| self.made.get(run)?.get(output)?.data.as_deref();
         let first = data(0)?;

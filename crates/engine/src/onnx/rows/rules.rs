@@ -224,7 +224,8 @@ fn first_only_last(op: &Op<'_>) -> Ruled {
     }
 }
 
-/// `QAttention` has its scale as an input. The others take their scale from the elements of the batch.
+/// `QAttention` has its scale as an input. The others take their scale from the elements of the
+/// batch.
 fn dynamic(op: &Op<'_>) -> Ruled {
     if op.node.op_type == "QAttention" {
         return attention(op);

@@ -16,7 +16,8 @@ pub(super) fn by_row(op: &Op<'_>) -> Ruled {
     op.all_rows(Place::plain(0))
 }
 
-/// Columns of rows by positions that are weights, or one of several weights for each row: the label of a class.
+/// Columns of rows by positions that are weights, or one of several weights for each row: the label
+/// of a class.
 pub(super) fn chosen_features(op: &Op<'_>) -> Ruled {
     let (None, Some(positions)) = (op.place(0), op.place(1)) else {
         of_first(op)?;

@@ -257,7 +257,8 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Counts a visit of an operator, or several where `cost` is above 1. Returns false if too many were made.
+    /// Counts a visit of an operator, or several where `cost` is above 1. Returns false if too many
+    /// were made.
     fn visit(&self, cost: usize) -> bool {
         let left = self.visits.get().checked_sub(cost as u64);
         self.visits.set(left.unwrap_or(0));

@@ -100,8 +100,8 @@ impl<G> GraphTable<G> {
         (how, forgotten)
     }
 
-    /// Makes an entry for new shapes. A full table forgets the oldest shapes without a graph, and
-    /// this returns them.
+    /// Makes an entry for new shapes. A full table forgets the shapes without a graph that have not
+    /// come for longest, and returns them.
     fn enter(&mut self, shapes: &Shapes) -> Option<Vec<usize>> {
         let mut forgotten = None;
         if self.entries.len() >= MOST_SHAPES {

@@ -51,7 +51,8 @@ pub struct OnnxruntimeCuda {
     options: CudaOptions,
 }
 
-/// Starts the engine on the GPUs of `ready`. `threads` is the size of the pool for models that run on the CPU, the calling thread included; 0: one a core.
+/// Starts the engine on the GPUs of `ready`. `threads` is the size of the pool for models that run
+/// on the CPU, the calling thread included; 0: one a core.
 ///
 /// # Errors
 /// If the library does not start, or a GPU is lost or out of memory.

@@ -32,7 +32,8 @@ pub(super) fn of(session: &Session, blueprint: &Blueprint) -> Result<(Vec<bool>,
             let place = index.and_then(|index| places.get(index)).copied().filter(|place| !place.is_null());
             let place = place.ok_or_else(|| format!("the segment has no '{}'", name.to_string_lossy()))?;
             let mut kind = ptr::null();
-            // SAFETY: the description is the session's; `kind` is written if the call succeeds, and is a constant.
+            // SAFETY: the description is the session's; `kind` is written if the call succeeds, and
+            // is a constant.
             unsafe {
                 check((api().MemoryInfoGetName)(place, &raw mut kind))?;
                 Ok(kind.is_null() || CStr::from_ptr(kind) != c"Cuda")

@@ -15,7 +15,6 @@ pub struct Activations {
     pub alive: u64,
     /// Bytes that the engine's own arena held after the run, if the engine tells. The engine uses
     /// its own plan instead of this one.
-    /// its own plan, not this one.
     pub engine: Option<u64>,
 }
 

@@ -1,6 +1,5 @@
 //! Reports of the segments that run as CUDA graphs, and of the reasons why other segments run
 //! without one.
-//! not.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -60,8 +60,7 @@ pub fn slots(least: u32, slot_bytes: &[usize]) -> Result<u32, RingMemoryError> {
         return Err(RingMemoryError("an input ring needs at least one slot of at least one byte".into()));
     }
     let page = rustix::param::page_size();
-    // Both operands are powers of two, so that each unit is one, too. The largest unit therefore
-    // serves all slot sizes.
+    // Each unit is a part of a page, and so a power of two. The largest unit serves all slot sizes.
     let unit = slot_bytes.iter().map(|bytes| page >> bytes.trailing_zeros().min(page.trailing_zeros())).max();
     let slots = u64::from(least).next_multiple_of(unit.unwrap_or(1) as u64);
     for slot_bytes in slot_bytes {

@@ -168,7 +168,6 @@ fn open() -> Result<Library, CudaUnavailable> {
 
 /// Checks that `libcuda.so`, which the bindings open first, is the same library. A folder of stubs
 /// has another library.
-/// stubs it is another one.
 fn one_only(library: Library) -> Result<Library, CudaUnavailable> {
     let address = |library: &Library| {
         // SAFETY: the symbol is not called; only its address is compared.

@@ -17,7 +17,6 @@ const AWAKE_BEFORE: StdDuration = StdDuration::from_micros(100);
 /// The thread polls this long after the expected end. Then it sleeps until the device wakes it,
 /// which takes about as long. The shortest launches also take about as long, and at first nothing
 /// is expected of them.
-/// first.
 const AWAKE_AFTER: StdDuration = StdDuration::from_micros(50);
 /// The number of kinds of launches whose times a lane remembers.
 const MOST_EXPECTED: usize = 1024;

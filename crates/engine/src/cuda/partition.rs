@@ -4,6 +4,7 @@
 //! A partition cannot be resized, so a ladder of partitions is made beforehand. To get more or
 //! fewer units, a model moves to other streams. The move starts no process, loads no weights and
 //! waits for nothing. (GSLICE §4.3 needs a shadow process, as MPS fixes the share of a process.)
+//!
 //! The units are divided once, into the smallest groups that the device has, and a partition is a
 //! run of these groups. Partitions without a common group have no common unit. The parts of a split
 //! cannot be split again without a green context. Parts of two splits cannot be combined (cuda.h,

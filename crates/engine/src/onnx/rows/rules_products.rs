@@ -35,7 +35,6 @@ fn part(axis: usize, rank: usize, is_first: bool, is_turned: bool) -> Part {
     }
     // The product sums over the last axis of the first factor, and over the second-last axis of the
     // second factor.
-    // but one.
     let summed = is_vector || (last == (is_first != is_turned));
     if summed { Part::Summed } else { Part::Kept }
 }

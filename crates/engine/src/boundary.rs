@@ -10,8 +10,8 @@ use crate::activations::{Activations, Lifetime};
 use crate::onnx::graph::OperatorGraph;
 use crate::segment::{Cut, SegmentInfo};
 
-/// The largest distance from the ideal point, in parts of a stage's time, of a boundary that is
-/// chosen because fewer bytes are alive there.
+/// A boundary with fewer live bytes is preferred up to this distance from the ideal point, in parts
+/// of a stage's time.
 const WINDOW: f64 = 0.25;
 
 /// The measurements of a value at batch sizes 1, 2 and 3, and, where sizes vary, at two lengths.

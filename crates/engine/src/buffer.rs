@@ -11,9 +11,9 @@ use crate::cuda::{CudaError, DeviceSlice, PinnedBytes};
 /// and as wide as the widest vector load, so that every engine can use the memory in place.
 pub const ALIGNMENT: usize = 64;
 
-/// Memory of a tensor. It is 64-byte aligned and grows while a batch is assembled, or it is shared
-/// with its maker, such as an engine's output or part of a network read. Both become [`Bytes`]
-/// without a copy.
+/// Memory of a tensor. Some memory is 64-byte aligned and grows while a batch is assembled. Other
+/// memory is shared with its maker, such as an engine's output or part of a network read. Both
+/// become [`Bytes`] without a copy.
 ///
 /// Between the segments of a model on a GPU the bytes stay on the device. Reading them before
 /// [`Buffer::fetch`] is a defect and panics. Inputs and outputs of models are always on the host.

@@ -59,8 +59,8 @@ pub struct GraphNodes {
     pub grids: Vec<u64>,
 }
 
-/// The reports of a model with `segments` segments in a line. It has the number that run as graphs,
-/// and the reasons why other segments or shapes run without one. `None` if there are no reports.
+/// The reports of a model with `segments` segments in a line. The line has the number that run as
+/// graphs, and the reasons why others run without a graph. `None` if there are no reports.
 pub fn summary(segments: usize, reports: &[GraphReport]) -> Option<String> {
     if reports.is_empty() {
         return None;

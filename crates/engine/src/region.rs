@@ -23,8 +23,8 @@ pub(crate) struct Region {
     mapping: Arc<Mapping>,
 }
 
-/// A region's mapping at some address. It stays as long as it has a reader, even once the region
-/// has grown and has a mapping elsewhere.
+/// A region's mapping at some address. The mapping stays as long as it has a reader, even once the
+/// region has grown and has a mapping elsewhere.
 pub(crate) struct Mapping {
     pub(crate) start: NonNull<u8>,
     pub(crate) len: usize,

@@ -212,8 +212,9 @@ impl RingMemory {
     }
 
     /// The slots of a run as one piece of memory, without a copy. `None`: they are no run of this
-    /// ring, one is being written, or they are more than a device's copy of the ring gives at once.
-    /// The slots can be written again once the buffer and all slices of it are dropped.
+    /// ring, or one is being written. A run longer than a device's copy of the ring allows also
+    /// gives `None`. The slots can be written again once the buffer and all slices of it are
+    /// dropped.
     pub fn read(self: &Arc<Self>, run: RingRun) -> Option<Buffer> {
         let more = |users: u32| (users < WRITTEN - 1).then(|| users + 1);
         let read = self.claim(run, more, |slot| {
@@ -243,8 +244,8 @@ impl std::fmt::Debug for RingMemory {
     }
 }
 
-/// The bytes of a run, as start and length. They end less than two rings from the start: a run
-/// begins in the first ring and is at most one ring long.
+/// The bytes of a run, as start and length. The end is less than two rings from the start of the
+/// ring: a run begins in the first ring and is at most one ring long.
 fn place(ring: &RingMemory, run: RingRun) -> (*mut u8, usize) {
     // SAFETY: `first` is below the number of slots: checked when the run was claimed.
     let start = unsafe { ring.start.as_ptr().add(run.first as usize * ring.slot_bytes) };
@@ -260,8 +261,8 @@ pub struct RingWriter {
 }
 
 impl RingWriter {
-    /// Ends the writing of the slots, so that they may be read. On a device they may be read once
-    /// they are copied there; the call begins the copy and does not wait for it.
+    /// Ends the writing of the slots, so that they may be read. On a device this call begins the
+    /// copy and does not wait. The device's slots may be read once the copy is over.
     ///
     /// # Errors
     /// If the device is lost.

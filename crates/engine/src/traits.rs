@@ -430,7 +430,7 @@ pub trait Lane: Send {
     }
 }
 
-/// A launch that was enqueued on a lane. It goes on even if no thread waits for it. Dropping it
+/// A launch that was enqueued on a lane. The launch goes on even if no thread waits. Dropping it
 /// early waits for its end.
 pub trait Pending: Send {
     /// Whether the launch is over, so that [`Pending::wait`] returns at once.

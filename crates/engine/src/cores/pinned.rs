@@ -24,8 +24,8 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Binds the calling thread to these cores. Costs nothing where it is bound to them already.
     /// Binds the calling thread to these cores. Costs nothing if it is bound to them already.
+    ///
     /// # Errors
     /// In words, if the process may use none of these cores.
     pub fn to(cores: &CoreSet) -> Result<Pinned, String> {

@@ -38,8 +38,8 @@ pub const FILE_LIMIT: u64 = (1 << 31) - 1;
 ///
 /// # Errors
 /// If the file cannot be read, is not an ONNX model, is truncated or larger than [`FILE_LIMIT`], or
-/// names external data outside of its folder. Also if an input is not a tensor with a datatype and
-/// rank in the file, or an output is not a tensor of a known datatype.
+/// names external data outside of its folder. If an input is not a tensor with a datatype and rank
+/// in the file. If an output is not a tensor of a known datatype.
 pub fn inspect(path: &Path) -> Result<Signature, LoadError> {
     check(path)?.signature(|_| None)
 }

@@ -1,5 +1,5 @@
 //! The part of `onnx.proto3` that a cut needs. Messages that are only passed on stay as the bytes
-//! that were read: a field of messages and a field of bytes look the same on the wire.
+//! that were read. On the wire a field of messages and a field of bytes look the same.
 
 use bytes::Bytes;
 use prost::Message;

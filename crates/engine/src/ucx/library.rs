@@ -307,8 +307,8 @@ const TRANSPORTS: &str = "UCX_TLS";
 /// UCX itself must not check whether peers live: the connection over which two processes have met
 /// tells when one is gone.
 ///
-/// The check of 1.13 has a defect. It also examines a new endpoint that was made for a peer's first
-/// message and could not connect, for example because the peer is gone again. If the endpoint is
+/// The check of 1.13 has a defect. UCX also examines a new endpoint that was made for a peer's
+/// first message and could not connect. An example is a peer that is gone again. If the endpoint is
 /// not yet marked as failed, UCX follows an invalid pointer and ends this process
 /// (`ucp_worker_do_ep_keepalive`, after `ucp_wireup_process_request`).
 const KEEPALIVE: (&CStr, &CStr) = (c"KEEPALIVE_INTERVAL", c"inf");

@@ -4,9 +4,9 @@ use std::rc::Rc;
 
 use super::Cause;
 
-/// The batch sizes for which the sizes of all values are computed side by side, to tell a size of
-/// the batch from a constant. 1 is a single request. The primes show in products, and the last size
-/// in limits and remainders.
+/// The batch sizes for which the sizes of all values are computed side by side. They tell a size of
+/// the batch from a constant. Size 1 is a single request. The primes show in products, and the last
+/// size in limits and remainders.
 pub(super) const BATCHES: [u64; 5] = [1, 2, 7, 11, 720_720];
 /// The number of batch sizes.
 pub(super) const RUNS: usize = BATCHES.len();

@@ -10,7 +10,8 @@ use crate::onnx::proto::{TypeProto, ValueInfoProto};
 use crate::onnx::sizes::Extent;
 
 /// The sizes to try for all dimensions that vary beside the batch. For size 1 graphs leave an axis
-/// out. 64 is a length of texts and a size of pictures, 224 another one, 16,000 a second of audio.
+/// out. The number 64 is a length of texts and a size of pictures, 224 another size, and 16,000 a
+/// second of audio.
 const ALIKE: [u64; 4] = [1, 64, 224, 16_000];
 /// In the last try each dimension has a size of its own: multiples of the first number, above the
 /// second.

@@ -2,10 +2,12 @@
 //! come often, up to a limit.
 //!
 //! Trying a graph costs about a dozen runs, during which the lane does nothing else, and each graph
-//! takes memory of the device. So a shape is tried when it comes again, the outcome is remembered,
-//! and the graphs with the oldest launches make room. If more shapes alternate than there is room
-//! for, trials would never end. So each time that an outcome is forgotten before it paid for its
-//! trial, the number of times that a shape must come before a trial doubles.
+//! takes memory of the device. A shape is therefore tried when it comes again, the outcome is
+//! remembered, and the graphs with the oldest launches make room.
+//!
+//! If more shapes alternate than there is room for, trials would never end. The table counts how
+//! often a shape comes before its trial. Each time that an outcome is forgotten before it paid for
+//! its trial, the required count doubles.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,9 @@
 //! Kernels on the stand-in of the tests (`lab/cuda-stand-in`): the library's own host kernels, as
 //! functions in a stream.
 //!
-//! The host can read and write the stand-in's device memory while its streams run. So all but the
-//! kernels is the same as on a GPU: the order of enqueued work, its streams, and the waits.
+//! The host can read and write the stand-in's device memory while its streams run. All but the
+//! kernels is therefore the same as on a GPU: the order of enqueued work, its streams, and the
+//! waits.
 
 use std::ffi::c_void;
 use std::ptr;

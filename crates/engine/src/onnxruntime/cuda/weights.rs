@@ -40,8 +40,8 @@ pub(super) struct Weights {
 
 impl Weights {
     /// Copies the weights that the model in `folder` keeps in its file of weights. Small weights
-    /// stay in the model, and each session has its own copy. So do 32 and 64-bit integers, which
-    /// are mostly shapes that are needed on the host.
+    /// stay in the model, and each session has its own copy. The same holds for 32 and 64-bit
+    /// integers, which are mostly shapes that are needed on the host.
     pub(super) fn load(gpu: &Arc<Gpu>, model: &ModelProto, folder: &Path) -> Result<Weights, String> {
         let places = places(model)?;
         let aligned = |len: usize| len.next_multiple_of(WEIGHT_ALIGNMENT);

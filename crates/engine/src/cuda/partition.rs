@@ -176,7 +176,7 @@ impl Splitter {
         let Some(last) = splitter.resources.last() else {
             return Err(PartitionError::unsupported(device, "the driver gave no group of compute units"));
         };
-        // The rest may be a rest because its units are of another kind.
+        // The units of the rest may be of a kind that no partition can combine with the groups.
         if count(&rest) > 0 && alignment(&rest) == alignment(last) && splitter.describe(&mut [*last, rest]).is_ok() {
             splitter.resources.push(rest);
         }

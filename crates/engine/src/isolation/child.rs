@@ -81,7 +81,7 @@ fn keep_to(limits: TrialLimits) -> io::Result<()> {
     if let Some(bytes) = limits.memory {
         limit(Resource::Data, bytes)?;
     }
-    // Both calls need a right. Without the right the trial goes on anyway.
+    // Either call may be refused. The trial then goes on without it.
     let _ = rustix::process::setpriority_process(None, NICE_OF_LOADS);
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     // The size limit does not hold for a core that goes to a program.

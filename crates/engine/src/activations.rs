@@ -1,22 +1,25 @@
-//! What activations take: each with memory of its own, or with a static plan.
+//! The memory of activations: each with memory of its own, or with a static plan.
 //!
-//! A plan gives every intermediate tensor an offset in one arena before anything runs, from when it is written and last
-//! read (E²bird §6.2). Engines do this themselves; here it is worked out to say what it is worth.
+//! A plan gives every intermediate tensor an offset in one arena before anything runs. It uses the
+//! times of the tensor's write and last read (E²bird §6.2). Engines do this themselves; this module
+//! computes the gain.
 
 /// Bytes of the intermediate tensors of one item, on one lane.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Activations {
-    /// If each had memory of its own for the whole run.
+    /// The bytes if each tensor had memory of its own for the whole run.
     pub separate: u64,
     /// The arena of a static plan.
     pub planned: u64,
     /// The most that is alive at once: no plan can be smaller.
     pub alive: u64,
-    /// What the engine's own arena held after it, if the engine says: its plan is used, ours is not.
+    /// Bytes that the engine's own arena held after the run, if the engine tells. The engine uses
+    /// its own plan instead of this one.
     pub engine: Option<u64>,
 }
 
-/// An intermediate tensor: written by operator `from`, last read by operator `to` (or kept to the end).
+/// An intermediate tensor: written by operator `from`, last read by operator `to` (or kept to the
+/// end).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     /// Its bytes.
@@ -33,8 +36,9 @@ impl Lifetime {
     }
 }
 
-/// Offsets in one arena, such that tensors that are alive at once do not overlap: the largest first, each in the tightest
-/// gap that the ones placed before it leave (greedy by size, best fit). `alignment`, bytes, is what offsets are multiples of.
+/// Offsets in one arena with which tensors that are alive at once do not overlap. The largest
+/// tensor comes first. Each gets the tightest gap that the tensors before it leave (greedy by size,
+/// best fit). Offsets are multiples of `alignment`, in bytes.
 pub fn plan(lifetimes: &[Lifetime], alignment: u64) -> Vec<u64> {
     let alignment = alignment.max(1);
     let mut order: Vec<usize> = (0..lifetimes.len()).collect();

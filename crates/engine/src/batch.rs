@@ -1,12 +1,13 @@
-//! What every engine requires of a batch before it looks at its bytes.
+//! The checks that every engine makes of a batch before it reads the bytes.
 
 use downbeat_core::tensor::{DataType, TensorSpec};
 
 use crate::strings;
 use crate::tensor::Tensor;
 
-/// Checks a batch against the inputs of the model or the tensors between two segments: count, datatypes, ranks, fixed sizes, and the number of bytes, which
-/// is what makes it sound to give an engine a pointer to them.
+/// Checks a batch against the inputs of the model or the tensors between two segments. It checks
+/// the count, datatypes, ranks, fixed sizes and the number of bytes. The last check makes it sound
+/// to give an engine a pointer to the bytes.
 #[inline]
 pub(crate) fn check(specs: &[TensorSpec], tensors: &[Tensor]) -> Result<(), String> {
     if tensors.len() != specs.len() {
@@ -24,7 +25,7 @@ fn check_one(spec: &TensorSpec, tensor: &Tensor) -> Result<(), String> {
     if tensor.shape.len() != spec.dims.len() || !spec.dims.iter().zip(&tensor.shape).all(fits) {
         return Err(format!("input '{name}': expected shape {:?}, got {:?}", spec.dims, tensor.shape));
     }
-    // An i64 holds every size that an engine is told.
+    // Every size must fit into an i64, the type that engines take.
     let elements = tensor.elements().filter(|n| i64::try_from(*n).is_ok());
     let Some(elements) = elements.filter(|_| tensor.shape.iter().all(|d| i64::try_from(*d).is_ok())) else {
         return Err(format!("input '{name}': shape {:?} is larger than memory", tensor.shape));
@@ -51,7 +52,8 @@ fn check_strings(name: &str, elements: usize, bytes: &[u8]) -> Result<(), String
     if count == elements { Ok(()) } else { Err(format!("input '{name}': expected {elements} strings, got {count}")) }
 }
 
-/// Makes every byte of a `BOOL` tensor 0 or 1: engines read them as C++ `bool`, where any other value is undefined.
+/// Makes every byte of a `BOOL` tensor 0 or 1: engines read them as C++ `bool`, where any other
+/// value is undefined.
 pub(crate) fn normalise_booleans(tensor: &mut Tensor) {
     if tensor.datatype == DataType::Bool && tensor.data.as_slice().iter().any(|b| *b > 1) {
         tensor.data.as_mut_slice().iter_mut().for_each(|b| *b = u8::from(*b != 0));

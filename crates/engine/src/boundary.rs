@@ -1,4 +1,4 @@
-//! Which boundaries between operators a model is cut at.
+//! The choice of the boundaries between operators at which a model is cut.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,14 @@ use crate::activations::{Activations, Lifetime};
 use crate::onnx::graph::OperatorGraph;
 use crate::segment::{Cut, SegmentInfo};
 
-/// How far from the ideal point, in parts of a stage's time, a boundary is looked for that leaves fewer bytes alive.
+/// A boundary with fewer live bytes is preferred up to this distance from the ideal point, in parts
+/// of a stage's time.
 const WINDOW: f64 = 0.25;
 
-/// What was measured of a value at batch sizes 1, 2 and 3, and, where sizes vary, at two lengths.
+/// The measurements of a value at batch sizes 1, 2 and 3, and, where sizes vary, at two lengths.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MeasuredValue {
-    /// Its datatype and sizes, -1 where they varied.
+    /// The value's datatype and sizes, -1 for sizes that varied.
     pub spec: TensorSpec,
     /// Whether axis 0 was the batch.
     pub batched: bool,
@@ -41,29 +42,29 @@ impl MeasuredValue {
     }
 }
 
-/// A place between two operators where the state of a batch can be kept, parted and joined.
+/// A place between two operators where the state of a batch can be kept, divided and joined.
 #[derive(Clone, Debug)]
 pub(crate) struct Boundary {
-    /// Operators before it.
+    /// The number of operators before it.
     pub at: usize,
-    /// What is alive there.
+    /// The tensors that are alive at the boundary.
     pub live: Vec<TensorSpec>,
-    /// Bytes of it at batch 1.
+    /// Bytes of the live tensors at batch 1.
     pub bytes: u64,
-    /// What the operators before it take.
+    /// The time of the operators before it.
     pub time: Duration,
 }
 
-/// The boundaries that are possible, and why the others are not.
+/// The possible boundaries, and the reasons against the others.
 #[derive(Debug, Default)]
 pub(crate) struct Boundaries {
     pub possible: Vec<Boundary>,
-    /// By the number of operators before it.
+    /// The reasons, by the number of operators before the boundary.
     pub refused: BTreeMap<usize, String>,
 }
 
 impl Boundaries {
-    /// Looks at every boundary inside the graph. `times` are what each operator takes.
+    /// Examines every boundary inside the graph. `times` has the time of each operator.
     pub fn new(graph: &OperatorGraph, values: &BTreeMap<String, MeasuredValue>, times: &[Duration]) -> Boundaries {
         let mut boundaries = Boundaries::default();
         let mut time = Duration::ZERO;
@@ -92,11 +93,12 @@ impl Boundaries {
         boundaries
     }
 
-    /// The boundaries to cut at, ascending. `total` is what all operators take; `find` gives the number of operators
-    /// before the boundary behind a name.
+    /// The boundaries to cut at, ascending. `total` is the time of all operators. `find` returns
+    /// the number of operators before the boundary behind a name.
     ///
     /// # Errors
-    /// In words: more stages than there can be, a name that is unknown or where nothing can be cut.
+    /// In words: more stages than there can be, an unknown name, or a name behind which no cut is
+    /// possible.
     pub fn choose(
         &self,
         cut: &Cut,
@@ -133,7 +135,8 @@ impl Boundaries {
         let total = total.as_secs_f64();
         let stage = total / stages as f64;
         let mut chosen: Vec<Boundary> = Vec::with_capacity(stages.saturating_sub(1));
-        // The first that may be taken: each stage leaves enough places to those after it.
+        // The first boundary that may be taken. Each stage leaves enough boundaries to the later
+        // stages.
         let mut from = 0;
         for k in 1..stages {
             let until = self.possible.len() - (stages - 1 - k);
@@ -187,7 +190,7 @@ pub(crate) fn find(graph: &OperatorGraph, name: &str, same: impl Fn(&str, &str) 
     })
 }
 
-/// What activations take if each has its own memory, and if they are planned.
+/// The memory of activations: each with memory of its own, and with a plan.
 pub(crate) fn activations(graph: &OperatorGraph, values: &BTreeMap<String, MeasuredValue>) -> Activations {
     let last = graph.last_uses();
     let made = graph.operators.iter().enumerate().flat_map(|(from, o)| o.outputs.iter().map(move |v| (from, v)));
@@ -198,7 +201,8 @@ pub(crate) fn activations(graph: &OperatorGraph, values: &BTreeMap<String, Measu
     Activations::of(&lifetimes.collect::<Vec<_>>())
 }
 
-/// What is known of the segments between boundaries, and behind the last of them, where `outputs` is left.
+/// Describes the segments between boundaries, and the segment behind the last of them, which leaves
+/// `outputs`.
 pub(crate) fn describe(
     graph: &OperatorGraph,
     chosen: &[Boundary],

@@ -1,4 +1,4 @@
-//! Memory that tensors live in.
+//! Memory for tensors.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -7,15 +7,16 @@ use bytes::Bytes;
 
 use crate::cuda::{CudaError, DeviceSlice, PinnedBytes};
 
-/// Every buffer that is written here starts on a multiple of this many bytes: a cache line, and as wide as the
-/// widest vector load, so that every engine can use the memory in place.
+/// Every buffer that is written here starts on a multiple of this many bytes. That is a cache line,
+/// and as wide as the widest vector load, so that every engine can use the memory in place.
 pub const ALIGNMENT: usize = 64;
 
-/// Memory of a tensor: 64-byte aligned and growing while a batch is assembled, or shared with whoever made it
-/// (an engine's output, part of a network read). It becomes [`Bytes`] without a copy either way.
+/// Memory of a tensor. Some memory is 64-byte aligned and grows while a batch is assembled. Other
+/// memory is shared with its maker, such as an engine's output or part of a network read. Both
+/// become [`Bytes`] without a copy.
 ///
-/// Between the segments of a model on a GPU the memory is there, and its bytes cannot be looked at before [`Buffer::fetch`]; to do so is a defect, and
-/// panics. Inputs and outputs of models never are.
+/// Between the segments of a model on a GPU the bytes stay on the device. Reading them before
+/// [`Buffer::fetch`] is a defect and panics. Inputs and outputs of models are always on the host.
 pub struct Buffer {
     memory: Memory,
 }
@@ -23,35 +24,35 @@ pub struct Buffer {
 enum Memory {
     Owned(Aligned),
     Shared(Bytes),
-    /// An engine's, and nobody else's.
+    /// An engine's memory, lent to this buffer alone.
     Lent(Box<dyn Lent>),
-    /// Host memory that a device copies from, and nobody else's.
+    /// Host memory that a device copies from, owned by this buffer alone.
     Pinned(PinnedBytes),
-    /// On a device, and shared.
+    /// Memory of a device, shared.
     Device(DeviceSlice),
 }
 
-/// There is no memory for a tensor.
+/// The allocation of a tensor's memory failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for a tensor of {bytes} bytes")]
 pub struct OutOfMemory {
-    /// What it takes.
+    /// The bytes that were needed.
     pub bytes: usize,
 }
 
-/// What a buffer says whose bytes are asked for as if they were here.
+/// The panic message of a buffer on a device whose bytes are read on the host.
 const ON_DEVICE: &str = "the bytes are on a device, and were not fetched: this is a defect";
 
-/// Memory of an engine's that this buffer alone may use, and that is given back when it is dropped.
+/// Memory of an engine that one buffer alone may use. Dropping it gives the memory back.
 pub(crate) trait Lent: Send + Sync + 'static {
-    /// The bytes.
+    /// The bytes of the memory.
     fn bytes(&self) -> &[u8];
 
     /// The bytes, for change in place.
     fn bytes_mut(&mut self) -> &mut [u8];
 }
 
-/// For [`Bytes::from_owner`].
+/// Makes [`Bytes::from_owner`] accept lent memory.
 struct LentBytes(Box<dyn Lent>);
 
 impl AsRef<[u8]> for LentBytes {
@@ -75,15 +76,17 @@ impl Buffer {
     /// An empty buffer with room for `capacity` bytes.
     ///
     /// # Panics
-    /// If there is no memory for it; where a file or a peer decides the size, use [`Buffer::try_with_capacity`].
+    /// If the memory cannot be allocated. Where a file or a peer decides the size, use
+    /// [`Buffer::try_with_capacity`].
     pub fn with_capacity(capacity: usize) -> Self {
         Buffer::try_with_capacity(capacity).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// An empty buffer with room for `capacity` bytes: so many can be written without another allocation.
+    /// An empty buffer with room for `capacity` bytes, which can be written without another
+    /// allocation.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     pub fn try_with_capacity(capacity: usize) -> Result<Self, OutOfMemory> {
         let mut memory = Aligned::EMPTY;
         memory.grow_to(capacity)?;
@@ -93,14 +96,15 @@ impl Buffer {
     /// A buffer of `len` zero bytes.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     pub fn zeroed(len: usize) -> Result<Self, OutOfMemory> {
         let mut buffer = Buffer::try_with_capacity(len)?;
         buffer.resize(len, 0);
         Ok(buffer)
     }
 
-    /// Takes `bytes` as they are, without a copy; they may be unaligned, see [`Buffer::make_aligned`].
+    /// Takes `bytes` as they are, without a copy; they may be unaligned, see
+    /// [`Buffer::make_aligned`].
     pub fn from_bytes(bytes: Bytes) -> Self {
         Buffer { memory: Memory::Shared(bytes) }
     }
@@ -110,13 +114,13 @@ impl Buffer {
         Buffer { memory: Memory::Lent(lent) }
     }
 
-    /// An empty buffer in pinned memory, with room for as much as that has.
+    /// An empty buffer in pinned memory. Its capacity is that of the memory.
     pub(crate) fn pinned(mut memory: PinnedBytes) -> Self {
         memory.set_len(0);
         Buffer { memory: Memory::Pinned(memory) }
     }
 
-    /// Whether a device copies from it by itself.
+    /// Whether the memory is pinned, so that a device copies from it by itself.
     pub(crate) fn is_pinned(&self) -> bool {
         matches!(self.memory, Memory::Pinned(_))
     }
@@ -126,7 +130,7 @@ impl Buffer {
         Buffer { memory: Memory::Device(slice) }
     }
 
-    /// Where it is on a device, if it is on one.
+    /// The bytes' place on a device; `None`: they are on the host.
     pub(crate) fn device(&self) -> Option<&DeviceSlice> {
         match &self.memory {
             Memory::Device(slice) => Some(slice),
@@ -134,7 +138,8 @@ impl Buffer {
         }
     }
 
-    /// Copies the bytes here if they are on a device. Holds up the caller until the device has written them.
+    /// Copies the bytes to the host if they are on a device. Blocks the caller until the device has
+    /// written them.
     ///
     /// # Errors
     /// If the device is lost.
@@ -145,7 +150,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Parts the bytes at these ends, in order, of which the last is their number. The parts share the memory.
+    /// Divides the bytes at these ends, in order. The last end is the number of bytes. The parts
+    /// share the memory.
     pub(crate) fn split(self, ends: &[usize]) -> Vec<Buffer> {
         let starts = std::iter::once(0).chain(ends.iter().copied());
         let ranges = starts.zip(ends.iter().copied());
@@ -158,7 +164,7 @@ impl Buffer {
         }
     }
 
-    /// The bytes, if nothing else can see them, so that they may be written without a copy.
+    /// The bytes, if no other owner can see them, so that they may be written without a copy.
     pub(crate) fn exclusive(&mut self) -> Option<&mut [u8]> {
         match &mut self.memory {
             Memory::Owned(aligned) => Some(aligned.as_mut_slice()),
@@ -204,7 +210,8 @@ impl Buffer {
         }
     }
 
-    /// Makes pinned memory longer, if it is that and has room; gives what is new of it.
+    /// Makes pinned memory longer, and returns the new bytes; `None`: the memory is not pinned, or
+    /// has no room.
     #[inline]
     fn room_in_pinned(&mut self, more: usize) -> Option<&mut [u8]> {
         let Memory::Pinned(pinned) = &mut self.memory else { return None };
@@ -234,7 +241,8 @@ impl Buffer {
         self.exclusive().expect("what was shared is copied")
     }
 
-    /// Moves the bytes to aligned memory if they are not at a multiple of `alignment` (at most [`ALIGNMENT`]).
+    /// Moves the bytes to aligned memory if they are not at a multiple of `alignment` (at most
+    /// [`ALIGNMENT`]).
     #[inline]
     pub fn make_aligned(&mut self, alignment: usize) {
         if !self.as_slice().as_ptr().addr().is_multiple_of(alignment) {
@@ -299,7 +307,8 @@ struct Aligned {
     len: usize,
 }
 
-/// As wide as it is aligned; so is a dangling pointer to it, as a tensor of no bytes must be.
+/// A block is as wide as it is aligned, and so is a dangling pointer to it, as a tensor of no bytes
+/// must be.
 #[repr(align(64))]
 struct Block(#[expect(dead_code, reason = "only for its size")] [u8; ALIGNMENT]);
 
@@ -312,7 +321,7 @@ impl Aligned {
         self.blocks.len() * ALIGNMENT
     }
 
-    /// Where the first byte is.
+    /// The address of the first byte.
     fn start(&mut self) -> *mut u8 {
         self.blocks.as_mut_ptr().cast()
     }
@@ -321,12 +330,13 @@ impl Aligned {
     fn grow_to(&mut self, capacity: usize) -> Result<(), OutOfMemory> {
         let more = capacity.div_ceil(ALIGNMENT).saturating_sub(self.blocks.len());
         self.blocks.try_reserve_exact(more).map_err(|_| OutOfMemory { bytes: capacity })?;
-        // SAFETY: there is room for so many, which need not be written.
+        // SAFETY: there is room for this many blocks, which may be unwritten.
         unsafe { self.blocks.set_len(self.blocks.len() + more) };
         Ok(())
     }
 
-    /// Without memory this panics, and does not abort as `Vec` does: a run of a batch that panics has failed, and nothing else has.
+    /// Makes room for `more` bytes. Without memory it panics, and does not abort as `Vec` does: a
+    /// panic fails only the run of one batch.
     #[inline]
     fn reserve(&mut self, more: usize) {
         let needed = self.len.saturating_add(more);
@@ -341,7 +351,8 @@ impl Aligned {
     #[inline]
     fn extend(&mut self, bytes: &[u8]) {
         self.reserve(bytes.len());
-        // SAFETY: there is room for `bytes` behind `len`, and `bytes` cannot overlap memory that is borrowed mutably.
+        // SAFETY: there is room for `bytes` behind `len`, and `bytes` cannot overlap memory that is
+        // borrowed mutably.
         unsafe { self.start().add(self.len).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         self.len += bytes.len();
     }

@@ -1,4 +1,4 @@
-//! Which engine runs the models: by name, or the fastest that is there.
+//! The choice of the engine that runs the models: by name, or the fastest that works.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,10 +10,11 @@ use crate::onnxruntime::{self, FindError, Onnxruntime, Search};
 use crate::rten::{self, Rten};
 use crate::traits::{Engine, EngineInfo, LoadError};
 
-/// Which engine is wanted.
+/// The engine that the user wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Preference {
-    /// `cuda` if there is a GPU and all that it needs, else `onnxruntime` if it is found, else `rten`.
+    /// `cuda` if there is a GPU and all that it needs, else `onnxruntime` if it is found, else
+    /// `rten`.
     #[default]
     Auto,
     /// `onnxruntime` on NVIDIA GPUs, with its CUDA provider.
@@ -32,7 +33,7 @@ const CUDA: &str = Provider::Cuda.name();
 const TENSORRT: &str = Provider::Tensorrt.name();
 
 impl Preference {
-    /// What a person may write.
+    /// The names of engines that a user may write.
     pub const NAMES: [&str; 6] = ["auto", CUDA, TENSORRT, onnxruntime::NAME, rten::NAME, emulated::NAME];
 }
 
@@ -62,9 +63,9 @@ pub struct Choice {
     pub engine: Arc<dyn Engine>,
     /// The GPUs that it runs on; none: it runs on the CPU.
     pub gpus: Vec<GpuInfo>,
-    /// One line for the person who started it, if there is a faster engine to have or one was passed over.
+    /// A line for the user, if a faster engine could be installed or was passed over.
     pub hint: Option<String>,
-    /// One line for that person, if it is not the engine that was asked for.
+    /// A line for the user, if the engine is not the wanted engine.
     pub warning: Option<String>,
 }
 
@@ -74,33 +75,34 @@ impl Choice {
     }
 }
 
-/// Why there is no engine as wanted.
+/// The reason why the wanted engine cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ChooseError {
-    /// A library is there, but cannot be used.
+    /// A library was found, but cannot be used.
     #[error(transparent)]
     Find(#[from] FindError),
-    /// No library is there.
+    /// No library was found.
     #[error(
         "no onnxruntime library found. Run `downbeat engine install`, or set ORT_DYLIB_PATH to libonnxruntime.so, or use the engine rten"
     )]
     NotFound,
-    /// GPUs were asked for and cannot be used.
+    /// GPUs are wanted and cannot be used.
     #[error("the engine {provider} cannot be used: {reason}")]
     Cuda {
         /// The provider.
         provider: Provider,
-        /// Why.
+        /// The reason.
         reason: CudaUnavailable,
     },
 }
 
-/// The engine for `preference`; on GPUs as `options` says, but for the provider. Threads that engines start later have the priority of the calling
-/// thread, also where a load at a low priority starts them.
+/// The engine for `preference`. On GPUs it follows `options`, except for the provider. Threads that
+/// engines start later have the priority of the calling thread, even if a load at a low priority
+/// starts them.
 ///
 /// # Errors
-/// If `onnxruntime` is wanted and there is none, or if the one that `search.asked` names cannot be used; if a GPU is wanted and none
-/// can be used, unless `options.missing` allows the CPU.
+/// If `onnxruntime` is wanted and not found, or the library that `search.asked` names cannot be
+/// used. If a GPU is wanted and none can be used, unless `options.missing` allows the CPU.
 pub fn choose(preference: Preference, search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
     begin_normal_priority();
     match preference {
@@ -113,7 +115,7 @@ pub fn choose(preference: Preference, search: &Search, options: &CudaOptions) ->
     }
 }
 
-/// On GPUs, or as the options say without.
+/// The engine on GPUs; without GPUs as `options.missing` says.
 fn wanted_gpus(provider: Provider, search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
     match (on_gpus(provider, search, options), options.missing) {
         (Ok(choice), _) => Ok(choice),
@@ -136,7 +138,7 @@ fn on_gpus(provider: Provider, search: &Search, options: &CudaOptions) -> Result
     Ok(Choice { engine, gpus, hint: None, warning: None })
 }
 
-/// The fastest engine that is there. Who has no GPU hears of none.
+/// The fastest engine that works. Without a GPU the choice has no hint about GPUs.
 fn auto(search: &Search, options: &CudaOptions) -> Result<Choice, ChooseError> {
     let Some(gpu) = cuda::gpus().into_iter().next() else {
         return on_cpu(search);
@@ -162,7 +164,7 @@ fn on_cpu(search: &Search) -> Result<Choice, ChooseError> {
     }
 }
 
-/// The engine on the CPU that may run models which `engine` cannot run; `None`: there is none.
+/// The engine on the CPU that may run models which `engine` cannot run; `None`: there is no other.
 pub fn other_than(engine: &str) -> Option<Preference> {
     match engine {
         rten::NAME => Some(Preference::Onnxruntime),
@@ -171,7 +173,8 @@ pub fn other_than(engine: &str) -> Option<Preference> {
     }
 }
 
-/// Whether another engine may load a model that one engine did not load. A model that onnxruntime finds invalid is invalid for all.
+/// Whether another engine may load a model that one engine did not load. A model that onnxruntime
+/// finds invalid is invalid for all engines.
 pub fn may_load_elsewhere(error: &LoadError) -> bool {
     match error {
         LoadError::File { .. } => false,
@@ -181,7 +184,8 @@ pub fn may_load_elsewhere(error: &LoadError) -> bool {
     }
 }
 
-/// The engines on the CPU that can be used here, the fastest first. [`cuda::survey`] says what GPUs there are.
+/// The engines on the CPU that can be used here, the fastest first. [`cuda::survey`] describes the
+/// GPUs.
 pub fn available(search: &Search) -> Vec<EngineInfo> {
     let onnxruntime = Onnxruntime::find(search).ok().flatten().map(|e| e.info());
     onnxruntime.into_iter().chain([Rten::new().info(), Emulated::new().info()]).collect()

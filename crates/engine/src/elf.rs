@@ -1,14 +1,14 @@
-//! Files of libraries: their sections, and whether they are all there. The loader does not look: it maps the file, and a process that reads where it was cut
-//! short is killed.
+//! Library files: their sections, and a check that no bytes are missing. The loader makes no such
+//! check: it maps the file. A process that reads behind the end of a truncated file is killed.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Most program headers, and most sections, that are looked at; a library has some tens.
+/// The largest number of program headers, and of sections, that are read; a library has some tens.
 const MOST_SEGMENTS: u64 = 1 << 10;
 
-/// Makes sure that an ELF file has all bytes that its headers speak of.
+/// Checks that an ELF file has all bytes that its headers mention.
 pub(crate) fn check_whole(path: &Path) -> Result<(), String> {
     let mut file = File::open(path).map_err(|e| e.to_string())?;
     let length = file.metadata().map_err(|e| e.to_string())?.len();
@@ -23,7 +23,8 @@ pub(crate) fn check_whole(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The bytes that the headers speak of, as far as they are those of a 64-bit file of this byte order; `None` if it is no ELF file.
+/// The end of the bytes that the headers mention; 0 if the file is not 64-bit or has another byte
+/// order. `None`: no ELF file.
 fn needed(file: &mut (impl Read + Seek)) -> std::io::Result<Option<u64>> {
     let mut header = [0; 64];
     let mut magic = [0; 4];
@@ -51,7 +52,8 @@ fn needed(file: &mut (impl Read + Seek)) -> std::io::Result<Option<u64>> {
     Ok(Some(end))
 }
 
-/// Where a section of a 64-bit file of this byte order begins, and how many bytes it has; `None` if there is none of the name.
+/// The start and the size in bytes of a section of a 64-bit file of this byte order; `None`: no
+/// section has the name.
 pub(crate) fn section(file: &mut (impl Read + Seek), name: &str) -> std::io::Result<Option<(u64, u64)>> {
     let mut header = [0; 64];
     file.seek(SeekFrom::Start(0))?;
@@ -73,7 +75,7 @@ pub(crate) fn section(file: &mut (impl Read + Seek), name: &str) -> std::io::Res
     let mut found = vec![0; name.len() + 1];
     for (name_at, offset, size) in sections {
         file.seek(SeekFrom::Start(names.saturating_add(name_at)))?;
-        // The last names of a file may be shorter than this one.
+        // The last names of a file may be shorter than the wanted name.
         if file.read_exact(&mut found).is_ok() && found.strip_suffix(&[0]) == Some(name.as_bytes()) {
             return Ok(Some((offset, size)));
         }

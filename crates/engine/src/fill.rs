@@ -1,15 +1,19 @@
-//! What batches of our own making hold: those that a model is tried, timed and warmed up with, and that its graphs are judged on.
+//! The contents of batches that Downbeat makes itself: to try, time and warm up a model, and to
+//! judge its CUDA graphs.
 //!
-//! Never zeros where it can be helped: a GPU draws less power on them, clocks higher, and is faster than it will be in service.
+//! The contents avoid zeros if possible. A GPU draws less power on zeros, clocks higher, and is
+//! faster than in service.
 
 use downbeat_core::tensor::DataType;
 
 use crate::tensor::Buffer;
 
-/// What the elements of an input of our own making are. Every kind refuses some models: an index or a length may not be 0, a mask may not be random.
+/// The elements of an input that Downbeat makes. Every kind fails for some models: an index or a
+/// length may not be 0, a mask may not be random.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fill {
-    /// Numbers with a fraction between -2 and 2, integers from `least` to `most`, `true`; `BYTES`: "1", or empty strings where `least` is 0.
+    /// Numbers with a fraction between -2 and 2, integers from `least` to `most`, `true`; `BYTES`:
+    /// "1", or empty strings where `least` is 0.
     Random {
         /// The smallest integer.
         least: u8,
@@ -25,15 +29,17 @@ pub enum Fill {
 }
 
 impl Default for Fill {
-    /// What suits nearly every model.
+    /// The fill that suits nearly every model.
     fn default() -> Self {
         Fill::ALL[0]
     }
 }
 
 impl Fill {
-    /// What is tried, the likeliest to suit a model first. Nobody says how large an index may be, and a kernel of a GPU may read behind the end of a table: so 0 and 1, which every vocabulary and
-    /// every kind of token has, and larger ones only where the model takes nothing else.
+    /// The fills to try, the likeliest to suit a model first. No file tells how large an index may
+    /// be, and a GPU kernel may read behind the end of a table. So the first fills use 0 and 1,
+    /// which every vocabulary and every kind of token has. Larger numbers come only if the model
+    /// takes nothing else.
     pub const ALL: [Fill; 5] = [
         Fill::Random { least: 0, most: 1, seed: 1 },
         Fill::Random { least: 1, most: 1, seed: 1 },
@@ -42,7 +48,8 @@ impl Fill {
         Fill::Random { least: 1, most: 99, seed: 1 },
     ];
 
-    /// Writes `count` elements of an input. A mask, which its name tells, is ones where others are random.
+    /// Writes `count` elements of an input. A mask, known by its name, gets ones where other inputs
+    /// are random.
     pub fn write(self, name: &str, datatype: DataType, count: usize, to: &mut Buffer) {
         let fill = match self {
             Fill::Random { .. } if name.to_ascii_lowercase().contains("mask") => Fill::Ones,
@@ -54,7 +61,7 @@ impl Fill {
             Fill::Ones => (0..count).for_each(|at| element(datatype, 1, 1.0 + (at % 7) as f64 / 8.0, to)),
             Fill::Random { least, most, seed } => {
                 let kinds = u64::from(most.saturating_sub(least)) + 1;
-                // Of inputs of its own: two that are alike are often not what a model takes.
+                // Each input gets numbers of its own: models often reject two equal inputs.
                 let mut random =
                     Random::new(name.bytes().fold(seed, |seed, byte| seed.wrapping_mul(31).wrapping_add(byte.into())));
                 for _ in 0..count {
@@ -66,13 +73,13 @@ impl Fill {
         }
     }
 
-    /// The most bytes of an element that it writes.
+    /// The most bytes that one element takes.
     pub fn size(self, datatype: DataType) -> usize {
         datatype.size().unwrap_or(5)
     }
 }
 
-/// Writes an element: the integer, or the number with a fraction, as the datatype has it.
+/// Writes an element in the datatype's form: the integer, or the number with a fraction.
 pub(crate) fn element(datatype: DataType, integer: u8, fraction: f64, to: &mut Buffer) {
     match datatype {
         DataType::Bool => to.extend_from_slice(&[1]),

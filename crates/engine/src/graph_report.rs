@@ -1,65 +1,66 @@
-//! Which segments of a model run as CUDA graphs, and why others do not.
+//! Reports of the segments that run as CUDA graphs, and of the reasons why other segments run
+//! without one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use downbeat_core::Duration;
 
-/// What became of a segment on a lane, for inputs of some shapes.
+/// The outcome for a segment on a lane, for inputs of some shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphReport {
-    /// Which of the devices that the engine uses, from 0.
+    /// Number of the device among those that the engine uses, from 0.
     pub device: usize,
-    /// Which of the model's lanes, in the order in which they were made, from 0.
+    /// Number of the lane among the model's lanes, in the order in which they were made, from 0.
     pub lane: usize,
-    /// Which of its segments, from 0.
+    /// Number of the segment in the model, from 0.
     pub segment: usize,
-    /// The shapes of the segment's inputs; empty: whatever they are.
+    /// The shapes of the segment's inputs; empty: any shapes.
     pub shapes: Vec<Vec<usize>>,
-    /// What became of it.
+    /// Whether the segment runs as a graph.
     pub outcome: GraphOutcome,
 }
 
 /// Whether a segment runs as a graph. Times are medians on the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GraphOutcome {
-    /// It does.
+    /// The segment runs as a graph.
     Recorded {
-        /// What the graph is made of.
+        /// The nodes of the graph.
         nodes: GraphNodes,
-        /// What a run takes without it.
+        /// The time of a run without the graph.
         plain: Duration,
-        /// And with it, the copies of the inputs included.
+        /// The time of a run with the graph, the copies of the inputs included.
         graph: Duration,
     },
-    /// It could, and is slower as one.
+    /// The segment could run as a graph, and is slower that way.
     Slower {
         /// As in [`GraphOutcome::Recorded`].
         nodes: GraphNodes,
-        /// What a run takes without it.
+        /// The time of a run without the graph.
         plain: Duration,
-        /// And with it.
+        /// The time of a run with the graph.
         graph: Duration,
     },
-    /// It cannot, or is not to.
+    /// The segment cannot run as a graph, or is not allowed to.
     Refused {
         /// Why, in words.
         reason: String,
     },
 }
 
-/// What a graph is made of.
+/// The nodes of a graph.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GraphNodes {
-    /// All: kernels, copies, fills, and where memory is taken and freed.
+    /// All nodes: kernels, copies, fills, allocations and frees of memory.
     pub count: usize,
-    /// Where memory is taken, which is freed again, as cuBLAS does for its workspace.
+    /// Nodes that allocate memory, which the graph frees again, as cuBLAS does for its workspace.
     pub allocations: usize,
     /// The number of blocks of each kernel, in the order of the driver.
     pub grids: Vec<u64>,
 }
 
-/// The reports of a model of so many segments in a line: how many of them run as graphs, and for what reasons others, or others of their shapes, do not. `None` if
-/// there are no reports.
+/// The reports of a model with `segments` segments in a line. The line has the number that run as
+/// graphs, and the reasons why others run without a graph. `None` if there are no reports.
 pub fn summary(segments: usize, reports: &[GraphReport]) -> Option<String> {
     if reports.is_empty() {
         return None;

@@ -1,4 +1,4 @@
-//! Inference engines behind one small trait; everything foreign or `unsafe` is here.
+//! Inference engines behind one small trait. All foreign or `unsafe` code is in this crate.
 
 pub mod activations;
 mod batch;

@@ -1,8 +1,10 @@
-//! Starts threads at the priority of the process. The priority of the calling thread does not matter.
+//! Starts threads at the priority of the process. The priority of the calling thread does not
+//! matter.
 //!
-//! A thread inherits the priority of the thread that starts it, and without a privilege it cannot raise the priority afterwards. Models are loaded at a low
-//! priority. Example: a load of the second model adds an executor. Started by that load, the executor would be at nice 10 for good, with a tenth of a
-//! busy core.
+//! A thread inherits the priority of the thread that starts it, and without a privilege it cannot
+//! raise the priority afterwards. Models are loaded at a low priority. Example: a load of the
+//! second model adds an executor. Started by that load, the executor would be at nice 10 for good,
+//! with a tenth of a busy core.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,7 +20,8 @@ thread_local! {
     static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// From now on [`at_normal_priority`] works at the priority of the calling thread. The first call counts.
+/// From now on [`at_normal_priority`] works at the priority of the calling thread. The first call
+/// counts.
 pub fn begin_normal_priority() {
     WORKER.get_or_init(|| {
         let (sender, orders) = channel::<Work>();
@@ -30,8 +33,9 @@ pub fn begin_normal_priority() {
     });
 }
 
-/// Does `work` on a thread of normal priority, waits for its end, and gives what it gives. `work` should be brief. Threads that `work` starts inherit the
-/// normal priority. Before [`begin_normal_priority`] the calling thread does the work.
+/// Does `work` on a thread of normal priority, waits for its end, and returns its result. `work`
+/// should be brief. Threads that `work` starts inherit the normal priority. Before
+/// [`begin_normal_priority`] the calling thread does the work.
 pub fn at_normal_priority<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let Some(Some(worker)) = WORKER.get().filter(|_| !IS_WORKER.get()) else { return work() };
     let (reply, done) = channel();

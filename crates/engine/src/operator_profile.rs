@@ -1,4 +1,4 @@
-//! What each operator of a model takes and gives, as it was measured to cut the model.
+//! The measured time and values of each operator of a model, from when the model was cut.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +8,17 @@ use serde::{Deserialize, Serialize};
 use crate::boundary::MeasuredValue;
 use crate::onnx::graph::OperatorGraph;
 
-/// What each operator of a model takes and gives, as the engine runs it. With it the same file is cut again, at the same places or at others, without running it.
+/// The measured time and values of each operator, as the engine runs it. With the profile the
+/// engine cuts the same file again, at any places, without running it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OperatorProfile {
     /// A checksum of the operators: another version of an engine may merge others.
     graph: u32,
-    /// By the name of the value.
+    /// The values by their names.
     pub(crate) values: BTreeMap<String, MeasuredValue>,
-    /// Of each operator, at batch 1: the median.
+    /// The median time of each operator, at batch 1.
     pub(crate) times: Vec<Duration>,
-    /// What the arena held in the end, bytes; only newer libraries say.
+    /// Bytes that the arena held in the end; only newer libraries report it.
     pub(crate) arena: Option<u64>,
 }
 
@@ -31,17 +32,17 @@ impl OperatorProfile {
         OperatorProfile { graph: checksum(graph), values, times, arena }
     }
 
-    /// Whether it is of this graph.
+    /// Whether the profile is of this graph.
     pub(crate) fn is_of(&self, graph: &OperatorGraph) -> bool {
         self.graph == checksum(graph) && self.times.len() == graph.operators.len()
     }
 
-    /// How many operators there are.
+    /// The number of operators.
     pub fn operators(&self) -> usize {
         self.times.len()
     }
 
-    /// What all of them take at batch 1.
+    /// The sum of the operators' times at batch 1.
     pub fn total(&self) -> Duration {
         self.times.iter().fold(Duration::ZERO, |sum, time| sum + *time)
     }

@@ -1,4 +1,4 @@
-//! Batches that a model is tried with when it is cut.
+//! Batches with which a model is tried when it is cut.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,16 @@ use crate::buffer::Buffer;
 use crate::fill::Fill;
 use crate::tensor::{Tensor, elements, shape};
 
-/// Lengths of dimensions that vary, beside the batch, which a model is tried with until one runs.
+/// Lengths of dimensions that vary, beside the batch. A model is tried with each pair until one
+/// runs.
 const LENGTHS: [(usize, usize); 3] = [(64, 96), (16, 24), (224, 256)];
 
-/// What the batches are: sizes of what varies, and what they hold.
+/// The batches of a probe: the sizes of dimensions that vary, and the contents.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe {
-    /// Every dimension that varies, but for the batch.
+    /// Size of every dimension that varies, but for the batch.
     pub length: usize,
-    /// The same in one run, to see what varies with it.
+    /// A second length for one run, which shows the dimensions that vary with the length.
     pub other_length: usize,
     fill: Fill,
 }
@@ -35,7 +36,7 @@ pub(crate) fn has_batch(signature: &Signature) -> Result<(), String> {
     }
 }
 
-/// The first probe that the model runs with, and what `run` made of it.
+/// The first probe that the model runs with, and the result of `run`.
 pub(crate) fn first<T>(signature: &Signature, run: impl Fn(Probe) -> Result<T, String>) -> Result<(Probe, T), String> {
     let mut last = String::new();
     for probe in probes(signature) {
@@ -47,7 +48,7 @@ pub(crate) fn first<T>(signature: &Signature, run: impl Fn(Probe) -> Result<T, S
     Err(format!("it cannot be cut: no batch that it was tried with runs: {last}"))
 }
 
-/// What to try the model with, the likeliest first.
+/// The probes to try the model with, the likeliest first.
 fn probes(signature: &Signature) -> Vec<Probe> {
     let varies = signature.inputs.iter().any(|i| i.dims.iter().skip(1).any(|d| *d < 0));
     let lengths = if varies { &LENGTHS[..] } else { &LENGTHS[..1] };
@@ -72,10 +73,10 @@ impl Probe {
         signature.inputs.iter().map(value).collect()
     }
 
-    /// A batch.
+    /// Makes the inputs of a batch.
     ///
     /// # Errors
-    /// If it is larger than memory.
+    /// If the batch is larger than memory.
     pub fn inputs(&self, signature: &Signature, batch: usize, length: usize) -> Result<Vec<Tensor>, String> {
         let tensor = |spec: &TensorSpec| {
             let shape = shape(spec, batch, length);

@@ -1,21 +1,25 @@
-//! The process as foreign libraries see it: what they are told when it begins, and how it ends while they are at work.
+//! The process as foreign libraries see it: its environment at the start, and its end while
+//! libraries are at work.
 
 use std::ffi::c_int;
 use std::io::Write;
 
-/// What libraries read in the environment, once.
+/// Variables that libraries read once from the environment.
 const VARIABLES: &[(&str, &str)] = &[
-    // onnxruntime's, before it collects anything: its API for that (`DisableTelemetryEvents`) comes too late, as making an environment begins it.
+    // onnxruntime's, before it collects anything. The API `DisableTelemetryEvents` comes too late:
+    // making an environment begins the collection.
     ("ORT_DISABLE_TELEMETRY", "1"),
-    // The NVIDIA driver's, in `cuInit`: how many queues it has to a GPU; 8 unless said otherwise. Streams that share one may wait for each other, also those of
-    // partitions without a unit in common (cuda.h, Green Contexts). 32 is the most that it takes.
+    // The NVIDIA driver's, in `cuInit`: its number of queues to a GPU; 8 by default, at most 32.
+    // Streams that share a queue may wait for each other, even in partitions without a common unit
+    // (cuda.h, Green Contexts).
     ("CUDA_DEVICE_MAX_CONNECTIONS", "32"),
-    // UCX's, when it is loaded: it would take over the signals of a crash.
+    // UCX's, before it is loaded: UCX would take over the signals of a crash.
     #[cfg(feature = "ucx")]
     ("UCX_HANDLE_ERRORS", "none"),
-    // Bytes of each thread's stack. The standard library reads the variable when the first thread starts. A thread that loads or
-    // runs a model in rten recurses once for each operator of a chain. The pools of rten have no option for their stacks. Only
-    // pages that a thread touches take memory.
+    // Bytes of each thread's stack. The standard library reads the variable when the first thread
+    // starts. A thread that loads or runs a model in rten recurses once for each operator of a
+    // chain. The pools of rten have no option for their stacks. Only pages that a thread touches
+    // take memory.
     (STACK, "16777216"),
 ];
 
@@ -24,7 +28,8 @@ const STACK: &str = "RUST_MIN_STACK";
 /// The standard library's size without [`STACK`], bytes.
 const STACK_OF_STD: u64 = 2 << 20;
 
-/// The variable for the stacks of a trial process, and its value. The stacks are smaller there: a file that fits there fits here, too.
+/// The variable for the stacks of a trial process, and its value. Stacks are smaller there, so that
+/// a file that fits there also fits here.
 pub(crate) fn stack_of_trials() -> (&'static str, String) {
     let own = std::env::var(STACK).ok().and_then(|bytes| bytes.parse().ok()).unwrap_or(STACK_OF_STD);
     (STACK, (own - own / 4).to_string())
@@ -34,8 +39,9 @@ unsafe extern "C" {
     fn _exit(status: c_int) -> !;
 }
 
-/// Sets the variables that the environment does not have. The variables keep libraries from sending data.
-/// They give the NVIDIA driver many queues, and threads large stacks. `main` calls this first: with a second thread it does nothing.
+/// Sets the variables that the environment does not have. The variables keep libraries from sending
+/// data. They give the NVIDIA driver many queues, and threads large stacks. `main` calls this
+/// first: with a second thread it does nothing.
 pub fn begin() {
     if !std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1) {
         return;
@@ -48,10 +54,11 @@ pub fn begin() {
     }
 }
 
-/// Ends the process at once: no destructor of a library runs, as those pull away what threads that are still in the library stand on. What is to be kept
-/// has to be written before.
+/// Ends the process at once, without the destructors of libraries. Such a destructor would free
+/// data that other threads of the library still use. The caller must write everything worth keeping
+/// before the call.
 pub fn end(status: u8) -> ! {
-    // An output that is gone needs nothing written.
+    // A closed output needs no flush.
     let _ = std::io::stdout().flush();
     let _ = std::io::stderr().flush();
     // SAFETY: it ends the process, and has no other condition.

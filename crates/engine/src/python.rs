@@ -1,4 +1,5 @@
-//! Running the Python that is here, for its pip and for where its packages are, without running what lies about.
+//! Runs the installed Python, for its pip and its packages, without running files of the working
+//! folder.
 
 use std::ffi::OsStr;
 use std::io;
@@ -6,11 +7,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The name of the Python that is used unless another is named.
+/// The name of the Python, unless the user names another.
 pub(crate) const NAME: &str = "python3";
 
-/// A command that runs `script`. It sees the packages of the system, of a virtual environment and of the user; no module of the working folder, and
-/// nothing that `PYTHON*` variables name.
+/// A command that runs `script`. The script sees the packages of the system, of a virtual
+/// environment and of the user. It sees no module of the working folder, and ignores `PYTHON*`
+/// variables.
 pub(crate) fn command(python: &Path, script: &str) -> io::Result<Command> {
     let mut command = Command::new(interpreter(python)?);
     let with_user_packages = format!("import site, sys; sys.path.append(site.getusersitepackages())\n{script}");
@@ -18,8 +20,8 @@ pub(crate) fn command(python: &Path, script: &str) -> io::Result<Command> {
     Ok(command)
 }
 
-/// The absolute path of a Python: a path as it is named, from the working folder; a bare name is looked for in `PATH`, without its
-/// relative folders.
+/// The absolute path of a Python. A path counts from the working folder. A bare name is looked up
+/// in `PATH`, without its relative folders.
 fn interpreter(python: &Path) -> io::Result<PathBuf> {
     if python.as_os_str().to_string_lossy().contains('/') {
         return std::path::absolute(python);

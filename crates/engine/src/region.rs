@@ -1,4 +1,4 @@
-//! Memory that two processes see: tensors on their way between them.
+//! Memory that two processes share: tensors on their way between them.
 
 use std::io;
 use std::ptr::NonNull;
@@ -10,25 +10,28 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// What the system calls the file system that memory without a name is of (`TMPFS_MAGIC`).
+/// The kernel's number for the file system of anonymous memory (`TMPFS_MAGIC`).
 const TMPFS: i64 = 0x0102_1994;
-/// Bytes of a lane's region that is new.
+/// Bytes of a new region of a lane.
 const LEAST: usize = 1 << 16;
 
-/// Memory of two processes: one writes, the other reads once it is told to. It grows and never shrinks, which is sealed, so that no process can
-/// pull away what the other reads.
+/// Memory of two processes: one writes, the other reads after a message tells it to. The region
+/// grows and never shrinks. A seal ensures this, so that no process can pull memory away from a
+/// reader.
 pub(crate) struct Region {
     file: OwnedFd,
     mapping: Arc<Mapping>,
 }
 
-/// A region as it is seen at some address. It stays as long as somebody reads there, also once the region has grown and is seen elsewhere.
+/// A region's mapping at some address. The mapping stays as long as it has a reader, even once the
+/// region has grown and has a mapping elsewhere.
 pub(crate) struct Mapping {
     pub(crate) start: NonNull<u8>,
     pub(crate) len: usize,
 }
 
-// SAFETY: the bytes may be read and written from any thread; who does when is settled by the messages of the two processes.
+// SAFETY: any thread may read and write the bytes; the messages of the two processes say which side
+// accesses them when.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -41,27 +44,30 @@ impl Mapping {
         Ok(Arc::new(Mapping { start, len }))
     }
 
-    /// Whether so many bytes from there on are within it.
+    /// Whether the `len` bytes from `begin` on are within the mapping.
     fn has(&self, begin: usize, len: usize) -> bool {
         begin.checked_add(len).is_some_and(|end| end <= self.len)
     }
 
-    /// The number at its place among the numbers at the mapping's start; `None` if it is not within it.
+    /// The number at this place among the numbers at the mapping's start; `None` if the place is
+    /// outside the mapping.
     fn number(&self, place: usize) -> Option<&AtomicU64> {
         let begin = place.checked_mul(size_of::<AtomicU64>())?;
-        // SAFETY: it is within the mapping, which begins on a page, and so aligned; it is only ever read and written as an atomic, by whichever process.
+        // SAFETY: the number is within the mapping, which begins on a page, and so aligned. Both
+        // processes read and write it only as an atomic.
         self.has(begin, size_of::<AtomicU64>()).then(|| unsafe { &*self.start.as_ptr().add(begin).cast::<AtomicU64>() })
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it is mapped so, and nobody reads there any more. The system cannot refuse that.
+        // SAFETY: the mapping has this start and length, and no reader is left. The system cannot
+        // refuse the call.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// Some of the bytes of a mapping.
+/// Part of the bytes of a mapping.
 struct Part {
     mapping: Arc<Mapping>,
     begin: usize,
@@ -70,19 +76,20 @@ struct Part {
 
 impl AsRef<[u8]> for Part {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: `Region::part` checked that they are within the mapping; the other process does not write there before it is told that this one has read.
+        // SAFETY: `Region::part` checked that the bytes are within the mapping. The other process
+        // does not write there before a message tells it that this process has read them.
         unsafe { std::slice::from_raw_parts(self.mapping.start.as_ptr().add(self.begin), self.len) }
     }
 }
 
-/// Reading and writing.
+/// Access for reading and writing.
 const BOTH: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 impl Region {
     /// A new region, for a lane.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is no memory left.
     pub fn create() -> io::Result<Region> {
         Region::of_length("downbeat-lane", LEAST)
     }
@@ -94,10 +101,10 @@ impl Region {
         Ok(Region { mapping: Mapping::new(&file, len, BOTH)?, file })
     }
 
-    /// The region that another process has made.
+    /// Opens the region that another process has made.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the file is no such region.
     pub fn open(file: OwnedFd) -> io::Result<Region> {
         if !rustix::fs::fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -106,20 +113,20 @@ impl Region {
         Ok(Region { mapping: Mapping::new(&file, len, BOTH)?, file })
     }
 
-    /// For the other process.
+    /// The file, to be sent to the other process.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// How many bytes there are, as far as this process has seen.
+    /// The region's length in bytes, as far as this process has seen it.
     pub fn len(&self) -> usize {
         self.mapping.len
     }
 
-    /// Makes it at least so long.
+    /// Makes the region at least `len` bytes long.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is no memory left.
     pub fn grow_to(&mut self, len: usize) -> io::Result<()> {
         if len > self.mapping.len {
             let len = len.checked_next_power_of_two().ok_or(io::ErrorKind::OutOfMemory)?;
@@ -129,10 +136,10 @@ impl Region {
         Ok(())
     }
 
-    /// Sees it as long as the other process says that it has made it.
+    /// Maps the region up to the length that the other process says it has.
     ///
     /// # Errors
-    /// If it is not so long.
+    /// If the region is shorter.
     pub fn follow(&mut self, len: usize) -> io::Result<()> {
         if len > self.mapping.len {
             if u64::try_from(rustix::fs::fstat(&self.file)?.st_size).is_ok_and(|size| size < len as u64) {
@@ -143,89 +150,97 @@ impl Region {
         Ok(())
     }
 
-    /// Writes bytes there, from `begin` on.
+    /// Writes bytes into the region, from `begin` on.
     ///
     /// # Panics
-    /// If they are not within it.
+    /// If the bytes reach outside the region.
     pub fn write(&mut self, begin: usize, bytes: &[u8]) {
         assert!(self.mapping.has(begin, bytes.len()), "within the region");
-        // SAFETY: they are within the mapping, and `bytes` are elsewhere, as nobody has a reference to what is written to.
+        // SAFETY: they are within the mapping. `bytes` lie elsewhere, as no reference to the
+        // written part exists.
         unsafe { self.mapping.start.as_ptr().add(begin).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     }
 
-    /// Some of its bytes, as they lie; `None` if they are not within it. The other process must not write there as long as somebody has them.
+    /// Part of the region's bytes, without a copy; `None` if they are not within the region. The
+    /// other process must not write there while the part lives.
     pub fn part(&self, begin: usize, len: usize) -> Option<Bytes> {
         self.mapping.has(begin, len).then(|| Bytes::from_owner(Part { mapping: self.mapping.clone(), begin, len }))
     }
 }
 
-/// A region of a fixed length that this process alone writes: others read it ([`PeerRegion`]), and the system refuses them more.
+/// A region of a fixed length that this process alone writes. Other processes read it
+/// ([`PeerRegion`]); the system lets them do no more.
 pub struct OwnRegion(Region);
 
 impl OwnRegion {
-    /// A new region. Memory is taken for what is written there only.
+    /// A new region. The system allocates memory only for written bytes.
     ///
     /// # Errors
     /// If the system has no such memory (Linux before 5.1).
     pub fn create(name: &str, len: usize) -> io::Result<OwnRegion> {
         let region = Region::of_length(name, len)?;
-        // This process's mapping stays as it is.
+        // This process's own mapping remains writable.
         rustix::fs::fcntl_add_seals(&region.file, SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
         Ok(OwnRegion(region))
     }
 
-    /// The whole region, for UCX, which peers read it by.
+    /// The whole region, for UCX, through which peers read it.
     #[cfg(feature = "ucx")]
     pub(crate) fn mapping(&self) -> Arc<Mapping> {
         self.0.mapping.clone()
     }
 
-    /// For those who read.
+    /// The file, to be sent to readers.
     pub fn file(&self) -> BorrowedFd<'_> {
         self.0.file()
     }
 
-    /// The number at its place among the numbers at the region's start; `None` if it is not within it.
+    /// The number at this place among the numbers at the region's start; `None` if the place is
+    /// outside the region.
     pub fn number(&self, place: usize) -> Option<&AtomicU64> {
         self.0.mapping.number(place)
     }
 
-    /// Writes bytes there, from `begin` on, and gives them as they lie.
+    /// Writes bytes into the region, from `begin` on, and returns them in place.
     ///
     /// # Safety
-    /// Nobody has bytes of the same place that an earlier call gave, or writes or reads numbers there, as long as these are there.
+    /// While the returned bytes live, no earlier call's bytes of the same place may live. No thread
+    /// may read or write numbers there.
     ///
     /// # Panics
-    /// If they are not within it.
+    /// If the bytes reach outside the region.
     pub unsafe fn put(&self, begin: usize, bytes: &[u8]) -> Bytes {
         assert!(self.0.mapping.has(begin, bytes.len()), "within the region");
-        // SAFETY: they are within the mapping, and nobody has a reference to what is written to, as the caller says.
+        // SAFETY: they are within the mapping. The caller ensures that no reference to the written
+        // part exists.
         unsafe { self.0.mapping.start.as_ptr().add(begin).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
         Bytes::from_owner(Part { mapping: self.0.mapping.clone(), begin, len: bytes.len() })
     }
 
-    /// Where bytes begin in the region, if that is where they are.
+    /// The place of `bytes` in the region; `None`: they are outside it.
     pub fn begin_of(&self, bytes: &[u8]) -> Option<usize> {
         let begin = (bytes.as_ptr() as usize).checked_sub(self.0.mapping.start.as_ptr() as usize)?;
         (begin < self.0.len()).then_some(begin)
     }
 }
 
-/// The [`OwnRegion`] of another process, to be read. What is there may become something else at any time, so that it is copied before it is looked at.
+/// The [`OwnRegion`] of another process, for reading. Its bytes may change at any time, so that
+/// every reader copies them first.
 pub struct PeerRegion(Arc<Mapping>);
 
 impl PeerRegion {
-    /// Maps what a process that may say anything says is its region.
+    /// Maps a region that another process offers. That process is not trusted.
     ///
     /// # Errors
-    /// If it is not memory that keeps its length, or of more than `most` bytes: such memory could be pulled away while it is read.
+    /// If its length may change, its memory is of another kind, or it has more than `most` bytes.
+    /// Such memory could be pulled away during a read.
     pub fn open(file: OwnedFd, most: usize) -> io::Result<PeerRegion> {
         let refused = |why: &str| io::Error::new(io::ErrorKind::InvalidInput, why.to_owned());
         let seals = rustix::fs::fcntl_get_seals(&file).map_err(|_| refused("it is no memory"))?;
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
             return Err(refused("its length may change"));
         }
-        // Of huge pages there may be none left when they are read.
+        // The system may have no huge pages left at the time of the read.
         #[allow(clippy::unnecessary_cast, reason = "its type differs between architectures")]
         if rustix::fs::fstatfs(&file)?.f_type as i64 != TMPFS {
             return Err(refused("it is memory of another kind"));
@@ -240,19 +255,21 @@ impl PeerRegion {
         Ok(PeerRegion(Mapping::new(&file, len, ProtFlags::READ)?))
     }
 
-    /// The number at its place among the numbers at the region's start; `None` if it is not within it.
+    /// The number at this place among the numbers at the region's start; `None` if the place is
+    /// outside the region.
     pub fn number(&self, place: usize) -> Option<&AtomicU64> {
         self.0.number(place)
     }
 
-    /// A copy of some of its bytes; `None` if they are not within it.
+    /// A copy of part of the bytes; `None` if they are not within the region.
     pub fn copy(&self, begin: usize, len: usize) -> Option<Bytes> {
         if !self.0.has(begin, len) {
             return None;
         }
         let mut copy: Vec<u8> = Vec::with_capacity(len);
-        // SAFETY: they are within the mapping, which its seals keep readable, and the copy has room for them. They are read by address, without a reference: the other process may write there
-        // meanwhile, and then any bytes come of it.
+        // SAFETY: the bytes are within the mapping, which its seals keep readable, and the copy has
+        // room for all. They are read by address, without a reference. If the other process writes
+        // meanwhile, the copy has arbitrary bytes.
         unsafe {
             copy.as_mut_ptr().copy_from_nonoverlapping(self.0.start.as_ptr().add(begin), len);
             copy.set_len(len);

@@ -1,6 +1,8 @@
-//! The memory of an input ring: slots of one size, of which any neighbouring run is one piece of memory.
+//! The memory of an input ring: slots of one size. Any run of neighbouring slots is one piece of
+//! memory.
 //!
-//! The pages are mapped twice, one mapping behind the other, so that what goes on at slot 0 after the last slot lies behind it (E²bird §5):
+//! The pages are mapped twice, one mapping behind the other (E²bird §5). A run that goes on at slot
+//! 0 after the last slot is therefore contiguous:
 //!
 //! ```text
 //! memory     | 0 | 1 | 2 | 3 |
@@ -8,7 +10,8 @@
 //!                          ^-----------^
 //! ```
 //!
-//! For an engine on a GPU the slots have copies there, which are what is read ([`RingMemory::on_device`]).
+//! For an engine on a GPU the slots have copies there, and launches read the copies
+//! ([`RingMemory::on_device`]).
 
 use std::ffi::c_void;
 use std::io;
@@ -27,15 +30,15 @@ use crate::cuda::{CudaError, Device, DeviceRing};
 /// Largest ring, bytes: its pages stay in memory once they were used.
 pub const LARGEST_RING: usize = 1 << 30;
 
-/// Most slots of a ring: each has a counter, also where it has few bytes.
+/// Most slots of a ring: each has a counter, however small it is.
 pub const MOST_SLOTS: u64 = 1 << 20;
 
-/// Nobody uses the slot.
+/// The slot is free.
 const FREE: u32 = 0;
-/// Somebody writes the slot. Numbers between count its readers.
+/// The slot is being written. Numbers between [`FREE`] and this one count the slot's readers.
 const WRITTEN: u32 = u32::MAX;
 
-/// Why there is no ring memory, in words.
+/// The reason why there is no ring memory, in words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct RingMemoryError(String);
@@ -46,16 +49,18 @@ impl From<CudaError> for RingMemoryError {
     }
 }
 
-/// The smallest number of slots that is at least `least`, and with which rings of all these slot sizes fill whole pages.
+/// The smallest number of slots, at least `least`, with which rings of all these slot sizes fill
+/// whole pages.
 ///
 /// # Errors
-/// If one of the rings would be larger than [`LARGEST_RING`], or there is nothing to hold.
+/// If one of the rings would be larger than [`LARGEST_RING`], or the number of slots or a slot size
+/// is zero.
 pub fn slots(least: u32, slot_bytes: &[usize]) -> Result<u32, RingMemoryError> {
     if least == 0 || slot_bytes.contains(&0) {
         return Err(RingMemoryError("an input ring needs at least one slot of at least one byte".into()));
     }
     let page = rustix::param::page_size();
-    // A page is a power of two, so the parts of it that the sizes have are too, and the largest multiple serves all.
+    // Each unit is a part of a page, and so a power of two. The largest unit serves all slot sizes.
     let unit = slot_bytes.iter().map(|bytes| page >> bytes.trailing_zeros().min(page.trailing_zeros())).max();
     let slots = u64::from(least).next_multiple_of(unit.unwrap_or(1) as u64);
     for slot_bytes in slot_bytes {
@@ -75,33 +80,36 @@ pub fn slots(least: u32, slot_bytes: &[usize]) -> Result<u32, RingMemoryError> {
 
 /// The memory of the input ring of one tensor.
 ///
-/// A slot has one writer, or any number of readers, or neither: the one who asks for what another has gets nothing. So the users of a ring
-/// may disagree about who has a slot, and lose speed but no data.
+/// A slot has one writer, any number of readers, or neither. A claim that conflicts with another
+/// one is refused. So users that disagree about the owner of a slot lose speed, but no data.
 pub struct RingMemory {
     /// Start of the first of the two mappings.
     start: NonNull<u8>,
     slot_bytes: usize,
-    /// [`FREE`], [`WRITTEN`] or a number of readers, for each slot.
+    /// [`FREE`], [`WRITTEN`] or the number of readers, for each slot.
     users: Box<[AtomicU32]>,
     /// Copies of the slots on a device.
     copies: Option<Arc<DeviceRing>>,
 }
 
-// SAFETY: bytes may be used from any thread; who uses which is settled by `users`.
+// SAFETY: bytes may be used from any thread; claims in `users` decide which thread uses which slot.
 unsafe impl Send for RingMemory {}
 // SAFETY: all access to the bytes is through claims of `users`, which are atomic.
 unsafe impl Sync for RingMemory {}
 
 impl RingMemory {
-    /// Zeroed memory for `slots` slots of `slot_bytes` bytes, a number of slots that [`slots`] gave.
+    /// Zeroed memory for `slots` slots of `slot_bytes` bytes, where [`slots`] gave the number of
+    /// slots.
     ///
     /// # Errors
-    /// If they do not fill whole pages, or the operating system has no memory or no address space for them.
+    /// If the slots do not fill whole pages, or the operating system has no memory or no address
+    /// space left.
     pub fn new(slots: u32, slot_bytes: usize) -> Result<Arc<Self>, RingMemoryError> {
         RingMemory::map(slots, slot_bytes).map(Arc::new)
     }
 
-    /// The same, with slots that are copied to a device as they are written, and read there: up to `longest` at once.
+    /// The same, with slots that are copied to a device when they are written. Launches read up to
+    /// `longest` copies at once.
     ///
     /// # Errors
     /// As [`RingMemory::new`], or if the device is lost or out of memory.
@@ -131,15 +139,16 @@ impl RingMemory {
         // SAFETY: a fresh reservation at an address of the system's choice overlaps nothing.
         let start = unsafe { mmap_anonymous(std::ptr::null_mut(), 2 * bytes, ProtFlags::empty(), MapFlags::PRIVATE) };
         let start = start.map_err(system)?;
-        // From here on the reservation is given back on every way out: by `Drop`.
+        // From here on `Drop` gives back the reservation on every way out.
         let users = (0..slots).map(|_| AtomicU32::new(FREE)).collect();
         let Some(start) = NonNull::new(start.cast::<u8>()) else {
             return Err(system(rustix::io::Errno::NOMEM));
         };
         let ring = RingMemory { start, slot_bytes, users, copies: None };
         for half in 0..2 {
-            // SAFETY: both halves lie in the reservation, which is this ring's alone and which they replace; `bytes` are whole pages. The
-            // file is nobody else's and is never made shorter.
+            // SAFETY: both halves lie in the reservation, which is this ring's alone and which they
+            // replace; `bytes` are whole pages. The file belongs to this ring alone and is never
+            // made shorter.
             let mapped = unsafe {
                 mmap(
                     start.as_ptr().add(half * bytes).cast::<c_void>(),
@@ -155,7 +164,7 @@ impl RingMemory {
         Ok(ring)
     }
 
-    /// How many slots there are.
+    /// The number of slots.
     pub fn slots(&self) -> u32 {
         self.users.len() as u32
     }
@@ -181,11 +190,11 @@ impl RingMemory {
         fits.then_some(slots)
     }
 
-    /// Changes the users of all slots of a run, or of none.
+    /// Changes the users of all slots of a run, or of no slot.
     fn claim(&self, run: RingRun, claim: impl Fn(u32) -> Option<u32>, undo: impl Fn(&AtomicU32)) -> bool {
         let Some(users) = self.users(run) else { return false };
         for (done, slot) in users.clone().enumerate() {
-            // Acquire: what the users before did to the slot happened before what this one does.
+            // Acquire: the earlier users' accesses to the slot happened before those of this user.
             if slot.fetch_update(Ordering::Acquire, Ordering::Relaxed, &claim).is_err() {
                 users.take(done).for_each(undo);
                 return false;
@@ -194,15 +203,18 @@ impl RingMemory {
         true
     }
 
-    /// The slots of a run, to be written; `None` if they are no run of this ring, or one is in use.
+    /// Claims the slots of a run for writing; `None`: they are no run of this ring, or one is in
+    /// use.
     pub fn write(self: &Arc<Self>, run: RingRun) -> Option<RingWriter> {
         let free = |users| (users == FREE).then_some(WRITTEN);
         self.claim(run, free, |slot| slot.store(FREE, Ordering::Release))
             .then(|| RingWriter { ring: self.clone(), run })
     }
 
-    /// The slots of a run as one piece of memory, without a copy; `None` if they are no run of this ring, or one is being written, or they are more than
-    /// a device's copy of the ring gives at once. They can be written again once the buffer, and all that was made of it, are gone.
+    /// The slots of a run as one piece of memory, without a copy. `None`: they are no run of this
+    /// ring, or one is being written. A run longer than a device's copy of the ring allows also
+    /// gives `None`. The slots can be written again once the buffer and all slices of it are
+    /// dropped.
     pub fn read(self: &Arc<Self>, run: RingRun) -> Option<Buffer> {
         let more = |users: u32| (users < WRITTEN - 1).then(|| users + 1);
         let read = self.claim(run, more, |slot| {
@@ -218,9 +230,10 @@ impl RingMemory {
 
 impl Drop for RingMemory {
     fn drop(&mut self) {
-        // While what they are copied from is mapped.
+        // The copies go before the memory that they are copied from.
         self.copies = None;
-        // SAFETY: both halves are this ring's alone, and writers and readers keep it alive. A failure would leave them mapped.
+        // SAFETY: both halves are this ring's alone, and writers and readers keep it alive. A
+        // failure would leave them mapped.
         let _ = unsafe { munmap(self.start.as_ptr().cast::<c_void>(), 2 * self.bytes()) };
     }
 }
@@ -231,14 +244,16 @@ impl std::fmt::Debug for RingMemory {
     }
 }
 
-/// Where the bytes of a run are: less than two rings from the start, as it begins in the first and is at most one long.
+/// The bytes of a run, as start and length. The end is less than two rings from the start of the
+/// ring: a run begins in the first ring and is at most one ring long.
 fn place(ring: &RingMemory, run: RingRun) -> (*mut u8, usize) {
     // SAFETY: `first` is below the number of slots: checked when the run was claimed.
     let start = unsafe { ring.start.as_ptr().add(run.first as usize * ring.slot_bytes) };
     (start, run.count as usize * ring.slot_bytes)
 }
 
-/// Slots that only their owner has, to be written. Dropped before [`RingWriter::finish`], they hold nothing to be read.
+/// Slots that one owner has for writing. If it is dropped before [`RingWriter::finish`], the slots
+/// hold nothing to read.
 #[derive(Debug)]
 pub struct RingWriter {
     ring: Arc<RingMemory>,
@@ -246,23 +261,26 @@ pub struct RingWriter {
 }
 
 impl RingWriter {
-    /// The slots are written, and may be read: on a device as soon as they are copied there, which is begun here and not waited for.
+    /// Ends the writing of the slots, so that they may be read. On a device this call begins the
+    /// copy and does not wait. The device's slots may be read once the copy is over.
     ///
     /// # Errors
     /// If the device is lost.
     pub fn finish(self) -> Result<(), CudaError> {
         let Some(copies) = &self.ring.copies else { return Ok(()) };
-        // The second mapping is not pinned: what lies there is copied from the first.
+        // The second mapping is not pinned: the bytes there are copied from the first mapping.
         let start = self.run.first as usize * self.ring.slot_bytes;
         let all = self.len();
         let end = (start + all).min(self.ring.bytes());
         let wrapped = start + all - end;
         let first = self.ring.start.as_ptr();
-        // SAFETY: inside the first mapping; the slots are this writer's, and initialised: the system gives zeros.
+        // SAFETY: inside the first mapping; the slots are this writer's, and initialised: the
+        // system gives zeros.
         let host = unsafe {
             [std::slice::from_raw_parts(first.add(start), end - start), std::slice::from_raw_parts(first, wrapped)]
         };
-        // SAFETY: of this ring. Whoever writes a slot next does so after the launches that read it, or without any: then what is copied is for nobody.
+        // SAFETY: the copies are of this ring. The next writer of a slot comes after the launches
+        // that read it, or after none. In that case no launch reads the bytes of this copy.
         unsafe { copies.upload(self.run, host) }
     }
 }
@@ -272,8 +290,10 @@ impl Deref for RingWriter {
 
     fn deref(&self) -> &[u8] {
         let (start, len) = place(&self.ring, self.run);
-        // SAFETY: the memory is mapped as long as the ring lives, and initialised: the system gives zeros. The slots are claimed by this writer,
-        // so that nobody else, through either mapping, reads or writes them; a run is at most the ring, so that it does not overlap itself.
+        // SAFETY: the memory is mapped as long as the ring lives, and initialised: the system gives
+        // zeros. This writer has claimed the slots, so that no other code reads or writes them
+        // through either mapping. A run is at most as long as the ring, so that it does not overlap
+        // itself.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 }
@@ -288,12 +308,12 @@ impl DerefMut for RingWriter {
 
 impl Drop for RingWriter {
     fn drop(&mut self) {
-        // Release: what was written is seen by whoever claims the slots next.
+        // Release: the next user that claims the slots sees the written bytes.
         self.ring.users(self.run).into_iter().flatten().for_each(|slot| slot.store(FREE, Ordering::Release));
     }
 }
 
-/// Slots that nobody writes, to be read.
+/// Slots that have readers and no writer.
 #[derive(Debug)]
 struct RingReader {
     ring: Arc<RingMemory>,
@@ -303,8 +323,8 @@ struct RingReader {
 impl AsRef<[u8]> for RingReader {
     fn as_ref(&self) -> &[u8] {
         let (start, len) = place(&self.ring, self.run);
-        // SAFETY: as for `RingWriter::deref`. Other readers may read at the same time. No writer can claim a ring slot that has
-        // readers.
+        // SAFETY: as for `RingWriter::deref`. Other readers may read at the same time. No writer
+        // can claim a ring slot that has readers.
         unsafe { std::slice::from_raw_parts(start, len) }
     }
 }
@@ -409,7 +429,8 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..500u32 {
                         let slot = (round * 4 + thread) % ring.slots();
-                        // Whoever is slower finds it in use; what is read is never half of one and half of another.
+                        // The slower thread finds the slot in use. A reader never sees half of one
+                        // value and half of another.
                         if let Some(mut writer) = ring.write(run(slot, 1)) {
                             writer.fill(round as u8);
                         }

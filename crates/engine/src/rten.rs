@@ -36,7 +36,8 @@ use value::{tensor_of, value_of};
 pub(crate) const NAME: &str = "rten";
 /// Version of the crate in use; its manifest and this line change together.
 const VERSION: &str = "0.27";
-/// Newest version of the ONNX format and of its standard operators that RTen was tried with. It does not check by itself.
+/// Newest version of the ONNX format and of its standard operators that was tested with RTen. RTen
+/// itself does not check.
 const NEWEST: (i64, i64) = (13, 27);
 const REMEDY: &str = "onnxruntime may run it: `downbeat engine install` fetches it, and `--engine onnxruntime` or `[models.NAME] engine` chooses it";
 
@@ -52,7 +53,8 @@ impl Rten {
         Rten::default()
     }
 
-    /// The engine, with its threads for a run on one and on `threads` threads (0: one a core) started now.
+    /// The engine, with its threads for a run on one and on `threads` threads (0: one a core)
+    /// started now.
     pub fn with_threads(threads: usize) -> Self {
         let rten = Rten::default();
         let kinds = [1, threads_of(threads, &Share::Whole)].map(|threads| PoolKind { threads, cores: None });
@@ -62,7 +64,7 @@ impl Rten {
     }
 }
 
-/// The threads of a run for which `threads` are asked for.
+/// The number of threads of a run on `share`, for the requested number `threads` (0: all cores).
 fn threads_of(threads: usize, share: &Share) -> usize {
     let all = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores = share.cores().map_or_else(all, CoreSet::len);
@@ -75,7 +77,7 @@ impl Engine for Rten {
     }
 
     fn weight_copies(&self) -> u64 {
-        // Weights that `MatMul` reads are prepacked, and stay beside that as they were.
+        // Weights that `MatMul` reads are prepacked, and the original stays beside the packed copy.
         2
     }
 
@@ -92,7 +94,7 @@ impl Engine for Rten {
                 )));
             }
         }
-        // Before RTen computes what depends on weights alone.
+        // The estimate comes before RTen computes the values that depend on weights alone.
         let memory = RunMemory::of(path, options.memory.as_ref()).map_err(&error)?;
         let (model, rewritten) = load_model(path, &file).map_err(|reason| error(format!("{reason}. {REMEDY}")))?;
         let signature = file.signature(|output| infer(&model, output))?;
@@ -119,8 +121,8 @@ impl Engine for Rten {
     }
 }
 
-/// Reads and optimises the model, and says which of its operators are others than in the file. RTen has `expect`s on what a file may hold, so that a panic is an error
-/// like others.
+/// Reads and optimises the model, and lists its operators that differ from the file. RTen has
+/// `expect`s on the contents of a file, so that a panic counts as an ordinary error.
 fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten), String> {
     if let Some(location) = file.external_locations().find(|l| !opens(l)) {
         return Err(format!(
@@ -128,7 +130,7 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
              the model with such a location"
         ));
     }
-    // It computes what is constant, which takes what the model says.
+    // Loading computes the constant values, which may take as long and as much as the model says.
     let _call = stop::run(None)?;
     let load = || {
         let mut options = ModelOptions::with_all_ops();
@@ -144,7 +146,8 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
             }
             return Ok((options.load(bytes).map_err(|e| e.to_string())?, rewritten));
         }
-        // By its path if its name says what it is: only then are external data found.
+        // If the path's extension shows the format, RTen gets the path: only then does it find
+        // external data.
         if path.extension().is_some_and(|e| e == "onnx") {
             return Ok((options.load_file(path).map_err(|e| e.to_string())?, Rewritten::new()));
         }
@@ -154,11 +157,11 @@ fn load_model(path: &Path, file: &Checked<'_>) -> Result<(rten::Model, Rewritten
     catch_unwind(load).unwrap_or_else(|panic| Err(format!("its loader failed: {}", panic_message(&*panic))))
 }
 
-/// The model file for RTen: with attributes that a file may leave out and RTen needs, and with other operators for those that RTen computes wrong. `None`: the file is
-/// right as it is.
+/// The model file for RTen: with the optional attributes that RTen needs, and with other operators
+/// in place of the ones that RTen computes wrong. `None`: the file is right already.
 fn suited(path: &Path) -> Result<Option<(Vec<u8>, Rewritten)>, String> {
     let bytes = Bytes::from(std::fs::read(path).map_err(|e| e.to_string())?);
-    // What cannot be decoded is for RTen to say.
+    // A file that cannot be decoded is RTen's to reject.
     let (Ok(mut model), Ok(values)) = (ModelProto::decode(bytes.clone()), ModelValues::decode(bytes)) else {
         return Ok(None);
     };
@@ -167,8 +170,9 @@ fn suited(path: &Path) -> Result<Option<(Vec<u8>, Rewritten)>, String> {
     Ok((is_completed || !rewritten.is_empty()).then(|| (model.encode_to_vec(), rewritten)))
 }
 
-/// The model file if it is a symbolic link and has external data; else `None`. RTen resolves the link, and would look for the data
-/// beside the file that the link leads to, where a cache of downloads has them under other names.
+/// The model file if it is a symbolic link and has external data; else `None`. RTen resolves the
+/// link and looks for the data beside the file that it leads to. A cache of downloads has the data
+/// there under other names.
 fn linked(path: &Path, file: &Checked<'_>) -> Result<Option<Vec<u8>>, String> {
     if !path.is_symlink() || file.external_locations().next().is_none() {
         return Ok(None);
@@ -176,7 +180,8 @@ fn linked(path: &Path, file: &Checked<'_>) -> Result<Option<Vec<u8>>, String> {
     std::fs::read(path).map(Some).map_err(|e| e.to_string())
 }
 
-/// Whether RTen opens external data at this location; a rule of its own, beyond that of ONNX.
+/// Whether RTen opens external data at this location. RTen has a rule of its own, beyond that of
+/// ONNX.
 fn opens(location: &str) -> bool {
     let extension = Path::new(location).extension().and_then(|e| e.to_str());
     Path::new(location).components().count() == 1
@@ -214,20 +219,20 @@ struct RtenModel {
 struct RtenShared {
     model: rten::Model,
     signature: Signature,
-    /// What a batch is before each segment, and behind the last.
+    /// The tensors of a batch before each segment, and behind the last.
     states: Vec<Live>,
     pools: Arc<Pools>,
-    /// Of a run, as asked for.
+    /// The requested threads of a run.
     threads: usize,
-    /// Of lanes whose place does not say.
+    /// The share of lanes whose place names none.
     share: Share,
     memory: Option<RunMemory>,
     is_bounded: bool,
-    /// Which of the file's operators it runs by others.
+    /// The file's operators that run as others.
     rewritten: Option<String>,
 }
 
-/// The tensors that a batch is at some place.
+/// The tensors of a batch at some place of the model.
 #[derive(Clone)]
 struct Live {
     specs: Vec<TensorSpec>,
@@ -267,7 +272,7 @@ impl Model for RtenModel {
 /// Runs batches; RTen allocates activations for each run.
 struct RtenLane {
     shared: Arc<RtenShared>,
-    /// Of the threads that its runs have.
+    /// The threads of its runs.
     kind: PoolKind,
 }
 
@@ -277,7 +282,7 @@ impl Lane for RtenLane {
             return Ok(());
         }
         let tensors = std::mem::take(&mut state.tensors);
-        // Estimated from the model's inputs: a batch that was begun may go on.
+        // The estimate starts from the model's inputs. A batch that has begun may go on.
         let memory = self.shared.memory.as_ref().filter(|_| range.start == 0);
         let _reserved = memory
             .map(|memory| memory.reserve(&tensors))
@@ -285,7 +290,7 @@ impl Lane for RtenLane {
             .map_err(|error| RunError::new(NAME, error.to_string()))?;
         let states = &self.shared.states;
         let result = match (states.get(range.start), states.get(range.end)) {
-            // However many segments: RTen runs from any values to any.
+            // The range may have any number of segments: RTen runs from any values to any others.
             (Some(before), Some(behind)) => self.shared.run(self.kind, before, behind, tensors),
             _ => Err(format!("there are {} segments, but {range:?} are asked for", states.len() - 1)),
         };
@@ -306,7 +311,7 @@ impl RtenShared {
         PoolKind { threads: threads_of(self.threads, &share), cores: share.cores().copied() }
     }
 
-    /// The tensors of these names.
+    /// The tensors with these names.
     fn state(&self, specs: Vec<TensorSpec>) -> Result<Live, String> {
         let node = |spec: &TensorSpec| self.model.node_id(&spec.name).map_err(|e| format!("{e}. {REMEDY}"));
         let nodes = specs.iter().map(node).collect::<Result<_, _>>()?;
@@ -320,7 +325,7 @@ impl RtenShared {
         behind: &Live,
         mut tensors: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, String> {
-        // What is done to tensors before and after is done here, not by the pool.
+        // This thread, not the pool, handles the tensors before and after the run.
         let _pinned = kind.pin()?;
         batch::check(&before.specs, &tensors)?;
         for tensor in &mut tensors {
@@ -343,11 +348,11 @@ impl RtenShared {
         inputs: Vec<(NodeId, rten::ValueOrView<'_>)>,
         outputs: &[NodeId],
     ) -> Result<Vec<rten::Value>, String> {
-        // RTen cannot be told to end a run: who watches it leaves the thread behind.
+        // RTen cannot be told to end a run: the watcher leaves the thread behind.
         let _call = stop::run(None)?;
         let pool = self.pools.take(kind);
         let options = RunOptions::default().with_thread_pool(Some(pool.clone()));
-        // The model is not changed by a run, so that a panic in an operator leaves nothing half done.
+        // A run does not change the model, so that a panic in an operator leaves nothing half done.
         let run = AssertUnwindSafe(|| self.model.run(inputs, outputs, Some(options)));
         let ran = catch_unwind(run);
         self.pools.give_back(kind, pool);

@@ -1,4 +1,5 @@
-//! The memory of a run, estimated before it begins: an engine that is given none may end the process, and a few kilobytes of inputs may ask for gigabytes.
+//! The memory of a run, estimated before the run begins. A few kilobytes of inputs may ask for
+//! gigabytes, and an engine that gets no memory may end the process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,14 +14,14 @@ use crate::onnx::proto::ModelProto;
 use crate::onnx::sizes::{Input, Need, Sizes};
 use crate::tensor::Tensor;
 
-/// Shapes of inputs whose needs are remembered; all are forgotten when there are more.
+/// The number of input shapes whose needs are remembered; one more, and all are forgotten.
 const REMEMBERED: usize = 1024;
-/// Runs that take less are not counted: there are as many at once as there are lanes.
+/// Runs that take less, in bytes, are not counted: lanes bound their number.
 const SMALL: u64 = 64 << 20;
-/// How long a run waits for the memory that others use.
+/// The longest wait of a run for the memory that other runs use.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the runs of all models may take together.
+/// The memory that the runs of all models may take together.
 #[derive(Debug)]
 pub struct MemoryBudget {
     bytes: u64,
@@ -28,13 +29,13 @@ pub struct MemoryBudget {
     freed: Condvar,
 }
 
-/// A run would take too much: than it may at all, or than others leave.
+/// A run would take more than its limit, or more than the other runs leave.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a run of these shapes takes about {0}")]
 pub struct TooMuchMemory(String);
 
 impl MemoryBudget {
-    /// A budget of so many bytes.
+    /// A budget of this many bytes.
     pub fn new(bytes: u64) -> Arc<Self> {
         Arc::new(MemoryBudget { bytes, used: Mutex::new(0), freed: Condvar::new() })
     }
@@ -44,7 +45,7 @@ impl MemoryBudget {
     }
 }
 
-/// Memory that a run may take; given back when it is dropped.
+/// Memory that a run may take; a drop gives it back.
 #[derive(Debug)]
 pub(crate) struct Reserved {
     budget: Arc<MemoryBudget>,
@@ -61,25 +62,26 @@ impl Drop for Reserved {
     }
 }
 
-/// What the runs of one model take.
+/// The memory that the runs of one model take.
 #[derive(Debug)]
 pub struct RunMemory {
     sizes: Sizes,
     budget: Arc<MemoryBudget>,
-    /// By the dimensions of all inputs.
+    /// The needs, by the dimensions of all inputs.
     known: Mutex<BTreeMap<SmallVec<[u64; 8]>, Need>>,
 }
 
 impl RunMemory {
-    /// Reads the model file at `path`; `None` if nobody limits runs.
+    /// Reads the model file at `path`; `None` if runs have no limit.
     ///
     /// # Errors
-    /// In words, if the file cannot be read, or what it computes of its weights alone takes too much.
+    /// In words, if the file cannot be read, or the values that it computes from its weights alone
+    /// take too much memory.
     pub(crate) fn of(path: &Path, budget: Option<&Arc<MemoryBudget>>) -> Result<Option<RunMemory>, String> {
         let Some(budget) = budget else { return Ok(None) };
         let bytes = std::fs::read(path).map_err(|e| format!("it cannot be read: {e}"))?;
         let graph = ModelProto::decode(Bytes::from(bytes)).ok().and_then(|model| model.graph);
-        // What cannot be decoded here is for the engine to say.
+        // A file that cannot be decoded here is the engine's to reject.
         let Some(Ok(sizes)) = graph.map(|graph| Sizes::new(&graph)) else { return Ok(None) };
         let memory = RunMemory { sizes, budget: budget.clone(), known: Mutex::default() };
         let constant = memory.sizes.need(std::iter::empty());
@@ -87,11 +89,12 @@ impl RunMemory {
         Ok(Some(memory))
     }
 
-    /// Checks that a run with inputs of these shapes and bytes, in the signature's order, may ever take what it needs. Gives whether the need depends on the shapes
-    /// alone: then inputs of these shapes need no other check.
+    /// Checks that a run with inputs of these shapes and bytes, in the signature's order, may ever
+    /// have the memory that it needs. Returns true if the need depends on the shapes alone: then
+    /// inputs of these shapes need no other check.
     ///
     /// # Errors
-    /// If it may not.
+    /// If the run needs more than it may have.
     pub fn check<'a>(
         &self,
         inputs: impl Iterator<Item = (&'a [usize], &'a [u8])> + Clone,
@@ -99,7 +102,8 @@ impl RunMemory {
         self.with_need(inputs, |need, always| self.judge(need).map(|()| always))
     }
 
-    /// What a run with inputs of these shapes takes, in the signature's order, whatever they hold: bytes.
+    /// The bytes that a run with inputs of these shapes takes, in the signature's order, without
+    /// regard to their contents.
     pub fn estimate<'a>(&self, shapes: impl Iterator<Item = &'a [usize]>) -> u64 {
         self.sizes.need(shapes.map(|dims| Some(Input { dims, data: &[] }))).bytes
     }
@@ -107,7 +111,7 @@ impl RunMemory {
     /// Waits for the memory of a run.
     ///
     /// # Errors
-    /// If it may not have it, or others have it for too long.
+    /// If the run may not have it, or other runs hold it for too long.
     pub(crate) fn reserve(&self, tensors: &[Tensor]) -> Result<Reserved, TooMuchMemory> {
         let inputs = tensors.iter().map(|tensor| (&tensor.shape[..], tensor.data.as_slice()));
         let needed = self.with_need(inputs, |need, _| self.judge(need).map(|()| need.bytes))?;

@@ -1,7 +1,9 @@
-//! Folders for as long as this process lives: files that came with a load request, parts of a model that was cut.
+//! Folders that live as long as this process: files that came with a load request, parts of a model
+//! that was cut.
 //!
-//! All processes of a user share one folder for theirs, that nobody else may look into: `downbeat-UID` among the temporary files.
-//! Each has a folder in it, which it keeps locked. Where the lock is free its owner is gone, killed perhaps, and the next process removes it.
+//! All processes of a user share one folder that no other user may read: `downbeat-UID` among the
+//! temporary files. Each process keeps a locked folder in it. A free lock means that the owner is
+//! gone, killed perhaps. The next process then removes the folder.
 
 use std::fs::{DirBuilder, File};
 use std::io;
@@ -17,14 +19,14 @@ static OURS: Mutex<Option<Ours>> = Mutex::new(None);
 
 struct Ours {
     folder: TempDir,
-    /// Locked, until the process ends in whatever way.
+    /// Locked until the process ends, in any way.
     _lock: File,
 }
 
-/// A new folder, which goes when it is dropped.
+/// A new folder, which is removed when it is dropped.
 ///
 /// # Errors
-/// If it cannot be made.
+/// If the folder cannot be made.
 pub fn folder() -> io::Result<TempDir> {
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     let ours = match &mut *ours {
@@ -34,21 +36,21 @@ pub fn folder() -> io::Result<TempDir> {
     private("").tempdir_in(ours.folder.path())
 }
 
-/// Removes what processes that are gone have left.
+/// Removes the folders of processes that are gone.
 pub fn clean() {
     if let Ok(parent) = parent(&std::env::temp_dir()) {
         let _ = with_lock(&parent, || clean_in(&parent));
     }
 }
 
-/// Removes what this process has made; at its end.
+/// Removes this process's folder, at its end.
 pub fn close() {
     drop(OURS.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
 impl Ours {
     fn in_folder(temporary: &Path) -> io::Result<Ours> {
-        // Somebody else's folder of that name is not one to put models into.
+        // Another user's folder of that name must not receive models.
         let Ok(parent) = parent(temporary) else {
             let folder = private("downbeat-").tempdir_in(temporary)?;
             return Ok(Ours { _lock: locked(folder.path())?, folder });
@@ -67,7 +69,7 @@ fn private(prefix: &str) -> tempfile::Builder<'_, 'static> {
     builder
 }
 
-/// This user's folder, for all processes.
+/// This user's folder, shared by all processes.
 fn parent(temporary: &Path) -> io::Result<PathBuf> {
     let user = rustix::process::geteuid().as_raw();
     let parent = temporary.join(format!("downbeat-{user}"));
@@ -75,16 +77,16 @@ fn parent(temporary: &Path) -> io::Result<PathBuf> {
     Ok(parent)
 }
 
-/// Makes a folder that nobody else may look into, if it is not there.
+/// Makes a folder that no other user may read, unless it exists.
 ///
 /// # Errors
-/// If it cannot be made, or what is there is another's or open to others.
+/// If the folder cannot be made, or the existing one belongs to another user or is open to others.
 pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    // Not followed, if it is a link.
+    // A link is not followed.
     let found = std::fs::symlink_metadata(path)?;
     let user = rustix::process::geteuid().as_raw();
     if found.is_dir() && found.uid() == user && found.mode() & 0o077 == 0 {
@@ -93,14 +95,14 @@ pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
     Err(io::Error::other(format!("{} is not a folder of this user alone", path.display())))
 }
 
-/// Does something while no other process makes or removes folders in `parent`.
+/// Does `work` while no other process makes or removes folders in `parent`.
 fn with_lock<T>(parent: &Path, work: impl FnOnce() -> T) -> io::Result<T> {
     let lock = File::open(parent)?;
     flock(&lock, FlockOperation::LockExclusive)?;
     Ok(work())
 }
 
-/// Takes the lock of a folder, if nobody has it.
+/// Takes the lock of a folder, if it is free.
 fn locked(folder: &Path) -> io::Result<File> {
     let lock = File::open(folder)?;
     flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
@@ -128,7 +130,7 @@ mod tests {
         std::fs::write(first.folder.path().join("model"), "a model").unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
         assert_eq!((mode(&parent), mode(first.folder.path())), (0o700, 0o700));
-        // As a process that is killed leaves it: the folder without the lock.
+        // A killed process leaves this behind: the folder without the lock.
         let Ours { folder, _lock } = Ours::in_folder(temporary.path()).unwrap();
         let left = folder.keep();
         drop(_lock);

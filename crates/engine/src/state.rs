@@ -9,15 +9,15 @@ use crate::tensor::Tensor;
 
 /// The tensors of a batch on its way through a model.
 ///
-/// Between segments a batch may be parted ([`State::split`]) and batches may be joined ([`State::join`]): every tensor has the
-/// batch as its axis 0 there.
+/// Between segments a batch may be divided ([`State::split`]) and batches may be joined
+/// ([`State::join`]). Axis 0 of every tensor is the batch at such a place.
 #[derive(Debug, Default)]
 pub struct State {
-    /// See [`crate::Lane::run`] for which.
+    /// The tensors; [`crate::Lane::run`] says which.
     pub tensors: Vec<Tensor>,
 }
 
-/// Why batches cannot be parted or joined as asked, in words.
+/// The reason why batches cannot be divided or joined, in words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct StateError(String);
@@ -46,7 +46,8 @@ impl State {
         self.tensors.first().and_then(|t| t.shape.first()).map_or(0, |d| *d)
     }
 
-    /// A copy in memory of its own, on the host. Holds up the caller until a device has written the tensors.
+    /// A copy in memory of its own, on the host. Blocks the caller until a device has written the
+    /// tensors.
     ///
     /// # Errors
     /// If the device is lost.
@@ -59,11 +60,12 @@ impl State {
         Ok(State { tensors: self.tensors.iter_mut().map(copy).collect::<Result<_, StateError>>()? })
     }
 
-    /// Parts the batch along axis 0 into batches of so many rows, in order. They share the memory, no byte is copied; a part
-    /// begins at a whole element, and engines that want more alignment copy it.
+    /// Divides the batch along axis 0 into batches of these numbers of rows, in order. The parts
+    /// share the memory; no byte is copied. A part begins at a whole element. Engines that need
+    /// more alignment copy it.
     ///
     /// # Errors
-    /// If a part is empty, or the parts are not the batch.
+    /// If a part is empty, or the parts do not add up to the batch.
     pub fn split(self, rows: &[usize]) -> Result<Vec<State>, StateError> {
         let asked = rows.iter().fold(0usize, |sum, n| sum.saturating_add(*n));
         if rows.is_empty() || rows.contains(&0) {
@@ -95,11 +97,12 @@ impl State {
         Ok(parts)
     }
 
-    /// Joins batches that are at the same place of one model, in order, along axis 0. One alone is not copied. What is on a device is fetched from there;
-    /// [`crate::Lane::join`] joins it where it is.
+    /// Joins batches at the same place of one model, in order, along axis 0. A single batch is not
+    /// copied. Tensors on a device are fetched to the host; [`crate::Lane::join`] joins them on the
+    /// device.
     ///
     /// # Errors
-    /// If there is none, or their tensors differ in more than their rows.
+    /// If there is no batch, or the tensors differ in more than their rows.
     pub fn join(mut states: Vec<State>) -> Result<State, StateError> {
         let joined = State::joined(&states)?;
         if states.len() == 1 {
@@ -117,7 +120,7 @@ impl State {
         Ok(State { tensors: tensors.collect::<Result<_, OutOfMemory>>()? })
     }
 
-    /// Datatypes and shapes of the tensors that batches at the same place of one model give when joined.
+    /// Datatypes and shapes of the joined tensors of batches at the same place of one model.
     pub(crate) fn joined(states: &[State]) -> Result<Vec<(DataType, Vec<usize>)>, StateError> {
         let Some((first, others)) = states.split_first() else { return Err(StateError::empty()) };
         for other in others {
@@ -152,7 +155,7 @@ impl State {
     }
 }
 
-/// Where each part ends in the bytes; `None` if the bytes are not as many as the shape says.
+/// The end of each part in the bytes; `None` if the bytes are not as many as the shape says.
 fn ends(datatype: DataType, shape: &[usize], data: &Buffer, rows: &[usize]) -> Option<Vec<usize>> {
     let row = crate::tensor::elements(shape.get(1..)?)?;
     let mut done = 0usize;
@@ -165,7 +168,7 @@ fn ends(datatype: DataType, shape: &[usize], data: &Buffer, rows: &[usize]) -> O
     if let Some(size) = datatype.size() {
         return (total.checked_mul(size)? == data.len()).then(|| counts.iter().map(|n| n * size).collect());
     }
-    // Where each string ends, the start first.
+    // The end of each string, after the start of the first.
     let mut places = vec![0];
     for string in strings::split(data.as_slice()) {
         places.push(places.last()? + 4 + string.ok()?.len());

@@ -1,18 +1,19 @@
-//! Ending what a thread does in an engine, from another thread.
+//! Ends a thread's call into an engine, from another thread.
 //!
-//! A run has no bound of its own: a model may loop for ever. A thread does one thing in an engine at a time, so that whoever watches a thread has
-//! its [`Stop`], and needs to know neither lanes nor sessions.
+//! A run has no bound of its own: a model may loop for ever. A thread is in one call of an engine
+//! at a time. So the watcher of a thread needs only the thread's [`Stop`], and no lanes or
+//! sessions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What a call that was ended, or was not let begin, fails with.
+/// The error of a call that was ended, or that could not begin.
 pub const STOPPED: &str = "it was ended before it was done";
 
 thread_local! {
     static HERE: Stop = Stop::default();
 }
 
-/// Ends what one thread does in an engine. Clones are of the same thread.
+/// Ends a thread's calls into engines. Clones belong to the same thread.
 #[derive(Clone, Default)]
 pub struct Stop {
     state: Arc<Mutex<StopState>>,
@@ -21,7 +22,7 @@ pub struct Stop {
 #[derive(Default)]
 struct StopState {
     stopped: bool,
-    /// What the thread is in the middle of, the innermost last.
+    /// The thread's present calls, the innermost last.
     calls: Vec<RunningCall>,
     /// Runs that have begun.
     runs: u64,
@@ -29,39 +30,41 @@ struct StopState {
 
 struct RunningCall {
     interrupt: Option<Arc<dyn Interrupt>>,
-    /// Number of the run, if it is one.
+    /// Number of the run, if the call is a run.
     run: Option<u64>,
 }
 
-/// How an engine is told to end a call.
+/// A way to make an engine end a call.
 pub(crate) trait Interrupt: Send + Sync {
     /// Ends the call as soon as the engine can; returns at once.
     fn interrupt(&self);
 
-    /// Ends the call whatever it costs, where that can be: whether it is.
+    /// Ends the call at any cost, if the engine has a way. Returns true if the call ends.
     fn kill(&self) -> bool {
         false
     }
 
-    /// The call is over: the next one is not to be ended.
+    /// Forgets the interrupt once the call is over, so that the next call goes on.
     fn clear(&self) {}
 }
 
 impl Stop {
-    /// That of the calling thread.
+    /// The handle of the calling thread.
     pub fn of_this_thread() -> Stop {
         HERE.with(Stop::clone)
     }
 
-    /// Ends what the thread is in the middle of as soon as the engine can, if it can at all (`rten` cannot), and what it begins until [`Stop::resume`].
+    /// Ends the thread's present call as soon as the engine can; `rten` cannot. New calls fail
+    /// until [`Stop::resume`].
     pub fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
-        // Under the lock, so that the call that is meant is not over.
+        // Under the lock, so that the interrupt cannot meet a later call.
         state.calls.iter().filter_map(|call| call.interrupt.as_ref()).for_each(|interrupt| interrupt.interrupt());
     }
 
-    /// Ends what the thread is in the middle of by ending the process that it goes on in, where it is in one of its own: whether it is.
+    /// Kills the process in which the thread's call goes on, if the call has a process of its own.
+    /// Returns true if it has.
     pub fn kill(&self) -> bool {
         self.state().calls.iter().filter_map(|call| call.interrupt.as_ref()).any(|interrupt| interrupt.kill())
     }
@@ -71,12 +74,12 @@ impl Stop {
         self.state().stopped = false;
     }
 
-    /// Whether what the thread is in the middle of is to end, and what it begins.
+    /// Whether the thread's present and future calls must end.
     pub fn is_stopped(&self) -> bool {
         self.state().stopped
     }
 
-    /// The number of the run that the thread is in the middle of.
+    /// The number of the thread's present run.
     pub fn run_in_progress(&self) -> Option<u64> {
         self.state().calls.iter().rev().find_map(|call| call.run)
     }
@@ -86,7 +89,8 @@ impl Stop {
     }
 }
 
-/// A run on this thread begins, which `interrupt` ends, if anything does. It is over when what this gives is dropped.
+/// Begins a run on this thread, which `interrupt` can end. The run is over when the returned value
+/// is dropped.
 ///
 /// # Errors
 /// [`STOPPED`] if the thread is stopped.
@@ -94,12 +98,12 @@ pub(crate) fn run(interrupt: Option<Arc<dyn Interrupt>>) -> Result<InCall, Strin
     InCall::begin(interrupt, true)
 }
 
-/// The same for anything else that takes long.
+/// The same for any other long call, such as a load.
 pub(crate) fn load(interrupt: Option<Arc<dyn Interrupt>>) -> Result<InCall, String> {
     InCall::begin(interrupt, false)
 }
 
-/// A thread is in the middle of something as long as this is there.
+/// Marks the thread as in a call until it is dropped.
 pub(crate) struct InCall(Stop);
 
 impl InCall {

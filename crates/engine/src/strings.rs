@@ -8,9 +8,9 @@ use crate::buffer::Buffer;
 pub struct StringsError {
     /// The element, from 0.
     pub element: usize,
-    /// What its length says (4 if there is no room for a length).
+    /// The element's stated length (4 if there is no room for a length).
     pub said: usize,
-    /// What is left of the tensor's bytes.
+    /// The rest of the tensor's bytes.
     pub left: usize,
 }
 

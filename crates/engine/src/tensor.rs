@@ -1,4 +1,4 @@
-//! Tensors as engines take and give them.
+//! Tensors, the inputs and outputs of engines.
 
 use downbeat_core::tensor::{DataType, TensorSpec};
 
@@ -10,20 +10,21 @@ pub use crate::buffer::{ALIGNMENT, Buffer, OutOfMemory};
 pub struct Tensor {
     /// Element type.
     pub datatype: DataType,
-    /// Sizes, the batch dimension first where the model has one.
+    /// Sizes of the axes. The batch comes first if the model has a batch.
     pub shape: Vec<usize>,
     /// The elements.
     pub data: Buffer,
 }
 
 impl Tensor {
-    /// The number of elements that the shape says; `None` if it is more than a machine can address.
+    /// The number of elements of the shape; `None` if it is more than a machine can address.
     pub fn elements(&self) -> Option<usize> {
         elements(&self.shape)
     }
 }
 
-/// The shape of a tensor of this kind: where sizes vary, `batch` as the first and `length` as any other.
+/// The shape of a tensor with this specification. A size that varies is `batch` for axis 0 and
+/// `length` for any other.
 pub fn shape(spec: &TensorSpec, batch: usize, length: usize) -> Vec<usize> {
     let size = |(axis, d): (usize, &i64)| match usize::try_from(*d) {
         Ok(size) => size,
@@ -33,7 +34,8 @@ pub fn shape(spec: &TensorSpec, batch: usize, length: usize) -> Vec<usize> {
     spec.dims.iter().enumerate().map(size).collect()
 }
 
-/// The number of elements of a tensor of this shape; `None` if it is more than a machine can address.
+/// The number of elements of a tensor of this shape; `None` if it is more than a machine can
+/// address.
 pub fn elements(shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d))
 }

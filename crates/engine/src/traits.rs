@@ -1,4 +1,4 @@
-//! What an engine must be able to do.
+//! The traits of an engine, of its models and of their lanes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,46 +21,52 @@ use crate::segment::{Cut, SegmentInfo};
 use crate::state::{State, StateError};
 use crate::tensor::{Buffer, OutOfMemory};
 
-/// An engine: knows a model format and a kind of device.
+/// An engine, which runs models of one file format on one kind of device.
 pub trait Engine: Send + Sync {
     /// Name, version and device, for the start-up line and the metadata.
     fn info(&self) -> EngineInfo;
 
-    /// Reads, checks and optimises the model at `options.path`. Slow: call it away from any request path.
+    /// Reads, checks and optimises the model at `options.path`. Slow: call it away from any request
+    /// path.
     ///
     /// # Errors
-    /// If the file is missing, corrupt, too large, has an operator that the engine lacks, or points outside its folder; if it
-    /// cannot be cut as `options.cut` says.
+    /// If the file is missing, corrupt or too large, has an operator that the engine lacks, or
+    /// points outside its folder. Also if the engine cannot cut the model as `options.cut` says.
     fn load(&self, options: &LoadOptions) -> Result<Arc<dyn Model>, LoadError>;
 
-    /// Why nothing runs on any of its devices any more, if that is so; cheap to ask.
+    /// The reason why nothing runs on any device of the engine any more; `None`: the devices work.
+    /// Cheap to ask.
     fn lost(&self) -> Option<String> {
         None
     }
 
-    /// Divides each of its devices into partitions that have nothing in common, before the first model is loaded: the CPU into sets of cores such as `0-3`, a GPU into numbers of
-    /// compute units such as `40`, or shares of them such as `25%`.
+    /// Divides each device into partitions that share no compute unit, before the first model is
+    /// loaded. A partition of the CPU is a set of cores such as `0-3`. A partition of a GPU is a
+    /// number of compute units such as `40`, or a share of the units such as `25%`.
     ///
     /// # Errors
-    /// If one of them cannot be, or has something in common with another.
+    /// If a partition is impossible or overlaps another.
     fn divide(&self, parts: &[String]) -> Result<Division, DivisionError> {
         cores::divide(parts, &Topology::here())
     }
 
-    /// The partitions of its devices between which models move: those that are named, of which some may have cores in common; where none is, all that are worth having.
+    /// Makes the partitions between which models move. Named partitions may overlap. If `parts` is
+    /// empty, the engine makes every partition that is worth having.
     ///
     /// # Errors
-    /// If one of them cannot be, or none is named where the engine makes none by itself.
+    /// If a partition is impossible, or `parts` is empty and the engine makes no partitions by
+    /// itself.
     fn divide_freely(&self, parts: &[String]) -> Result<Division, DivisionError> {
         cores::divide_freely(parts, &Topology::here())
     }
 
-    /// How many times it holds weights at most, on the CPU, once it has loaded a model.
+    /// The largest number of copies of the weights that the engine keeps in the CPU's memory for a
+    /// loaded model.
     fn weight_copies(&self) -> u64 {
         1
     }
 
-    /// The memory of a device, where it has memory of its own and works.
+    /// The memory of a device; `None`: the device has no memory of its own, or does not work.
     fn device_memory(&self, _device: usize) -> Option<DeviceMemory> {
         None
     }
@@ -69,70 +75,77 @@ pub trait Engine: Send + Sync {
 /// The memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// The number by which its driver knows the device.
+    /// The driver's number of the device.
     pub ordinal: u32,
-    /// All of it, bytes.
+    /// The whole memory, bytes.
     pub total: u64,
-    /// What nobody has taken, in this process or another, bytes.
+    /// Memory that no process has taken, bytes.
     pub free: u64,
 }
 
-/// What a model has been given of a device's own memory since it was loaded, also what it has given back.
+/// The memory of a device that a model has been given since it was loaded. Memory that the model
+/// gave back counts, too.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceShare {
     /// Bytes of its weights.
     pub weights: u64,
-    /// Sessions of the engine that were made there.
+    /// Sessions of the engine that were made on the device.
     pub sessions: u64,
-    /// Bytes that these took when they were made: handles of libraries, weights that are not shared.
+    /// Bytes that the sessions took when they were made: handles of libraries, weights that are not
+    /// shared.
     pub session_bytes: u64,
 }
 
-/// Who an engine is.
+/// Name, version and device of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineInfo {
     /// `cuda`, `tensorrt`, `onnxruntime`, `rten` or `emulated`.
     pub name: &'static str,
     /// Version of the library in use.
     pub version: String,
-    /// What it runs on (`cpu`, or the name of a GPU).
+    /// The device that the engine runs on: `cpu`, or the name of a GPU.
     pub device: String,
-    /// Where the library was found, if it is not built in.
+    /// The path of the library, if it is not built in.
     pub library: Option<PathBuf>,
 }
 
-/// What to load and how.
+/// The model file to load, and the options of the load.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
     /// The model file.
     pub path: PathBuf,
-    /// Threads inside one run; 0: one for each CPU that it may run on.
+    /// Threads inside one run; 0: one for each CPU that the run may use.
     pub threads: usize,
-    /// What its lanes have of a device where their place does not say. On the CPU its own threads are bound to these cores.
+    /// The share of a device that the model's lanes have if their place names none. On the CPU the
+    /// model's own threads are bound to these cores.
     pub share: Share,
-    /// Where to cut it into segments.
+    /// The places where the model is cut into segments.
     pub cut: Cut,
-    /// What its runs may take, on the CPU; `None`: nobody limits them.
+    /// The memory that the model's runs may take, on the CPU; `None`: no limit.
     pub memory: Option<Arc<MemoryBudget>>,
-    /// Options of onnxruntime's TensorRT provider that the model's configuration gives, by their names there.
+    /// Options of onnxruntime's TensorRT provider from the model's configuration, by the provider's
+    /// own names.
     pub tensorrt: BTreeMap<String, String>,
-    /// Folder for what is made once and kept between starts, such as what TensorRT compiles; `None`: it is made at each.
+    /// Folder for files that are kept between starts, such as the engines that TensorRT compiles;
+    /// `None`: each start makes them.
     pub cache: Option<PathBuf>,
-    /// What its operators took when it was last cut, so that it is not measured again; one of another file or engine is passed over.
+    /// The profile of the operators from the last time that the model was cut, which saves a
+    /// measurement. A profile of another file or engine is ignored.
     pub operators: Option<Arc<OperatorProfile>>,
-    /// What its lanes' work has on a device that it shares.
+    /// The priority of the lanes' work on a device that models share.
     pub priority: StreamPriority,
 }
 
-/// Which kernels a GPU prefers where several wait for its compute units; what runs goes on, and copies take no notice. The CPU knows none.
+/// The priority of kernels that wait for a GPU's compute units. Running kernels go on, and copies
+/// ignore the priority. The CPU has no such priority.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StreamPriority {
-    /// The driver's own; on most devices there is none below.
+    /// The driver's default; most devices have no lower one.
     #[default]
     Default,
-    /// The highest of the device.
+    /// The highest priority of the device.
     Max,
-    /// The lowest of the device.
+    /// The lowest priority of the device.
     Min,
 }
 
@@ -152,55 +165,58 @@ impl LoadOptions {
         }
     }
 
-    /// The same, cut into segments.
+    /// The same options, with the model cut into segments.
     #[must_use]
     pub fn with_cut(self, cut: Cut) -> Self {
         LoadOptions { cut, ..self }
     }
 }
 
-/// A loaded model: its weights, once, however many lanes run it.
+/// A loaded model. Its weights are in memory once, for any number of lanes.
 pub trait Model: Send + Sync {
     /// Inputs and outputs.
     fn signature(&self) -> &Signature;
 
-    /// Into how many segments the model is cut; 1: whole.
+    /// The number of segments of the model; 1: whole.
     fn segments(&self) -> usize {
         self.segment_info().len().max(1)
     }
 
-    /// What is known of each segment; empty if the model is whole.
+    /// The operators, tensors and times of each segment; empty if the model is whole.
     fn segment_info(&self) -> &[SegmentInfo] {
         &[]
     }
 
-    /// What its activations take, where its graph was measured to cut it.
+    /// The memory of the model's activations, if its graph was measured for a cut.
     fn activations(&self) -> Option<&Activations> {
         None
     }
 
-    /// What its operators take, where they were measured to cut it: for [`LoadOptions::operators`].
+    /// The measured profile of the operators, if the model was cut: for [`LoadOptions::operators`].
     fn operators(&self) -> Option<&Arc<OperatorProfile>> {
         None
     }
 
-    /// How long its batches take on a share of a device, and the largest it can run, where that is known without measuring (`emulated`).
+    /// The latency profile and the largest batch on a share of a device, if they are known without
+    /// a measurement (`emulated`).
     fn profile(&self, _share: Share) -> Option<LatencyProfile> {
         None
     }
 
-    /// Compute units of a device beyond which a launch is hardly faster (GSLICE §2.1.3), where that is known without measuring (`emulated`).
+    /// The number of compute units beyond which a launch is hardly faster (GSLICE §2.1.3), if it is
+    /// known without a measurement (`emulated`).
     fn knee(&self) -> Option<u32> {
         None
     }
 
-    /// A lane on this model: activations and scratch memory of its own, the weights shared with the other lanes of the device.
+    /// Makes a lane on this model. The lane has activations and scratch memory of its own, and
+    /// shares the weights with the other lanes of the device.
     ///
     /// # Errors
-    /// If the device is out of memory, or there is no such place on it.
+    /// If the device is out of memory or has no such place.
     fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, LoadError>;
 
-    /// A lane on the first device, on what the model was loaded for.
+    /// A lane on the first device, with the share that the model was loaded for.
     ///
     /// # Errors
     /// As [`Model::lane_at`].
@@ -208,11 +224,12 @@ pub trait Model: Send + Sync {
         self.lane_at(Place::default())
     }
 
-    /// Memory for the input ring of a tensor, where lanes of a device take it without a copy: `slots` slots of `slot_bytes` bytes, of which up to `longest`
-    /// are read at once.
+    /// Memory for the input ring of a tensor, if lanes of a device read such memory without a copy.
+    /// The ring has `slots` slots of `slot_bytes` bytes. A batch reads up to `longest` slots at
+    /// once.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     fn ring_memory(
         &self,
         _device: usize,
@@ -223,68 +240,78 @@ pub trait Model: Send + Sync {
         RingMemory::new(slots, slot_bytes)
     }
 
-    /// An empty buffer with room for `bytes` bytes of an input, in memory that its lanes take inputs from without a copy on the host.
+    /// An empty buffer with room for `bytes` bytes of an input. Lanes read its memory without a
+    /// copy on the host.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If the memory cannot be allocated.
     fn input_buffer(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         Buffer::try_with_capacity(bytes)
     }
 
-    /// What its runs take, where that is estimated.
+    /// The estimator of the memory that the model's runs take, if runs are limited.
     fn run_memory(&self) -> Option<&RunMemory> {
         None
     }
 
-    /// Whether any thread may run a batch and be done in about the time that it took before: what a run takes follows from the shapes of its inputs, it waits for no
-    /// device, and its lanes are not bound to cores of their own.
+    /// Whether any thread may run a batch in about the time of the batch before. The shapes of its
+    /// inputs must decide that time. The run must not wait for a device, and the lanes must not be
+    /// bound to cores.
     fn is_bounded(&self) -> bool {
         false
     }
 
-    /// Which of its file's operators run as others, in a line for people, because the engine computes them wrong; `None`: it runs as it stands in the file.
+    /// A line for people about the operators that run as other operators, because the engine
+    /// computes them wrong; `None`: the model runs as it stands in the file.
     fn rewritten(&self) -> Option<&str> {
         None
     }
 
-    /// Why nothing of it runs any more on a device, if that is so; cheap to ask.
+    /// The reason why nothing of the model runs on a device any more; `None`: it runs. Cheap to
+    /// ask.
     fn lost(&self, _device: usize) -> Option<String> {
         None
     }
 
-    /// The process that it runs in, where it has one of its own.
+    /// The model's executor process, if it has one.
     fn executor(&self) -> Option<&Executor> {
         None
     }
 
-    /// To what length inputs that are padded anyway are better filled up, so that batches have few different ones; itself where any is as good.
+    /// The length to which padded inputs should be filled up, so that batches have few different
+    /// lengths. `length` itself where every length is equally fast.
     fn filled_length(&self, length: usize) -> usize {
         length
     }
 
-    /// Which segments run as CUDA graphs on the lanes that there are, and why others do not; empty where the engine has no graphs. Cheap to ask.
+    /// The segments that run as CUDA graphs on the present lanes, and the reasons why other
+    /// segments are not graphs. Empty if the engine has no graphs. Cheap to ask.
     fn graphs(&self) -> Vec<GraphReport> {
         Vec::new()
     }
 
-    /// What it has been given of a device's own memory, where it has some.
+    /// The memory of a device that the model has been given, if the device has memory of its own.
     fn device_share(&self, _device: usize) -> Option<DeviceShare> {
         None
     }
 
-    /// Says whether the first axis of all inputs and outputs is the batch, so that rows may be added to one and left out again. Not so before.
+    /// Tells the engine whether axis 0 of every input and output is the batch. If it is, the engine
+    /// may add rows to a batch and leave them out again. Before this call the engine must not.
     fn set_batched(&self, _is_batched: bool) {}
 
-    /// Says which shapes its inputs will have, before the first lane: engines that compile for shapes do so then.
+    /// Tells the engine the shapes that the inputs will have, before the first lane. Engines that
+    /// compile for shapes do so then.
     fn set_shapes(&self, _inputs: Vec<ShapeRange>) {}
 
-    /// The sizes of batches that a lane has to have run once before they are fast, of those up to `most`; only the first run is slow where there are none.
+    /// The batch sizes up to `most` that each lane must run once before they are fast. Empty if
+    /// only the first run of a lane is slow.
     fn sizes_to_warm(&self, _most: usize) -> Vec<usize> {
         Vec::new()
     }
 
-    /// Says that of [`Model::sizes_to_warm`] there is memory for these only. From then on batches of other sizes are filled up to the next of them where a lane is set
-    /// up for each size, and run as they are elsewhere.
+    /// Tells the engine that the memory suffices only for these of [`Model::sizes_to_warm`]. A lane
+    /// that is prepared for each size then fills up a batch of another size to the next larger one
+    /// of these sizes. Other lanes run such batches unchanged.
     fn set_sizes(&self, _sizes: &[usize]) {}
 }
 
@@ -295,49 +322,52 @@ pub struct ShapeRange {
     pub name: String,
     /// The smallest size of each axis.
     pub least: Vec<usize>,
-    /// The largest; `None`: nobody knows.
+    /// The largest size of each axis; `None`: unknown.
     pub most: Vec<Option<usize>>,
 }
 
 impl ShapeRange {
-    /// Whether it is one shape only.
+    /// Whether the range is a single shape.
     pub fn is_fixed(&self) -> bool {
         self.least.iter().zip(&self.most).all(|(least, most)| *most == Some(*least))
     }
 }
 
-/// Where on the machine a lane runs. Engines on the CPU take no notice of the device.
+/// The place of a lane on the machine. Engines on the CPU ignore the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Which of the devices that the engine uses, from 0.
+    /// Number of the device among those that the engine uses, from 0.
     pub device: usize,
-    /// On how much of it.
+    /// The share of the device.
     pub share: Share,
 }
 
-/// How much of a device a lane has.
+/// The share of a device that a lane has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Share {
-    /// What the model was loaded for ([`LoadOptions::share`]), which is all of the device unless somebody said otherwise.
+    /// The share that the model was loaded for ([`LoadOptions::share`]): the whole device, unless
+    /// the options say otherwise.
     #[default]
     Whole,
-    /// So many compute units, rounded up to what the device can give. Lanes with the same number share the same ones.
+    /// This number of compute units, rounded up to a number that the device can give. Lanes with
+    /// the same number share the same units.
     Units(u32),
-    /// The compute units that are left by those with so many.
+    /// The compute units that a share of this many units leaves over.
     AllBut(u32),
-    /// A partition of those that the devices were divided into ([`Engine::divide`]), from 0.
+    /// The partition of this number, from 0, among the partitions of the devices
+    /// ([`Engine::divide`]).
     Part(u32),
-    /// Cores of the CPU: what runs there runs on no others.
+    /// Cores of the CPU: the work runs on no others.
     Cores(CoreSet),
 }
 
 impl Share {
-    /// This, or where it does not say what the model was loaded for.
+    /// This share; `loaded` if this is [`Share::Whole`].
     pub(crate) fn or(self, loaded: Share) -> Share {
         if self == Share::Whole { loaded } else { self }
     }
 
-    /// The cores that it is; `None`: it is no set of cores.
+    /// The cores; `None`: the share is no set of cores.
     pub fn cores(&self) -> Option<&CoreSet> {
         match self {
             Share::Cores(cores) => Some(cores),
@@ -345,7 +375,7 @@ impl Share {
         }
     }
 
-    /// Binds the calling thread to its cores, if it is cores.
+    /// Binds the calling thread to the cores, if the share is a set of cores.
     ///
     /// # Errors
     /// As [`Pinned::to`].
@@ -356,28 +386,36 @@ impl Share {
 
 /// An in-order stream of launches of one model. Used by one thread at a time.
 pub trait Lane: Send {
-    /// Runs the segments `range` on the batch in `state`: the inputs in signature order before the first segment,
-    /// the live tensors between two, the outputs in signature order after the last.
-    /// After an error the lane is usable and `state` is empty.
+    /// Runs the segments `range` on the batch in `state`. Before the first segment `state` holds
+    /// the inputs in signature order, between two segments the live tensors, after the last the
+    /// outputs in signature order. After an error the lane is usable and `state` is empty.
     ///
     /// # Errors
-    /// If the engine fails: shapes the model cannot take, out of memory.
+    /// If the engine fails, for example because of a wrong shape or a lack of memory.
     fn run(&mut self, range: Range<usize>, state: &mut State) -> Result<(), RunError>;
 
-    /// Begins to run the segments `range` on the batch in `state`, as [`Lane::run`] does, and does not wait for their end where the device has a queue of its own: it may then
-    /// be given the next launch before this one is over, and lies idle at no time between the two. Launches of a lane are over in the order in which they were enqueued; two may
-    /// be under way, and a third one waits here for the first. An engine without such a queue runs the launch here.
+    /// Begins to run the segments `range` on the batch in `state`, as [`Lane::run`] does. If the
+    /// device has a queue of its own, the call does not wait for the end of the launch. The caller
+    /// may then enqueue the next launch before this one is over, and the device is never idle
+    /// between the two.
     ///
-    /// After an error the lane is usable, and what was enqueued before is not touched by it, unless the device is lost.
+    /// Launches of a lane end in the order in which they were enqueued. Two launches may be under
+    /// way; the call for a third waits for the first. An engine without a queue runs the launch
+    /// during the call.
+    ///
+    /// After an error the lane is usable. Earlier launches are unaffected, unless the device is
+    /// lost.
     ///
     /// # Errors
-    /// As [`Lane::run`]; those that are found only while it runs come from [`Pending::wait`].
+    /// As [`Lane::run`]. [`Pending::wait`] returns the errors that appear only while the launch
+    /// runs.
     fn enqueue(&mut self, range: Range<usize>, mut state: State) -> Result<Box<dyn Pending>, RunError> {
         self.run(range, &mut state)?;
         Ok(Box::new(state))
     }
 
-    /// Joins batches at the same place of the model, in order, along axis 0, where the next [`Lane::run`] takes them.
+    /// Joins batches at the same place of the model, in order, along axis 0. The result is ready
+    /// for the next [`Lane::run`].
     ///
     /// # Errors
     /// As [`State::join`].
@@ -385,28 +423,31 @@ pub trait Lane: Send {
         State::join(states)
     }
 
-    /// When the launch that was enqueued last runs on the device, by the device's own clock, where it has one. Its times are there once it is over.
+    /// The span of the lane's last launch, by the device's own clock, if the device has a clock.
+    /// The times are known once the launch is over.
     fn last_run(&self) -> Option<Span> {
         None
     }
 }
 
-/// A launch that was enqueued on a lane. It goes on whether or not anybody waits for it: if it is dropped before it is over, that waits.
+/// A launch that was enqueued on a lane. The launch goes on even if no thread waits. Dropping it
+/// early waits for its end.
 pub trait Pending: Send {
-    /// Whether it is over, so that [`Pending::wait`] returns at once.
+    /// Whether the launch is over, so that [`Pending::wait`] returns at once.
     fn is_over(&self) -> bool;
 
-    /// How long the caller may do other things, or sleep, and still be there when it ends, by what launches like it have taken. Zero if nobody knows.
+    /// The time that the caller may sleep or work before the launch ends, judged by earlier
+    /// launches like it. Zero if unknown.
     fn spare(&self) -> Duration;
 
-    /// Waits for its end; gives what [`Lane::run`] leaves in its state.
+    /// Waits for the end of the launch, and returns the state that [`Lane::run`] leaves.
     ///
     /// # Errors
     /// If the engine fails.
     fn wait(self: Box<Self>) -> Result<State, RunError>;
 }
 
-/// What was run at once.
+/// A launch that ran during the call of [`Lane::enqueue`].
 impl Pending for State {
     fn is_over(&self) -> bool {
         true
@@ -421,7 +462,7 @@ impl Pending for State {
     }
 }
 
-/// Why a model was not loaded.
+/// The reason why a model was not loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file cannot be read.
@@ -429,7 +470,7 @@ pub enum LoadError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// The fault and its remedy.
         reason: String,
     },
     /// The file is read, but it is not a model that this engine can run.
@@ -439,17 +480,17 @@ pub enum LoadError {
         path: PathBuf,
         /// The engine.
         engine: &'static str,
-        /// What is wrong and what to do.
+        /// The fault and its remedy.
         reason: String,
     },
-    /// The process that loaded it has ended.
+    /// The process that loaded the model has ended.
     #[error("{path}: {engine} cannot run this model: {reason}", path = path.display())]
     Died {
         /// The file.
         path: PathBuf,
         /// The engine.
         engine: &'static str,
-        /// How the process has ended.
+        /// The end of the process, in words.
         reason: String,
         /// The number of the signal that ended it.
         signal: Option<i32>,
@@ -457,7 +498,7 @@ pub enum LoadError {
 }
 
 impl LoadError {
-    /// What is wrong and what to do, without the file and who says so.
+    /// The fault and its remedy, without the names of the file and of the engine.
     pub fn into_reason(self) -> String {
         match self {
             LoadError::File { reason, .. } | LoadError::Model { reason, .. } | LoadError::Died { reason, .. } => reason,
@@ -465,7 +506,7 @@ impl LoadError {
     }
 }
 
-/// Why a run failed.
+/// The reason why a run failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{engine}: {reason}")]
 pub struct RunError {
@@ -473,9 +514,9 @@ pub struct RunError {
     pub engine: &'static str,
     /// The engine's own words.
     pub reason: String,
-    /// Whether it is the device that cannot, whatever the batch: it is lost, or out of memory.
+    /// Whether the device has failed, for any batch: it is lost, or out of memory.
     pub of_device: bool,
-    /// Whether the process that it ran in has ended, or is not there again yet.
+    /// Whether the executor process has ended, or is not yet up again.
     pub of_executor: bool,
 }
 

@@ -4,7 +4,7 @@ use super::{CoreSet, Topology};
 use crate::division::{Division, DivisionError, Part};
 use crate::traits::Share;
 
-/// The most sets that [`divide_freely`] makes by itself: a server tells so many apart.
+/// The most sets that [`divide_freely`] makes by itself: a server can distinguish this many.
 const MOST_SETS: usize = 64;
 
 /// Reads and checks sets of cores, one for each partition.
@@ -33,7 +33,8 @@ pub(crate) fn divide(asked: &[String], topology: &Topology) -> Result<Division, 
     Ok(division(&sets, topology))
 }
 
-/// Sets of cores that may have some in common: those that are asked for; where none is, all runs of neighbouring cores, in steps of as many cores as keep the sets to [`MOST_SETS`].
+/// Sets of cores that may overlap: the requested sets. Without a request, all runs of neighbouring
+/// cores, in steps that keep the number of sets to [`MOST_SETS`].
 pub(crate) fn divide_freely(asked: &[String], topology: &Topology) -> Result<Division, DivisionError> {
     let read = |(index, text): (usize, &String)| read(index, text, topology);
     let mut sets = asked.iter().enumerate().map(read).collect::<Result<Vec<CoreSet>, _>>()?;
@@ -87,7 +88,7 @@ fn check(set: CoreSet, topology: &Topology) -> Result<(), String> {
     Ok(())
 }
 
-/// What the partitions leave to others that slow them down.
+/// The CPUs outside of the partitions that may slow them down, a line each.
 fn notices(sets: &[CoreSet], topology: &Topology) -> Vec<String> {
     let shared = sets.iter().enumerate().filter_map(|(index, set)| {
         let rest = topology.cores_of(*set).fold(CoreSet::default(), CoreSet::with).without(*set);
@@ -108,7 +109,7 @@ fn notices(sets: &[CoreSet], topology: &Topology) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// Four cores with two hyperthreads each, of which CPU 7 is off, and CPU 6 is for others.
+    /// Four cores with two hyperthreads each. CPU 7 is off, and this process may not use CPU 6.
     fn machine() -> Topology {
         let file = |path: &str| match path {
             "online" => Some("0-6".to_owned()),

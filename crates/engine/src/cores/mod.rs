@@ -1,4 +1,5 @@
-//! Cores of the CPU: which there are, sets of them, threads that run on such a set only, and the CPU divided into several.
+//! Cores of the CPU: the machine's cores, sets of cores, threads that run on a set only, and the
+//! CPU divided into several.
 
 mod division;
 mod pinned;

@@ -8,26 +8,26 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use super::CoreSet;
 
 thread_local! {
-    /// What the thread is bound to by us.
+    /// The cores that Downbeat has bound the thread to.
     static BOUND: Cell<Option<CoreSet>> = const { Cell::new(None) };
-    /// Whether it stays bound.
+    /// Whether the thread stays bound.
     static STAYS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// As long as it lives, the thread that made it, and every thread that this one starts, run on some cores only. The thread has what it had before afterwards, unless it
-/// [stays](Pinned::stay).
+/// As long as it lives, the thread that made it, and every thread that this one starts, run on some
+/// cores only. Afterwards the thread has its former cores again, unless it [stays](Pinned::stay).
 #[derive(Debug)]
 pub struct Pinned {
-    /// What the thread had before; `None`: it was so before.
+    /// The thread's former cores; `None`: it was bound to the same ones.
     before: Option<(Option<CoreSet>, CpuSet)>,
     _of_this_thread: PhantomData<*const ()>,
 }
 
 impl Pinned {
-    /// Binds the calling thread to these cores. Costs nothing where it is bound to them already.
+    /// Binds the calling thread to these cores. Costs nothing if it is bound to them already.
     ///
     /// # Errors
-    /// In words, if the process may use none of them.
+    /// In words, if the process may use none of these cores.
     pub fn to(cores: &CoreSet) -> Result<Pinned, String> {
         let bound = BOUND.get();
         let before = if bound == Some(*cores) {
@@ -46,8 +46,8 @@ impl Pinned {
 }
 
 impl Pinned {
-    /// The calling thread stays bound to the first cores that it is bound to from now on: for threads that run lanes of one partition, which are then moved once and not in
-    /// every run.
+    /// Makes the calling thread stay bound to the first cores that it is bound to from now on. It
+    /// is for threads that run lanes of one partition: they move once, and not in every run.
     pub fn stay() {
         STAYS.set(true);
     }
@@ -60,7 +60,8 @@ impl Drop for Pinned {
             return;
         }
         BOUND.set(bound);
-        // Fails only where all its CPUs have gone offline meanwhile; then the kernel lets it run anywhere.
+        // Fails only if all these CPUs have gone offline meanwhile; then the kernel lets the thread
+        // run anywhere.
         let _ = sched_setaffinity(None, &before);
     }
 }

@@ -6,7 +6,8 @@ use std::str::FromStr;
 /// Bits of a word.
 const WORD: usize = u64::BITS as usize;
 
-/// A set of CPUs, by the numbers that the kernel gives them: with hyperthreads, each of a core's is one. Written as the kernel does: `0-3,8-11`.
+/// A set of CPUs, by the numbers that the kernel gives them. Each hyperthread of a core is a CPU.
+/// The text form is the kernel's: `0-3,8-11`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CoreSet {
     words: [u64; CoreSet::LIMIT / WORD],
@@ -23,24 +24,24 @@ impl CoreSet {
     /// CPUs have numbers below this, as for the C library (`CPU_SETSIZE`).
     pub const LIMIT: usize = 1024;
 
-    /// The CPU is in it from now on. Those from [`CoreSet::LIMIT`] on are passed over.
+    /// Adds the CPU to the set. Numbers from [`CoreSet::LIMIT`] on are ignored.
     pub fn insert(&mut self, cpu: usize) {
         if let Some(word) = self.words.get_mut(cpu / WORD) {
             *word |= 1 << (cpu % WORD);
         }
     }
 
-    /// Whether the CPU is in it.
+    /// Whether the set has the CPU.
     pub fn contains(&self, cpu: usize) -> bool {
         self.words.get(cpu / WORD).is_some_and(|word| word & (1 << (cpu % WORD)) != 0)
     }
 
-    /// How many CPUs.
+    /// The number of CPUs.
     pub fn len(&self) -> usize {
         self.words.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         *self == CoreSet::default()
     }
@@ -50,19 +51,19 @@ impl CoreSet {
         (0..CoreSet::LIMIT).filter(|cpu| self.contains(*cpu))
     }
 
-    /// Those in this set or the other.
+    /// The CPUs of either set.
     #[must_use]
     pub fn with(self, other: CoreSet) -> CoreSet {
         self.zip(other, |a, b| a | b)
     }
 
-    /// Those in both.
+    /// The CPUs of both sets.
     #[must_use]
     pub fn common(self, other: CoreSet) -> CoreSet {
         self.zip(other, |a, b| a & b)
     }
 
-    /// Those that are not in the other.
+    /// The CPUs of this set that the other lacks.
     #[must_use]
     pub fn without(self, other: CoreSet) -> CoreSet {
         self.zip(other, |a, b| a & !b)
@@ -106,7 +107,7 @@ impl fmt::Debug for CoreSet {
     }
 }
 
-/// The kernel's list syntax; nothing is the empty set. Strides (`0-31:1/2`) are not taken.
+/// The kernel's list syntax. An empty text is the empty set. Strides (`0-31:1/2`) are refused.
 impl FromStr for CoreSet {
     type Err = NotACoreSet;
 

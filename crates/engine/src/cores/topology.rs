@@ -1,32 +1,35 @@
-//! Which CPUs there are, which of them are hyperthreads of one core, and which this process may use.
+//! The machine's CPUs, the cores whose hyperthreads they are, and the CPUs that this process may
+//! use.
 
 use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::CoreSet;
 
-/// Where the kernel says what CPUs there are.
+/// The kernel's folder about CPUs.
 const FOLDER: &str = "/sys/devices/system/cpu";
 
-/// Which CPUs there are, which of them are hyperthreads of one core, and which this process may use.
+/// The machine's CPUs, the cores whose hyperthreads they are, and the CPUs that this process may
+/// use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     present: CoreSet,
     online: CoreSet,
     usable: CoreSet,
-    /// Those online, in the order of their first CPUs.
+    /// The online cores, in the order of their first CPUs.
     cores: Vec<CoreSet>,
 }
 
 impl Topology {
-    /// That of this machine, and of the calling thread, which has to be as unbound as the process.
+    /// The topology of this machine. The calling thread must be as unbound as the process.
     pub fn here() -> Topology {
         let file = |name: &str| std::fs::read_to_string(Path::new(FOLDER).join(name)).ok();
         Topology::of(file, usable())
     }
 
-    /// What the files of `/sys/devices/system/cpu` say, of which `file` gives the text by its path in there. What they do not say is known of the `usable` CPUs
-    /// only, of which each is then a core.
+    /// The topology in the files of `/sys/devices/system/cpu`. `file` returns a file's text by its
+    /// path in the folder. Without these files only the `usable` CPUs are known, and each counts as
+    /// a core.
     pub fn of(file: impl Fn(&str) -> Option<String>, usable: CoreSet) -> Topology {
         let list = |name: &str| file(name)?.parse::<CoreSet>().ok();
         let online = list("online").unwrap_or_default().with(usable);
@@ -42,17 +45,17 @@ impl Topology {
         Topology { present, online, usable, cores: distinct.into_iter().map(|(_, core)| core).collect() }
     }
 
-    /// The CPUs that this process may use: what its affinity allows, which a container's cpuset bounds.
+    /// The CPUs that this process may use: its affinity, which a container's cpuset bounds.
     pub fn usable(&self) -> CoreSet {
         self.usable
     }
 
-    /// The CPUs of the machine, also those that are switched off.
+    /// The CPUs of the machine, even those that are switched off.
     pub fn present(&self) -> CoreSet {
         self.present
     }
 
-    /// Those that are switched on.
+    /// The CPUs that are switched on.
     pub fn online(&self) -> CoreSet {
         self.online
     }
@@ -63,7 +66,8 @@ impl Topology {
     }
 }
 
-/// What the calling thread may use; where the kernel does not say, the first of as many CPUs as the standard library counts.
+/// The CPUs that the calling thread may use. If the kernel does not say, the first of as many CPUs
+/// as the standard library counts.
 fn usable() -> CoreSet {
     let Ok(affinity) = rustix::thread::sched_getaffinity(None) else {
         return (0..std::thread::available_parallelism().map_or(1, usize::from)).collect();
@@ -79,7 +83,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// A machine whose `online` and `present` are these, and whose CPUs have these siblings.
+    /// A machine with these `online` and `present` CPUs and these siblings.
     fn machine(online: &str, present: &str, cores: &[&str], usable: &str) -> Topology {
         let cores: Vec<CoreSet> = cores.iter().map(|core| set(core)).collect();
         let file = |path: &str| match path {
@@ -104,7 +108,7 @@ mod tests {
         assert_eq!(cores(&topology, "1-2"), ["1,5", "2,6"]);
     }
 
-    /// Core numbers (`core_id`) repeat in each socket; what is read here does not.
+    /// Core numbers (`core_id`) repeat in each socket; the lists of siblings do not.
     #[test]
     fn cores_of_two_sockets_are_apart() {
         let topology = machine("0-7", "0-7", &["0,4", "2,6", "1,5", "3,7"], "0-7");

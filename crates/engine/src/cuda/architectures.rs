@@ -1,4 +1,5 @@
-//! The GPUs that a library has code for, read from its file: loaded, it says so only when the first kernel is launched.
+//! The GPUs that a library has code for, read from its file. A loaded library reports missing code
+//! only at the first kernel.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,20 +9,21 @@ use std::path::Path;
 
 use crate::elf;
 
-/// Where CUDA's compiler puts code for GPUs: containers ("fatbins") of an entry for each architecture. NVIDIA documents neither; `tools/strip_fatbin.py` reads
-/// the same.
+/// The section in which CUDA's compiler puts code for GPUs. It has containers ("fatbins") with an
+/// entry for each architecture. NVIDIA documents neither; `tools/strip_fatbin.py` reads the same
+/// format.
 const SECTION: &str = ".nv_fatbin";
 const CONTAINER: u32 = 0xba55_ed50;
 /// Kinds of entries: text that the driver compiles, and machine code.
 const PTX: u16 = 1;
 const MACHINE_CODE: [u16; 2] = [2, 0x10];
-/// Bytes of a container's header, and of an entry's that are looked at.
+/// Bytes of a container's header, and of the part of an entry's header that is read.
 const HEADER: u64 = 16;
 const ENTRY: u64 = 32;
-/// Most headers that are looked at; a library of 284 MB has some thousands.
+/// The most headers that are read; a library of 284 MB has some thousands.
 const MOST_HEADERS: u32 = 1 << 20;
 
-/// Architectures that a library has code for.
+/// The architectures that a library has code for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Architectures {
     /// Compute capabilities times ten.
@@ -30,16 +32,18 @@ pub struct Architectures {
 }
 
 impl Architectures {
-    /// Those in the file of a library, read until they are `enough`: of its bytes only the headers of its code.
+    /// Reads the architectures from a library's file until they are `enough`. It reads only the
+    /// headers of the code.
     ///
     /// # Errors
-    /// If it has no code for GPUs, or code that is not put down as expected.
+    /// If the file has no code for GPUs, or code in an unknown format.
     pub fn read(path: &Path, enough: impl Fn(&Architectures) -> bool) -> Result<Architectures> {
         from(&mut File::open(path)?, enough)
     }
 
-    /// Whether a GPU of this compute capability can run some of the code: machine code for the same major version and no newer minor one (the variants of
-    /// an architecture that only it can run are not told apart), or PTX that is no newer.
+    /// Whether a GPU of this compute capability can run some of the code. That is machine code for
+    /// the same major version and no newer minor one, or PTX that is no newer. Code that runs only
+    /// on one variant of an architecture is not recognised as such.
     pub fn includes(&self, (major, minor): (u32, u32)) -> bool {
         let gpu = major * 10 + minor;
         self.machine_code.range(major * 10..=gpu).next().is_some() || self.ptx.range(..=gpu).next().is_some()
@@ -224,7 +228,7 @@ mod tests {
         assert_eq!(read(&library(&[(".text", b"code")])).unwrap_err().kind(), ErrorKind::NotFound);
         assert!(read(&library(&[(SECTION, &container(&[]))])).is_err());
         let whole = library(&[(SECTION, &container(&[(2, 90), (1, 90)]))]);
-        // Of the last section's header all but its end is read.
+        // All of the last section's header but its end is read.
         for cut in 0..whole.len() - 24 {
             assert!(read(&whole[..cut]).is_err(), "{cut}");
         }
@@ -232,7 +236,7 @@ mod tests {
             for byte in [0, 0x7f, 0xff] {
                 let mut hostile = whole.clone();
                 hostile[at] = byte;
-                // Ends, and without a panic.
+                // Ends without a panic.
                 let _ = read(&hostile);
             }
         }

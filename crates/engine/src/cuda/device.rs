@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute};
 use super::CudaError;
 use crate::traits::StreamPriority;
 
-/// A GPU, with the context that the process has on it: the primary one, which onnxruntime uses too.
+/// A GPU, with the process's context on it: the primary one, which onnxruntime uses too.
 pub struct Device {
     ordinal: u32,
     handle: sys::CUdevice,
@@ -18,7 +18,7 @@ pub struct Device {
     name: String,
     compute_units: u32,
     memory: u64,
-    /// The error after which nothing runs here any more.
+    /// The error that took the device out of service.
     lost: OnceLock<CudaError>,
 }
 
@@ -27,11 +27,11 @@ unsafe impl Send for Device {}
 // SAFETY: as above; the driver synchronises its calls.
 unsafe impl Sync for Device {}
 
-/// The devices in use, so that all users of one see when it is lost.
+/// The devices in use, so that all users of a device see when it is lost.
 static DEVICES: Mutex<BTreeMap<u32, Weak<Device>>> = Mutex::new(BTreeMap::new());
 
-/// Takes a device out of service that the driver reports a final error of, for all its users: as one whose calls fail for good. `name` and `words` say what
-/// it was.
+/// Takes a device out of service for all its users, because the driver reports a final error. The
+/// effect is that of a call that fails for good. `name` and `words` describe the error.
 pub fn condemn(ordinal: u32, name: &str, words: &str) {
     let device = DEVICES.lock().unwrap_or_else(PoisonError::into_inner).get(&ordinal).and_then(Weak::upgrade);
     if let Some(device) = device {
@@ -41,10 +41,11 @@ pub fn condemn(ordinal: u32, name: &str, words: &str) {
 }
 
 impl Device {
-    /// The device with this number. The driver has to be loaded and initialised ([`super::preflight`]).
+    /// The device with this number. The driver must be loaded and initialised
+    /// ([`super::preflight`]).
     ///
     /// # Errors
-    /// If there is none, or it has no memory left for a context.
+    /// If the device does not exist, or has no memory left for a context.
     pub fn open(ordinal: u32) -> Result<Arc<Device>, CudaError> {
         let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = devices.get(&ordinal).and_then(Weak::upgrade) {
@@ -69,9 +70,11 @@ impl Device {
         Ok(device)
     }
 
-    /// Lets the driver's pool keep what is given back to it: by default it returns all of it to the system at each synchronisation. Slower where it cannot.
+    /// Makes the driver's pool keep freed memory. By default the pool returns all of it to the
+    /// system at each synchronisation. If the driver refuses, allocations are slower.
     fn keep_freed_memory(&self) {
-        // SAFETY: the handle is of a device; the attribute is 64 bits wide, and read before the call returns.
+        // SAFETY: the handle is of a device; the attribute is 64 bits wide, and read before the
+        // call returns.
         let set = unsafe {
             result::device::get_default_mem_pool(self.handle).and_then(|pool| {
                 let mut all = u64::MAX;
@@ -84,27 +87,27 @@ impl Device {
         }
     }
 
-    /// Its number, as the driver counts.
+    /// The driver's number of the device.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
 
-    /// Its name.
+    /// The device's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many compute units it has (SMs).
+    /// The number of its compute units (SMs).
     pub fn compute_units(&self) -> u32 {
         self.compute_units
     }
 
-    /// Its memory, bytes.
+    /// Its whole memory, bytes.
     pub fn memory(&self) -> u64 {
         self.memory
     }
 
-    /// Its memory that no process uses, bytes.
+    /// Memory that no process uses, bytes.
     ///
     /// # Errors
     /// If the device is lost.
@@ -113,13 +116,13 @@ impl Device {
         self.check("asking for its free memory", result::mem_get_info()).map(|(free, _)| free as u64)
     }
 
-    /// The error after which nothing runs here any more, if that has happened.
+    /// The error that took the device out of service; `None`: it works.
     pub fn lost(&self) -> Option<&CudaError> {
         self.lost.get()
     }
 
-    /// Makes this the device of the calling thread. Every call of the driver is preceded by it, as a thread may serve several devices; it is a comparison
-    /// in the driver where nothing changes.
+    /// Makes this the device of the calling thread. It comes before every call of the driver, as a
+    /// thread may serve several devices. If nothing changes, it costs a comparison in the driver.
     ///
     /// # Errors
     /// If the device is lost.
@@ -131,7 +134,7 @@ impl Device {
         self.check("selecting it", unsafe { result::ctx::set_current(self.context) })
     }
 
-    /// A priority of its streams as the driver counts: the lower the number, the higher.
+    /// A stream priority in the driver's numbers: a lower number is a higher priority.
     pub(super) fn priority(&self, priority: StreamPriority) -> Result<i32, CudaError> {
         self.bind()?;
         let asked = result::stream::get_priority_range();
@@ -143,19 +146,20 @@ impl Device {
         })
     }
 
-    /// Gives something back to the driver, in the ways out: also on a device that is lost, which may still take it, and without a word if it does not.
+    /// Gives a resource back to the driver. A lost device may still take it back; if it does not,
+    /// the failure is ignored.
     pub(super) fn release<T>(&self, give_back: impl FnOnce() -> Result<T, DriverError>) {
         // SAFETY: the context lives as long as `self`.
         let _ = unsafe { result::ctx::set_current(self.context) };
         let _ = give_back();
     }
 
-    /// The driver's answer, with a device that is lost remembered as such.
+    /// Turns the driver's answer into a result, and remembers if the device is lost.
     pub(crate) fn check<T>(&self, what: &str, answer: Result<T, DriverError>) -> Result<T, CudaError> {
         answer.map_err(|error| self.remember(CudaError::new(self.ordinal, what, error)))
     }
 
-    /// Remembers the error if nothing runs after it.
+    /// Remembers the error if it is final.
     fn remember(&self, error: CudaError) -> CudaError {
         if matches!(error, CudaError::Lost { .. }) && self.lost.set(error.clone()).is_ok() {
             tracing::error!("{error}");
@@ -163,10 +167,10 @@ impl Device {
         error
     }
 
-    /// Asks whether the device still works, after a library failed on it in words of its own.
+    /// Checks that the device still works, after a library failed on it with an error of its own.
     pub(crate) fn probe(&self) -> Result<(), CudaError> {
         self.bind()?;
-        // Any call gives back an error that is final.
+        // After a final error every call returns that error.
         self.check("using it", result::mem_get_info()).map(|_| ())
     }
 
@@ -177,7 +181,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: retained in `open`, released once; what was made in it kept the device alive.
+        // SAFETY: retained in `open`, released once; each object in the context kept the device
+        // alive.
         let _ = unsafe { result::primary_ctx::release(self.handle) };
     }
 }

@@ -1,27 +1,27 @@
-//! What the CUDA driver refuses.
+//! Errors of the CUDA driver.
 
 use std::ffi::CStr;
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
-/// Why something could not be done on a GPU.
+/// The reason why a step on a GPU failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
     /// The device has too little free memory.
     #[error("GPU {device} is out of memory: {what}. Serve fewer or smaller models on it, or smaller batches")]
     OutOfMemory {
-        /// Its ordinal.
+        /// The GPU's ordinal.
         device: u32,
-        /// What the memory was for.
+        /// The purpose of the memory.
         what: String,
     },
-    /// The device can do nothing any more for this process.
+    /// The device cannot do any more work for this process.
     #[error("GPU {device} is lost ({name}: {words}, {what}); nothing can run on it until the server is started again")]
     Lost {
-        /// Its ordinal.
+        /// The GPU's ordinal.
         device: u32,
-        /// What was to be done.
+        /// The step that failed.
         what: String,
         /// The driver's name of the error.
         name: String,
@@ -31,9 +31,9 @@ pub enum CudaError {
     /// The driver refuses.
     #[error("GPU {device}: {what} failed: {words} ({name})")]
     Refused {
-        /// Its ordinal.
+        /// The GPU's ordinal.
         device: u32,
-        /// What was to be done.
+        /// The step that failed.
         what: String,
         /// The driver's name of the error.
         name: String,
@@ -43,7 +43,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    /// What the driver said when it was to do `what` on `device`.
+    /// The error for the driver's answer to the step `what` on `device`.
     pub(super) fn new(device: u32, what: impl Into<String>, error: DriverError) -> CudaError {
         let text = |text: Result<&CStr, DriverError>| match text {
             Ok(text) => text.to_string_lossy().into_owned(),
@@ -58,21 +58,22 @@ impl CudaError {
     }
 }
 
-/// What libraries and lanes say of a failure.
+/// The text that libraries and lanes report for a failure.
 impl From<CudaError> for String {
     fn from(error: CudaError) -> String {
         error.to_string()
     }
 }
 
-/// Whether the context is of no use any more after this error: the driver answers every later call with it ("the process must be terminated and
-/// relaunched", as its documentation says of each).
+/// Whether the context is useless after this error. The driver then answers every later call with
+/// the same error ("the process must be terminated and relaunched", as its documentation says of
+/// each).
 fn is_final(code: CUresult) -> bool {
     use CUresult as E;
     matches!(
         code,
         E::CUDA_ERROR_DEVICE_UNAVAILABLE
-            // What is said of a device that has fallen off the bus.
+            // The error of a device that has fallen off the bus.
             | E::CUDA_ERROR_UNKNOWN
             | E::CUDA_ERROR_NO_DEVICE
             | E::CUDA_ERROR_ECC_UNCORRECTABLE

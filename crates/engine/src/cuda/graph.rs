@@ -1,4 +1,4 @@
-//! CUDA graphs: what a stream was given once, given to it again as one piece.
+//! CUDA graphs: work that was recorded from a stream, and is enqueued again as one piece.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use super::graph_node::check_repeatable;
 use super::{CudaError, Device, Stream};
 use crate::graph_report::GraphNodes;
 
-/// Work that was recorded, to be enqueued as often as wanted, with the addresses that it had then.
+/// Recorded work, which can be enqueued any number of times, with the addresses of the recording.
 pub(crate) struct Graph {
     device: Arc<Device>,
     raw: sys::CUgraphExec,
     nodes: GraphNodes,
 }
 
-// SAFETY: a graph may be launched from any thread, by one at a time, which `launch` asks for.
+// SAFETY: any thread may launch a graph, one at a time, which `launch` ensures by its `&mut self`.
 unsafe impl Send for Graph {}
 
-/// What was recorded, as the driver gave it.
+/// The recorded work, as the driver returned it.
 struct Recorded {
     device: Arc<Device>,
     raw: sys::CUgraph,
@@ -28,21 +28,23 @@ struct Recorded {
 impl Drop for Recorded {
     fn drop(&mut self) {
         if !self.raw.is_null() {
-            // SAFETY: given by the driver, destroyed once.
+            // SAFETY: made by the driver, destroyed once.
             self.device.release(|| unsafe { result::graph::destroy(self.raw) });
         }
     }
 }
 
 impl Stream {
-    /// Records what `enqueue` gives to this stream instead of running it. Only this thread may use the stream meanwhile; other streams go on.
+    /// Records the work that `enqueue` gives to this stream instead of running it. Only this thread
+    /// may use the stream meanwhile; other streams go on.
     ///
     /// # Errors
-    /// In words: `enqueue` fails, or does what cannot be recorded or repeated, such as waiting, keeping memory of the device, or copying from host memory.
+    /// In words: `enqueue` fails, or its work cannot be recorded or repeated. Examples are a wait,
+    /// memory of the device that stays allocated, or a copy from host memory.
     pub(crate) fn record_graph<T>(&self, enqueue: impl FnOnce() -> Result<T, String>) -> Result<(Graph, T), String> {
         let device = self.device();
         device.bind()?;
-        // What other threads do is not to fail because of it.
+        // The recording must not make calls of other threads fail.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.begin_recording();
         // SAFETY: the stream is alive.
@@ -52,7 +54,7 @@ impl Stream {
             return Err(error.into());
         }
         let made = enqueue();
-        // SAFETY: as above. Ended in any case: a stream that records runs nothing.
+        // SAFETY: as above. The recording ends in any case: a stream that records runs nothing.
         let ended = unsafe { result::stream::end_capture(self.raw()) };
         self.end_recording();
         let recorded = device.check("recording a graph", ended).map(|raw| Recorded { device: device.clone(), raw });
@@ -63,7 +65,8 @@ impl Stream {
         }
         // SAFETY: it is alive.
         let nodes = unsafe { check_repeatable(recorded.raw, device) }?;
-        // SAFETY: as above; what is made of it does not need it any more. Once, as has to be where it takes memory.
+        // SAFETY: as above. The instance does not need the recording any more. There is only one,
+        // which a graph that allocates memory requires.
         let raw = unsafe { result::graph::instantiate(recorded.raw, CUgraphInstantiate_flags(0)) };
         let raw = device.check("making a graph", raw)?;
         Ok((Graph { device: device.clone(), raw, nodes }, made))
@@ -71,12 +74,12 @@ impl Stream {
 }
 
 impl Graph {
-    /// What it is made of.
+    /// The graph's nodes.
     pub(crate) fn nodes(&self) -> &GraphNodes {
         &self.nodes
     }
 
-    /// Enqueues what was recorded.
+    /// Enqueues the recorded work.
     pub(crate) fn launch(&mut self, stream: &Stream) -> Result<(), CudaError> {
         self.device.bind()?;
         // SAFETY: both are alive.
@@ -86,7 +89,7 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: made by `record_graph`, destroyed once; the driver keeps what still runs.
+        // SAFETY: made by `record_graph`, destroyed once; the driver keeps running work.
         self.device.release(|| unsafe { result::graph::exec_destroy(self.raw) });
     }
 }

@@ -1,4 +1,4 @@
-//! What a recorded graph is made of, looked at before it is used: not all that can be recorded may be repeated.
+//! Checks the nodes of a recorded graph before it is used: some recorded work must not be repeated.
 
 use std::collections::BTreeSet;
 use std::ffi::c_uint;
@@ -12,28 +12,31 @@ use cudarc::driver::sys::{CUgraphNodeType as Kind, CUpointer_attribute};
 use super::Device;
 use crate::graph_report::GraphNodes;
 
-/// Whether a graph that was recorded from a library's calls may be launched again and again: all that it does is on the device, in memory that
-/// stays. A library computes some values on the host while it runs, and copies them; the copy would be repeated from an address that is freed
-/// after the run. Gives what it is made of.
+/// Checks that a graph, recorded from a library's calls, may be launched again and again, and
+/// returns its nodes. All of its work must be on the device, in memory that stays. A library may
+/// compute values on the host during a run, and copy them. The graph would repeat the copy from an
+/// address that is freed after the run.
 ///
-/// It may take memory of the device, as cuBLAS does for its workspace where it is recorded, if it frees it again: such memory is the graph's, there from the one node to
-/// the other in each launch. What it left would have to be freed by somebody before the next launch.
+/// The graph may allocate memory of the device if it frees it again, as cuBLAS does for its
+/// workspace. Such memory belongs to the graph, and exists in each launch between the two nodes.
+/// Memory that stays allocated would have to be freed before the next launch.
 ///
-/// Kernels are not looked into: one that reads host memory by itself is not found.
+/// Kernels are not examined: a kernel that reads host memory goes unnoticed.
 ///
 /// # Safety
-/// The graph is alive.
+/// The graph must be alive.
 ///
 /// # Errors
-/// In words: what it does that cannot be repeated, or that it does nothing.
+/// In words: the work that cannot be repeated, or that the graph is empty.
 pub(super) unsafe fn check_repeatable(graph: CUgraph, device: &Device) -> Result<GraphNodes, String> {
     // The stand-in's kernels are functions of the host.
     let has_host_kernels = super::stands_in();
     let (mut found, mut taken, mut freed) = (GraphNodes::default(), BTreeSet::new(), BTreeSet::new());
-    // SAFETY: as the caller says.
+    // SAFETY: the caller's promise.
     for node in unsafe { nodes(graph, device) }? {
         let mut kind: c_uint = 0;
-        // SAFETY: the node is the graph's. Written as the number that it is in C: a newer driver knows more kinds than the enum, which must not hold them.
+        // SAFETY: the node is the graph's. The kind is written as a number, its type in C: a newer
+        // driver knows kinds that the enum lacks and must not hold.
         let told = unsafe { sys::cuGraphNodeGetType(node, (&raw mut kind).cast()) };
         device.check("asking what a node of a graph is", told.result())?;
         let is = |other: Kind| kind == other as c_uint;
@@ -75,29 +78,29 @@ pub(super) unsafe fn check_repeatable(graph: CUgraph, device: &Device) -> Result
     if found.count > 0 { Ok(found) } else { Err("nothing was recorded".into()) }
 }
 
-/// How many blocks a kernel has, where the driver says it.
+/// The number of blocks of a kernel, if the driver knows it.
 ///
 /// # Safety
-/// The node is alive and a kernel.
+/// The node must be alive and a kernel.
 unsafe fn blocks(node: CUgraphNode) -> Option<u64> {
     let mut parameters = MaybeUninit::<CUDA_KERNEL_NODE_PARAMS>::zeroed();
     let to = parameters.as_mut_ptr();
-    // SAFETY: as the caller says; there is room for the answer.
+    // SAFETY: the caller's promise; there is room for the answer.
     unsafe { sys::cuGraphKernelNodeGetParams_v2(node, to) }.result().ok()?;
     // SAFETY: written by the call, or zero.
     let sizes = unsafe { [(*to).gridDimX, (*to).gridDimY, (*to).gridDimZ] };
     Some(sizes.into_iter().map(u64::from).product())
 }
 
-/// Where the memory lies that a node takes.
+/// The address of the memory that a node allocates.
 ///
 /// # Safety
-/// The node is alive and an allocation.
+/// The node must be alive and an allocation.
 unsafe fn allocated(node: CUgraphNode, device: &Device) -> Result<sys::CUdeviceptr, String> {
-    // Read through a pointer, as a whole it may hold kinds of memory that the enums do not have.
+    // Read through a pointer: the whole struct may hold kinds of memory that the enums lack.
     let mut parameters = MaybeUninit::<CUDA_MEM_ALLOC_NODE_PARAMS>::zeroed();
     let to = parameters.as_mut_ptr();
-    // SAFETY: as the caller says; there is room for the answer.
+    // SAFETY: the caller's promise; there is room for the answer.
     let told = unsafe { sys::cuGraphMemAllocNodeGetParams(node, to) };
     device.check("asking what memory a graph takes", told.result())?;
     // SAFETY: written by the call, or zero.
@@ -105,14 +108,14 @@ unsafe fn allocated(node: CUgraphNode, device: &Device) -> Result<sys::CUdevicep
 }
 
 /// # Safety
-/// The graph is alive.
+/// The graph must be alive.
 unsafe fn nodes(graph: CUgraph, device: &Device) -> Result<Vec<CUgraphNode>, String> {
     let check = |answer: sys::CUresult| device.check("listing the nodes of a graph", answer.result());
     let mut count = 0;
-    // SAFETY: as the caller says; without a list only their number is written.
+    // SAFETY: the caller's promise; without a list the call writes only the number.
     check(unsafe { sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut count) })?;
     let mut nodes = vec![std::ptr::null_mut(); count];
-    // Room for none is refused.
+    // The driver refuses an empty list.
     if count > 0 {
         // SAFETY: as above; the list has room for `count`.
         check(unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &raw mut count) })?;
@@ -124,15 +127,16 @@ unsafe fn nodes(graph: CUgraph, device: &Device) -> Result<Vec<CUgraphNode>, Str
 /// Refuses a copy from or to host memory.
 ///
 /// # Safety
-/// The node is alive and a copy.
+/// The node must be alive and a copy.
 unsafe fn check_copy(node: CUgraphNode, device: &Device) -> Result<(), String> {
-    // Read through pointers, as a whole it may hold kinds of memory that the enum does not have.
+    // Read through pointers: the whole struct may hold kinds of memory that the enum lacks.
     let mut copy = MaybeUninit::<CUDA_MEMCPY3D>::zeroed();
     let to = copy.as_mut_ptr();
-    // SAFETY: as the caller says; there is room for the answer.
+    // SAFETY: the caller's promise; there is room for the answer.
     let told = unsafe { sys::cuGraphMemcpyNodeGetParams(node, to) };
     device.check("asking what a graph copies", told.result())?;
-    // SAFETY: written by the call, or zero; numbers of any value are read, and the kinds as such.
+    // SAFETY: written by the call, or zero; numbers may have any value, and the kinds are read as
+    // numbers.
     let (source, target) = unsafe {
         let (from_kind, to_kind) = (&raw const (*to).srcMemoryType, &raw const (*to).dstMemoryType);
         ((from_kind.cast::<c_uint>().read(), (*to).srcDevice), (to_kind.cast::<c_uint>().read(), (*to).dstDevice))
@@ -145,7 +149,8 @@ unsafe fn check_copy(node: CUgraphNode, device: &Device) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether an end of a copy is in the memory of a device, which the driver may leave to the address.
+/// Whether an end of a copy is in a device's memory. The driver may leave the answer to the
+/// address.
 fn is_on_device(kind: c_uint, address: sys::CUdeviceptr) -> bool {
     const DEVICE: c_uint = CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint;
     if kind != CUmemorytype::CU_MEMORYTYPE_UNIFIED as c_uint {
@@ -153,13 +158,13 @@ fn is_on_device(kind: c_uint, address: sys::CUdeviceptr) -> bool {
     }
     let mut found: c_uint = 0;
     let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-    // SAFETY: any address may be asked about; there is room for the answer, a number.
+    // SAFETY: any address is allowed; there is room for the answer, a number.
     let told = unsafe { sys::cuPointerGetAttribute((&raw mut found).cast(), attribute, address) };
-    // Host memory that the driver does not know is an error, which says nothing of the device.
+    // For host memory that the driver does not know, the call fails.
     told == sys::CUresult::CUDA_SUCCESS && found == DEVICE
 }
 
-/// What a node of a kind does that is not repeated.
+/// A description of a node that cannot be repeated.
 fn deed(kind: c_uint) -> String {
     let is = |other: Kind| kind == other as c_uint;
     if is(Kind::CU_GRAPH_NODE_TYPE_HOST) {
@@ -207,7 +212,7 @@ mod tests {
                 stream.finish().expect("runs");
             })
         };
-        // SAFETY: all memory outlives what is recorded, which is over when `record` returns.
+        // SAFETY: all memory outlives the recorded work, which is over when `record` returns.
         unsafe {
             let raw = stream.raw();
             assert_eq!(record("a copy", &mut || result::memcpy_dtod_async(to, from, 16, raw)), Ok(()));
@@ -232,7 +237,7 @@ mod tests {
         stand_in.assert_clean();
     }
 
-    /// As cuBLAS takes its workspace where it is recorded.
+    /// The same as cuBLAS allocates its workspace during a recording.
     #[test]
     fn memory_that_a_graph_frees_again_is_its_own() {
         let (stand_in, device, stream) = start();
@@ -240,7 +245,7 @@ mod tests {
         let raw = stream.raw();
         let record = |frees: bool| {
             stream.record_graph(|| {
-                // SAFETY: the memory is there until it is freed behind its use, and `output` outlives the graph.
+                // SAFETY: the memory is freed after its use, and `output` outlives the graph.
                 let enqueued = unsafe {
                     result::malloc_async(raw, 16).and_then(|memory| {
                         result::memset_d8_async(memory, 7, 16, raw)?;
@@ -257,7 +262,7 @@ mod tests {
             // SAFETY: as above.
             unsafe { result::memset_d8_async(output.address(), 0, 16, raw) }.expect("enqueued");
             graph.launch(&stream).expect("what it took before is freed");
-            // SAFETY: as above, and nothing writes it once the stream is at its end.
+            // SAFETY: as above, and no work writes it once the stream is at its end.
             let whole = unsafe { DeviceSlice::new(device.clone(), output.address(), 16, None, Arc::new(())) };
             stream.finish().expect("runs");
             assert_eq!(whole.fetch().expect("copied"), [7; 16]);

@@ -1,4 +1,4 @@
-//! Memory of other processes on GPUs of this one (CUDA's IPC): what clients call CUDA shared memory.
+//! Memory of other processes on GPUs of this one (CUDA's IPC). Clients call it CUDA shared memory.
 
 use std::ffi::c_char;
 use std::sync::Arc;
@@ -10,22 +10,22 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUipcMem_flags_enum, CUipcMemHandle
 use super::{CudaError, Device, Event, PinnedPool, Stream};
 use crate::buffer::{Buffer, Lent};
 
-/// What another process has written down of its memory (`cuIpcGetMemHandle`).
+/// The handle that another process has made of its memory (`cuIpcGetMemHandle`).
 pub type IpcHandle = [u8; 64];
 
 /// A GPU on which memory of other processes can be opened.
 pub struct IpcGpu {
     device: Arc<Device>,
-    /// Where copies are made: no launch waits for them, nor they for one.
+    /// The stream of the copies. Launches and copies do not wait for each other.
     stream: Arc<Stream>,
     pinned: Arc<PinnedPool>,
 }
 
 impl IpcGpu {
-    /// That of this number; an engine has started on it.
+    /// The GPU with this number, on which an engine has started.
     ///
     /// # Errors
-    /// If it is lost or out of memory.
+    /// If the GPU is lost or out of memory.
     pub fn new(ordinal: u32) -> Result<Arc<IpcGpu>, CudaError> {
         let device = Device::open(ordinal)?;
         let (stream, pinned) = (Stream::new(&device)?, PinnedPool::new(&device));
@@ -35,7 +35,8 @@ impl IpcGpu {
     /// Opens memory of another process. May wait for the device.
     ///
     /// # Errors
-    /// If the handle is of no memory that this GPU can reach, as that of a process that has ended.
+    /// If the handle is of no memory that this GPU can reach, for example of a process that has
+    /// ended.
     pub fn open(self: &Arc<Self>, handle: &IpcHandle) -> Result<IpcMemory, CudaError> {
         let IpcGpu { device, .. } = &**self;
         device.bind()?;
@@ -45,7 +46,7 @@ impl IpcGpu {
         // SAFETY: the driver checks the handle; the address is written if the call succeeds.
         let opened = unsafe { sys::cuIpcOpenMemHandle_v2(&raw mut address, handle, flags).result() };
         device.check("opening memory of another process", opened)?;
-        // From here on it is closed when it is dropped.
+        // From here on a drop closes the memory.
         let mut memory = IpcMemory { gpu: self.clone(), address, len: 0 };
         let (mut base, mut len) = (0, 0);
         // SAFETY: both are written if the call succeeds.
@@ -62,7 +63,7 @@ impl std::fmt::Debug for IpcGpu {
     }
 }
 
-/// Memory of another process, open here; closed when dropped, which may wait for the device.
+/// Memory of another process, open in this one. A drop closes it, which may wait for the device.
 #[derive(Debug)]
 pub struct IpcMemory {
     gpu: Arc<IpcGpu>,
@@ -71,37 +72,39 @@ pub struct IpcMemory {
 }
 
 impl IpcMemory {
-    /// How long it is, bytes.
+    /// Its length in bytes.
     pub fn byte_size(&self) -> u64 {
         self.len
     }
 
-    /// Copies `len` bytes from `offset` on to (pinned) memory of the host. Holds up the caller until they are here.
+    /// Copies `len` bytes from `offset` on to (pinned) memory of the host. Blocks the caller until
+    /// the copy is over.
     ///
     /// # Errors
     /// If the device is lost, or there is no memory for the copy.
     ///
     /// # Panics
-    /// If they are not inside.
+    /// If the bytes reach outside the memory.
     pub fn read(&self, offset: u64, len: usize) -> Result<Bytes, CudaError> {
         let IpcGpu { device, stream, pinned } = &*self.gpu;
         let from = self.place(offset, len);
         let mut copy = pinned.take(len)?;
         device.bind()?;
-        // SAFETY: inside of the memory, which is open as long as `self`; the copy is over, or never will be, when this returns.
+        // SAFETY: inside of the memory, which is open as long as `self`. When this returns, the
+        // copy is over or will never run.
         let copied = unsafe { result::memcpy_dtoh_async(copy.bytes_mut(), from, stream.raw()) };
         device.check("copying from memory of another process", copied)?;
         self.wait()?;
         Ok(Buffer::from_lent(Box::new(copy)).into_bytes())
     }
 
-    /// Copies `data` to `offset`. Holds up the caller until it is there.
+    /// Copies `data` to `offset`. Blocks the caller until the copy is over.
     ///
     /// # Errors
     /// If the device is lost.
     ///
     /// # Panics
-    /// If it is not inside.
+    /// If the bytes reach outside the memory.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), CudaError> {
         let IpcGpu { device, stream, .. } = &*self.gpu;
         let to = self.place(offset, data.len());
@@ -122,7 +125,7 @@ impl IpcMemory {
     fn wait(&self) -> Result<(), CudaError> {
         let IpcGpu { device, stream, .. } = &*self.gpu;
         let over = Event::new(device).and_then(|event| stream.record(&event).and_then(|()| event.wait()));
-        // What was copied to or from is given back after this.
+        // The memory at both ends of the copies is given back after this.
         over.or_else(|error| stream.finish().map_err(|_| error))
     }
 }

@@ -1,6 +1,8 @@
-//! NVIDIA's driver library as it is first met: whether it is there, is what it says, and which GPUs it has.
+//! The first contact with NVIDIA's driver library: whether it exists, whether it is genuine, and
+//! its GPUs.
 //!
-//! By hand, because the bindings that everything else uses panic where the library or one of its functions is missing.
+//! Written by hand: the bindings for all other calls panic if the library or one of its functions
+//! is missing.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::fmt;
@@ -11,22 +13,23 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW, Symbol};
 use super::unavailable::CudaUnavailable;
 use crate::onnxruntime::loader_words;
 
-/// The driver's library, as all that use it name it.
+/// The driver library's file name, common to all its users.
 const NAME: &str = "libcuda.so.1";
-/// Where drivers are put that the loader does not know of: Kubernetes' device plugin, WSL, NixOS.
+/// Folders of drivers that the loader does not know: Kubernetes' device plugin, WSL, NixOS.
 pub(super) const FOLDERS: [&str; 4] =
     ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib", "/usr/lib/wsl/lib", "/run/opengl-driver/lib"];
 /// The oldest driver that CUDA 13 works with.
 pub const OLDEST_DRIVER: DriverVersion = DriverVersion(13_000);
-/// The oldest NVIDIA driver that has it.
+/// The oldest NVIDIA driver with that version.
 const DRIVER: u32 = 580;
 const CONTAINER: &str = "a container must be started with the GPUs (docker run --gpus all)";
 const STUBS: &str = "Take the folder of stubs out of LD_LIBRARY_PATH";
 /// The oldest GPUs that the libraries of CUDA 13 have kernels for (Turing).
 pub(super) const OLDEST_CAPABILITY: (u32, u32) = (7, 5);
 
-/// The functions of the driver that the engine calls through the bindings, which panic where one is missing. A driver that is new enough has them all, and
-/// many more; what else is loaded under its name may not.
+/// The functions of the driver that the engine calls through the bindings, which panic if one is
+/// missing. A recent driver has them all, and many more. Another library under the driver's name
+/// may not.
 pub const DRIVER_FUNCTIONS: &[&str] = &[
     "cuCtxGetStreamPriorityRange",
     "cuCtxSetCurrent",
@@ -91,7 +94,8 @@ pub const DRIVER_FUNCTIONS: &[&str] = &[
     "cuStreamWaitEvent",
 ];
 
-/// The newest CUDA that a driver supports, as `cuDriverGetVersion` counts: 1000 times the major plus 10 times the minor version.
+/// The newest CUDA that a driver supports, as `cuDriverGetVersion` counts: 1000 times the major
+/// plus 10 times the minor version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DriverVersion(pub i32);
 
@@ -104,17 +108,17 @@ impl fmt::Display for DriverVersion {
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInfo {
-    /// Its number, as the driver counts those that `CUDA_VISIBLE_DEVICES` lets it see.
+    /// The driver's number of the GPU, among the GPUs that `CUDA_VISIBLE_DEVICES` allows.
     pub ordinal: u32,
-    /// Its name, such as `NVIDIA H200`.
+    /// The GPU's name, such as `NVIDIA H200`.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// All of its memory, bytes.
+    /// The whole memory, bytes.
     pub memory: u64,
-    /// Its streaming multiprocessors.
+    /// The number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// The number that no other GPU has, as `nvidia-smi` writes it but for its `GPU-` or, of an instance, `MIG-`.
+    /// The UUID, as `nvidia-smi` writes it, without its prefix `GPU-` or, of an instance, `MIG-`.
     pub uuid: String,
 }
 
@@ -129,7 +133,7 @@ impl fmt::Display for GpuInfo {
 /// The driver, initialised.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverInfo {
-    /// The newest CUDA that it supports.
+    /// The newest CUDA that the driver supports.
     pub version: DriverVersion,
     /// All GPUs that it sees, by ordinal.
     pub gpus: Vec<GpuInfo>,
@@ -139,7 +143,7 @@ pub struct DriverInfo {
 pub(super) fn driver() -> Result<DriverInfo, CudaUnavailable> {
     let library = open()?;
     let driver = look(&library);
-    // What is in it may have threads from now on, and the bindings will open it again.
+    // The library may have threads from now on, and the bindings will open it again.
     std::mem::forget(library);
     driver
 }
@@ -148,10 +152,11 @@ fn open() -> Result<Library, CudaUnavailable> {
     let folders = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME)).filter(|path| path.exists());
     let mut reason = String::new();
     for path in std::iter::once(PathBuf::from(NAME)).chain(folders) {
-        // SAFETY: runs the initialisers of the machine's driver. Global, as onnxruntime opens it by its bare name.
+        // SAFETY: runs the initialisers of the machine's driver. Global, as onnxruntime opens it by
+        // its bare name.
         match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
             Ok(library) => return one_only(library),
-            // The last is the most telling: that of a file that is there.
+            // The last reason is the most useful: it is about an existing file.
             Err(e) => reason = loader_words(&e),
         }
     }
@@ -161,10 +166,11 @@ fn open() -> Result<Library, CudaUnavailable> {
     ))
 }
 
-/// Makes sure that `libcuda.so`, which the bindings open first, is the same: in a folder of stubs it is not.
+/// Checks that `libcuda.so`, which the bindings open first, is the same library. A folder of stubs
+/// has another library.
 fn one_only(library: Library) -> Result<Library, CudaUnavailable> {
     let address = |library: &Library| {
-        // SAFETY: the symbol is not called, only its place compared.
+        // SAFETY: the symbol is not called; only its address is compared.
         unsafe { library.get::<*const ()>(b"cuInit\0") }.ok().map(|symbol| symbol.into_raw())
     };
     // SAFETY: as in `open`.
@@ -177,7 +183,7 @@ fn one_only(library: Library) -> Result<Library, CudaUnavailable> {
     Ok(library)
 }
 
-/// A function of the driver, which all return a status.
+/// A function of the driver. All of them return a status.
 fn function<T>(library: &Library, name: &'static str) -> Result<Symbol<T>, CudaUnavailable> {
     // SAFETY: each caller names the function's signature, which has been the same in all versions.
     unsafe { library.get::<T>(name.as_bytes()) }.map_err(|_| {
@@ -220,11 +226,11 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
     let get_attribute: Symbol<GetAttribute> = function(library, "cuDeviceGetAttribute")?;
     let done = |status: c_int| if status == 0 { Ok(()) } else { Err(failure(library, status)) };
     let mut version = 0;
-    // SAFETY: the driver's functions with its own types. It may be asked for its version before it is initialised, and an old
-    // one says so before it fails for another reason.
+    // SAFETY: the driver's functions with its own types. A driver that is not initialised can tell
+    // its version, and an old one does so before it fails for another reason.
     done(unsafe { get_version(&mut version) })?;
     let version = DriverVersion(version);
-    // A stub and a driver without its kernel module say 0.
+    // A stub, and a driver without its kernel module, report 0.
     let too_old = || {
         CudaUnavailable::new(
             format!("the NVIDIA driver supports CUDA {version}; CUDA {OLDEST_DRIVER} is needed"),
@@ -246,7 +252,8 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
     let mut gpus = Vec::new();
     for ordinal in 0..count {
         let (mut device, mut memory, mut name, mut uuid) = (0, 0_usize, [0; 256], [0; 16]);
-        // SAFETY: as above; the name's length is given, and the driver ends it with a zero within.
+        // SAFETY: as above; the call gets the name's length, and the driver ends the name with a
+        // zero before it.
         unsafe {
             done(get_device(&mut device, ordinal))?;
             done(get_name(name.as_mut_ptr(), name.len() as c_int - 1, device))?;
@@ -259,7 +266,7 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
             done(unsafe { get_attribute(&mut value, which, device) })?;
             Ok(u32::try_from(value).unwrap_or(0))
         };
-        // SAFETY: the last byte was not given away and is zero.
+        // SAFETY: the driver could not write the last byte, which is zero.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         gpus.push(GpuInfo {
             ordinal: ordinal as u32,
@@ -276,7 +283,7 @@ fn look(library: &Library) -> Result<DriverInfo, CudaUnavailable> {
     Ok(DriverInfo { version, gpus })
 }
 
-/// A UUID as it is written.
+/// The text form of a UUID.
 fn hyphenated(uuid: [u8; 16]) -> String {
     let mut text = String::new();
     for (place, byte) in uuid.iter().enumerate() {
@@ -293,7 +300,7 @@ fn no_gpu() -> CudaUnavailable {
     CudaUnavailable::new(format!("the NVIDIA driver sees no GPU{visible}"), advice)
 }
 
-/// What a status means.
+/// The error for a status, with advice.
 fn failure(library: &Library, status: c_int) -> CudaUnavailable {
     let advice = match status {
         ERROR_NO_DEVICE => return no_gpu(),
@@ -333,7 +340,7 @@ mod tests {
         }
     }
 
-    /// What the bindings' wrappers in use call: wrapper, function.
+    /// The functions behind the bindings' wrappers that are in use: wrapper, function.
     const WRAPPERS: &str = "
         ctx::set_current cuCtxSetCurrent, device::get cuDeviceGet, device::get_attribute cuDeviceGetAttribute,
         device::get_default_mem_pool cuDeviceGetDefaultMemPool, device::get_name cuDeviceGetName, device::total_mem cuDeviceTotalMem_v2,
@@ -379,7 +386,8 @@ mod tests {
         assert!(idle.is_empty(), "{idle:?} are not called");
     }
 
-    /// What cannot be read in the sources here: which of two functions a wrapper calls, in the version of the bindings that is built.
+    /// A wrapper may call one of two functions, depending on the version of the bindings that is
+    /// built. The sources do not show which, so this test counts calls.
     #[test]
     fn times_and_words_come_from_the_functions_that_are_looked_for() {
         let stand_in = cuda_stand_in::StandIn::lock();
@@ -405,7 +413,7 @@ mod tests {
     #[test]
     fn the_names_are_a_drivers() {
         let path = cuda_stand_in::library().expect("is built");
-        // SAFETY: it is made to be loaded.
+        // SAFETY: the library was built for this test.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW) }.expect("loads");
         for name in DRIVER_FUNCTIONS {
             assert!(function::<*const ()>(&library, name).is_ok(), "{name}");

@@ -1,7 +1,8 @@
-//! NVIDIA's libraries that onnxruntime's providers need: where they are looked for, and loading them before they are needed.
+//! NVIDIA's libraries that onnxruntime's providers need: the search for them, and loading them
+//! early.
 //!
-//! The provider names them without a folder, and few of the folders that they come in are known to the loader. Once loaded by
-//! their path they are found by their name.
+//! The provider opens them by name, without a folder, and the loader knows few of their folders.
+//! Once they are loaded by path, the loader finds them by name.
 
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
@@ -14,14 +15,14 @@ use super::unavailable::CudaUnavailable;
 use crate::onnxruntime::loader_words;
 use crate::{elf, python};
 
-/// Files that belong together, and are used only where all of them are.
+/// Files that belong together, and are used only if all of them are found.
 #[derive(Debug)]
 pub(crate) struct Component {
-    /// What people call it.
+    /// The component's name for people.
     pub(crate) name: &'static str,
-    /// Its files, each after those that it needs.
+    /// The component's files, each after the files that it needs.
     pub(crate) files: &'static [&'static str],
-    /// What to do where it is missing.
+    /// The remedy if the component is missing.
     advice: &'static str,
 }
 
@@ -29,8 +30,9 @@ const INSTALL: &str = "Run `downbeat engine install --cuda`, or add its folder t
 const INSTALL_TENSORRT: &str =
     "Install TensorRT 10 for CUDA 13 (pip install tensorrt-cu13), or add its folder to LD_LIBRARY_PATH";
 
-/// What the CUDA provider needs, each after what it needs itself. It opens cuFFT and cuDNN only when a model has an operator
-/// for them; missing ones are better said at the start.
+/// The components that the CUDA provider needs, each after its own requirements. The provider opens
+/// cuFFT and cuDNN only for a model with an operator for them. Missing ones should be reported at
+/// the start.
 pub(crate) const CUDA: [Component; 6] = [
     Component { name: "the CUDA runtime", files: &["libcudart.so.13"], advice: INSTALL },
     Component { name: "NVRTC", files: &["libnvrtc.so.13"], advice: INSTALL },
@@ -54,11 +56,12 @@ pub(crate) const CUDA: [Component; 6] = [
     },
 ];
 
-/// What the TensorRT provider needs beside.
+/// The component that the TensorRT provider needs in addition.
 const TENSORRT: Component =
     Component { name: "TensorRT 10", files: &["libnvinfer.so.10", "libnvonnxparser.so.10"], advice: INSTALL_TENSORRT };
 
-/// Where libraries are looked for, in order. Python is asked only when the others had nothing.
+/// The places to search for libraries, in order. Python is asked only if the other places lack the
+/// library.
 pub(crate) struct Places {
     folders: Vec<(&'static str, Vec<PathBuf>)>,
     python: Option<OnceCell<PythonPackages>>,
@@ -72,28 +75,28 @@ struct PythonPackages {
 }
 
 impl Places {
-    /// No place, but for Python's packages if `python`.
+    /// An empty list of places, with Python's packages if `python`.
     pub(crate) fn new(python: bool) -> Places {
         Places { folders: Vec::new(), python: python.then(OnceCell::new) }
     }
 
-    /// One place more, `name` being what it is to a person.
+    /// Adds a place. `name` describes it to people.
     pub(crate) fn add(&mut self, name: &'static str, folders: Vec<PathBuf>) {
         if !folders.is_empty() {
             self.folders.push((name, folders));
         }
     }
 
-    /// The folders of the loader, as far as they are written down: `LD_LIBRARY_PATH`.
+    /// Adds the known folders of the loader: `LD_LIBRARY_PATH`.
     pub(crate) fn add_loader_path(&mut self) {
         let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let folders = std::env::split_paths(&path).filter(|p| !p.as_os_str().is_empty()).collect();
         self.add("in LD_LIBRARY_PATH", folders);
     }
 
-    /// The folders where CUDA and distributions put libraries.
+    /// Adds the folders where CUDA and distributions put libraries.
     pub(crate) fn add_system(&mut self) {
-        // The newest CUDA first; /usr/local/cuda is the one that was chosen.
+        // The newest CUDA first, but before it /usr/local/cuda, which the administrator chose.
         let mut cuda = children(Path::new("/usr/local"), |name| name.starts_with("cuda-13"));
         cuda.reverse();
         cuda.insert(0, "/usr/local/cuda".into());
@@ -127,7 +130,7 @@ impl Places {
         if names.is_empty() { "nowhere".to_owned() } else { names.join(", ") }
     }
 
-    /// Where a component is whole: the paths of its files.
+    /// The paths of a component's files, in the first folder that has all of them.
     fn find(&self, component: &Component) -> Result<Vec<PathBuf>, CudaUnavailable> {
         let Component { name, files, advice } = *component;
         let mut incomplete = None;
@@ -150,7 +153,7 @@ impl Places {
         }))
     }
 
-    /// All that `provider` needs, in the order in which it has to be loaded.
+    /// All libraries that `provider` needs, in loading order.
     pub(crate) fn libraries(&self, provider: Provider) -> Result<Vec<FoundLibrary>, CudaUnavailable> {
         let tensorrt = (provider == Provider::Tensorrt).then_some(&TENSORRT);
         let mut found = Vec::new();
@@ -163,10 +166,10 @@ impl Places {
     }
 }
 
-/// One of NVIDIA's libraries.
+/// A library of NVIDIA's that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundLibrary {
-    /// What it is part of, such as `cuDNN 9`.
+    /// The component of the library, such as `cuDNN 9`.
     pub component: &'static str,
     /// The file.
     pub path: PathBuf,
@@ -174,7 +177,7 @@ pub struct FoundLibrary {
 }
 
 impl FoundLibrary {
-    /// Makes sure that it is whole.
+    /// Checks that the file is whole.
     fn check(&self) -> Result<(), CudaUnavailable> {
         elf::check_whole(&self.path).map_err(|reason| self.broken(&format!("{}: {reason}", self.path.display())))
     }
@@ -183,9 +186,9 @@ impl FoundLibrary {
         CudaUnavailable::new(format!("{} does not load: {reason}", self.component), self.advice)
     }
 
-    /// Loads it for good, so that who opens it by its name gets this one.
+    /// Loads the library for good, so that a later open by name gets this one.
     pub(super) fn load(&self) -> Result<(), CudaUnavailable> {
-        // SAFETY: runs the initialisers of a library that whoever runs this process installed to be run.
+        // SAFETY: runs the initialisers of a library that the user of this process installed.
         let library = unsafe { Library::open(Some(&self.path), RTLD_LAZY | RTLD_GLOBAL) };
         std::mem::forget(library.map_err(|e| self.broken(&loader_words(&e)))?);
         Ok(())
@@ -193,7 +196,7 @@ impl FoundLibrary {
 }
 
 impl PythonPackages {
-    /// Asks the `python3` on the path where its packages are, without importing them.
+    /// Asks the `python3` on the path for the folders of its packages, without importing them.
     fn ask() -> PythonPackages {
         const ASK: &str = "
 import importlib.util as u
@@ -208,7 +211,8 @@ for name in ('onnxruntime', 'nvidia', 'tensorrt_libs'):
         for line in String::from_utf8_lossy(&output.map(|o| o.stdout).unwrap_or_default()).lines() {
             match line.split_once('\t') {
                 Some(("onnxruntime", folder)) => packages.onnxruntime.push(Path::new(folder).join("capi")),
-                // nvidia/cu13/lib, nvidia/cudnn/lib; those of CUDA 12 have a folder for each library.
+                // nvidia/cu13/lib, nvidia/cudnn/lib; those of CUDA 12 have a folder for each
+                // library.
                 Some(("nvidia", folder)) => {
                     packages.nvidia.extend(children(Path::new(folder), |_| true).iter().map(|p| p.join("lib")));
                 }
@@ -227,7 +231,7 @@ fn children(folder: &Path, wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
     named.filter(|path| path.is_dir()).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// The folders that the system's loader is configured with.
+/// The folders in the configuration of the system's loader.
 fn configured() -> Vec<PathBuf> {
     let files = std::fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().filter_map(Result::ok).map(|e| e.path());
     let files: BTreeSet<PathBuf> = files.filter(|path| path.extension().is_some_and(|e| e == "conf")).collect();

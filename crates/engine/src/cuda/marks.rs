@@ -1,4 +1,4 @@
-//! When launches run: the marks of one in its stream, the times between them, and the wait for the last.
+//! The marks of a launch in its stream, the times between them, and the wait for the end.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -11,40 +11,43 @@ use downbeat_core::Duration;
 
 use super::{CudaError, Device, Event, Stream};
 
-/// So long before a launch is expected to be over the thread that waits for it is awake again: a sleep ends up to some 60 us late.
+/// A waiting thread wakes this long before the expected end of its launch: a sleep ends up to some
+/// 60 us late.
 const AWAKE_BEFORE: StdDuration = StdDuration::from_micros(100);
-/// So long after that it sleeps until the device wakes it up: that takes about as long, and so do the shortest launches, of which nothing is expected at first.
+/// The thread polls this long after the expected end. Then it sleeps until the device wakes it,
+/// which takes about as long. The shortest launches also take about as long, and at first nothing
+/// is expected of them.
 const AWAKE_AFTER: StdDuration = StdDuration::from_micros(50);
-/// Kinds of launches whose times a lane remembers.
+/// The number of kinds of launches whose times a lane remembers.
 const MOST_EXPECTED: usize = 1024;
-/// Launches of a kind before something is expected of it: the first ones take much longer.
+/// Launches of a kind before its time can be expected: the first ones take much longer.
 const FEWEST: u32 = 4;
 
-/// Threads that wait for a launch.
+/// The number of threads that wait for a launch.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// The begin and the end of a launch in its stream.
 pub(crate) struct Marks {
     begin: Event,
     end: Event,
-    /// How long it will take, zero if nobody knows.
+    /// The launch's expected time, zero if unknown.
     expected: StdDuration,
-    /// When its begin was enqueued, by the host's clock.
+    /// The instant when its begin was enqueued, by the host's clock.
     enqueued: Instant,
-    /// When it was found to be over.
+    /// The instant when its end was noticed.
     over: Arc<OnceLock<Instant>>,
-    /// The same of the launch before it in its stream, where that was under way.
+    /// The same instant of the launch before it in its stream, if that one was under way.
     before: Option<Arc<OnceLock<Instant>>>,
 }
 
 impl Marks {
-    /// Those of a launch that is not yet enqueued.
+    /// Marks for a launch that is not yet enqueued.
     pub(crate) fn new(device: &Arc<Device>) -> Result<Marks, CudaError> {
         let (begin, end) = (Event::timed(device)?, Event::timed(device)?);
         Ok(Marks { begin, end, expected: StdDuration::ZERO, enqueued: now(), over: Arc::default(), before: None })
     }
 
-    /// A launch begins here, which comes after `before` and is expected to take `expected`.
+    /// Marks the begin of a launch, which comes after `before` and should take `expected`.
     pub(crate) fn begin(
         &mut self,
         stream: &Stream,
@@ -56,12 +59,12 @@ impl Marks {
         stream.record(&self.begin)
     }
 
-    /// It ends with what was enqueued so far.
+    /// Marks the end of the launch, behind all work enqueued so far.
     pub(crate) fn end(&self, stream: &Stream) -> Result<(), CudaError> {
         stream.record(&self.end)
     }
 
-    /// Whether it is over.
+    /// Whether the launch is over.
     pub(crate) fn is_over(&self) -> Result<bool, CudaError> {
         let is_over = self.over.get().is_some() || self.end.is_over()?;
         if is_over {
@@ -70,13 +73,15 @@ impl Marks {
         Ok(is_over)
     }
 
-    /// How long whoever waits for it may sleep and be awake before it is expected to be over. Zero as long as the launch before it is under way.
+    /// The time that a waiting thread may sleep and still be awake at the expected end. Zero while
+    /// the launch before it is under way.
     pub(crate) fn spare(&self) -> StdDuration {
         let end = self.begun().map(|begun| begun + self.expected);
         end.map_or(StdDuration::ZERO, |end| end.saturating_duration_since(now() + AWAKE_BEFORE))
     }
 
-    /// When it began, by the host's clock, if that is known: it was enqueued, and the launch before it is over.
+    /// The begin of the launch, by the host's clock, if it is known: the launch is enqueued, and
+    /// the one before it is over.
     fn begun(&self) -> Option<Instant> {
         match &self.before {
             None => Some(self.enqueued),
@@ -84,8 +89,10 @@ impl Marks {
         }
     }
 
-    /// Holds up the caller until it is over: asleep for the most of what it is expected to take, awake about its end, as being woken up by the device takes some
-    /// tens of microseconds, and asleep again if it takes longer. Where there is no core to spare, asleep all the time.
+    /// Blocks the caller until the launch is over. It sleeps for most of the expected time, and
+    /// polls around the end, because a wake-up by the device takes some tens of microseconds. If
+    /// the launch takes longer, it sleeps again. If there is no core to spare, it sleeps all the
+    /// time.
     pub(crate) fn wait(&self) -> Result<(), CudaError> {
         if self.is_over()? {
             return Ok(());
@@ -106,7 +113,7 @@ impl Marks {
         Ok(())
     }
 
-    /// What it took on the device. It has to be over.
+    /// The launch's time on the device. The launch must be over.
     pub(crate) fn took(&self) -> Result<Duration, CudaError> {
         self.end.since(&self.begin)
     }
@@ -124,9 +131,9 @@ fn sleep(time: StdDuration) {
     }
 }
 
-/// A thread waits for a launch as long as this is there.
+/// Counts its thread as one that waits for a launch, until it is dropped.
 struct Waiting {
-    /// How many do, with this one.
+    /// The number of waiting threads, this one included.
     all: usize,
 }
 
@@ -135,7 +142,8 @@ impl Waiting {
         Waiting { all: WAITING.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    /// Whether it may take a core for the wait: there is one for each thread that waits, and one for the others.
+    /// Whether the thread may use a core for polling: there must be a core for each waiting thread,
+    /// and one for other threads.
     fn may_be_awake(&self) -> bool {
         static CORES: OnceLock<usize> = OnceLock::new();
         let cores = CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
@@ -149,24 +157,27 @@ impl Drop for Waiting {
     }
 }
 
-/// When a launch runs, by the device's own clock, which counts in steps of half a microsecond.
+/// The times of a launch, by the device's own clock, which counts in steps of half a microsecond.
 #[derive(Clone)]
 pub struct Span(Arc<Marks>);
 
 impl Span {
-    /// That of a launch that was enqueued.
+    /// The span of an enqueued launch.
     pub(crate) fn new(marks: Arc<Marks>) -> Span {
         Span(marks)
     }
 
-    /// From its begin to its end; `None` if it is not over, or the device is lost.
+    /// The time from its begin to its end; `None` if it is not over, or the device is lost.
     pub fn took(&self) -> Option<Duration> {
         self.0.took().ok()
     }
 
-    /// Its begin and its end, nanoseconds from the begin of `other` on any lane of the same device, less than zero if they came before. `None` if one of them is not over, or the device is lost.
+    /// Its begin and its end, in nanoseconds from the begin of `other` on any lane of the same
+    /// device; negative if earlier. `None` if one of the launches is not over, or the device is
+    /// lost.
     ///
-    /// The driver gives the time between two events as a float: 60 ns and less are kept if both ran within a second.
+    /// The driver returns the time between two events as a float. The error is at most 60 ns if
+    /// both ran within a second.
     pub fn from_begin_of(&self, other: &Span) -> Option<(i64, i64)> {
         let zero = &other.0.begin;
         Some((self.0.begin.nanos_since(zero).ok()?, self.0.end.nanos_since(zero).ok()?))
@@ -179,7 +190,7 @@ impl std::fmt::Debug for Span {
     }
 }
 
-/// What a lane's launches have taken.
+/// The past times of a lane's launches.
 #[derive(Default)]
 pub(crate) struct Expected(Mutex<BTreeMap<Kind, Took>>);
 
@@ -188,7 +199,7 @@ struct Took {
     shortest: StdDuration,
 }
 
-/// What launches that take about the same time have in common: the segments, and the bytes of what they begin with.
+/// The key of launches that take about the same time: the segments, and the bytes of their inputs.
 type Kind = (usize, usize, usize);
 
 fn kind(range: &Range<usize>, bytes: usize) -> Kind {
@@ -196,7 +207,8 @@ fn kind(range: &Range<usize>, bytes: usize) -> Kind {
 }
 
 impl Expected {
-    /// What a launch of these segments on so many bytes will hardly take less than; zero if there were too few to say.
+    /// A time that a launch of these segments on this many bytes will hardly undercut; zero if
+    /// there were too few launches.
     pub(crate) fn of(&self, range: &Range<usize>, bytes: usize) -> StdDuration {
         let times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         times
@@ -205,7 +217,9 @@ impl Expected {
             .map_or(StdDuration::ZERO, |took| took.shortest)
     }
 
-    /// A launch took so long. The shortest counts, as a thread that sleeps too long answers late, and is forgotten by and by: by a 64th for each that takes longer.
+    /// Learns the time of a launch. The shortest time counts, as a thread that sleeps too long
+    /// measures the end late. The shortest time is forgotten gradually: each longer launch raises
+    /// it by at most a 64th.
     pub(crate) fn learn(&self, range: &Range<usize>, bytes: usize, took: Duration) {
         let (kind, took) = (kind(range, bytes), StdDuration::from(took));
         let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);

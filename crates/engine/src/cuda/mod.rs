@@ -1,6 +1,7 @@
-//! NVIDIA GPUs: their driver, and what of it Downbeat uses. Knows nothing of models.
+//! NVIDIA GPUs: the driver, and the parts of it that Downbeat uses. This module knows nothing of
+//! models.
 //!
-//! Everything here is enqueued in streams and waited for by events; nothing waits for a whole device.
+//! All work is enqueued in streams, and events tell its end; no call waits for a whole device.
 
 mod architectures;
 mod device;
@@ -43,12 +44,13 @@ pub(crate) use ring::DeviceRing;
 pub use stream::{Event, Stream};
 pub use unavailable::CudaUnavailable;
 
-/// Whether the driver that is loaded is the stand-in of the tests (`lab/cuda-stand-in`). To be asked only where there is a driver.
+/// Whether the loaded driver is the stand-in of the tests (`lab/cuda-stand-in`). The caller must
+/// have a driver.
 pub(crate) fn stands_in() -> bool {
     stand_in_view().is_some()
 }
 
-/// Where the host finds what is at an address of the stand-in's device memory.
+/// The host's address of a place in the stand-in's device memory.
 pub(crate) fn view(address: u64) -> Result<u64, String> {
     let view = stand_in_view().ok_or("the driver is no stand-in")?;
     // SAFETY: the function takes any address.
@@ -56,18 +58,21 @@ pub(crate) fn view(address: u64) -> Result<u64, String> {
     if place.is_null() { Err(format!("{address:#x} is no address on the stand-in")) } else { Ok(place.addr() as u64) }
 }
 
-/// Tells the stand-in that the kernel enqueued next in a stream reads, or `writes`, these bytes, so that it checks what orders that with other work.
+/// Tells the stand-in that the next kernel in a stream reads, or `writes`, these bytes. The
+/// stand-in then checks the order of that kernel and other work.
 pub(crate) fn touch(stream: &Stream, address: u64, len: usize, writes: bool) -> Result<(), String> {
     type Touch = unsafe extern "C" fn(CUstream, u64, u64, bool) -> CUresult;
-    // SAFETY: a driver is loaded, as there is a stream; in the stand-in the symbol has this type, and no other driver has it.
+    // SAFETY: a driver is loaded, as there is a stream; in the stand-in the symbol has this type,
+    // and no other driver has it.
     let touch = unsafe { culib().get::<Touch>(b"stand_in_touch\0") }.map_err(|_| "the driver is no stand-in")?;
     // SAFETY: the stream is alive; any address may be given.
     let answer = unsafe { touch(stream.raw(), address, len as u64, writes) };
     Ok(stream.device().check("touching memory", answer.result())?)
 }
 
-/// What the stand-in has beside a driver's functions.
+/// A function of the stand-in that drivers do not have.
 fn stand_in_view() -> Option<unsafe extern "C" fn(u64) -> *mut std::ffi::c_void> {
-    // SAFETY: a driver is loaded, as the callers say; in the stand-in the symbol has this type, and no other driver has it.
+    // SAFETY: the callers ensure that a driver is loaded; in the stand-in the symbol has this type,
+    // and no other driver has it.
     unsafe { culib().get(b"stand_in_view\0").ok().map(|function| *function) }
 }

@@ -1,6 +1,7 @@
-//! NVML, NVIDIA's library to manage GPUs: what they take and hold, and what the driver reports of them (Xids).
+//! NVML, NVIDIA's library to manage GPUs: the power and memory that they use, and the driver's
+//! reports about them (Xids).
 //!
-//! Loaded at run time: drivers bring it, containers may lack it, and nothing is served by it.
+//! Loaded at run time: drivers bring it and containers may lack it. Serving does not need it.
 
 use std::ffi::{CStr, CString, c_char, c_uint, c_ulonglong};
 use std::path::{Path, PathBuf};
@@ -11,19 +12,20 @@ use nvml_wrapper_sys::bindings::{self as sys, NvmlLib, nvmlDevice_t, nvmlEventSe
 
 use super::libcuda::FOLDERS;
 
-/// The library, as all that use it name it.
+/// The library's file name, common to all its users.
 const NAME: &str = "libnvidia-ml.so.1";
 /// Room for a UUID as text, with the zero at its end: NVML's own figure.
 const UUID_BYTES: usize = 96;
-/// The version of `nvmlMemory_v2_t`, as NVML composes it. The first version counts what the driver reserves as used.
+/// The version of `nvmlMemory_v2_t`, as NVML composes it. The first version counts the driver's
+/// reserve as used.
 const MEMORY_V2: c_uint = size_of::<sys::nvmlMemory_v2_t>() as c_uint | (2 << 24);
 
-/// Why NVML does not do something.
+/// The reason why NVML refuses or fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{words}")]
 pub struct NvmlError {
     words: String,
-    /// Whether the GPU is not there any more, or has to be reset.
+    /// Whether the GPU is gone, or must be reset.
     is_lost: bool,
 }
 
@@ -42,11 +44,11 @@ pub struct Nvml {
     library: NvmlLib,
 }
 
-/// Calls a function of the library, whatever it lacks.
+/// Calls a function of the library, or fails if the library lacks the function.
 macro_rules! call {
     ($nvml:expr, $function:ident($($argument:expr),*)) => {
         match &$nvml.library.$function {
-            // SAFETY: the library is initialised, and who calls sees to the arguments.
+            // SAFETY: the library is initialised, and the caller is responsible for the arguments.
             Ok(function) => $nvml.answer(stringify!($function), unsafe { function($($argument),*) }),
             Err(_) => Err(NvmlError::no_function(stringify!($function))),
         }
@@ -54,22 +56,23 @@ macro_rules! call {
 }
 
 impl Nvml {
-    /// Loads and initialises it.
+    /// Loads and initialises NVML.
     ///
     /// # Errors
-    /// If there is none, or it finds no driver.
+    /// If the library is missing, or finds no driver.
     pub fn start() -> Result<Arc<Nvml>, NvmlError> {
         let folders = FOLDERS.iter().map(|folder| Path::new(folder).join(NAME)).filter(|path| path.exists());
         let mut reason = String::new();
         for path in std::iter::once(PathBuf::from(NAME)).chain(folders) {
-            // SAFETY: runs the initialisers of a library of the machine's driver; what it has of the functions has the types of the bindings.
+            // SAFETY: runs the initialisers of a library of the machine's driver; the functions
+            // that it has have the types of the bindings.
             match unsafe { NvmlLib::new(&path) } {
                 Ok(library) => {
                     let nvml = Nvml { library };
                     return match call!(nvml, nvmlInit_v2()) {
                         Ok(()) => Ok(Arc::new(nvml)),
                         Err(error) => {
-                            // What is not initialised is not shut down.
+                            // A library that was not initialised must not be shut down.
                             std::mem::forget(nvml);
                             Err(error)
                         }
@@ -104,14 +107,14 @@ impl Nvml {
     fn uuid(&self, device: nvmlDevice_t) -> Result<String, NvmlError> {
         let mut text = [0 as c_char; UUID_BYTES];
         call!(self, nvmlDeviceGetUUID(device, text.as_mut_ptr(), UUID_BYTES as c_uint - 1))?;
-        // SAFETY: the last byte was not given away and is zero.
+        // SAFETY: NVML could not write the last byte, which is zero.
         Ok(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned())
     }
 }
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // What fails now harms nobody.
+        // A failure now does no harm.
         let _ = call!(self, nvmlShutdown());
     }
 }
@@ -126,28 +129,29 @@ pub struct NvmlGpu {
 // SAFETY: a handle is a name for the library, which may be called from any thread.
 unsafe impl Send for NvmlGpu {}
 
-/// What is measured of a GPU; `None`: it cannot say.
+/// The measurements of a GPU; `None`: the GPU cannot measure the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NvmlSample {
-    /// Share of the last moments in which something ran, from 0 to 1.
+    /// The part of the last moments in which some work ran, from 0 to 1.
     pub utilization: Option<f64>,
-    /// What it draws, watts.
+    /// Its present power, watts.
     pub power: Option<f64>,
-    /// The most that it may draw, watts.
+    /// The limit of its power, watts.
     pub power_limit: Option<f64>,
-    /// What it has taken since the driver was loaded, joules.
+    /// Its energy since the driver was loaded, joules.
     pub energy: Option<f64>,
-    /// Its memory, bytes.
+    /// Its whole memory, bytes.
     pub memory: Option<u64>,
-    /// Its memory that processes have taken, bytes.
+    /// Memory that processes have taken, bytes.
     pub memory_used: Option<u64>,
 }
 
 impl NvmlGpu {
-    /// The GPU with this number, as [`super::GpuInfo::uuid`] has it: a whole one, or an instance of one (MIG).
+    /// The GPU with this UUID, as in [`super::GpuInfo::uuid`]: a whole one, or an instance of one
+    /// (MIG).
     ///
     /// # Errors
-    /// If NVML knows none.
+    /// If NVML knows no such GPU.
     pub fn find(nvml: &Arc<Nvml>, uuid: &str) -> Result<NvmlGpu, NvmlError> {
         let mut handle = std::ptr::null_mut();
         let mut find = |kind: &str| {
@@ -158,12 +162,12 @@ impl NvmlGpu {
         Ok(NvmlGpu { uuid: nvml.uuid(handle)?, nvml: nvml.clone(), handle })
     }
 
-    /// Its number as `nvidia-smi` writes it.
+    /// Its UUID as `nvidia-smi` writes it.
     pub fn uuid(&self) -> &str {
         &self.uuid
     }
 
-    /// Measures it. Takes some milliseconds, and may take longer where a GPU is not well.
+    /// Measures the GPU. Takes some milliseconds, and may take longer if the GPU is faulty.
     ///
     /// # Errors
     /// If the GPU is lost.
@@ -188,7 +192,7 @@ impl NvmlGpu {
     }
 }
 
-/// Whether something could be told; an error only if the GPU is lost.
+/// Whether a value is known; an error only if the GPU is lost.
 fn known(answer: Result<(), NvmlError>) -> Result<bool, NvmlError> {
     match answer {
         Err(error) if error.is_lost => Err(error),
@@ -196,39 +200,39 @@ fn known(answer: Result<(), NvmlError>) -> Result<bool, NvmlError> {
     }
 }
 
-/// What the driver reports of a GPU.
+/// A report of the driver about a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvmlEvent {
     /// An error with this number of NVIDIA's catalogue.
     Xid(u64),
-    /// Memory that could not be corrected. An Xid says so too.
+    /// A memory error that could not be corrected. An Xid reports it too.
     DoubleBitError,
 }
 
-/// What is reported of some GPUs from now on.
+/// The driver's reports about some GPUs from now on.
 pub struct NvmlEvents {
     nvml: Arc<Nvml>,
     set: nvmlEventSet_t,
 }
 
-// SAFETY: as of `NvmlGpu`.
+// SAFETY: as for `NvmlGpu`.
 unsafe impl Send for NvmlEvents {}
 
 impl NvmlEvents {
-    /// Of no GPU yet.
+    /// Reports about no GPU yet.
     ///
     /// # Errors
-    /// If NVML cannot.
+    /// If NVML does not support reports.
     pub fn new(nvml: &Arc<Nvml>) -> Result<NvmlEvents, NvmlError> {
         let mut set = std::ptr::null_mut();
         call!(nvml, nvmlEventSetCreate(&raw mut set))?;
         Ok(NvmlEvents { nvml: nvml.clone(), set })
     }
 
-    /// Also of this one.
+    /// Adds a GPU.
     ///
     /// # Errors
-    /// If the driver reports nothing of it, as of an instance of a GPU.
+    /// If the driver has no reports about it, for example about an instance of a GPU.
     pub fn add(&self, gpu: &NvmlGpu) -> Result<(), NvmlError> {
         let mut supported: c_ulonglong = 0;
         call!(self.nvml, nvmlDeviceGetSupportedEventTypes(gpu.handle, &raw mut supported))?;
@@ -236,10 +240,11 @@ impl NvmlEvents {
         call!(self.nvml, nvmlDeviceRegisterEvents(gpu.handle, wanted & supported, self.set))
     }
 
-    /// Waits for the next report, `limit` at most, to the millisecond; with the number of its GPU as [`NvmlGpu::uuid`] has it.
+    /// Waits for the next report, `limit` at most, to the millisecond. Returns it with the UUID of
+    /// its GPU as in [`NvmlGpu::uuid`].
     ///
     /// # Errors
-    /// If NVML cannot wait, as where a GPU is lost.
+    /// If NVML cannot wait, for example because a GPU is lost.
     pub fn wait(&self, limit: Duration) -> Result<Option<(String, NvmlEvent)>, NvmlError> {
         let millis = c_uint::try_from(limit.as_nanos() / 1_000_000).unwrap_or(c_uint::MAX);
         let mut data = sys::nvmlEventData_t {
@@ -259,7 +264,7 @@ impl NvmlEvents {
         let event = match u32::try_from(data.eventType) {
             Ok(sys::nvmlEventTypeXidCriticalError) => NvmlEvent::Xid(data.eventData),
             Ok(sys::nvmlEventTypeDoubleBitEccError) => NvmlEvent::DoubleBitError,
-            // Not asked for.
+            // Not requested.
             _ => return Ok(None),
         };
         Ok(Some((self.nvml.uuid(data.device)?, event)))

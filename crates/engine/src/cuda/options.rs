@@ -1,29 +1,32 @@
-//! How the GPUs are used.
+//! The options for GPUs.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How the engine on NVIDIA GPUs works.
+/// The options of the engine on NVIDIA GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaOptions {
     /// Ordinals of the GPUs to use, as the driver numbers them; empty: all.
     pub devices: Vec<u32>,
-    /// Whether FP32 products may be rounded to TF32 inside the tensor cores, as onnxruntime's own default is.
+    /// Whether FP32 products may be rounded to TF32 inside the tensor cores, as onnxruntime's own
+    /// default is.
     pub tf32: bool,
     /// Largest arena of one session, bytes; `None`: unbounded.
     pub memory_limit: Option<u64>,
-    /// Which provider of onnxruntime.
+    /// The provider of onnxruntime.
     pub provider: Provider,
-    /// What to do where no GPU can be used.
+    /// The action if no GPU can be used.
     pub missing: Missing,
-    /// Whether launches are recorded as CUDA graphs where that pays.
+    /// Whether launches are recorded as CUDA graphs if that makes them faster.
     pub graphs: bool,
-    /// Whether convolutions have their channels last: cuDNN then adds the bias in the same kernel. Each session has weights of convolutions of its own then.
+    /// Whether convolutions have their channels last: cuDNN then adds the bias in the same kernel.
+    /// Each session then has its own copy of the convolutions' weights.
     pub nhwc: bool,
 }
 
 impl Default for CudaOptions {
-    /// All GPUs, with TF32 and graphs, channels as in the model, without a limit; an error where there is no GPU.
+    /// All GPUs, with TF32 and graphs, channels as in the model, without a limit; an error if there
+    /// is no GPU.
     fn default() -> CudaOptions {
         CudaOptions {
             devices: Vec::new(),
@@ -37,7 +40,7 @@ impl Default for CudaOptions {
     }
 }
 
-/// A provider of onnxruntime: what runs a model's operators.
+/// A provider of onnxruntime, which runs a model's operators.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Provider {
     /// onnxruntime's own kernels, cuDNN and cuBLAS.
@@ -48,7 +51,7 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// Its name, which is also that of the engine.
+    /// The provider's name, which is also the engine's.
     pub const fn name(self) -> &'static str {
         match self {
             Provider::Cuda => "cuda",
@@ -63,18 +66,18 @@ impl fmt::Display for Provider {
     }
 }
 
-/// What to do where a GPU engine is asked for and no GPU can be used.
+/// The action if a GPU engine is wanted and no GPU can be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Missing {
-    /// Say why, and exit.
+    /// Report the reason, and exit.
     #[default]
     Exit,
-    /// Say why, and run on the CPU.
+    /// Report the reason, and run on the CPU.
     Cpu,
 }
 
 impl Missing {
-    /// What a person may write.
+    /// The names of actions that a user may write.
     pub const NAMES: [&str; 2] = ["exit", "cpu"];
 }
 

@@ -1,11 +1,15 @@
-//! Partitions: compute units of a device that only some streams use (GSLICE §4; green contexts of the CUDA driver).
+//! Partitions: compute units of a device that only some streams use (GSLICE §4; green contexts of
+//! the CUDA driver).
 //!
-//! A partition cannot be resized. So a ladder of them is made beforehand, and a model that is to have more or fewer units is run on other streams: no
-//! process is started, no weight is loaded, nothing waits (GSLICE §4.3 needs a shadow process for it, as MPS fixes the share of a process).
+//! A partition cannot be resized, so a ladder of partitions is made beforehand. To get more or
+//! fewer units, a model moves to other streams. The move starts no process, loads no weights and
+//! waits for nothing. (GSLICE §4.3 needs a shadow process, as MPS fixes the share of a process.)
 //!
-//! The units are parted once, into the smallest groups that the device has, and a partition is a run of these: partitions without a group in common have no
-//! unit in common. What comes out of a split cannot be split again without a green context, what comes out of two splits cannot be put together (cuda.h, at
-//! `cuDevSmResourceSplitByCount` and `cuDevResourceGenerateDesc`), and nothing says that two splits part the device alike.
+//! The units are divided once, into the smallest groups that the device has, and a partition is a
+//! run of these groups. Partitions without a common group have no common unit. The parts of a split
+//! cannot be split again without a green context. Parts of two splits cannot be combined (cuda.h,
+//! at `cuDevSmResourceSplitByCount` and `cuDevResourceGenerateDesc`), and two splits may divide the
+//! device differently.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +22,7 @@ use super::{CudaError, Device, DriverVersion};
 /// The driver's first version with green contexts.
 const GREEN_CONTEXTS: i32 = 12_040;
 
-/// Why there are no partitions, in words.
+/// The reason why there are no partitions, in words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PartitionError(String);
@@ -35,33 +39,34 @@ impl PartitionError {
         PartitionError(format!("GPU {device} cannot be partitioned ({reason}); all lanes share the whole device"))
     }
 
-    /// The device was not divided into as many ([`crate::Engine::divide`]).
+    /// The error for a partition number that the device's division ([`crate::Engine::divide`]) does
+    /// not have.
     pub(crate) fn no_part(device: &Device, parts: usize, part: u32) -> PartitionError {
         let device = device.ordinal();
         PartitionError(format!("GPU {device} is divided into {parts} partitions; there is none with the number {part}"))
     }
 }
 
-/// Some of the compute units of a device.
+/// A share of the compute units of a device.
 pub struct Partition {
     device: Arc<Device>,
     compute_units: u32,
     context: Mutex<GreenContext>,
 }
 
-/// A green context, which may be used by one thread at a time (cuda.h, at `CUgreenCtx`).
+/// A green context, which only one thread at a time may use (cuda.h, at `CUgreenCtx`).
 struct GreenContext(sys::CUgreenCtx);
 
-// SAFETY: any thread may use it, one at a time, which is why `Partition` has it behind a mutex.
+// SAFETY: any thread may use it, one at a time, which is why `Partition` keeps it in a mutex.
 unsafe impl Send for GreenContext {}
 
 impl Partition {
-    /// Its device.
+    /// The partition's device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// How many units it has: at least what was asked for.
+    /// The number of its units: at least the requested number.
     pub fn compute_units(&self) -> u32 {
         self.compute_units
     }
@@ -70,7 +75,8 @@ impl Partition {
         self.context.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A stream of it with a priority as the driver counts, to be given back by [`Partition::destroy`].
+    /// Makes a stream on the partition, with a priority in the driver's numbers.
+    /// [`Partition::destroy`] gives it back.
     pub(super) fn stream(&self, priority: i32) -> Result<sys::CUstream, CudaError> {
         self.device.bind()?;
         let mut stream = std::ptr::null_mut();
@@ -82,13 +88,13 @@ impl Partition {
         Ok(stream)
     }
 
-    /// Destroys a stream of it.
+    /// Destroys a stream of the partition.
     ///
     /// # Safety
-    /// It is one of this partition, and not used any more.
+    /// The stream must belong to this partition, and must not be used afterwards.
     pub(super) unsafe fn destroy(&self, stream: sys::CUstream) {
         let _context = self.context();
-        // SAFETY: as the caller says.
+        // SAFETY: the caller's promise.
         self.device.release(|| unsafe { result::stream::destroy(stream) });
     }
 }
@@ -107,17 +113,18 @@ impl std::fmt::Debug for Partition {
     }
 }
 
-/// The compute units of a device in groups, and partitions of runs of these.
+/// The compute units of a device in groups, from whose runs partitions are made.
 pub struct Splitter {
     device: Arc<Device>,
     grain: u32,
-    /// The groups, in the order of the driver; behind them what was left over, if it may be used with them.
+    /// The groups, in the order of the driver. The units that make no group follow if a partition
+    /// may use them together.
     resources: Vec<sys::CUdevResource>,
     groups: usize,
 }
 
 impl Splitter {
-    /// Parts the device into groups.
+    /// Divides the device into groups.
     ///
     /// # Errors
     /// If the driver or the device has no partitions.
@@ -139,16 +146,17 @@ impl Splitter {
         // SAFETY: `whole` is written if the call succeeds.
         let asked = unsafe { sys::cuDeviceGetDevResource(device.handle(), &raw mut whole, kind).result() };
         supported(device, "asking for its compute units", asked)?;
-        // SAFETY: it is of the kind that was asked for.
+        // SAFETY: it is of the requested kind.
         let units = unsafe { whole.__bindgen_anon_1.sm };
-        // Drivers before CUDA 13 leave these at 0; 8 is the grain of Hopper, and a multiple of that of older devices.
+        // Drivers before CUDA 13 leave these at 0; 8 is the grain of Hopper, and a multiple of that
+        // of older devices.
         let grain = match units.minSmPartitionSize.max(units.smCoscheduledAlignment) {
             0 => 8,
             grain => grain,
         };
         let mut groups = units.smCount / grain;
         let (mut resources, mut rest) = (vec![none(); groups as usize], none());
-        // SAFETY: there is room for as many groups as said; all are written if the call succeeds.
+        // SAFETY: there is room for `groups` groups; all are written if the call succeeds.
         let split = unsafe {
             sys::cuDevSmResourceSplitByCount(
                 resources.as_mut_ptr(),
@@ -161,38 +169,41 @@ impl Splitter {
             .result()
         };
         supported(device, "parting its compute units", split)?;
-        // There may be fewer than the number of units says: a group lies in one of the device's clusters.
+        // There may be fewer groups than the number of units suggests: each group lies in one of
+        // the device's clusters.
         resources.truncate(groups as usize);
         let mut splitter = Splitter { device: device.clone(), grain, groups: resources.len(), resources };
         let Some(last) = splitter.resources.last() else {
             return Err(PartitionError::unsupported(device, "the driver gave no group of compute units"));
         };
-        // What was left over may have been left for not being alike.
+        // The units of the rest may be of a kind that no partition can combine with the groups.
         if count(&rest) > 0 && alignment(&rest) == alignment(last) && splitter.describe(&mut [*last, rest]).is_ok() {
             splitter.resources.push(rest);
         }
         Ok(splitter)
     }
 
-    /// The smallest step in which units are given out, which is also the smallest partition.
+    /// The smallest step in which units can be given out, which is also the smallest partition.
     pub fn grain(&self) -> u32 {
         self.grain
     }
 
-    /// How many groups there are. Each has [`Splitter::grain`] units, the last one also those that make no group.
+    /// The number of groups. Each has [`Splitter::grain`] units. The last one also has the units
+    /// that make no group.
     pub fn groups(&self) -> usize {
         self.groups
     }
 
-    /// How many groups, from the first, have at least so many units together.
+    /// The smallest number of groups, from the first, that have at least this many units together.
     ///
     /// # Errors
-    /// If all do not.
+    /// If all groups together have fewer.
     pub fn groups_of(&self, units: u32) -> Result<usize, PartitionError> {
         self.end(0, units).ok_or_else(|| self.too_large(&[units]))
     }
 
-    /// The end of the shortest run of groups from `begin` that has at least so many units, and one group.
+    /// The end of the shortest run of groups from `begin` that has at least one group and this many
+    /// units.
     fn end(&self, begin: usize, units: u32) -> Option<usize> {
         (begin + 1..=self.groups).find(|end| self.run(begin..*end).iter().map(count).sum::<u32>() >= units)
     }
@@ -209,10 +220,11 @@ impl Splitter {
         ))
     }
 
-    /// Partitions with at least so many units each, in order, which have no unit in common; what is left over is the last one, if there is anything.
+    /// Partitions with at least this many units each, in order, without a common unit. If units are
+    /// left over, they are the last partition.
     ///
     /// # Errors
-    /// If there are not as many units, or the driver refuses.
+    /// If there are not enough units, or the driver refuses.
     pub fn split(&self, units: &[u32]) -> Result<Vec<Arc<Partition>>, PartitionError> {
         let (mut runs, mut begin) = (Vec::with_capacity(units.len() + 1), 0);
         for wanted in units {
@@ -226,15 +238,17 @@ impl Splitter {
         runs.into_iter().map(|run| self.partition(run)).collect()
     }
 
-    /// For each number of groups but all, a partition of the first so many and one of the others: for two models that share a device, any share of the one is
-    /// a pair of these, and another share is another pair. Those that the driver refuses are errors, and cost no other.
+    /// For each number of groups but all, a pair: a partition of that many first groups, and one of
+    /// the others. Two models that share a device use such a pair, and get other shares from
+    /// another pair. If the driver refuses a pair, only that one is an error.
     pub fn ladder(&self) -> Vec<Result<Rung, PartitionError>> {
         let rung =
             |groups| Ok(Rung { partition: self.partition(0..groups)?, rest: self.partition(groups..self.groups)? });
         (1..self.groups).map(rung).collect()
     }
 
-    /// A partition of a run of groups, which is not empty. One of other groups has no unit in common with it.
+    /// A partition of a run of groups, which must not be empty. Partitions of other groups have no
+    /// common unit with this one.
     ///
     /// # Errors
     /// If there are no such groups, or the driver refuses.
@@ -255,12 +269,13 @@ impl Splitter {
         }))
     }
 
-    /// What a green context is made of; the driver keeps it as long as the process lives.
+    /// A description of a green context; the driver keeps it as long as the process lives.
     fn describe(&self, resources: &mut [sys::CUdevResource]) -> Result<sys::CUdevResourceDesc, PartitionError> {
         self.device.bind()?;
         let mut description = std::ptr::null_mut();
         let count = u32::try_from(resources.len()).unwrap_or(u32::MAX);
-        // SAFETY: as many resources as said; `description` is written if the call succeeds.
+        // SAFETY: `count` is the number of resources; `description` is written if the call
+        // succeeds.
         let made =
             unsafe { sys::cuDevResourceGenerateDesc(&raw mut description, resources.as_mut_ptr(), count).result() };
         supported(&self.device, "putting compute units together", made)?;
@@ -273,7 +288,7 @@ impl Splitter {
 pub struct Rung {
     /// A partition.
     pub partition: Arc<Partition>,
-    /// The units that it leaves.
+    /// The remaining units.
     pub rest: Arc<Partition>,
 }
 
@@ -282,25 +297,25 @@ fn none() -> sys::CUdevResource {
     unsafe { std::mem::zeroed() }
 }
 
-/// How many units a resource has.
+/// The number of units of a resource.
 fn count(resource: &sys::CUdevResource) -> u32 {
     match resource.type_ {
-        // SAFETY: it is of this kind.
+        // SAFETY: the resource is of this kind.
         CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM => unsafe { resource.__bindgen_anon_1.sm.smCount },
         CUdevResourceType::CU_DEV_RESOURCE_TYPE_INVALID => 0,
     }
 }
 
-/// In what numbers its units are scheduled together.
+/// The number of units that are scheduled together.
 fn alignment(resource: &sys::CUdevResource) -> u32 {
     match resource.type_ {
-        // SAFETY: it is of this kind.
+        // SAFETY: the resource is of this kind.
         CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM => unsafe { resource.__bindgen_anon_1.sm.smCoscheduledAlignment },
         CUdevResourceType::CU_DEV_RESOURCE_TYPE_INVALID => 0,
     }
 }
 
-/// The driver's answer, where "cannot" is told from "failed".
+/// The driver's answer. The error separates an unsupported call from a failed one.
 fn supported<T>(
     device: &Device,
     what: &str,

@@ -1,4 +1,4 @@
-//! Host memory that a device copies from and to by itself: pinned to its place.
+//! Pinned host memory, which a device copies from and to by itself.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -13,10 +13,10 @@ use crate::buffer::Lent;
 
 /// Smallest block, bytes.
 const SMALLEST: usize = 1 << 12;
-/// Most bytes that are kept for later, as the system cannot use them for anything else.
+/// The most bytes that are kept for later: the system cannot use pinned memory for anything else.
 const MOST_KEPT: usize = 1 << 30;
 
-/// Blocks of pinned memory, which are kept: pinning takes longer than most launches.
+/// A pool of pinned memory that keeps its blocks: pinning takes longer than most launches.
 pub(crate) struct PinnedPool {
     device: Arc<Device>,
     kept: Mutex<Kept>,
@@ -24,7 +24,7 @@ pub(crate) struct PinnedPool {
 
 #[derive(Default)]
 struct Kept {
-    /// By size.
+    /// The blocks by their size.
     blocks: BTreeMap<usize, Vec<PinnedBlock>>,
     bytes: usize,
 }
@@ -53,7 +53,7 @@ impl PinnedPool {
         Arc::new(PinnedPool { device: device.clone(), kept: Mutex::default() })
     }
 
-    /// `len` bytes, of any content.
+    /// `len` bytes, with any contents.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Result<PinnedBytes, CudaError> {
         let size = class(len);
         let kept = {
@@ -74,7 +74,8 @@ impl PinnedPool {
         // SAFETY: given back by `PinnedBlock`.
         let start = unsafe { result::malloc_host(size, CU_MEMHOSTALLOC_PORTABLE) };
         let start = self.device.check("pinning host memory for copies", start)?.cast::<u8>();
-        // SAFETY: the block has so many bytes; they are read as such later, so that they need a value.
+        // SAFETY: the block has `size` bytes. Later code reads them as bytes, so that they need a
+        // value.
         unsafe { start.write_bytes(0, size) };
         match NonNull::new(start) {
             Some(start) => Ok(PinnedBlock { device: self.device.clone(), start, size }),
@@ -86,30 +87,31 @@ impl PinnedPool {
     }
 }
 
-/// The size of the block for `len` bytes: few sizes, and at most a third more than is needed.
+/// The size of the block for `len` bytes. There are few sizes, and each is at most a third more
+/// than needed.
 fn class(len: usize) -> usize {
     let power = len.max(SMALLEST).next_power_of_two();
     if len.max(SMALLEST) <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
-/// Bytes of a [`PinnedPool`], given back when dropped.
+/// Bytes of a [`PinnedPool`]; a drop gives them back.
 pub(crate) struct PinnedBytes {
     pool: Arc<PinnedPool>,
-    /// `None` only while it is dropped.
+    /// `None` only during the drop.
     block: Option<PinnedBlock>,
     len: usize,
 }
 
 impl PinnedBytes {
-    /// How many bytes its block has.
+    /// The number of bytes of its block.
     pub(crate) fn capacity(&self) -> usize {
         self.block.as_ref().map_or(0, |block| block.size)
     }
 
-    /// Makes it `len` bytes long, of which those that are new have any content.
+    /// Makes it `len` bytes long. New bytes have any contents.
     ///
     /// # Panics
-    /// If its block has fewer.
+    /// If its block is smaller.
     pub(crate) fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity(), "as long as its block at most");
         self.len = len;
@@ -129,7 +131,8 @@ impl Drop for PinnedBytes {
 
 impl Lent for PinnedBytes {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the block has at least `len` bytes, written at the latest when it was pinned, and is this one's alone.
+        // SAFETY: the block has at least `len` bytes, written at the latest when it was pinned, and
+        // belongs to this value alone.
         self.block.as_ref().map_or(&[], |block| unsafe { std::slice::from_raw_parts(block.start.as_ptr(), self.len) })
     }
 
@@ -140,7 +143,7 @@ impl Lent for PinnedBytes {
     }
 }
 
-/// Memory that somebody else took, pinned meanwhile.
+/// Memory of another owner, pinned until this is dropped.
 pub(super) struct Registration {
     device: Arc<Device>,
     start: *mut c_void,
@@ -152,14 +155,14 @@ unsafe impl Send for Registration {}
 unsafe impl Sync for Registration {}
 
 impl Registration {
-    /// Pins memory.
+    /// Pins the memory.
     ///
     /// # Safety
-    /// It has to stay mapped until the registration is dropped.
+    /// The memory must stay mapped until the registration is dropped.
     pub(super) unsafe fn new(device: &Arc<Device>, start: NonNull<u8>, len: usize) -> Result<Self, CudaError> {
         device.bind()?;
         let start = start.as_ptr().cast::<c_void>();
-        // SAFETY: mapped, as the caller says.
+        // SAFETY: the caller keeps it mapped.
         let pinned = unsafe { sys::cuMemHostRegister_v2(start, len, CU_MEMHOSTREGISTER_PORTABLE).result() };
         device.check("pinning an input ring", pinned)?;
         Ok(Registration { device: device.clone(), start })

@@ -1,4 +1,5 @@
-//! Whether the GPUs can be used, found out before onnxruntime is let at them: it says less of what is missing, and later.
+//! Checks whether the GPUs can be used, before onnxruntime starts on them: its errors say less, and
+//! come later.
 
 use std::path::{Path, PathBuf};
 
@@ -9,28 +10,30 @@ use super::options::{CudaOptions, Provider};
 use super::unavailable::CudaUnavailable;
 use crate::onnxruntime::{Onnxruntime, Search, provider_file};
 
-/// What an engine on GPUs starts from: the driver is initialised and all libraries but onnxruntime are loaded.
+/// The state from which an engine on GPUs starts: the driver is initialised, and all libraries but
+/// onnxruntime are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     /// The newest CUDA that the driver supports.
     pub driver: DriverVersion,
-    /// The GPUs to use, in the order in which they were asked for; at least one.
+    /// The GPUs to use, in the requested order; at least one.
     pub gpus: Vec<GpuInfo>,
     /// The onnxruntime library, with its providers beside it.
     pub library: PathBuf,
-    /// NVIDIA's libraries, as they were loaded.
+    /// NVIDIA's libraries in loading order.
     pub libraries: Vec<FoundLibrary>,
 }
 
-/// Looks for all that the GPUs need and loads it: the driver, NVIDIA's libraries; not yet onnxruntime. Makes no context on any GPU.
+/// Finds and loads the parts that the GPUs need: the driver and NVIDIA's libraries, but not
+/// onnxruntime. Makes no context on any GPU.
 ///
 /// # Errors
-/// The first thing that is missing or does not work, with what to do.
+/// The first part that is missing or does not work, with its remedy.
 pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUnavailable> {
     let driver = libcuda::driver()?;
     let gpus = choose(&driver, &options.devices)?;
     if super::stands_in() && search.gpu_library(options.provider).is_err() {
-        // The kernels of any library for the host run there.
+        // The stand-in runs the kernels of any library for the host.
         let none = || CudaUnavailable::new("the engine on the GPU does not start", "No onnxruntime library was found");
         let library = Onnxruntime::find(search)?.ok_or_else(none)?;
         let library = library.library().to_owned();
@@ -46,7 +49,7 @@ pub fn preflight(search: &Search, options: &CudaOptions) -> Result<Ready, CudaUn
     Ok(Ready { driver: driver.version, gpus, library, libraries })
 }
 
-/// The GPUs to use out of those that the driver has: the ones asked for, or else all that are new enough.
+/// The GPUs to use among the driver's: the requested ones, or else all that are new enough.
 fn choose(driver: &DriverInfo, asked: &[u32]) -> Result<Vec<GpuInfo>, CudaUnavailable> {
     let usable = |gpu: &&GpuInfo| gpu.capability >= OLDEST_CAPABILITY;
     if asked.is_empty() {
@@ -86,8 +89,8 @@ fn too_old(gpu: &GpuInfo) -> CudaUnavailable {
     CudaUnavailable::new(what, "Use another GPU (--gpus), or an engine on the CPU")
 }
 
-/// The GPUs that the library beside which the CUDA provider is has code for; all where that cannot be told. It is an error that it has none for a GPU that was
-/// asked for, or for any.
+/// The GPUs that the CUDA provider beside `library` has code for; all if that is unknown. It is an
+/// error if the provider has no code for a requested GPU, or for any GPU.
 fn with_code(gpus: Vec<GpuInfo>, asked: bool, library: &Path) -> Result<Vec<GpuInfo>, CudaUnavailable> {
     let library = library.with_file_name(provider_file(Provider::Cuda));
     let all = |found: &Architectures| gpus.iter().all(|gpu| found.includes(gpu.capability));
@@ -116,18 +119,18 @@ fn with_code(gpus: Vec<GpuInfo>, asked: bool, library: &Path) -> Result<Vec<GpuI
     }
 }
 
-/// What of all that GPUs need is here, each by itself: for a person who looks.
+/// The parts that GPUs need, each with its own result: for people.
 #[derive(Debug)]
 pub struct Survey {
     /// The driver and its GPUs.
     pub driver: Result<DriverInfo, CudaUnavailable>,
-    /// The onnxruntime library for GPUs, if it has code for one of them.
+    /// The onnxruntime library for GPUs, if it has code for one of the GPUs.
     pub library: Result<PathBuf, CudaUnavailable>,
     /// NVIDIA's libraries, not loaded.
     pub libraries: Result<Vec<FoundLibrary>, CudaUnavailable>,
 }
 
-/// Looks for what `options.provider` needs, and loads nothing but the driver.
+/// Searches for the parts that `options.provider` needs, and loads only the driver.
 pub fn survey(search: &Search, options: &CudaOptions) -> Survey {
     let driver = libcuda::driver();
     let library = search.gpu_library(options.provider);

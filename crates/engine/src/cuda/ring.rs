@@ -1,17 +1,20 @@
 //! The input ring of one tensor in the memory of a device (E²bird §5.1).
 //!
-//! Requests are decoded into pinned slots on the host; each slot is copied to its place on the device when it is written, in a stream of the ring's own, so
-//! that copies overlap whatever the lanes run. A launch that reads slots begins after their copies.
+//! Requests are decoded into pinned slots on the host. Each written slot is copied to its place on
+//! the device, in a stream of the ring's own. The copies therefore overlap the work of the lanes. A
+//! launch that reads slots begins after their copies.
 //!
-//! Behind the last slot the first ones follow once more, so that a run across the end is one piece of memory there too:
+//! Behind the last slot the first ones are repeated, so that a run across the end is one piece of
+//! memory there too:
 //!
 //! ```text
 //! host     | 0 | 1 | 2 | 3 |
 //! device   | 0 | 1 | 2 | 3 | 0 | 1 |     runs of up to three slots
 //! ```
 //!
-//! The device could map its pages twice as the host does ([`crate::ring_memory`]), but they have 2 MiB: slots would have to fill such pages together,
-//! which for most sizes needs rings of gigabytes.
+//! The device could map its pages twice as the host does ([`crate::ring_memory`]), but they have 2
+//! MiB. Slots would have to fill such pages together, which for most sizes needs rings of
+//! gigabytes.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,25 +26,25 @@ use super::memory::{DeviceAllocation, DeviceSlice};
 use super::pinned::Registration;
 use super::{CudaError, Device, Event, Stream};
 
-/// The slots of an input ring on a device, copies of those on the host.
+/// The slots of an input ring on a device, copies of the host's slots.
 pub(crate) struct DeviceRing {
     slots: u32,
     slot_bytes: usize,
-    /// Slots that follow once more behind the last.
+    /// The number of slots that are repeated behind the last.
     overhang: u32,
     stream: Arc<Stream>,
-    /// By slot: reached when its last copy is over.
+    /// By slot: the event at the end of its last copy.
     copied: Box<[Event]>,
-    /// By slot: how many copies had been begun when its last was; the stream does them in this order.
+    /// By slot: the number of its last copy, in the order in which the stream does them.
     order: Box<[AtomicU64]>,
-    /// How many copies were begun. Held while one is enqueued.
+    /// The number of copies so far. Locked while a copy is enqueued.
     begun: Mutex<u64>,
-    /// Before the memory of the host that it is about is unmapped.
+    /// Dropped before its memory on the host is unmapped.
     _pinned: Option<Registration>,
     memory: DeviceAllocation,
 }
 
-/// Reached when slots of a ring are copied.
+/// The event at which slots of a ring are copied.
 #[derive(Clone)]
 pub(crate) struct SlotReady {
     ring: Arc<DeviceRing>,
@@ -55,10 +58,10 @@ impl SlotReady {
 }
 
 impl DeviceRing {
-    /// A ring for the slots at `host`, of which up to `longest` are read at once.
+    /// A ring for the slots at `host`. Launches read up to `longest` of them at once.
     ///
     /// # Safety
-    /// The slots at `host` have to stay mapped as long as the ring is there.
+    /// The slots at `host` must stay mapped as long as the ring lives.
     pub(crate) unsafe fn new(
         device: &Arc<Device>,
         host: NonNull<u8>,
@@ -69,9 +72,9 @@ impl DeviceRing {
         let overhang = longest.clamp(1, slots) - 1;
         let bytes = (slots + overhang) as usize * slot_bytes;
         let memory = DeviceAllocation::new(device, bytes, &format!("an input ring of {bytes} bytes"))?;
-        // SAFETY: it stays mapped, as the caller says.
+        // SAFETY: the caller keeps the slots mapped.
         let pinned = unsafe { Registration::new(device, host, slots as usize * slot_bytes) };
-        // Copies from memory that is not pinned are made by way of the driver's own: slower, and right.
+        // Copies from unpinned memory go through the driver's own buffer: slower, but correct.
         let pinned = pinned.inspect_err(|error| tracing::warn!("copies of inputs do not overlap: {error}")).ok();
         Ok(DeviceRing {
             slots,
@@ -86,11 +89,12 @@ impl DeviceRing {
         })
     }
 
-    /// Enqueues the copies of a run of slots, which are in `host`: the slots up to the last, and those from the first on.
+    /// Enqueues the copies of a run of slots, which are in `host`: the slots up to the last, and
+    /// the slots from the first on.
     ///
     /// # Safety
-    /// The slots have to be those of the host's ring, and must not be written before a launch that reads them on the device is over, or other copies of them
-    /// are enqueued.
+    /// The slots must be those of the host's ring. They must not be written before every launch
+    /// that reads them on the device is over, or new copies of them are enqueued.
     pub(crate) unsafe fn upload(&self, run: RingRun, host: [&[u8]; 2]) -> Result<(), CudaError> {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         *begun += 1;
@@ -100,12 +104,13 @@ impl DeviceRing {
             if count == 0 {
                 continue;
             }
-            // SAFETY: the slots stay as they are, as the caller says.
+            // SAFETY: the caller keeps the slots as they are.
             unsafe { self.memory.upload(&self.stream, slot as usize * self.slot_bytes, bytes)? };
-            // Those that follow once more.
+            // The repeated slots.
             let again = self.overhang.min(slot + count).saturating_sub(slot);
             if again > 0 {
-                // SAFETY: the ring outlives its stream's work: its memory is given back after what is enqueued, see `drop`.
+                // SAFETY: the ring outlives its stream's work: its memory is given back after the
+                // enqueued work, see `drop`.
                 unsafe {
                     let behind = (self.slots + slot) as usize * self.slot_bytes;
                     self.memory.upload(&self.stream, behind, &bytes[..again as usize * self.slot_bytes])?;
@@ -120,7 +125,8 @@ impl DeviceRing {
         Ok(())
     }
 
-    /// A run of slots as one piece; `None` if it is longer than what the ring was made for. `owner` keeps them from being written.
+    /// A run of slots as one piece; `None` if it is longer than the ring allows. `owner` protects
+    /// them from being written.
     pub(crate) fn read(
         self: &Arc<Self>,
         run: RingRun,
@@ -129,12 +135,13 @@ impl DeviceRing {
         if run.first + run.count > self.slots + self.overhang {
             return None;
         }
-        // Copies are made in their order: the last one begun is the last one over.
+        // The stream makes copies in order: the last one begun is the last one over.
         let last = self.numbers(run).max_by_key(|slot| self.order[*slot].load(Ordering::Relaxed))?;
         let ready = SlotReady { ring: self.clone(), slot: last as u32 };
         let address = self.memory.address() + (run.first as usize * self.slot_bytes) as u64;
         let len = run.count as usize * self.slot_bytes;
-        // SAFETY: the memory is there as long as the ring, which `ready` keeps; the slots are not written while they are read, by `owner`.
+        // SAFETY: the memory stays as long as the ring, which `ready` keeps; `owner` protects the
+        // slots during the read.
         Some(unsafe { DeviceSlice::new(self.stream.device().clone(), address, len, Some(ready), owner) })
     }
 

@@ -1,4 +1,4 @@
-//! Streams, and events in them.
+//! Streams, and events in streams.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration as StdDuration;
@@ -11,16 +11,18 @@ use super::partition::Partition;
 use super::{CudaError, Device};
 use crate::traits::StreamPriority;
 
-/// How long a thread asks again and again whether an event is over before it sleeps: waking up takes about as long, and so do the shortest launches.
+/// The time for which a thread polls an event before it sleeps. Waking up takes about as long, and
+/// so do the shortest launches.
 const SPIN: StdDuration = StdDuration::from_micros(50);
 
-/// Work of a device that is done in its order. Work of two streams may overlap, and nothing here waits for the whole device.
+/// An ordered queue of a device's work. Work of two streams may overlap, and no call here waits for
+/// the whole device.
 pub struct Stream {
     device: Arc<Device>,
     raw: sys::CUstream,
-    /// On whose compute units it runs; `None`: on all.
+    /// The partition on whose compute units it runs; `None`: on all units.
     partition: Option<Arc<Partition>>,
-    /// Memory that was given back while a graph was recorded; `None`: none is being recorded.
+    /// Memory that was given back while a graph is recorded; `None`: no graph is being recorded.
     freed: Mutex<Option<Vec<CUdeviceptr>>>,
 }
 
@@ -38,7 +40,8 @@ impl Stream {
         Stream::with_priority(device, None, StreamPriority::Default)
     }
 
-    /// A stream with a priority among those of the device, on the compute units of a partition of it, or on all.
+    /// A stream with a priority among those of the device, on the compute units of a partition of
+    /// the device, or on all.
     ///
     /// # Errors
     /// As [`Stream::new`].
@@ -51,7 +54,8 @@ impl Stream {
         if let Some(partition) = partition {
             return Ok(Stream::of(device.clone(), partition.stream(priority)?, Some(partition.clone())));
         }
-        // Not blocking: work on the process's default stream, a library's for example, is not waited for.
+        // Not blocking: the stream does not wait for work on the process's default stream, a
+        // library's for example.
         let made = result::stream::create_with_priority(StreamKind::NonBlocking, priority);
         let raw = device.check("making a stream", made)?;
         Ok(Stream::of(device.clone(), raw, None))
@@ -61,18 +65,19 @@ impl Stream {
         Arc::new(Stream { device, raw, partition, freed: Mutex::default() })
     }
 
-    /// Gives memory back in the order of the stream. Whoever drops a tensor may do so while the lane's thread records a graph, of which it is no part: then
-    /// after that.
+    /// Gives memory back in the order of the stream. Another thread may drop a tensor while the
+    /// lane's thread records a graph. The memory is no part of that graph, and is then given back
+    /// after the recording.
     pub(super) fn free(&self, address: CUdeviceptr) {
         let mut freed = self.freed.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *freed {
             Some(freed) => freed.push(address),
-            // SAFETY: taken in this stream, given back once, as the caller sees to.
+            // SAFETY: taken in this stream, and the caller ensures that it is given back once.
             None => self.device.release(|| unsafe { result::free_async(address, self.raw) }),
         }
     }
 
-    /// From now on memory is given back after [`Stream::end_recording`].
+    /// Holds back memory that is given back from now on until [`Stream::end_recording`].
     pub(super) fn begin_recording(&self) {
         self.freed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default();
     }
@@ -82,22 +87,22 @@ impl Stream {
         freed.into_iter().flatten().for_each(|address| self.free(address));
     }
 
-    /// Its device.
+    /// The stream's device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// On whose compute units it runs; `None`: on all.
+    /// The partition on whose compute units it runs; `None`: on all units.
     pub fn partition(&self) -> Option<&Arc<Partition>> {
         self.partition.as_ref()
     }
 
-    /// The driver's handle. Alive as long as `self`.
+    /// The driver's handle. Valid as long as `self`.
     pub fn raw(&self) -> sys::CUstream {
         self.raw
     }
 
-    /// Marks the end of what was enqueued so far with `event`.
+    /// Marks the end of all work enqueued so far with `event`.
     ///
     /// # Errors
     /// If the device is lost.
@@ -107,7 +112,8 @@ impl Stream {
         self.device.check("recording an event", unsafe { result::event::record(event.raw, self.raw) })
     }
 
-    /// What is enqueued from now on begins after `event`, wherever it was recorded last. Does not hold up the caller.
+    /// Makes all later work of the stream wait for `event`, where it was last recorded. Does not
+    /// block the caller.
     ///
     /// # Errors
     /// If the device is lost.
@@ -118,10 +124,11 @@ impl Stream {
         self.device.check("waiting for an event", unsafe { result::stream::wait_event(self.raw, event.raw, flags) })
     }
 
-    /// Holds up the caller until all that was enqueued is over; for the ways out of an error and the end of a load. Launches wait for an event.
+    /// Blocks the caller until all enqueued work is over. It is for error paths and the end of a
+    /// load. Launches wait for an event.
     ///
     /// # Errors
-    /// If the device is lost, or something that was enqueued fails.
+    /// If the device is lost, or some enqueued work fails.
     pub fn finish(&self) -> Result<(), CudaError> {
         self.device.bind()?;
         // SAFETY: it is alive.
@@ -131,7 +138,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made by this type, destroyed once; what was enqueued still runs to its end.
+        // SAFETY: made by this type, destroyed once; enqueued work still runs to its end.
         match &self.partition {
             Some(partition) => unsafe { partition.destroy(self.raw) },
             None => self.device.release(|| unsafe { result::stream::destroy(self.raw) }),
@@ -160,7 +167,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// A mark that can be waited for.
+    /// Makes an event to wait for.
     ///
     /// # Errors
     /// If the device is lost or out of memory.
@@ -168,7 +175,7 @@ impl Event {
         Event::with_flags(device, CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// A mark that also knows when it was reached.
+    /// Makes an event that also records its time.
     ///
     /// # Errors
     /// As [`Event::new`].
@@ -185,10 +192,10 @@ impl Event {
         Ok(Event { device: device.clone(), raw })
     }
 
-    /// Whether what was enqueued before it is over.
+    /// Whether all work before the event is over.
     ///
     /// # Errors
-    /// If the device is lost, or something before it failed.
+    /// If the device is lost, or earlier work failed.
     pub fn is_over(&self) -> Result<bool, CudaError> {
         self.device.bind()?;
         // SAFETY: it is alive.
@@ -198,10 +205,10 @@ impl Event {
         }
     }
 
-    /// Holds up the caller until what was enqueued before it is over: first awake, then asleep.
+    /// Blocks the caller until all work before the event is over: first it polls, then it sleeps.
     ///
     /// # Errors
-    /// If the device is lost, or something before it failed.
+    /// If the device is lost, or earlier work failed.
     #[expect(clippy::disallowed_methods, reason = "decides only whether to sleep, and no deadline")]
     pub fn wait(&self) -> Result<(), CudaError> {
         let begin = std::time::Instant::now();
@@ -214,14 +221,14 @@ impl Event {
         self.sleep()
     }
 
-    /// Holds up the caller until what was enqueued before it is over, asleep.
+    /// Blocks the caller, asleep, until all work before the event is over.
     pub(super) fn sleep(&self) -> Result<(), CudaError> {
         self.device.bind()?;
         // SAFETY: it is alive.
         self.device.check("running", unsafe { result::event::synchronize(self.raw) })
     }
 
-    /// The time from `earlier` to this one, both timed and over; zero if it came first.
+    /// The time from `earlier` to this event, both timed and over; zero if this event came first.
     ///
     /// # Errors
     /// If one of them is not timed or not over.
@@ -229,8 +236,9 @@ impl Event {
         self.nanos_since(earlier).map(|nanos| Duration::from_nanos(nanos.max(0).unsigned_abs()))
     }
 
-    /// Nanoseconds from `other` to this one, both timed and over; less than zero if this one came first. The driver counts in steps of half a microsecond, and says it as
-    /// a float, so that the steps are longer where more than some seconds are between the two.
+    /// Nanoseconds from `other` to this event, both timed and over; below zero if this event came
+    /// first. The driver counts in steps of half a microsecond and returns a float. The steps are
+    /// longer if the events are more than some seconds apart.
     pub(super) fn nanos_since(&self, other: &Event) -> Result<i64, CudaError> {
         self.device.bind()?;
         // SAFETY: both are alive.
@@ -241,7 +249,8 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by this type, destroyed once; the driver keeps what it still needs of it.
+        // SAFETY: made by this type, destroyed once; the driver keeps the parts that it still
+        // needs.
         self.device.release(|| unsafe { result::event::destroy(self.raw) });
     }
 }

@@ -1,8 +1,8 @@
-//! Why no GPU can be used: one line for each reason, with what to do.
+//! The reasons why no GPU can be used: one line for each reason, with its remedy.
 
 use crate::onnxruntime::FindError;
 
-/// Why no GPU can be used: what is wrong or missing, and what to do.
+/// The reason why no GPU can be used: the fault or the missing part, and the remedy.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{what}{advice}")]
 pub struct CudaUnavailable {
@@ -15,7 +15,7 @@ impl CudaUnavailable {
         CudaUnavailable { what: what.into(), advice: format!(". {advice}") }
     }
 
-    /// The same without what to do, for who does it.
+    /// The reason without the remedy, for code that applies the remedy itself.
     pub(crate) fn what(&self) -> &str {
         &self.what
     }

@@ -1,29 +1,32 @@
-//! Launches on one emulated device: how fast each is beside the others.
+//! Launches on one emulated device: the speed of each beside the others.
 
 use std::sync::Arc;
 
 use downbeat_core::Duration;
 
-/// How much of its speed a launch loses where other models keep all of its units busy, over what is left to it: fitted to GSLICE's figure 1 (lab/docs/device_model.md, "interference").
+/// The loss of a launch's speed where other models keep all of its units busy, beyond its loss of
+/// units. Fitted to GSLICE's figure 1 (lab/docs/device_model.md, "interference").
 const INTERFERENCE: f64 = 1.0;
 
 /// A launch that runs.
 #[derive(Clone, Debug)]
 pub(super) struct Launch {
-    /// Whose it is. Launches of one model do not interfere (E²bird figure 7).
+    /// The model's number. Launches of one model do not interfere (E²bird figure 7).
     pub model: u64,
     /// The compute units that it may run on, by number.
     pub portion: Arc<[usize]>,
-    /// How many compute units it keeps busy where it has them for itself, at least.
+    /// The compute units that it keeps busy where it has them for itself, at least.
     pub wants: f64,
-    /// How long it takes alone on all of the device.
+    /// Its duration alone on the whole device.
     pub alone: Duration,
 }
 
-/// A device on which launches run side by side, under a clock that its user has.
+/// A device on which launches run side by side, under the clock of its user.
 ///
-/// A launch keeps [`wants`](Launch::wants) units busy, spread evenly over those that it may run on; on fewer it takes so many times as long. Where launches together want more of a unit than all of it, each gets
-/// a part in proportion to what it wants of it. And a launch is the slower the more of its units other models keep busy.
+/// A launch keeps [`wants`](Launch::wants) units busy, spread evenly over its portion. On a smaller
+/// portion it takes longer in proportion. Launches that together want more than the whole of a unit
+/// share it in proportion to their wants. A launch also slows down with the part of its units that
+/// other models keep busy.
 #[derive(Debug, Default)]
 pub(super) struct Contention {
     now: Duration,
@@ -35,9 +38,9 @@ pub(super) struct Contention {
 struct Running {
     id: u64,
     launch: Launch,
-    /// What is left of the time that it takes alone, nanoseconds.
+    /// The rest of the launch's time alone, nanoseconds.
     left: f64,
-    /// Of its speed alone.
+    /// Its present speed, in parts of its speed alone.
     speed: f64,
 }
 
@@ -46,14 +49,14 @@ impl Running {
         self.left / self.speed.max(f64::MIN_POSITIVE)
     }
 
-    /// Of each of its units, how much it wants.
+    /// The part of each of its units that it wants.
     fn density(&self) -> f64 {
         (self.launch.wants / self.launch.portion.len().max(1) as f64).min(1.0)
     }
 }
 
 impl Contention {
-    /// A launch begins; what it is called from now on.
+    /// Begins a launch, and returns its id.
     pub fn begin(&mut self, now: Duration, launch: Launch) -> u64 {
         self.advance(now);
         self.next += 1;
@@ -63,7 +66,7 @@ impl Contention {
         self.next
     }
 
-    /// In how long a launch ends if none comes and none goes; `None`: it has ended.
+    /// The time until a launch ends, if none begins or ends before; `None`: it has ended.
     pub fn ends_in(&mut self, now: Duration, id: u64) -> Option<Duration> {
         self.advance(now);
         let running = self.running.iter().find(|running| running.id == id)?;
@@ -80,13 +83,13 @@ impl Contention {
                 break;
             }
             passes -= step;
-            // Half a nanosecond is what sums of fractions may be off by.
+            // Sums of fractions may be off by half a nanosecond.
             self.running.retain(|running| running.left >= 0.5);
             self.share();
         }
     }
 
-    /// Says how fast each is from now on.
+    /// Sets the present speed of each launch.
     fn share(&mut self) {
         let units =
             self.running.iter().flat_map(|running| running.launch.portion.iter()).max().map_or(0, |last| last + 1);
@@ -118,12 +121,12 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Of a device of 100 units.
+    /// A launch on a device of 100 units.
     fn launch(model: u64, units: std::ops::Range<usize>, wants: f64) -> Launch {
         Launch { model, portion: units.collect(), wants, alone: ms(10) }
     }
 
-    /// When each ends of launches that begin together, ms.
+    /// The end of each launch, ms, if all begin together.
     fn ends(launches: &[Launch]) -> Vec<f64> {
         let mut device = Contention::default();
         let ids: Vec<u64> = launches.iter().map(|launch| device.begin(Duration::ZERO, launch.clone())).collect();
@@ -166,7 +169,8 @@ mod tests {
 
     #[test]
     fn partitions_that_overlap_share_what_they_have_in_common() {
-        // The first has half of 20 units and all of its other 20; 30 of the 40 that it wants, and the other keeps a quarter of its units busy.
+        // The first launch has half of 20 units and all of its other 20: 30 of the 40 that it
+        // wants. The other keeps a quarter of the first one's units busy.
         let overlapping = ends(&[launch(1, 0..40, 40.0), launch(2, 20..60, 40.0)]);
         assert!(overlapping.iter().all(|end| (end - 10.0 / 0.75 * 1.25).abs() < 1e-3), "{overlapping:?}");
     }

@@ -1,4 +1,4 @@
-//! Emulated devices: threads that wait until what they launched has ended there.
+//! Emulated devices. A thread that launches waits until its launch has ended on the device.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,27 +12,27 @@ use crate::cores::Topology;
 use crate::division::{Division, DivisionError, Part, percent};
 use crate::traits::{Place, Share};
 
-/// What a device is divided into where partitions are shares of it.
+/// The units of a device whose partitions are shares of it.
 const HUNDREDTHS: usize = super::Emulated::UNITS as usize;
 
 /// The devices of an engine.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
-    /// By number, those on which somebody has been.
+    /// The used devices, by number.
     devices: Mutex<BTreeMap<usize, Arc<Device>>>,
-    /// The partitions of each in hundredths, where they are divided into shares.
+    /// The partitions of each device in hundredths, if the devices are divided into shares.
     parts: Mutex<Vec<Range<usize>>>,
-    /// Models so far.
+    /// The number of models so far.
     models: AtomicU64,
 }
 
 impl Devices {
-    /// For the launches of another model, each of which keeps `knee` of a device busy.
+    /// The share of a new model, each of whose launches keeps the part `knee` of a device busy.
     pub fn sharing(self: &Arc<Self>, knee: f64) -> Sharing {
         Sharing { devices: self.clone(), model: self.models.fetch_add(1, Ordering::Relaxed), knee }
     }
 
-    /// Divides each of them into shares, one after another.
+    /// Divides each device into shares, one after another.
     pub fn divide(&self, asked: &[String]) -> Result<Division, DivisionError> {
         let (mut ranges, mut begin) = (Vec::new(), 0);
         for (index, text) in asked.iter().enumerate() {
@@ -57,7 +57,8 @@ impl Devices {
         Ok(Division { parts, notices: Vec::new() })
     }
 
-    /// All units of a device, and those of a share. What says nothing of an emulated device is all of it.
+    /// All units of a device, and the units of a share. A share that no emulated device has stands
+    /// for the whole device.
     fn units(&self, share: Share) -> (Vec<usize>, Vec<usize>) {
         let parts = lock(&self.parts);
         let in_hundredths = !parts.is_empty() || matches!(share, Share::Units(_) | Share::AllBut(_));
@@ -77,7 +78,7 @@ impl Devices {
     }
 }
 
-/// How a model's launches share devices with others.
+/// A model's use of devices that it shares with other models.
 #[derive(Debug)]
 pub(super) struct Sharing {
     devices: Arc<Devices>,
@@ -92,7 +93,7 @@ impl Sharing {
         (self.knee * all.len() as f64).ceil() as u32
     }
 
-    /// A place where they run, of a model that was loaded for a share.
+    /// The place of a lane, for a model that was loaded for the share `loaded`.
     pub fn spot(&self, place: Place, loaded: Share) -> Spot {
         let (all, portion) = self.devices.units(place.share.or(loaded));
         let device = lock(&self.devices.devices).entry(place.device).or_default().clone();
@@ -100,7 +101,7 @@ impl Sharing {
     }
 }
 
-/// Where launches of a model run.
+/// A place where launches of a model run.
 #[derive(Debug)]
 pub(super) struct Spot {
     device: Arc<Device>,
@@ -110,13 +111,15 @@ pub(super) struct Spot {
 }
 
 impl Spot {
-    /// What batches take here that take `profile` on all of the device, if nobody else is there.
+    /// The profile of batches on this share, if no other launch runs. `profile` is theirs on the
+    /// whole device.
     pub fn alone(&self, profile: &LatencyProfile) -> LatencyProfile {
         let times = self.wants / self.portion.len().max(1) as f64;
         profile.stretched((times * 1e6) as u32, 1_000_000)
     }
 
-    /// Keeps the calling thread until what takes `alone` on all of an idle device has run here.
+    /// Keeps the calling thread until a launch has run here that takes `alone` on the whole of an
+    /// idle device.
     pub fn spend(&self, alone: Duration) {
         let (model, portion, wants) = (self.model, self.portion.clone(), self.wants);
         self.device.run(Launch { model, portion, wants, alone });
@@ -127,7 +130,7 @@ impl Spot {
 struct Device {
     began: std::time::Instant,
     contention: Mutex<Contention>,
-    /// A launch has ended, so that others are faster.
+    /// A launch has ended, so that the others are faster.
     ended: Condvar,
 }
 

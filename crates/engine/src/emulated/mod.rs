@@ -1,4 +1,5 @@
-//! The emulated engine: spends a latency profile instead of computing, as Symphony's own large experiments do (§5).
+//! The emulated engine: spends a latency profile instead of computing, as Symphony's own large
+//! experiments do (§5).
 //!
 //! A model is a file `NAME.emulated.toml` (or `.emulated.json` with the same keys):
 //!
@@ -18,9 +19,11 @@
 //! dims = [-1, 10]
 //! ```
 //!
-//! In place of `alpha_ms`, `beta_ms` and `max_batch` there may be `latency_ms = [5.5, 6.0]`, `l(b)` for `b` from 1. With
-//! `knee = 0.6` its launches keep so much of a device busy (above 0, at most 1): they take longer on a smaller partition, and models of
-//! one device slow each other down as on a GPU; without it nothing slows a launch down. A model may also be an ONNX file, whose signature it then has: with the latencies of `FILE.emulated.toml` beside it
+//! In place of `alpha_ms`, `beta_ms` and `max_batch` there may be `latency_ms = [5.5, 6.0]`, `l(b)`
+//! for `b` from 1. With `knee = 0.6` each launch keeps that part of a device busy (above 0, at most
+//! 1). Launches then take longer on a smaller partition, and models of one device slow each other
+//! down as on a GPU. Without `knee` nothing slows a launch down. A model may also be an ONNX file,
+//! which gives the signature. Its latencies are in `FILE.emulated.toml` beside it
 //! (`model.onnx.emulated.toml`, without `inputs` and `outputs`).
 
 mod contention;
@@ -207,12 +210,12 @@ impl Engine for Emulated {
     }
 }
 
-/// Into how many segments to cut.
+/// The number of segments for this cut.
 fn stages(cut: &Cut) -> usize {
     if let Cut::Stages(stages) = cut { *stages } else { 1 }
 }
 
-/// Segments of equal time; the inputs stay the state until the last of them.
+/// Segments of equal time. The inputs remain the state until the last segment.
 fn segments(cut: &Cut, signature: &Signature, profile: &LatencyProfile) -> Result<Vec<SegmentInfo>, String> {
     let stages = match cut {
         Cut::Whole => return Ok(Vec::new()),
@@ -246,13 +249,14 @@ fn segments(cut: &Cut, signature: &Signature, profile: &LatencyProfile) -> Resul
     Ok((0..stages).map(segment).collect())
 }
 
-/// What the segments of `range` take of a whole: the parts add up to it, to the nanosecond.
+/// The part of `whole` that the segments of `range` take. The parts add up to `whole`, to the
+/// nanosecond.
 fn share(whole: Duration, range: &Range<usize>, stages: usize) -> Duration {
     let until = |index: usize| (u128::from(whole.as_nanos()) * index as u128 / stages.max(1) as u128) as u64;
     Duration::from_nanos(until(range.end) - until(range.start))
 }
 
-/// Makes what is wrong with a file an error of it.
+/// Turns a fault of a file into a load error.
 fn file_error(path: &Path) -> impl Fn(String) -> LoadError {
     move |reason| LoadError::File { path: path.to_owned(), reason }
 }
@@ -260,16 +264,16 @@ fn file_error(path: &Path) -> impl Fn(String) -> LoadError {
 struct EmulatedModel {
     shared: Arc<EmulatedShared>,
     segments: Vec<SegmentInfo>,
-    /// How its launches share a device, where they do.
+    /// The model's use of devices, if launches slow each other down.
     sharing: Option<Sharing>,
-    /// What it was loaded for.
+    /// The share that the model was loaded for.
     share: Share,
 }
 
 struct EmulatedShared {
     signature: Signature,
     profile: LatencyProfile,
-    /// Segments.
+    /// The number of segments.
     parts: usize,
 }
 
@@ -300,7 +304,7 @@ impl Model for EmulatedModel {
 
 struct EmulatedLane {
     shared: Arc<EmulatedShared>,
-    /// Where others may be, too.
+    /// The place on a device that other lanes may use, too.
     spot: Option<Spot>,
 }
 
@@ -335,7 +339,8 @@ impl Lane for EmulatedLane {
     }
 }
 
-/// An output of zeros (`BYTES`: empty strings). A size that varies is the first input's at the same place, or 1.
+/// An output of zeros (`BYTES`: empty strings). A size that varies is the first input's at the same
+/// place, or 1.
 fn zeros(spec: &TensorSpec, inputs: &[Tensor]) -> Result<Tensor, String> {
     let like = inputs.first().map_or(&[][..], |t| &t.shape);
     let size = |(axis, d): (usize, &i64)| usize::try_from(*d).unwrap_or_else(|_| like.get(axis).copied().unwrap_or(1));

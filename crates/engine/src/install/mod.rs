@@ -1,5 +1,6 @@
-//! `downbeat engine install`: fetches onnxruntime as a Python wheel, with the `pip` that is here and as it is configured, and
-//! unpacks nothing but the libraries; for GPUs NVIDIA's, too.
+//! `downbeat engine install`: fetches onnxruntime as a Python wheel. It uses the installed `pip`
+//! with its configuration, and unpacks only the libraries. For GPUs it fetches NVIDIA's libraries,
+//! too.
 
 mod pin;
 mod pip;
@@ -12,63 +13,64 @@ use std::path::{Path, PathBuf};
 use crate::cuda::Provider;
 use crate::onnxruntime::{self, Search};
 
-/// The version that is installed unless another is asked for.
+/// The default version to install.
 pub const VERSION: &str = "1.31.1";
-/// The folder in the cache of what is for GPUs.
+/// The folder in the cache for GPU libraries.
 const GPU_FOLDER: &str = "cuda";
-/// The folder beside the versions of onnxruntime for GPUs that has NVIDIA's libraries, for all of them.
+/// The folder with NVIDIA's libraries, beside the versions of onnxruntime for GPUs. All versions
+/// share it.
 const NVIDIA_FOLDER: &str = "nvidia";
 
-/// What to install.
+/// The parts to install, and the place.
 #[derive(Clone, Debug)]
 pub struct Install {
     /// The version, as pip names it.
     pub version: String,
-    /// The folder that libraries are unpacked to, one folder a version.
+    /// The folder that libraries are unpacked to, one folder for each version.
     pub cache: PathBuf,
-    /// The Python whose pip fetches it.
+    /// The Python whose pip fetches the wheel.
     pub python: PathBuf,
-    /// A wheel to unpack in place of fetching one.
+    /// A wheel to unpack instead of a download.
     pub wheel: Option<PathBuf>,
-    /// Whether what is fetched may be other than what was pinned with its hash when this program was built.
+    /// Whether wheels are accepted whose hashes were not pinned when this program was built.
     pub unverified: bool,
-    /// Whether it is for GPUs, and then what comes with it.
+    /// The GPU libraries to install; `None`: onnxruntime for the CPU.
     pub gpu: Option<GpuInstall>,
 }
 
-/// What comes with onnxruntime for GPUs.
+/// The libraries that come with onnxruntime for GPUs.
 #[derive(Clone, Debug)]
 pub struct GpuInstall {
     /// Whether NVIDIA's libraries (CUDA, cuDNN) are fetched.
     pub libraries: NvidiaLibraries,
-    /// Where they may be already.
+    /// The places where they may be already.
     pub search: Search,
 }
 
 /// Whether NVIDIA's libraries are fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NvidiaLibraries {
-    /// Where one of them is not found.
+    /// If one of them is not found.
     #[default]
     Missing,
-    /// Also if they are there.
+    /// Even if all of them are found.
     Always,
-    /// Not at all.
+    /// Never.
     Never,
 }
 
-/// What was installed.
+/// The result of an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Installed {
     /// The library.
     pub library: PathBuf,
-    /// Its version, by its file name.
+    /// The library's version, from its file name.
     pub version: String,
-    /// Where NVIDIA's libraries were unpacked to, if they were fetched.
+    /// The folder of NVIDIA's libraries, if they were fetched.
     pub nvidia: Option<PathBuf>,
 }
 
-/// Why nothing was installed, and what to do.
+/// The reason why nothing was installed, and the remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InstallError(String);
@@ -79,7 +81,7 @@ impl InstallError {
         InstallError(format!("{}: {reason}", path.display()))
     }
 
-    /// Nobody has pinned the hashes of these.
+    /// This version has no hashes for `what`.
     fn not_pinned(what: &str, known: &str) -> InstallError {
         InstallError(format!(
             "{what} is not among what this version of downbeat knows the hashes of ({known}). To take what pip's index has, unseen, add --unverified"
@@ -110,11 +112,12 @@ impl Install {
         if self.gpu.is_some() { "onnxruntime-gpu" } else { "onnxruntime" }
     }
 
-    /// Fetches the wheel, unless one is given, and unpacks its libraries. Whoever looks meanwhile sees all that was there before
-    /// or all that is there afterwards. `say` is told what takes long, before it does.
+    /// Fetches the wheel, unless one is given, and unpacks its libraries. Other processes see
+    /// either the old state or the new one as a whole. `say` is called with each slow step before
+    /// it begins.
     ///
     /// # Errors
-    /// In words, with what to do.
+    /// In words, with the remedy.
     pub fn run(&self, say: &mut dyn FnMut(&str)) -> Result<Installed, InstallError> {
         let cache = if self.gpu.is_some() { self.cache.join(GPU_FOLDER) } else { self.cache.clone() };
         let folder = Temporary::inside(&cache)?;
@@ -146,7 +149,7 @@ impl Install {
         let files = folder.make("files")?;
         let entries = if self.gpu.is_some() { wheel.capi_libraries() } else { vec![library.clone()] };
         wheel.unpack(&entries, &files)?;
-        // NVIDIA's libraries come into their place before the one that is found first.
+        // NVIDIA's libraries come into their place before onnxruntime's, which searches find first.
         let nvidia = match &self.gpu {
             Some(gpu) => self.nvidia(gpu, &mut wheel, &folder, &cache, say)?,
             None => None,
@@ -157,7 +160,7 @@ impl Install {
         Ok(Installed { library: place.join(&library.name), version, nvidia })
     }
 
-    /// Fetches what `wheel` says it needs of NVIDIA's, if it has to be.
+    /// Fetches NVIDIA's libraries that `wheel` requires, if necessary.
     fn nvidia(
         &self,
         gpu: &GpuInstall,
@@ -190,7 +193,7 @@ impl Install {
             let mut wheel = wheel::Wheel::open(&path, "NVIDIA's")?;
             let entries = wheel.nvidia_libraries();
             wheel.unpack(&entries, &files)?;
-            // Two copies of them all would be twice the disk.
+            // Keeping the wheels would take twice the disk space.
             let _ = std::fs::remove_file(&path);
         }
         let unpacked = Search { cache: Some(folder.as_cache()), ..Search::default() };
@@ -203,9 +206,10 @@ impl Install {
     }
 }
 
-/// A folder inside the cache, so that what is made in it can be moved to its place in one step. It goes when it is dropped.
+/// A folder inside the cache, from which a finished folder moves to its place in one step. It is
+/// removed when it is dropped.
 struct Temporary {
-    /// Stands for a cache: what is for GPUs is one folder deeper.
+    /// Stands for a cache: the files for GPUs are one folder deeper.
     outer: tempfile::TempDir,
 }
 
@@ -217,7 +221,7 @@ impl Temporary {
         Ok(Temporary { outer })
     }
 
-    /// A folder that would be the cache of what is made here for GPUs.
+    /// This folder as a cache that has the GPU libraries made here.
     fn as_cache(&self) -> PathBuf {
         self.outer.path().to_owned()
     }
@@ -228,7 +232,8 @@ impl Temporary {
         Ok(path)
     }
 
-    /// Moves a folder to its place, in one step also if there is one: that comes here, and goes with this.
+    /// Moves a folder to its place in one step. An old folder there comes here in exchange, and is
+    /// removed with this one.
     fn publish(&self, folder: &Path, place: &Path) -> Result<(), InstallError> {
         let error = |reason| InstallError::write(place, &reason);
         if std::fs::rename(folder, place).is_ok() {
@@ -238,17 +243,17 @@ impl Temporary {
         if renameat_with(CWD, folder, CWD, place, RenameFlags::EXCHANGE).is_ok() {
             return Ok(());
         }
-        // Not every file system can exchange; then there is nothing in between for a moment.
+        // Not every file system can exchange folders; then the place is empty for a moment.
         std::fs::rename(place, self.outer.path().join("replaced")).map_err(error)?;
         std::fs::rename(folder, place).map_err(error)
     }
 }
 
-/// Where `downbeat engine install` puts libraries: `$XDG_CACHE_HOME/downbeat/engines/onnxruntime`, with `~/.cache` if the
-/// variable is not set.
+/// The folder in which `downbeat engine install` puts libraries:
+/// `$XDG_CACHE_HOME/downbeat/engines/onnxruntime`, with `~/.cache` if the variable is not set.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    // A relative path in the variable is to be ignored (XDG Base Directory Specification).
+    // A program must ignore a relative path in the variable (XDG Base Directory Specification).
     let base = set("XDG_CACHE_HOME").filter(|p| p.is_absolute()).or_else(|| Some(set("HOME")?.join(".cache")))?;
     Some(base.join("downbeat").join("engines").join(onnxruntime::NAME))
 }
@@ -263,7 +268,7 @@ pub fn installed_gpu(cache: &Path) -> Option<PathBuf> {
     newest(&cache.join(GPU_FOLDER))
 }
 
-/// Where NVIDIA's libraries are that were installed in `cache`.
+/// The folder of NVIDIA's libraries that were installed in `cache`.
 pub(crate) fn nvidia_folder(cache: &Path) -> PathBuf {
     cache.join(GPU_FOLDER).join(NVIDIA_FOLDER)
 }
@@ -275,7 +280,8 @@ fn newest(cache: &Path) -> Option<PathBuf> {
     libraries.max_by_key(|path| path.file_name().and_then(OsStr::to_str).and_then(library_version))
 }
 
-/// The version in the file name of an onnxruntime library, as numbers (none for a bare name); `None` for other files.
+/// The version in the file name of an onnxruntime library, as numbers (none for a bare name);
+/// `None` for other files.
 pub(crate) fn library_version(name: &str) -> Option<Vec<u32>> {
     let version = version_part(name)?;
     version.split('.').filter(|part| !part.is_empty()).map(|part| part.parse().ok()).collect()

@@ -1,10 +1,11 @@
-//! What is fetched, with its hashes: written by `tools/pin_wheels.py`, so that whoever answers for the index cannot slip in a library of their own.
+//! The packages that may be fetched, with their hashes, written by `tools/pin_wheels.py`. The
+//! hashes keep the operator of the package index from slipping in other libraries.
 
 /// Lines of `NAME==VERSION --hash=sha256:HEX...`, as pip takes them, and comments.
 const WHEELS: &str = include_str!("wheels.txt");
 const NVIDIA: &str = "nvidia-";
 
-/// Name, version and the line.
+/// Name, version and text of each line.
 fn lines() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     WHEELS.lines().filter_map(|line| {
         let (name, version) = line.split_whitespace().next()?.split_once("==")?;
@@ -25,10 +26,11 @@ pub(super) fn versions(name: &str) -> String {
     versions.join(", ")
 }
 
-/// The requirements file for NVIDIA's packages that `requirements` name, and for what those need.
+/// The requirements file for the packages of NVIDIA in `requirements`, and for their own
+/// requirements.
 ///
 /// # Errors
-/// The first that is not known.
+/// The first unknown package.
 pub(super) fn nvidia(requirements: &[String]) -> Result<String, String> {
     for requirement in requirements {
         let end = requirement.find(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.' && c != '_');

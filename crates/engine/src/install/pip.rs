@@ -10,20 +10,20 @@ use crate::python;
 /// Runs pip with the arguments after the script.
 const PIP: &str = "import runpy; sys.argv[0] = 'pip'; runpy.run_module('pip', run_name='__main__', alter_sys=True)";
 
-/// What to do where onnxruntime cannot be fetched.
+/// The remedy where onnxruntime cannot be fetched.
 pub(super) const PASS_A_WHEEL: &str = "A wheel fetched elsewhere can be passed with --wheel FILE";
-/// What to do where NVIDIA's libraries cannot be fetched.
+/// The remedy where NVIDIA's libraries cannot be fetched.
 pub(super) const WITHOUT_LIBRARIES: &str = "Libraries that are here already are used if their folder is in LD_LIBRARY_PATH; --cuda-libraries never installs without them";
 
 /// Wheels to fetch.
 pub(super) enum Wanted {
-    /// These, in the format of a requirements file, with the hashes that they have to have.
+    /// These, in the format of a requirements file, with their required hashes.
     Pinned(String),
-    /// What the index has for these, whatever it is.
+    /// These, in any file that the index has.
     Unverified {
-        /// As pip takes them.
+        /// The requirements in pip's format.
         requirements: Vec<String>,
-        /// Whether what they need themselves is fetched, too.
+        /// Whether their own requirements are fetched, too.
         with_needs: bool,
     },
 }
@@ -32,9 +32,9 @@ pub(super) enum Wanted {
 pub(super) struct Pip<'a> {
     /// The Python.
     pub(super) python: &'a Path,
-    /// What is to be fetched, for messages.
+    /// The name of the wanted wheels, for messages.
     pub(super) what: String,
-    /// What to do if it cannot be, for messages.
+    /// The remedy if pip fails, for messages.
     pub(super) instead: &'static str,
 }
 
@@ -67,7 +67,8 @@ impl Pip<'_> {
         let output = self.run(&arguments)?;
         if !output.status.success() {
             let said = last_lines(&output.stderr);
-            // pip ends in "no matching distribution" also if it reached no index; only then it warns of retries.
+            // pip ends in "no matching distribution" even if it reached no index. It warns of
+            // retries only in that case.
             let reached = !String::from_utf8_lossy(&output.stderr).contains("connection broken");
             let all = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(if all.contains("DO NOT MATCH THE HASHES") {
@@ -90,7 +91,7 @@ impl Pip<'_> {
         Ok(wheels.filter(|p| p.extension().is_some_and(|e| e == "whl")).collect())
     }
 
-    /// The error of a pip that `said` this last.
+    /// The error of a pip that printed `said` last.
     pub(super) fn failed(&self, said: &str) -> InstallError {
         let Pip { what, instead, .. } = self;
         InstallError(format!(
@@ -109,7 +110,7 @@ impl Pip<'_> {
     }
 }
 
-/// What pip says of a file that is another than it should be: where it came from, and its hash.
+/// The part of pip's output about a file with a wrong hash: the file's origin and its hash.
 fn hashes(said: &str) -> String {
     let mut lines = said.lines().map(str::trim).skip_while(|line| !line.contains("DO NOT MATCH")).skip(1);
     let file = lines.next().unwrap_or_default();
@@ -117,7 +118,7 @@ fn hashes(said: &str) -> String {
     format!("{file} {}", lines.find(|line| line.starts_with("Got")).unwrap_or_default())
 }
 
-/// The end of what a program said, on one line.
+/// The last lines of a program's output, joined into one.
 fn last_lines(said: &[u8]) -> String {
     let text = String::from_utf8_lossy(said);
     let lines: Vec<&str> =

@@ -1,4 +1,4 @@
-//! Wheels of Python, as far as libraries are in them.
+//! Python wheels, and the libraries in them.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -10,17 +10,18 @@ use super::{InstallError, library_version};
 use crate::cuda::Provider;
 use crate::onnxruntime::provider_file;
 
-/// The largest library that is unpacked, bytes; the CUDA provider of version 1.31.1 has 284 million, cuBLAS 552 million.
+/// The largest library that is unpacked, bytes; the CUDA provider of version 1.31.1 has 284
+/// million, cuBLAS 552 million.
 const LIBRARY_LIMIT: u64 = 2 << 30;
 /// The largest list of requirements that is read, bytes.
 const METADATA_LIMIT: u64 = 1 << 20;
-/// The major version of CUDA that [`crate::cuda::libraries`] knows the libraries of.
+/// The major version of CUDA whose libraries [`crate::cuda::libraries`] knows.
 const CUDA: u32 = 13;
 
 /// A wheel.
 pub(super) struct Wheel {
     path: PathBuf,
-    /// The package that it should be of.
+    /// The package that the wheel should have.
     package: &'static str,
     archive: ZipArchive<BufReader<File>>,
 }
@@ -29,7 +30,7 @@ pub(super) struct Wheel {
 #[derive(Clone, Debug)]
 pub(super) struct WheelEntry {
     path: String,
-    /// Its name, without folders.
+    /// The file's name, without folders.
     pub(super) name: String,
 }
 
@@ -45,7 +46,8 @@ impl Wheel {
         no_wheel(&self.path, self.package, &reason.into())
     }
 
-    /// Files that lie directly in a folder that `wanted` accepts, by its path, and are libraries by their name.
+    /// Library files directly in a folder whose path `wanted` accepts. The file name tells a
+    /// library.
     fn libraries(&self, wanted: impl Fn(&str) -> bool) -> Vec<WheelEntry> {
         let paths = self.archive.file_names().filter_map(|path| Some(path.ok()?.into_owned()));
         let entries = paths.filter_map(|path| {
@@ -76,7 +78,7 @@ impl Wheel {
         self.libraries(|folder| folder.starts_with("nvidia/") && folder.ends_with("/lib") && !folder.contains(".."))
     }
 
-    /// Makes sure that it is a wheel for GPUs, or one for the CPU.
+    /// Checks that the wheel is for GPUs (`gpu`), or for the CPU.
     pub(super) fn check_provider(&self, gpu: bool) -> Result<(), InstallError> {
         let provider = provider_file(Provider::Cuda);
         match (self.capi_libraries().iter().any(|entry| entry.name == provider), gpu) {
@@ -86,7 +88,7 @@ impl Wheel {
         }
     }
 
-    /// The packages of NVIDIA's that it says it needs, as pip takes them.
+    /// NVIDIA's packages among the wheel's requirements, in pip's format.
     pub(super) fn nvidia_requirements(&mut self) -> Result<Vec<String>, InstallError> {
         let metadata = self.archive.file_names().filter_map(Result::ok).map(|name| name.into_owned());
         let metadata = { metadata }.find(|name| name.ends_with(".dist-info/METADATA"));
@@ -107,7 +109,7 @@ impl Wheel {
         Ok(requirements)
     }
 
-    /// Unpacks files into `folder`, on the disk when this returns.
+    /// Unpacks files into `folder`. The files are on the disk when this returns.
     pub(super) fn unpack(&mut self, entries: &[WheelEntry], folder: &Path) -> Result<(), InstallError> {
         for WheelEntry { path, name } in entries {
             let (wheel, package) = (self.path.clone(), self.package);
@@ -149,7 +151,7 @@ fn nvidia_requirement(line: &str) -> Option<String> {
     let extra = marker.split_once("extra")?.1.trim_start_matches([' ', '=']);
     let extra = extra.trim().trim_matches(['"', '\'']);
     let requirement: String = requirement.chars().filter(|c| !c.is_whitespace()).collect();
-    // Words of an option of pip's would be none.
+    // A requirement with words of pip's options is ignored.
     (matches!(extra, "cuda" | "cudnn") && requirement.starts_with("nvidia-")).then_some(requirement)
 }
 

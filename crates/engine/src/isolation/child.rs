@@ -1,4 +1,5 @@
-//! The executor process: it loads one model, runs its lanes, and ends with the process that started it.
+//! The executor process: it loads one model, runs its lanes, and ends with the process that started
+//! it.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -25,15 +26,16 @@ use crate::stop::Stop;
 use crate::tensor::{Buffer, Tensor, elements};
 use crate::traits::{Engine, Lane, LoadError, LoadOptions, Model, Place, Share};
 
-/// How nice a load is, as in the server.
+/// The niceness of a load, as in the server.
 const NICE_OF_LOADS: i32 = 10;
 
-/// The life of an executor process, whose standard input is a socket of the server that started it: ends once that server is gone.
+/// Runs an executor process, whose standard input is a socket of the server that started it.
+/// Returns once that server is gone.
 ///
 /// # Errors
 /// If standard input is no such socket.
 pub fn serve() -> io::Result<()> {
-    // Where the server was gone before this, the socket says so.
+    // If the server was gone before this call, the socket tells.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
     let control = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut process = Process::default();
@@ -56,7 +58,7 @@ pub fn serve() -> io::Result<()> {
     }
 }
 
-/// Why something is not done.
+/// The reason for a refusal.
 struct Refused {
     of_file: bool,
     reason: String,
@@ -68,7 +70,8 @@ impl<E: ToString> From<E> for Refused {
     }
 }
 
-/// Keeps this process to the limits of a trial. The process dumps no core and is as nice as a load. The kernel ends it first where memory is short.
+/// Keeps this process to the limits of a trial. The process dumps no core and is as nice as a load.
+/// If memory is short, the kernel ends this process first.
 fn keep_to(limits: TrialLimits) -> io::Result<()> {
     let limit = |resource, most: u64| {
         let maximum = getrlimit(resource).maximum.map_or(most, |maximum| maximum.min(most));
@@ -78,10 +81,10 @@ fn keep_to(limits: TrialLimits) -> io::Result<()> {
     if let Some(bytes) = limits.memory {
         limit(Resource::Data, bytes)?;
     }
-    // Without the right to either it does as well as it can.
+    // Either call may be refused. The trial then goes on without it.
     let _ = rustix::process::setpriority_process(None, NICE_OF_LOADS);
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    // A core that goes to a program knows no limit.
+    // The size limit does not hold for a core that goes to a program.
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     let watch = move || {
         let (_kept, never) = mpsc::channel::<()>();
@@ -98,13 +101,13 @@ fn refused(error: LoadError) -> Refused {
 
 #[derive(Default)]
 struct Process {
-    /// Holds what models of it use for as long as there are some.
+    /// Holds the state that the engine's models share, as long as the process has models.
     engine: Option<Arc<dyn Engine>>,
     model: Option<Arc<dyn Model>>,
     lanes: BTreeMap<u64, Arc<AtWork>>,
 }
 
-/// What the thread of a lane is doing.
+/// The present work of a lane's thread.
 struct AtWork {
     stop: Stop,
     run: Mutex<Option<u64>>,
@@ -122,7 +125,7 @@ impl Process {
         let preference: Preference = call.engine.parse()?;
         let asked = call.library.clone().map(|library| ("the server".to_owned(), library));
         let search = Search { asked, threads: call.pool, ..Search::default() };
-        // With its threads, which are not to be as nice as the load.
+        // Chosen with its threads, which must not be as nice as the load.
         let engine = choice::choose(preference, &search, &CudaOptions::default())?.engine;
         let options = LoadOptions {
             share: share(call.cores.as_deref())?,
@@ -164,9 +167,9 @@ impl Process {
         let (sender, begun) = mpsc::channel();
         let work = move || {
             let at_work = Arc::new(AtWork { stop: Stop::of_this_thread(), run: Mutex::default() });
-            // The other end is waited at.
+            // The receiver waits for this.
             let _ = sender.send(at_work.clone());
-            // Whoever had the lane is gone.
+            // Ends once the lane's owner is gone.
             while served.run_next(&at_work).is_ok() {}
         };
         std::thread::Builder::new().name(format!("lane-{}", call.lane)).spawn(work)?;
@@ -177,7 +180,7 @@ impl Process {
 
     fn stop(&self, lane: u64, run: u64) {
         if let Some(lane) = self.lanes.get(&lane) {
-            // Under the lock, so that the run that is meant is not over.
+            // Under the lock, so that the run cannot end before the stop.
             let running = lane.run();
             if *running == Some(run) {
                 lane.stop.stop();
@@ -193,7 +196,7 @@ fn share(cores: Option<&str>) -> Result<Share, Refused> {
     })
 }
 
-/// A lane, and who has it run.
+/// A lane, and the server's connection to it.
 struct ServedLane {
     wire: Wire,
     inputs: Region,
@@ -221,7 +224,8 @@ impl ServedLane {
     }
 }
 
-/// Runs a lane on a batch of our own making, of shapes that it has run before. The first fill that it takes will do; where it takes none it stays cold.
+/// Runs a lane on a batch that this process makes, with shapes that the lane has run before. The
+/// first fill that succeeds is enough. If none succeeds, the lane stays cold.
 fn warm_up(model: &dyn Model, lane: &mut dyn Lane, run: &WarmRun) {
     let specs: &[TensorSpec] = match run.first.checked_sub(1) {
         None => &model.signature().inputs,

@@ -20,18 +20,20 @@ use super::message::{Answer, Call, LoadCall, Loaded, Wire, send};
 use crate::stop::Interrupt;
 use crate::traits::LoadError;
 
-/// How long it waits before it starts one again that has ended; twice as long each time that one ends soon.
+/// The pause before an ended process is started again. It doubles each time that a process ends
+/// soon.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// The longest such time.
+/// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// One that has lived so long has not ended soon.
+/// A process that lives this long has not ended soon.
 const LIVED: Duration = Duration::from_secs(60);
-/// How long a lane waits to hear why its process has ended: what holds memory takes time to end.
+/// The longest wait of a lane for the reason why its process has ended: a process with much memory
+/// takes time to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Most bytes of an executor process's stderr that make one line of the log.
 const MOST_OF_A_LINE: u64 = 8 << 10;
 
-/// What is run as an executor process: it calls [`super::serve`].
+/// The program of an executor process: it calls [`super::serve`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExecutorProgram {
     /// The program.
@@ -41,45 +43,46 @@ pub struct ExecutorProgram {
 }
 
 impl Default for ExecutorProgram {
-    /// This program itself, also where its file was replaced since, as `downbeat executor`.
+    /// This program itself as `downbeat executor`, even if its file has been replaced since.
     fn default() -> Self {
         ExecutorProgram { program: "/proc/self/exe".into(), arguments: vec!["executor".into()] }
     }
 }
 
-/// The process that a model runs in, whichever it is just now.
+/// A model's executor process. When the process ends, its successor takes its place here.
 pub struct Executor {
     program: ExecutorProgram,
     call: LoadCall,
     engine: &'static str,
-    /// What a request looks at.
+    /// Whether the process serves; each request checks this.
     is_up: AtomicBool,
     restarts: AtomicU64,
     life: Mutex<Life>,
     changed: Condvar,
-    /// The lanes that there are.
+    /// The open lanes.
     lanes: Mutex<Vec<Weak<LaneLink>>>,
 }
 
 #[derive(Default)]
 struct Life {
-    /// The one that serves, or is being loaded.
+    /// The process that serves, or loads the model.
     process: Option<Arc<Process>>,
     why_down: String,
-    /// The signal that ended the last one.
+    /// The signal that ended the last process.
     signal: Option<i32>,
-    /// Nobody needs the model any more.
+    /// The model is not needed any more.
     closed: bool,
 }
 
 /// An executor process.
 pub(super) struct Process {
     pid: u32,
-    /// None where the kernel has no such handles (Linux before 5.3), or valgrind does not know them.
+    /// A handle of the process. None where the kernel has no such handles (Linux before 5.3), or
+    /// valgrind does not know them.
     handle: Option<OwnedFd>,
-    /// For one call and its answer at a time.
+    /// One call and its answer at a time.
     control: Mutex<Wire>,
-    /// The same socket, for what has no answer.
+    /// The same socket, for messages without an answer.
     stops: Mutex<UnixStream>,
 }
 
@@ -87,8 +90,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Passes on to the log what an executor process writes to its standard error, until that process has ended. A line
-/// beyond [`MOST_OF_A_LINE`] is passed on in parts.
+/// Copies the standard error of an executor process to the log until the process has ended. A line
+/// beyond [`MOST_OF_A_LINE`] is copied in parts.
 fn log_lines(stderr: ChildStderr, model: &Path, pid: u32) {
     let mut reader = BufReader::new(stderr);
     let mut line = Vec::new();
@@ -107,8 +110,9 @@ impl Process {
             let (variable, value) = crate::process::stack_of_trials();
             command.env(variable, value);
         }
-        // Where a log is written, the process must not wait for the log's reader. Without a log, words that name no model would
-        // stand between those of a command. The error of the load or the run says why a process ended.
+        // With a log, the process must not wait for the log's reader. Without a log, lines that
+        // name no model would mix with the output of a command. The error of the load or the run
+        // says why a process ended.
         let stderr = if tracing::dispatcher::has_been_set() { Stdio::piped() } else { Stdio::null() };
         let mut child = command.stdin(OwnedFd::from(theirs)).stdout(Stdio::null()).stderr(stderr).spawn()?;
         let pid = child.id();
@@ -137,7 +141,7 @@ impl Process {
         }
     }
 
-    /// Has it do something, and waits for the answer.
+    /// Sends a call to the process, and waits for the answer.
     pub fn call(&self, call: &Call, files: &[BorrowedFd<'_>]) -> io::Result<Answer> {
         let mut control = lock(&self.control);
         let sending = lock(&self.stops);
@@ -146,14 +150,14 @@ impl Process {
         control.receive()
     }
 
-    /// Has it end a run.
+    /// Asks the process to end a run.
     pub fn stop(&self, lane: u64, run: u64) {
-        // One that is gone runs nothing.
+        // A process that is gone has no runs.
         let _ = send(&lock(&self.stops), &mut Vec::new(), &Call::Stop { lane, run }, &[]);
     }
 
     pub fn kill(&self) {
-        // It is gone already.
+        // An error means that the process is gone already.
         let _ = match (&self.handle, i32::try_from(self.pid).ok().and_then(Pid::from_raw)) {
             (Some(handle), _) => pidfd_send_signal(handle, Signal::KILL),
             (None, Some(pid)) => kill_process(pid, Signal::KILL),
@@ -162,7 +166,8 @@ impl Process {
     }
 }
 
-/// What of a model may not change while it serves: inputs, outputs, how many segments.
+/// The parts of a model that may not change while it serves: inputs, outputs, the number of
+/// segments.
 type Likeness = (Vec<TensorSpec>, Vec<TensorSpec>, usize);
 
 /// Ends the load of a model by ending its process.
@@ -190,7 +195,7 @@ impl Executor {
         })
     }
 
-    /// The number of the process that serves just now.
+    /// The process id of the serving process.
     pub fn pid(&self) -> Option<u32> {
         lock(&self.life).process.as_ref().filter(|_| self.is_up.load(Ordering::Acquire)).map(|process| process.pid)
     }
@@ -200,22 +205,24 @@ impl Executor {
         lock(&self.life).signal
     }
 
-    /// Waits for some seconds until a process that has ended is there again; whether it is. That of a trial never is.
+    /// Waits some seconds until an ended process is up again. Returns true if it is. A trial's
+    /// process is never started again.
     pub fn comes_back(&self) -> bool {
         let is_down = |life: &mut Life| !life.closed && !self.is_up.load(Ordering::Acquire);
         if self.call.limits.is_none() {
-            // The flag below decides, whatever ended the wait.
+            // The flag below decides, however the wait ended.
             drop(self.changed.wait_timeout_while(lock(&self.life), PATIENCE, is_down));
         }
         self.is_up.load(Ordering::Acquire)
     }
 
-    /// How often it was started again.
+    /// The number of restarts.
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
     }
 
-    /// Why nothing of the model runs just now, if that is so: its process has ended, and is started again. Cheap to ask.
+    /// The reason why the model does not run just now: its process has ended, and is being started
+    /// again. `None`: it runs. Cheap to ask.
     pub fn down(&self) -> Option<String> {
         if self.is_up.load(Ordering::Acquire) {
             return None;
@@ -223,7 +230,8 @@ impl Executor {
         Some(lock(&self.life).why_down.clone())
     }
 
-    /// Starts it, and sees to it until it is closed, on a thread that `spawner` starts; gives what it loaded.
+    /// Starts the process, and supervises it until it is closed, on a thread that `spawner` starts.
+    /// Returns the loaded model.
     pub(super) fn start(self: &Arc<Self>, spawner: &Spawner) -> Result<Loaded, LoadError> {
         let _call =
             crate::stop::run(Some(Arc::new(EndLoad(Arc::downgrade(self))))).map_err(|r| self.error(false, r))?;
@@ -233,7 +241,8 @@ impl Executor {
         loaded.recv().unwrap_or_else(|_| Err(self.error(false, "there is no thread to watch its process".to_owned())))
     }
 
-    /// The life of the thread that watches it. A process ends with the thread that has started it, so that this is one for all its life.
+    /// Runs the thread that watches the process. A process ends with the thread that has started
+    /// it, so that one thread lives as long as the executor.
     fn supervise(&self, done: &mpsc::Sender<Result<Loaded, LoadError>>) {
         let (mut child, loaded) = match self.begin() {
             Ok(begun) => begun,
@@ -241,7 +250,7 @@ impl Executor {
         };
         self.set_up();
         let like = (loaded.inputs.clone(), loaded.outputs.clone(), loaded.segments.len());
-        // Who does not wait any more has closed it.
+        // If the caller no longer waits, it has closed the executor.
         let _ = done.send(Ok(loaded));
         let mut pause = FIRST_PAUSE;
         loop {
@@ -282,7 +291,7 @@ impl Executor {
         }
     }
 
-    /// Starts a process and has it load the model; after an error there is none.
+    /// Starts a process and makes it load the model; after an error no process is left.
     fn begin(&self) -> Result<(Child, Loaded), LoadError> {
         let failed = |error: io::Error| {
             self.error(
@@ -311,7 +320,7 @@ impl Executor {
         Err(LoadError::Died { path: self.call.path.clone(), engine: self.engine, reason, signal })
     }
 
-    /// Starts it again, with the lanes that there are.
+    /// Starts the process again, with the present lanes.
     fn begin_again(&self, like: &Likeness) -> Result<Child, LoadError> {
         let (mut child, loaded) = self.begin()?;
         let process = lock(&self.life).process.clone();
@@ -345,7 +354,8 @@ impl Executor {
         lock(&self.lanes).iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// A lane has lost its process, which is of no use any more: why it has ended, once that is known.
+    /// Handles a lane that has lost its process: kills the process, and returns the reason for its
+    /// end once it is known.
     pub(super) fn lost(&self, process: &Arc<Process>) -> String {
         process.kill();
         let serves = |life: &mut Life| life.process.as_ref().is_some_and(|serving| Arc::ptr_eq(serving, process));
@@ -357,7 +367,7 @@ impl Executor {
         }
     }
 
-    /// Ends it, for good.
+    /// Ends the process, for good.
     pub(super) fn close(&self) {
         let mut life = lock(&self.life);
         life.closed = true;
@@ -365,7 +375,7 @@ impl Executor {
         self.changed.notify_all();
     }
 
-    /// A process is there to be loaded; whether nobody needs it any more.
+    /// Records a new process before it loads. Returns true if the executor is closed.
     fn set_process(&self, process: &Arc<Process>) -> bool {
         let mut life = lock(&self.life);
         life.process = Some(process.clone());
@@ -378,7 +388,7 @@ impl Executor {
         self.changed.notify_all();
     }
 
-    /// There is no process, for `reason`; whether nobody needs one any more.
+    /// Records that there is no process, for `reason`. Returns true if the executor is closed.
     fn set_down(&self, reason: &str) -> bool {
         let mut life = lock(&self.life);
         reason.clone_into(&mut life.why_down);
@@ -388,7 +398,7 @@ impl Executor {
         life.closed
     }
 
-    /// Waits; whether nobody needs it any more.
+    /// Waits for this time, or until the executor is closed. Returns true if it is closed.
     fn pause(&self, time: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(lock(&self.life), time, |life| !life.closed);
         waited.map_or_else(|poisoned| poisoned.into_inner().0, |(life, _)| life).closed
@@ -427,18 +437,20 @@ fn how_it_ended(status: ExitStatus) -> String {
     format!("signal {signal}{name}")
 }
 
-/// Starts threads that are not as nice as the thread that wants them: what they start would be, too.
+/// Starts threads with the niceness of the spawner's own thread, not of the caller. Processes that
+/// they start inherit it.
 pub(super) struct Spawner(Mutex<mpsc::Sender<Work>>);
 
 type Work = Box<dyn FnOnce() + Send>;
 
 impl Spawner {
-    /// Its thread starts now, as nice as this one.
+    /// Starts the spawner's thread, with the niceness of this thread.
     pub fn start() -> io::Result<Spawner> {
         let (sender, works) = mpsc::channel::<Work>();
         let start = move || {
             for work in works {
-                // Who waits for it is told, as it is dropped.
+                // If no thread starts, the work is dropped, and with it the channel that its caller
+                // waits on.
                 let _ = std::thread::Builder::new().name("executor".to_owned()).spawn(work);
             }
         };
@@ -447,7 +459,7 @@ impl Spawner {
     }
 
     fn spawn(&self, work: Work) {
-        // As above.
+        // The same holds here.
         let _ = lock(&self.0).send(work);
     }
 }

@@ -17,18 +17,18 @@ use crate::stop::{self, Interrupt};
 use crate::tensor::Tensor;
 use crate::traits::{Lane, RunError};
 
-/// Runs by which a lane is warm: the first of each shape, up to so many.
+/// The most warm-up runs of a lane: the first run of each shape counts.
 const WARM_RUNS: usize = 32;
-/// Of the first so many runs.
+/// Warm-up runs are taken from this many first runs.
 const FIRST_RUNS: u64 = 256;
 
-/// A lane, whichever process it is in.
+/// The server's side of a lane, independent of the present process.
 pub(super) struct LaneLink {
     number: u64,
-    /// The cores that it is bound to.
+    /// The cores that the lane is bound to.
     cores: Option<String>,
     open: Mutex<Option<Open>>,
-    /// What it has run first, so that it can be made warm again.
+    /// The lane's first runs, which a new process repeats to warm it.
     first: Mutex<Vec<WarmRun>>,
 }
 
@@ -45,10 +45,10 @@ impl LaneLink {
         Arc::new(LaneLink { number, cores, open: Mutex::default(), first: Mutex::default() })
     }
 
-    /// Opens it in a process, warm.
+    /// Opens the lane in a process, and warms it.
     ///
     /// # Errors
-    /// What the process says of it.
+    /// The process's error.
     pub fn open(&self, process: &Arc<Process>) -> Result<(), String> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let warm_up = self.first.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -69,14 +69,14 @@ impl LaneLink {
 }
 
 impl Open {
-    /// Runs segments on a batch; what the engine says of it.
+    /// Runs segments on a batch. The inner result is the engine's.
     fn run(&mut self, run: u64, range: Range<usize>, tensors: &[Tensor]) -> io::Result<Result<Vec<Tensor>, String>> {
         let batch = Batch::write(tensors, &mut self.inputs)?;
         self.wire.send(&RunCall { run, first: range.start, end: range.end, batch })?;
         Ok(match self.wire.receive()? {
             RunAnswer::Ran(batch) => {
                 let mut outputs = batch.read(&mut self.outputs)?;
-                // The next run writes there.
+                // Copied, as the next run overwrites the region.
                 outputs.iter_mut().for_each(|tensor| tensor.data = tensor.data.as_slice().into());
                 Ok(outputs)
             }
@@ -85,7 +85,7 @@ impl Open {
     }
 }
 
-/// Ends a run of a lane: asks the process to, and ends the process if that is of no use.
+/// Ends a run of a lane: asks the process first, and kills the process if that does not help.
 struct EndRun {
     lane: u64,
     /// The number of the run.
@@ -126,7 +126,7 @@ impl IsolatedLane {
         IsolatedLane { handle, link, memory, end, runs: 0 }
     }
 
-    /// Remembers what it ran among the first.
+    /// Remembers a run if it is among the first.
     fn remember(&self, range: &Range<usize>, shapes: Vec<Vec<usize>>) {
         let ran = WarmRun { first: range.start, end: range.end, shapes };
         let mut first = self.link.first.lock().unwrap_or_else(PoisonError::into_inner);
@@ -143,7 +143,7 @@ impl Lane for IsolatedLane {
         }
         let engine = self.handle.engine;
         let tensors = std::mem::take(&mut state.tensors);
-        // Estimated from the model's inputs: a batch that was begun may go on.
+        // The estimate starts from the model's inputs. A batch that has begun may go on.
         let memory = self.memory.as_ref().filter(|_| range.start == 0);
         let _reserved = memory
             .map(|memory| memory.reserve(&tensors))
@@ -173,7 +173,7 @@ impl Lane for IsolatedLane {
             Err(_) => {
                 let process = lane.process.clone();
                 *open = None;
-                // The process that is started next opens it.
+                // The next process opens the lane.
                 drop(open);
                 Err(down(self.handle.executor.lost(&process)))
             }

@@ -1,5 +1,6 @@
-//! What the server and an executor process say to each other: messages in JSON, each behind its length, over Unix sockets; files go beside them. Tensors are in
-//! shared memory, and a message says where.
+//! The messages between the server and an executor process. They are JSON behind a length, over
+//! Unix sockets; files go beside them. Tensors are in shared memory, and a message has their
+//! places.
 
 use std::io::{self, BufReader, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -26,29 +27,30 @@ const LONGEST: usize = 64 << 20;
 /// Most files that come with a message.
 const MOST_FILES: usize = 3;
 
-/// What an executor process is told over its control socket.
+/// A call to an executor process over its control socket.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Call {
-    /// Loads the model; the first, and once.
+    /// Loads the model; the first call, made once.
     Load(Box<LoadCall>),
-    /// Opens a lane. Its socket, the region of its inputs and that of its outputs come with the message.
+    /// Opens a lane. The lane's socket and the regions of its inputs and outputs come with the
+    /// message.
     Lane(LaneCall),
-    /// Ends a run of a lane as soon as the engine can, unless it is over; not answered.
+    /// Ends a run of a lane as soon as the engine can, unless the run is over; not answered.
     Stop { lane: u64, run: u64 },
 }
 
-/// What to load and how: see [`crate::LoadOptions`].
+/// The model to load and the options of the load: see [`crate::LoadOptions`].
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct LoadCall {
     /// Name of the engine.
     pub engine: String,
-    /// Its library, where it has one.
+    /// The engine's library, if it has one.
     pub library: Option<PathBuf>,
     /// Threads of the pool that runs share.
     pub pool: usize,
     pub path: PathBuf,
     pub threads: usize,
-    /// The cores that it is bound to.
+    /// The cores that the process is bound to.
     pub cores: Option<String>,
     #[serde(with = "CutForm")]
     pub cut: Cut,
@@ -61,9 +63,9 @@ pub(super) struct LoadCall {
 /// The limits of a trial process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrialLimits {
-    /// From its start to its end.
+    /// The longest time from the process's start to its end.
     pub time: std::time::Duration,
-    /// Of memory that it writes to, bytes; `None`: as much as there is.
+    /// The most memory that the process writes to, bytes; `None`: no limit.
     pub memory: Option<u64>,
 }
 
@@ -78,15 +80,15 @@ enum CutForm {
 /// A lane of the model.
 #[derive(Serialize, Deserialize)]
 pub(super) struct LaneCall {
-    /// The server's number for it.
+    /// The server's number of the lane.
     pub lane: u64,
-    /// The cores that it is bound to.
+    /// The cores that the lane is bound to.
     pub cores: Option<String>,
-    /// What it is to run before it serves.
+    /// The runs of the lane before it serves.
     pub warm_up: Vec<WarmRun>,
 }
 
-/// A run by which a lane is warm, of a batch of the process's own making.
+/// A run that warms a lane, with a batch that the process makes itself.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(super) struct WarmRun {
     pub first: usize,
@@ -94,20 +96,20 @@ pub(super) struct WarmRun {
     pub shapes: Vec<Vec<usize>>,
 }
 
-/// What an executor process answers.
+/// The answer of an executor process.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Answer {
     Loaded(Box<Loaded>),
-    /// The lane is there.
+    /// The lane is open.
     Lane,
     Failed {
-        /// Whether the file cannot be read, rather than run.
+        /// Whether the file could not be read, rather than run.
         of_file: bool,
         reason: String,
     },
 }
 
-/// What is known of a model that is loaded: see [`crate::Model`].
+/// The description of a loaded model: see [`crate::Model`].
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Loaded {
     pub inputs: Vec<TensorSpec>,
@@ -119,17 +121,17 @@ pub(super) struct Loaded {
     pub rewritten: Option<String>,
 }
 
-/// What a lane is told: run segments on a batch.
+/// A message to a lane: run segments on a batch.
 #[derive(Serialize, Deserialize)]
 pub(super) struct RunCall {
-    /// The server's number for it.
+    /// The server's number of the run.
     pub run: u64,
     pub first: usize,
     pub end: usize,
     pub batch: Batch,
 }
 
-/// What a lane answers.
+/// The answer of a lane.
 #[derive(Serialize, Deserialize)]
 pub(super) enum RunAnswer {
     Ran(Batch),
@@ -139,7 +141,7 @@ pub(super) enum RunAnswer {
 /// Tensors in a region.
 #[derive(Default, Serialize, Deserialize)]
 pub(super) struct Batch {
-    /// How long the region is.
+    /// The region's length, bytes.
     region: usize,
     tensors: Vec<Placed>,
 }
@@ -156,7 +158,7 @@ impl Batch {
     /// Writes tensors into a region.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If there is no memory left.
     pub fn write(tensors: &[Tensor], region: &mut Region) -> io::Result<Batch> {
         let mut end = 0usize;
         let mut placed = Vec::with_capacity(tensors.len());
@@ -172,7 +174,7 @@ impl Batch {
         Ok(Batch { region: region.len(), tensors: placed })
     }
 
-    /// The tensors, as they lie there.
+    /// The tensors, in place in the region.
     ///
     /// # Errors
     /// If they are not within the region.
@@ -186,7 +188,7 @@ impl Batch {
     }
 }
 
-/// One end of a socket, with memory for its messages.
+/// One end of a socket, with a buffer for its messages.
 pub(super) struct Wire {
     reader: BufReader<UnixStream>,
     bytes: Vec<u8>,
@@ -216,7 +218,7 @@ impl Wire {
     /// The next message.
     ///
     /// # Errors
-    /// If the other process is gone, or this is no message of these.
+    /// If the other process is gone, or the message is invalid.
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         let mut head = [0; 4];
         self.reader.read_exact(&mut head)?;
@@ -224,8 +226,9 @@ impl Wire {
     }
 }
 
-/// Reads bytes as messages of the other process, with tensors in a region of `region` bytes. The first byte chooses the kind of
-/// message. Gives how many messages could be read. For tests with any bytes.
+/// Reads arbitrary bytes as messages of the other process, with tensors in a region of `region`
+/// bytes. The first byte chooses the kind of message. Returns the number of messages that could be
+/// read. For fuzz tests.
 ///
 /// # Errors
 /// If the operating system has no socket or memory left.
@@ -233,7 +236,7 @@ pub fn read_as_process(bytes: &[u8], region: usize) -> io::Result<usize> {
     let Some((kind, bytes)) = bytes.split_first() else { return Ok(0) };
     let (mut other, own) = UnixStream::pair()?;
     other.set_nonblocking(true)?;
-    // Bytes without room in the socket are lost, as at the end of a process.
+    // Bytes that do not fit into the socket are lost, as at the end of a process.
     let _ = other.write_all(bytes);
     drop(other);
     let mut own_region = Region::create()?;
@@ -258,7 +261,7 @@ pub fn read_as_process(bytes: &[u8], region: usize) -> io::Result<usize> {
     }
 }
 
-/// Sends a message with files, `bytes` being memory for it.
+/// Sends a message with files. `bytes` is its buffer.
 ///
 /// # Errors
 /// If the other process is gone.
@@ -284,7 +287,7 @@ pub(super) fn send(
     stream.write_all(bytes.get(sent..).unwrap_or_default())
 }
 
-/// The next message with the files that come with it.
+/// Receives the next message with its files.
 ///
 /// # Errors
 /// As [`Wire::receive`].

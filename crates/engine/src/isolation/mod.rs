@@ -1,5 +1,6 @@
-//! Isolation: a model in a process of its own, an executor process, which a server starts and watches. What ends or holds up that process, such as a segmentation
-//! fault in an engine's library, costs this model and no other.
+//! Isolation: a model in a process of its own, an executor process, which a server starts and
+//! watches. A fault that ends or blocks that process, such as a segmentation fault in an engine's
+//! library, costs this model and no other.
 //!
 //! ```text
 //! server                                        executor process
@@ -8,9 +9,10 @@
 //! thread --- control socket: load, open a lane, end a run
 //! ```
 //!
-//! Each lane has a socket of its own, so that none waits for another. Weights are in the executor process alone; a batch comes back with its tensors also where it is
-//! between two segments, so that whoever splits and joins batches need not know. A process that has ended is started again, with the lanes that there were, which run
-//! what they ran first before they serve.
+//! Each lane has a socket of its own, so that lanes do not wait for each other. Weights are in the
+//! executor process alone. A batch comes back with its tensors even between two segments, so that
+//! splitting and joining batches works as without isolation. A process that has ended is started
+//! again, with its lanes. The lanes repeat their first runs before they serve.
 
 mod child;
 mod executor;
@@ -43,7 +45,8 @@ pub struct Isolated {
 }
 
 impl Isolated {
-    /// The same engine in processes that run `program`, whose pools have `threads` threads (0: one a core). To be made on a thread that is not nice: they are as nice as that.
+    /// Makes the same engine in processes that run `program`, whose pools have `threads` threads
+    /// (0: one a core). Call it on a thread of normal priority: the processes inherit its niceness.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -51,7 +54,8 @@ impl Isolated {
         Ok(Isolated { engine, pool: threads, program, spawner: Spawner::start()?, limits: None })
     }
 
-    /// The same for trials. Each process has these limits and smaller stacks than this process. It dumps no core, and is not started again after its end.
+    /// The same engine for trials. Each process has these limits and smaller stacks than this
+    /// process. It dumps no core, and is not started again after its end.
     #[must_use]
     pub fn for_trials(self, limits: TrialLimits) -> Self {
         Isolated { limits: Some(limits), ..self }
@@ -61,7 +65,7 @@ impl Isolated {
 impl Engine for Isolated {
     fn info(&self) -> EngineInfo {
         let info = self.engine.info();
-        // What is measured of a model includes the way to its process and back.
+        // Measurements of a model include the way to its process and back.
         EngineInfo { device: format!("{} in a process", info.device), ..info }
     }
 

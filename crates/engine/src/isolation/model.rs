@@ -15,10 +15,10 @@ use crate::run_memory::RunMemory;
 use crate::segment::SegmentInfo;
 use crate::traits::{Lane, LoadError, Model, Place, Share};
 
-/// Keeps an executor process for as long as somebody has its model or a lane of it.
+/// Keeps an executor process for as long as its model or one of its lanes lives.
 pub(super) struct Handle {
     pub executor: Arc<Executor>,
-    /// Name of the engine there.
+    /// Name of the engine in the process.
     pub engine: &'static str,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct IsolatedModel {
 }
 
 impl IsolatedModel {
-    /// `known` is what was known of its operators before.
+    /// Makes the model. `known` is its operator profile from an earlier load.
     pub fn new(
         handle: Arc<Handle>,
         loaded: Loaded,

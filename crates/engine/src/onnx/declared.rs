@@ -1,4 +1,5 @@
-//! Sizes and values that a configuration declares for inputs and outputs which the model file leaves open.
+//! Sizes and values of inputs and outputs that the model file leaves open and a configuration
+//! declares.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,25 +13,27 @@ use super::proto::{ModelProto, StringEntry, TensorProto, WeightProto, shaped_typ
 use super::{Checked, datatype, walk};
 use crate::traits::LoadError;
 
-/// What a configuration says of a model's inputs and outputs beyond its file.
+/// The configuration's declarations about a model's inputs and outputs, beyond the file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Declared {
-    /// Sizes by the name of the input or output, all dimensions, -1 where they vary; of use where the file has none.
+    /// Sizes by the name of the input or output, all dimensions, -1 if they vary; used if the file
+    /// has none.
     pub shapes: BTreeMap<String, Vec<i64>>,
-    /// Inputs that a request may leave out: their initialiser in the file is their value then.
+    /// Inputs that a request may leave out: then their initialiser in the file is their value.
     pub optional: BTreeSet<String>,
 }
 
-/// A model file with all that was declared: its inputs have sizes, and those that may be left out are inputs like others.
+/// A model file with all declarations applied: its inputs have sizes, and optional inputs are
+/// ordinary inputs.
 #[derive(Clone, Debug)]
 pub struct Opened {
     /// The file.
     pub bytes: Vec<u8>,
-    /// The values of inputs that may be left out, by name.
+    /// The values of optional inputs, by name.
     pub defaults: BTreeMap<String, DefaultValue>,
 }
 
-/// The value of an input that was left out.
+/// The value of an input that a request leaves out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DefaultValue {
     /// Sizes.
@@ -40,18 +43,19 @@ pub struct DefaultValue {
 }
 
 impl Declared {
-    /// As [`super::inspect`], with what is declared here.
+    /// The model's signature as from [`super::inspect`], with these declarations.
     ///
     /// # Errors
-    /// As there.
+    /// As [`super::inspect`].
     pub fn inspect(&self, path: &Path) -> Result<Signature, LoadError> {
         walk(path)?.signature_with(self, |_| None)
     }
 
-    /// The file at `path` with what is declared here; `None` if it says all that itself.
+    /// The file at `path` with these declarations applied; `None` if the file needs none of them.
     ///
     /// # Errors
-    /// As [`super::inspect`]; if the weights of a file that has to be changed are kept in other files, or a value is broken.
+    /// As [`super::inspect`]. Also if a value is broken, or the file must be changed and its
+    /// weights are in other files.
     pub fn open(&self, path: &Path) -> Result<Option<Opened>, LoadError> {
         if self.shapes.is_empty() && self.optional.is_empty() {
             return Ok(None);
@@ -60,7 +64,8 @@ impl Declared {
         let Some(graph) = &checked.file.graph else { return Ok(None) };
         let (optional, without_shape) = (self.optional_in(graph), self.without_shape_in(&graph.inputs));
         let is_in_one_file = checked.external_locations().next().is_none();
-        // An engine runs a model whose outputs have no shapes, too.
+        // A file in several parts keeps such outputs: an engine also runs a model whose outputs
+        // have no shapes.
         let outputs = if is_in_one_file { self.without_shape_in(&graph.outputs) } else { BTreeSet::new() };
         if optional.is_empty() && without_shape.is_empty() && outputs.is_empty() {
             return Ok(None);
@@ -78,7 +83,7 @@ impl Declared {
         self.rewrite(&checked, &optional, &without_shape).map(Some).map_err(|e| error(format!("inputs {named}: {e}")))
     }
 
-    /// Inputs that may be left out and have a value.
+    /// The optional inputs that have a value.
     fn optional_in(&self, graph: &FileGraph) -> BTreeSet<String> {
         let names = graph.inputs.iter().map(|input| &input.name);
         names.filter(|name| self.optional.contains(*name) && graph.initializers.contains(*name)).cloned().collect()
@@ -153,7 +158,7 @@ fn default_value(tensor: &TensorProto) -> Result<DefaultValue, String> {
     Ok(DefaultValue { shape, data })
 }
 
-/// The elements of an initialiser, which may be in any of several fields, in the protocol's binary form.
+/// The elements of an initialiser, from any of its fields, in the protocol's binary form.
 fn elements_of(tensor: &TensorProto, datatype: DataType) -> Bytes {
     if !tensor.raw_data.is_empty() && datatype != DataType::Bytes {
         return tensor.raw_data.clone();

@@ -1,12 +1,13 @@
-//! External data: tensors that a model keeps in other files, which must lie in the model's own folder.
+//! External data: tensors that a model keeps in other files, which must be in the model's own
+//! folder.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use super::file::External;
 
-/// Checks that each location is a relative path that stays in the folder, symbolic links resolved, and that the file has
-/// the bytes which the tensor takes.
+/// Checks that each location is a relative path inside of the folder, with symbolic links resolved.
+/// The file must have the bytes of the tensor.
 pub(super) fn check(model: &Path, external: &[External]) -> Result<(), String> {
     if external.is_empty() {
         return Ok(());
@@ -15,7 +16,8 @@ pub(super) fn check(model: &Path, external: &[External]) -> Result<(), String> {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
-    // The model itself may be a link to where all of its files are (Kubernetes mounts, download caches).
+    // The model itself may be a link to the folder of all of its files (Kubernetes mounts, download
+    // caches).
     let canonical =
         |path: &Path| path.canonicalize().map_err(|e| format!("the folder of the model cannot be read: {e}"));
     let target = canonical(model)?;

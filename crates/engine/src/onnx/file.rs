@@ -1,23 +1,24 @@
-//! What an ONNX file says about itself: every message of it is walked, no tensor is read.
+//! The structure of an ONNX file: every message of it is walked, no tensor is read.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, Seek};
 
 use super::wire::{Reader, WireError, WireValue};
 
-/// Deepest nesting of graphs in attributes (`If`, `Loop`, `Scan`) that is accepted; engines recurse at each.
+/// The deepest accepted nesting of graphs in attributes (`If`, `Loop`, `Scan`); engines recurse at
+/// each level.
 const DEPTH_LIMIT: u32 = 16;
 
-/// An ONNX file, tensors left out.
+/// An ONNX file without its tensors.
 #[derive(Debug, Default)]
 pub(super) struct OnnxFile {
     pub ir_version: Option<i64>,
     /// Imported operator sets: domain and version.
     pub opsets: Vec<(String, i64)>,
     pub graph: Option<FileGraph>,
-    /// Tensors that are kept in other files, wherever in the model they are.
+    /// Tensors that are kept in other files, anywhere in the model.
     pub external: Vec<External>,
-    /// Whether a tensor or an operator has 8-bit floats, wherever in the model.
+    /// Whether a tensor or an operator anywhere in the model has 8-bit floats.
     pub has_floats8: bool,
     /// Whether an operator has a graph inside (`If`, `Loop`, `Scan`).
     pub has_graphs: bool,
@@ -39,7 +40,7 @@ pub(super) struct ValueInfo {
     pub kind: ValueKind,
 }
 
-/// What a value is.
+/// The kind of a value.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum ValueKind {
     /// The file does not say.
@@ -79,7 +80,7 @@ struct Parser<R> {
     has_graphs: bool,
 }
 
-/// Whether a `TensorProto.DataType` is one of floats of 8 bits.
+/// Whether a `TensorProto.DataType` is a float of 8 bits.
 fn is_float8(element: i64) -> bool {
     (17..=20).contains(&element)
 }
@@ -89,7 +90,7 @@ impl<R: BufRead + Seek> Parser<R> {
         Err(WireError::Invalid(self.reader.position()))
     }
 
-    /// Calls `visit` with each field of a message. What it does not read of one is passed over.
+    /// Calls `visit` with each field of a message. Bytes that `visit` does not read are skipped.
     fn fields(
         &mut self,
         message: WireValue,
@@ -216,7 +217,7 @@ impl<R: BufRead + Seek> Parser<R> {
                 2 => p.has_floats8 |= is_float8(p.integer(value)?),
                 8 => external.tensor = p.string(value)?,
                 13 => {
-                    // Also without the flag: what is named here, an engine might open.
+                    // The flag is not needed: an engine might open any location that is named here.
                     is_external = true;
                     let at = p.reader.position();
                     let (key, text) = p.entry(value)?;
@@ -260,7 +261,7 @@ impl<R: BufRead + Seek> Parser<R> {
         self.fields(entry, |p, number, value| {
             match (number, value) {
                 (1, _) => key = p.string(value)?,
-                // Metadata may hold whole documents; what is of use here is short.
+                // Metadata may hold whole documents; the useful texts are short.
                 (2, WireValue::Length(len)) if len <= 4096 => text = p.string(value)?,
                 _ => {}
             }

@@ -1,5 +1,5 @@
-//! The table of `size_rules.rs`, continued: recurrent and fused operators, `Einsum`, and the operators of the domains
-//! `ai.onnx.ml` and `com.microsoft`.
+//! The table of `size_rules.rs`, continued: recurrent and fused operators, `Einsum`, and the
+//! operators of the domains `ai.onnx.ml` and `com.microsoft`.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ fn several(operator: &str) -> Option<Rule> {
             let (&[n, c, h, w], block) = (k.dims(0)?, block(k)) else { return None };
             k.made([n, c.saturating_mul(block.saturating_mul(block)), h / block, w / block])
         },
-        // The mean and the deviation have one element for all that was normalised.
+        // The mean and the deviation have one element for each group of normalised elements.
         "LayerNormalization" => |k| {
             let x = k.dims(0)?;
             let first = k.axis(-1, x.len())?;
@@ -47,7 +47,7 @@ fn several(operator: &str) -> Option<Rule> {
     })
 }
 
-/// Operators that ONNX Runtime makes of several.
+/// Operators into which ONNX Runtime fuses several others.
 fn fused(operator: &str) -> Option<Rule> {
     Some(match operator {
         "FusedMatMul" => |k| {
@@ -207,9 +207,10 @@ fn recurrent(k: &Known<'_>) -> Option<Vec<Extent>> {
     Some(vec![Extent::new(element, [first, second, directions, hidden]), state(), state()])
 }
 
-/// An equation of `Einsum` with one label for each axis. The axes for which `...` stands have labels of their own.
+/// An equation of `Einsum` with one label for each axis. The axes for which `...` stands have
+/// labels of their own.
 pub(super) struct Einsum {
-    /// By input.
+    /// The labels of each input.
     pub terms: Vec<Vec<Label>>,
     pub made: Vec<Label>,
     sizes: BTreeMap<Label, u64>,
@@ -246,7 +247,7 @@ impl Einsum {
         }
         let made = match right {
             Some(right) => labels(right, most),
-            // All of `...`, then the letters that stand once, by the alphabet.
+            // All axes of `...`, then the letters that occur once, in alphabetical order.
             None => {
                 let once = |label: &Label| terms.iter().flatten().filter(|l| *l == label).count() == 1;
                 let letters = sizes.keys().filter(|l| matches!(l, Label::Letter(_)) && once(l)).copied();
@@ -261,7 +262,7 @@ impl Einsum {
     }
 }
 
-/// The labels of a term in which `...` stands for so many axes.
+/// The labels of a term in which `...` stands for `rest` axes.
 fn labels(term: &str, rest: usize) -> Vec<Label> {
     let (before, behind) = term.split_once("...").unwrap_or((term, ""));
     let rest = if term.contains("...") { rest } else { 0 };
@@ -273,7 +274,7 @@ fn labels(term: &str, rest: usize) -> Vec<Label> {
 mod tests {
     use crate::onnx::rows::sizes_of;
 
-    /// The sizes that ONNX Runtime gives for these.
+    /// The expected sizes are those of ONNX Runtime.
     #[test]
     fn sizes_are_those_of_a_run() {
         let cases: &[(&str, &[usize], &[u64])] = &[

@@ -1,4 +1,5 @@
-//! A model's operators, in an order in which they can run, and which values are alive between them.
+//! A model's operators, in an order in which they can run, and the values that are alive between
+//! them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,7 +8,8 @@ use prost::Message;
 
 use super::proto::{AttributeGraphs, GraphProto, NodeProto, WeightProto};
 
-/// Deepest nesting of graphs in attributes that is followed; the file was checked for the same bound.
+/// The deepest nesting of graphs in attributes that is followed; the file was checked for the same
+/// bound.
 const DEPTH_LIMIT: u32 = 16;
 
 /// The operators of a graph. Value names are as in the file.
@@ -23,9 +25,9 @@ pub(crate) struct OperatorGraph {
 /// An operator.
 #[derive(Debug)]
 pub(crate) struct Operator {
-    /// Its name, or its kind and index if it has none.
+    /// The operator's name, or its kind and index if it has none.
     pub name: String,
-    /// What it reads, also in graphs of its own; weights included.
+    /// The values that it reads, weights included; also those that its inner graphs read.
     pub inputs: Vec<String>,
     pub outputs: Vec<String>,
 }
@@ -34,7 +36,7 @@ pub(crate) struct Operator {
 #[derive(Debug)]
 pub(crate) struct Weight {
     pub bytes: u64,
-    /// Its place among the graph's.
+    /// The weight's place among the graph's weights.
     pub index: usize,
 }
 
@@ -70,9 +72,10 @@ impl OperatorGraph {
         Ok(OperatorGraph { inputs, outputs, operators, weights })
     }
 
-    /// Reads a graph and brings its operators, in the file too, into an order in which every output is made as early as it can
-    /// be: first what the output of fewest operators needs, and so on. Exporters and optimisers put an exit in the middle of a
-    /// model anywhere behind what it needs, also at the end.
+    /// Reads a graph and reorders its operators, in the file too, so that each output is made as
+    /// early as possible. First come the operators of the output that needs the fewest, and so on.
+    /// Exporters and optimisers may put an early exit of a model anywhere behind the values that it
+    /// needs, even at the end.
     ///
     /// # Errors
     /// As [`OperatorGraph::new`].
@@ -89,7 +92,7 @@ impl OperatorGraph {
         OperatorGraph::new(proto)
     }
 
-    /// The operators that a value needs.
+    /// The operators on which a value depends.
     fn ancestors(&self, value: &str) -> BTreeSet<usize> {
         let mut needed = BTreeSet::from([value]);
         let mut ancestors = BTreeSet::new();
@@ -102,7 +105,8 @@ impl OperatorGraph {
         ancestors
     }
 
-    /// The last operator that reads each value; behind the last of all for an output of the model.
+    /// The last operator that reads each value; for an output of the model an index behind the last
+    /// operator.
     pub fn last_uses(&self) -> BTreeMap<&str, usize> {
         let mut last = BTreeMap::new();
         for (index, operator) in self.operators.iter().enumerate() {
@@ -112,8 +116,9 @@ impl OperatorGraph {
         last
     }
 
-    /// The values that are alive at each boundary, from before the first operator to behind the last: made by then, and read
-    /// later or an output of the model. The model's inputs first, then in the order in which they are made.
+    /// The values that are alive at each boundary, from before the first operator to behind the
+    /// last. Such a value exists by then, and is read later or is an output of the model. The
+    /// model's inputs come first, then the others in the order of their making.
     pub fn live(&self) -> Vec<Vec<&str>> {
         let last = self.last_uses();
         let made =
@@ -129,8 +134,8 @@ impl OperatorGraph {
         live
     }
 
-    /// Whether every way from `value` to what operator `at` gives passes through inputs of `at` that are not `value`, so that
-    /// whoever else in `range` reads `value` is done when `at` runs.
+    /// Whether each path from `value` to the outputs of operator `at` passes through another input
+    /// of `at`. Then all other readers of `value` in `range` are done when `at` runs.
     pub fn read_before(&self, value: &str, at: usize, range: std::ops::Range<usize>) -> bool {
         let Some(reader) = self.operators.get(at) else { return false };
         let mut needed: BTreeSet<&str> = reader.inputs.iter().map(String::as_str).collect();
@@ -163,7 +168,7 @@ fn operator(index: usize, node: &NodeProto) -> Result<Operator, String> {
     Ok(Operator { name, inputs, outputs })
 }
 
-/// What the graphs inside an operator (`If`, `Loop`, `Scan`) read from outside.
+/// The values that the graphs inside an operator (`If`, `Loop`, `Scan`) read from outside.
 fn captures(node: &NodeProto, depth: u32) -> Result<BTreeSet<String>, String> {
     let mut outside = BTreeSet::new();
     if depth > DEPTH_LIMIT {

@@ -1,4 +1,5 @@
-//! Why a model had better not run in the server's own process: its operators trap, or no shape bounds what a run takes.
+//! The reasons to run a model outside of the server's process: its operators trap, or no shape
+//! bounds the memory of a run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,14 +10,15 @@ use super::proto::{GraphProto, ModelProto};
 use super::sizes::{Dims, Extent, Input, Sizes};
 use crate::traits::LoadError;
 
-/// Sizes that varying axes are tried with, until every value has a size.
+/// Sizes to try for varying axes, until every value has a size.
 const LENGTHS: [usize; 7] = [32, 1, 16, 64, 128, 224, 256];
-/// Operators that end a process, or never end, for some requests.
+/// Operators that end a process, or run for ever, for some requests.
 const TRAPS: [&str; 2] = ["STFT", "Loop"];
-/// Operators that trap where they divide integers.
+/// Operators that trap when they divide integers.
 const DIVISIONS: [&str; 2] = ["Div", "Mod"];
 
-/// Why the model at `path` had better run in a process of its own; `None`: nothing speaks against the server's.
+/// The reason to run the model at `path` in a process of its own; `None`: the server's process is
+/// safe.
 ///
 /// # Errors
 /// If the file cannot be read or is not an ONNX model.
@@ -124,7 +126,8 @@ mod tests {
         ValueInfoProto { name: name.into(), r#type: Some(shaped.encode_to_vec().into()) }
     }
 
-    /// The hazard of operators on the inputs `x` and `y` of this datatype. The integers `two` and `none` are weights.
+    /// The hazard of operators on the inputs `x` and `y` of this datatype. The integers `two` and
+    /// `none` are weights.
     fn said(element: i32, node: Vec<NodeProto>) -> Option<String> {
         let number = |name: &str, n: i64| TensorProto {
             name: name.into(),
@@ -148,7 +151,7 @@ mod tests {
             assert_eq!(said(INT64, vec![node(operator, &["x", "two"], "z")]), None);
             assert_eq!(said(FLOAT, vec![node(operator, &["x", "y"], "z")]), None);
         }
-        // Of shapes, which may be 0.
+        // Divisors from shapes, which may be 0.
         let of_shapes = vec![node("Shape", &["x"], "s"), node("Div", &["two", "s"], "z")];
         assert!(said(FLOAT, of_shapes).is_some());
     }

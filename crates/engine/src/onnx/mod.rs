@@ -1,4 +1,4 @@
-//! ONNX files before any engine sees them: their signature, and what is wrong with them.
+//! Reads ONNX files before any engine does: their signature, and their faults.
 
 mod declared;
 mod external;
@@ -32,13 +32,14 @@ pub use rows::{Cause, RowReport, Rows, row_report};
 /// Largest model file: protocol buffers cannot be larger, and neither engine reads more.
 pub const FILE_LIMIT: u64 = (1 << 31) - 1;
 
-/// Reads inputs and outputs from the model file, without an engine: initialisers are no inputs, sizes that vary are -1.
-/// The file is walked and checked, its tensors are not read: gigabytes of garbage are refused at their first bytes.
+/// Reads inputs and outputs from the model file, without an engine: initialisers are no inputs,
+/// sizes that vary are -1. The file is walked and checked, its tensors are not read: gigabytes of
+/// garbage are refused at their first bytes.
 ///
 /// # Errors
-/// If the file cannot be read, is not an ONNX model, is truncated or larger than [`FILE_LIMIT`], names external data
-/// outside of its folder, has an input that is not a tensor of a datatype and rank known from the file, or an output that
-/// is not a tensor of a known datatype.
+/// If the file cannot be read, is not an ONNX model, is truncated or larger than [`FILE_LIMIT`], or
+/// names external data outside of its folder. If an input is not a tensor with a datatype and rank
+/// in the file. If an output is not a tensor of a known datatype.
 pub fn inspect(path: &Path) -> Result<Signature, LoadError> {
     check(path)?.signature(|_| None)
 }
@@ -62,10 +63,10 @@ pub(crate) struct Checked<'a> {
     file: OnnxFile,
 }
 
-/// Walks and checks the file. Every engine calls this before it lets a parser of its own near the file.
+/// Walks and checks the file. Every engine calls this before its own parser reads the file.
 pub(crate) fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
     let checked = walk(path)?;
-    // Whatever is wrong with inputs and outputs is said here, in the same words for every engine.
+    // Faults of inputs and outputs are reported here, in the same words for every engine.
     checked.signature(|_| Some((DataType::Fp32, Vec::new())))?;
     Ok(checked)
 }
@@ -73,7 +74,7 @@ pub(crate) fn check(path: &Path) -> Result<Checked<'_>, LoadError> {
 /// Walks the file and checks all of it but its inputs and outputs.
 fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     let error = |reason: String| LoadError::File { path: path.to_owned(), reason };
-    // Before it is opened: opening a pipe would block.
+    // Checked before it is opened: opening a pipe would block.
     let metadata = std::fs::metadata(path).map_err(|e| error(format!("the model file cannot be read: {e}")))?;
     if !metadata.is_file() {
         return Err(error("not a regular file; expected an ONNX model".into()));
@@ -103,7 +104,8 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     }
     match file.ir_version {
         None => return Err(missing("IR version")),
-        // Far above any that will be: the file is corrupt. Which are too new is for the engine to say.
+        // Far above any future version: the file is corrupt. The engine rejects versions that are
+        // too new for it.
         Some(version) if !(1..=1000).contains(&version) => {
             return Err(error(format!(
                 "IR version {version} does not exist; the file is corrupt. Export or copy it again"
@@ -115,7 +117,7 @@ fn walk(path: &Path) -> Result<Checked<'_>, LoadError> {
     Ok(Checked { path, file })
 }
 
-/// Reads all of a model file that was walked, without its external data.
+/// Reads the whole of a checked model file, without its external data.
 fn read_whole(path: &Path) -> Result<Bytes, LoadError> {
     let read = std::fs::read(path).map(Bytes::from);
     read.map_err(|e| LoadError::File { path: path.to_owned(), reason: format!("the model file cannot be read: {e}") })
@@ -136,7 +138,7 @@ fn refuse_lfs_pointer(path: &Path, len: u64) -> Result<(), FileContentError> {
 }
 
 impl Checked<'_> {
-    /// Where its external data are, relative to the model's folder; one for each tensor.
+    /// The locations of its external data, relative to the model's folder; one for each tensor.
     pub(crate) fn external_locations(&self) -> impl Iterator<Item = &str> {
         self.file.external.iter().map(|e| e.location.as_str())
     }
@@ -146,7 +148,8 @@ impl Checked<'_> {
         self.file.has_floats8
     }
 
-    /// Whether the time of a run may depend on the values of its inputs: an operator repeats a graph, or chooses among some.
+    /// Whether the time of a run may depend on the values of its inputs: an operator repeats a
+    /// graph, or chooses among graphs.
     pub(crate) fn has_graphs(&self) -> bool {
         self.file.has_graphs
     }
@@ -156,12 +159,13 @@ impl Checked<'_> {
         self.file.ir_version.unwrap_or_default()
     }
 
-    /// The version of the standard operators that is asked for; 0 if none is.
+    /// The requested version of the standard operators; 0 if there is none.
     pub(crate) fn opset(&self) -> i64 {
         self.file.opsets.iter().find(|(domain, _)| standard_domain(domain)).map_or(0, |(_, version)| *version)
     }
 
-    /// Inputs and outputs. `infer(i)` may give the datatype and sizes of output `i` if the file does not say.
+    /// Inputs and outputs. `infer(i)` may give the datatype and sizes of output `i` if the file
+    /// does not say.
     pub(crate) fn signature(
         &self,
         infer: impl Fn(usize) -> Option<(DataType, Vec<i64>)>,
@@ -169,7 +173,7 @@ impl Checked<'_> {
         self.signature_with(&Declared::default(), infer)
     }
 
-    /// The same, with what is declared beside the file.
+    /// The signature, with the sizes and values that the configuration declares.
     fn signature_with(
         &self,
         declared: &Declared,
@@ -235,13 +239,14 @@ impl Checked<'_> {
     }
 }
 
-/// Whether operators of a domain are those of the standard.
+/// Whether a domain is that of the standard's operators.
 pub(crate) fn standard_domain(domain: &str) -> bool {
     domain.is_empty() || domain == "ai.onnx"
 }
 
-/// An output without a shape in the file, as an engine inferred it. An engine that infers no shape says `[]`, or gives
-/// nothing. Such an output is declared as one dimension of any size, and its answers are served with their own shapes.
+/// An output without a shape in the file, as an engine inferred it. An engine that infers no shape
+/// returns `[]`, or nothing. Such an output is declared as one dimension of any size, and its
+/// answers are served with their own shapes.
 fn inferred_output(info: &ValueInfo, inferred: Option<(DataType, Vec<i64>)>) -> Option<(DataType, Vec<i64>)> {
     let element = match info.kind {
         ValueKind::Tensor { element, .. } => datatype(element),
@@ -251,7 +256,7 @@ fn inferred_output(info: &ValueInfo, inferred: Option<(DataType, Vec<i64>)>) -> 
     Some((element.or(its)?, if dims.is_empty() { vec![-1] } else { dims }))
 }
 
-/// The datatype of an ONNX `TensorProto.DataType`; ONNX Runtime numbers them alike.
+/// The datatype of an ONNX `TensorProto.DataType`; ONNX Runtime has the same numbers.
 pub(crate) fn datatype(element: i64) -> Option<DataType> {
     DataType::ALL.into_iter().find(|d| i64::from(element_type(*d)) == element)
 }
@@ -276,7 +281,8 @@ fn element_name(element: i64) -> String {
     format!("{element} ({name})")
 }
 
-/// Bytes of an element of an ONNX `TensorProto.DataType` in memory, where that is a whole number: those that models have only inside, too.
+/// Bytes of an element of an ONNX `TensorProto.DataType` in memory, if that is a whole number. It
+/// includes types that appear only inside of models.
 pub(crate) fn element_size(element: i32) -> Option<usize> {
     match element {
         17..=20 => Some(1),

@@ -1,5 +1,5 @@
-//! The part of `onnx.proto3` that a cut needs. What is only passed on stays as the bytes it was read as: a field of messages
-//! and a field of bytes look the same on the wire.
+//! The part of `onnx.proto3` that a cut needs. Messages that are only passed on stay as the bytes
+//! that were read. On the wire a field of messages and a field of bytes look the same.
 
 use bytes::Bytes;
 use prost::Message;
@@ -52,11 +52,11 @@ pub(crate) struct NodeProto {
     pub overload: String,
 }
 
-/// The types of attributes of one number, by `AttributeProto.AttributeType`.
+/// Types of attributes with one number, by `AttributeProto.AttributeType`.
 const FLOAT: i32 = 1;
 const INT: i32 = 2;
 
-/// An attribute, but for its graphs.
+/// An attribute, without its graphs.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AttributeProto {
     #[prost(string, tag = "1")]
@@ -77,12 +77,12 @@ pub(crate) struct AttributeProto {
     pub strings: Vec<Bytes>,
     #[prost(int32, tag = "20")]
     pub r#type: i32,
-    /// In a function: which attribute of the call gives this one its value.
+    /// In a function: the attribute of the call that gives this one its value.
     #[prost(string, tag = "21")]
     pub ref_attr_name: String,
 }
 
-/// A function of the model: an operator that is made of others.
+/// A function of the model: an operator that consists of others.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct FunctionProto {
     #[prost(string, tag = "1")]
@@ -97,18 +97,18 @@ pub(crate) struct FunctionProto {
     pub opset_import: Vec<OperatorSetProto>,
     #[prost(string, tag = "10")]
     pub domain: String,
-    /// Attributes with the value that they have where a call does not give them.
+    /// Attributes with the values that they have if a call leaves them out.
     #[prost(bytes = "bytes", repeated, tag = "11")]
     pub attribute_proto: Vec<Bytes>,
 }
 
 impl AttributeProto {
-    /// The integer of an attribute that is one. Writers by proto3 leave a zero out.
+    /// The value of an integer attribute. Writers by proto3 leave a zero out.
     pub fn integer(&self) -> Option<i64> {
         self.i.or((self.r#type == INT).then_some(0))
     }
 
-    /// The number of an attribute that is one. Writers by proto3 leave a zero out.
+    /// The value of a float attribute. Writers by proto3 leave a zero out.
     pub fn float(&self) -> Option<f32> {
         self.f.or((self.r#type == FLOAT).then_some(0.0))
     }
@@ -132,7 +132,7 @@ impl AttributeProto {
     }
 }
 
-/// Of a model, what it says of its values.
+/// The part of a model that describes its values.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct ModelValues {
     #[prost(message, optional, tag = "7")]
@@ -145,12 +145,12 @@ pub(crate) struct GraphValues {
     pub input: Vec<ValueInfoProto>,
     #[prost(message, repeated, tag = "12")]
     pub output: Vec<ValueInfoProto>,
-    /// Of those between.
+    /// The values between inputs and outputs.
     #[prost(message, repeated, tag = "13")]
     pub value_info: Vec<ValueInfoProto>,
 }
 
-/// Which operators a model has, by where they come from.
+/// An operator set that a model imports.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct OperatorSetProto {
     #[prost(string, tag = "1")]
@@ -159,7 +159,7 @@ pub(crate) struct OperatorSetProto {
     pub version: i64,
 }
 
-/// Of an attribute, the graphs.
+/// The graphs of an attribute.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct AttributeGraphs {
     #[prost(bytes = "bytes", optional, tag = "6")]
@@ -168,7 +168,7 @@ pub(crate) struct AttributeGraphs {
     pub graphs: Vec<Bytes>,
 }
 
-/// An attribute of one graph or several, whole.
+/// An attribute of one or several graphs, whole.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct GraphAttribute {
     #[prost(string, tag = "1")]
@@ -209,7 +209,7 @@ pub(crate) struct TensorShapeProto {
     pub dim: Vec<DimensionProto>,
 }
 
-/// A size, or none where it varies; then it may have a name.
+/// A size, or none if it varies; then it may have a name.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct DimensionProto {
     #[prost(int64, optional, tag = "1")]
@@ -218,7 +218,7 @@ pub(crate) struct DimensionProto {
     pub dim_param: Option<String>,
 }
 
-/// Of a weight, what says how large it is, and where in a file of weights.
+/// The part of a weight with its size, and with its place in a file of weights.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct WeightProto {
     #[prost(int64, repeated, tag = "1")]
@@ -231,7 +231,7 @@ pub(crate) struct WeightProto {
     pub external_data: Vec<StringEntry>,
 }
 
-/// A tensor with its elements, which are in one of the fields by datatype and by taste of the exporter.
+/// A tensor with its elements. The datatype and the exporter decide which field holds them.
 #[derive(Clone, PartialEq, Message)]
 pub(crate) struct TensorProto {
     #[prost(int64, repeated, packed = "false", tag = "1")]

@@ -1,4 +1,4 @@
-//! From the shapes of what an operator reads to the shapes of what it gives: a table by operator.
+//! Rules from the shapes of an operator's inputs to the shapes of its outputs: a table by operator.
 
 use bytes::Bytes;
 use prost::Message;
@@ -10,10 +10,10 @@ use super::sizes::{
     replaced,
 };
 
-/// What an operator gives; `None`: that is not known.
+/// The outputs of an operator; `None`: unknown.
 pub(super) type Rule = fn(&Known<'_>) -> Option<Vec<Extent>>;
 
-/// Operators of whose outputs nothing is known: these depend on values, or are no tensors.
+/// Operators with unknown outputs: these depend on values, or are no tensors.
 const UNKNOWN: &str = "If Loop Scan NonMaxSuppression Compress Unique RoiAlign StringSplit SequenceAt SequenceConstruct SequenceEmpty \
     SequenceInsert SplitToSequence ConcatFromSequence Optional OptionalGetElement OptionalHasElement DFT STFT MelWeightMatrix HannWindow \
     HammingWindow BlackmanWindow Col2Im CenterCropPad MaxUnpool MaxRoiPool ImageDecoder \
@@ -26,11 +26,11 @@ pub(super) fn rule(operator: &str) -> Rule {
     }
     let found = arithmetic(operator).or_else(|| products(operator)).or_else(|| moved(operator));
     let found = found.or_else(|| chosen(operator)).or_else(|| other(operator)).or_else(|| further(operator));
-    // Activations, norms, scatters: as large as what they read.
+    // Activations, norms, scatters: the output is as large as the input.
     found.unwrap_or(|k| k.made(k.dims(0)?.iter().copied()))
 }
 
-/// Element by element.
+/// Operators that work element by element.
 fn arithmetic(operator: &str) -> Option<Rule> {
     Some(match operator {
         "Add" => |k| elementwise(k, |a, b| a + b),
@@ -105,7 +105,7 @@ fn products(operator: &str) -> Option<Rule> {
     })
 }
 
-/// The same elements in another shape, joined or parted.
+/// Operators that give the same elements in another shape, joined or split.
 fn moved(operator: &str) -> Option<Rule> {
     Some(match operator {
         "Reshape" => reshape,
@@ -150,7 +150,7 @@ fn moved(operator: &str) -> Option<Rule> {
             let along = k.axis(0, x.len())?;
             let (count, whole) = (k.step.outputs.len(), *x.get(along)?);
             let asked = k.optional(1, "split")?;
-            // Parts of equal sizes, of which the last may be smaller.
+            // Parts of equal sizes, but the last may be smaller.
             let equal = whole.div_ceil(count.max(1) as u64);
             let part = |i: usize| match &asked {
                 Some(sizes) => sizes.get(i).map_or(0, |n| size(*n)),
@@ -172,7 +172,7 @@ fn moved(operator: &str) -> Option<Rule> {
     })
 }
 
-/// What is reduced, repeated, padded or scaled.
+/// Operators that reduce, repeat, pad or scale.
 fn chosen(operator: &str) -> Option<Rule> {
     Some(match operator {
         "ReduceMax" => |k| reduce(k, Some(f64::max)),
@@ -215,7 +215,7 @@ fn chosen(operator: &str) -> Option<Rule> {
             }
             k.made(dims)
         },
-        // Sizes where there are some; of opset 10 the scales are input 1.
+        // Sizes, if there are some; in opset 10 the scales are input 1.
         "Resize" => |k| match k.has(3) {
             _ if k.attribute("axes").is_some() || k.attribute("keep_aspect_ratio_policy").is_some() => None,
             true => k.made(k.data(3)?.iter().map(|n| size(*n))),
@@ -226,7 +226,7 @@ fn chosen(operator: &str) -> Option<Rule> {
     })
 }
 
-/// What is made of nothing but sizes and numbers, or of another datatype.
+/// Operators that need only sizes and numbers, or give another datatype.
 fn other(operator: &str) -> Option<Rule> {
     Some(match operator {
         "Constant" => constant,
@@ -256,7 +256,7 @@ fn other(operator: &str) -> Option<Rule> {
             dims.insert(along.min(dims.len()), depth);
             one(Extent::new(k.element(2), dims))
         },
-        // As many as are not zero, where the numbers are known; else as many as can be.
+        // If the numbers are known, the count of the nonzero ones; else the maximum.
         "NonZero" => |k| {
             let found = k.get(0)?.data.as_ref().map(|data| data.iter().filter(|n| **n != 0.0).count() as u64);
             let most = product(k.dims(0)?);
@@ -271,7 +271,7 @@ fn other(operator: &str) -> Option<Rule> {
             };
             one(Extent::new(element, k.dims(0)?.iter().copied()))
         },
-        // That of the scale.
+        // The datatype is that of the scale.
         "DequantizeLinear" => |k| one(Extent::new(k.element(1), k.dims(0)?.iter().copied())),
         "DynamicQuantizeLinear" => |k| {
             let dims = k.dims(0)?.iter().copied();
@@ -286,7 +286,7 @@ pub(super) fn one(extent: Extent) -> Option<Vec<Extent>> {
 }
 
 pub(super) fn size(number: f64) -> u64 {
-    // Saturates, and makes 0 of what is negative.
+    // The cast saturates, and turns negative numbers into 0.
     number as u64
 }
 
@@ -336,20 +336,20 @@ pub(super) fn matmul(a: &[u64], b: &[u64], element: i32) -> Option<Vec<Extent>> 
     one(Extent::new(element, broadcast(a, b).into_iter().chain(rows).chain(columns)))
 }
 
-/// `b`: which input is the second matrix.
+/// `b`: the input that is the second matrix.
 pub(super) fn gemm(k: &Known<'_>, b: usize, element: i32) -> Option<Vec<Extent>> {
     let m = k.dims(0)?.get(usize::from(k.int("transA", 0) != 0))?;
     let n = k.dims(b)?.get(usize::from(k.int("transB", 0) == 0))?;
     one(Extent::new(element, [*m, *n]))
 }
 
-/// How far the kernel reaches along an axis, and what is padded there.
+/// The reach of the kernel along an axis, and the axis's padding.
 fn reach_and_pads(k: &Known<'_>, i: usize, rank: usize, kernel: u64) -> (u64, u64) {
     let reach = k.at("dilations", i, 1).saturating_mul(kernel.saturating_sub(1)).saturating_add(1);
     (reach, k.at("pads", i, 0).saturating_add(k.at("pads", i + rank, 0)))
 }
 
-/// `weight`: channels, anything, and the sizes of the kernel.
+/// `weight`: channels, any size, and the sizes of the kernel.
 pub(super) fn convolution(k: &Known<'_>, weight: &[u64]) -> Option<Vec<Extent>> {
     let x = k.dims(0)?;
     let (spatial, kernel) = (x.get(2..)?, weight.get(2..)?);

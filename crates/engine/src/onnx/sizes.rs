@@ -1,8 +1,9 @@
-//! The sizes of a graph's values, worked out from the shapes of its inputs before anything is allocated.
+//! The sizes of a graph's values, computed from the shapes of its inputs before any allocation.
 //!
-//! Every operator has a rule from the shapes of what it reads to the shapes of what it gives (`size_rules.rs`), and numbers that shapes are made of are followed
-//! too (`Shape`, `Gather`, `Concat`, ...). What no rule knows (`If`, `Loop`, what a detector finds) is unknown, counts nothing, and so does what depends
-//! on it: the sum is an estimate.
+//! Every operator has a rule from the shapes of its inputs to the shapes of its outputs
+//! (`size_rules.rs`). The numbers that shapes are made of are followed too (`Shape`, `Gather`,
+//! `Concat`, ...). Some outputs have no rule: `If`, `Loop`, the boxes of a detector. They are
+//! unknown and count nothing, and so do values that depend on them: the sum is an estimate.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +14,7 @@ use smallvec::SmallVec;
 use super::proto::{AttributeProto, GraphProto, TensorProto, TypeProto};
 use super::size_rules::{Rule, rule};
 
-/// Most elements of a tensor whose numbers are followed.
+/// The most elements of a tensor whose numbers are followed.
 pub(super) const FOLLOWED: usize = 1024;
 pub(crate) const UINT8: i32 = 2;
 pub(crate) const INT32: i32 = 6;
@@ -23,13 +24,13 @@ pub(crate) const FLOAT: i32 = 1;
 
 pub(crate) type Dims = SmallVec<[u64; 6]>;
 
-/// What is known of a value.
+/// The known facts about a value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extent {
     /// `TensorProto.DataType`.
     pub element: i32,
     pub dims: Option<Dims>,
-    /// Its elements, where they are few and may be sizes.
+    /// The elements, if they are few and may be sizes.
     pub data: Option<Vec<f64>>,
 }
 
@@ -37,31 +38,31 @@ pub(crate) struct Extent {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Input<'a> {
     pub dims: &'a [usize],
-    /// Its elements; none where they are not looked at.
+    /// The elements; empty if they are not needed.
     pub data: &'a [u8],
 }
 
-/// What a run takes.
+/// The memory that a run needs.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Need {
-    /// Most bytes of values that are there at the same time.
+    /// The most bytes of values that exist at the same time.
     pub bytes: u64,
     /// The largest value: its name, shape and bytes.
     pub largest: (String, Vec<u64>, u64),
-    /// Whether it depends on what the inputs hold.
+    /// Whether the need depends on the contents of the inputs.
     pub by_data: bool,
 }
 
 /// The rules of a graph's operators.
 #[derive(Debug)]
 pub(crate) struct Sizes {
-    /// By the id of the value: weights.
+    /// Weights, by the id of the value.
     pub(super) weights: Vec<Option<Extent>>,
     /// Values by their ids, with datatypes, in the file's order.
     pub(super) inputs: Vec<(usize, i32)>,
-    /// One for each node, in the file's order.
+    /// The operators, one for each node, in the file's order.
     pub(super) steps: Vec<Step>,
-    /// By the id of the value.
+    /// Names, by the id of the value.
     pub(super) names: Vec<String>,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Step {
     pub attributes: Vec<AttributeProto>,
     pub inputs: Vec<Option<usize>>,
     pub outputs: Vec<Option<usize>>,
-    /// What nobody reads after it.
+    /// The values that no later step reads.
     ends: Vec<usize>,
 }
 
@@ -80,7 +81,7 @@ impl std::fmt::Debug for Step {
     }
 }
 
-/// What is known before an operator.
+/// The known facts before an operator.
 pub(super) struct Known<'a> {
     pub step: &'a Step,
     pub values: &'a [Option<Extent>],
@@ -130,7 +131,7 @@ impl Sizes {
         Ok(Sizes { weights, inputs, steps, names: ids.names })
     }
 
-    /// What a run with these inputs takes, `None` for one of which nothing is known.
+    /// The need of a run with these inputs; `None` for an unknown input.
     pub fn need<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>) -> Need {
         self.walk(inputs, |_, _| ()).0
     }
@@ -140,7 +141,8 @@ impl Sizes {
         self.inputs.iter().filter_map(|(id, _)| self.names.get(*id).map(String::as_str))
     }
 
-    /// Tells `each` what is known of every weight, input and computed value of a run with these inputs: its name, its extent, and whether it is a weight.
+    /// Calls `each` with every weight, input and computed value of a run with these inputs: its
+    /// name, its extent, and whether it is a weight.
     pub fn each<'a>(&self, inputs: impl Iterator<Item = Option<Input<'a>>>, mut each: impl FnMut(&str, &Extent, bool)) {
         for (name, weight) in self.names.iter().zip(&self.weights) {
             if let Some(weight) = weight {
@@ -154,7 +156,8 @@ impl Sizes {
         });
     }
 
-    /// What a run takes, with what is known of the graph's outputs. `made` is told what is known of each value.
+    /// The need of a run, with the extents of the graph's outputs. `made` is called with the extent
+    /// of each value.
     pub(super) fn walk<'a>(
         &self,
         inputs: impl Iterator<Item = Option<Input<'a>>>,
@@ -233,14 +236,14 @@ impl Extent {
         Extent { element, dims: Some(Dims::from_slice(&[data.len() as u64])), data: Some(data) }
     }
 
-    /// The same number everywhere, if it is known.
+    /// The same number in all elements, if the number is known.
     pub fn filled(element: i32, dims: Dims, number: Option<f64>) -> Extent {
         let count = product(&dims);
         let data = number.filter(|_| count <= FOLLOWED as u64).map(|number| vec![number; count as usize]);
         Extent { element, dims: Some(dims), data }
     }
 
-    /// What a tensor of the file is.
+    /// The extent of a tensor in the file.
     pub fn of(tensor: &TensorProto) -> Extent {
         let dims: Dims = tensor.dims.iter().map(|d| u64::try_from(*d).unwrap_or(0)).collect();
         let data = if !tensor.raw_data.is_empty() {
@@ -268,9 +271,10 @@ impl Extent {
     }
 
     fn bytes(&self) -> u64 {
-        // As the engine that takes more: RTen has no BOOL, ONNX Runtime computes halves as floats.
+        // The width is that of the engine with the larger one: RTen has no BOOL, ONNX Runtime
+        // computes halves as floats.
         let width = match self.element {
-            // Below a byte: as if it were one.
+            // Less than a byte counts as a byte.
             UINT8 | 3 | 17.. => 1,
             INT64 | 11 | 13 => 8,
             8 => 16,
@@ -324,7 +328,7 @@ impl Known<'_> {
         self.step.inputs.get(index).is_some_and(Option::is_some)
     }
 
-    /// Numbers that a shape is made of.
+    /// Numbers from which a shape is made.
     pub fn data(&self, index: usize) -> Option<&[f64]> {
         let data = self.get(index).and_then(|extent| extent.data.as_deref());
         if data.is_none() {
@@ -333,7 +337,7 @@ impl Known<'_> {
         data
     }
 
-    /// As [`Known::data`], or those of an attribute, as older operators have it.
+    /// As [`Known::data`], or the numbers of an attribute, as in older operators.
     pub fn numbers(&self, index: usize, attribute: &str) -> Option<Vec<f64>> {
         if self.has(index) {
             return self.data(index).map(<[f64]>::to_vec);
@@ -343,7 +347,7 @@ impl Known<'_> {
         Some(ints.chain(attribute.floats.iter().map(|n| f64::from(*n))).collect())
     }
 
-    /// The same, or `Some(None)` where they are left out.
+    /// The same, or `Some(None)` if both are left out.
     pub fn optional(&self, index: usize, attribute: &str) -> Option<Option<Vec<f64>>> {
         let is_there = self.has(index) || self.attribute(attribute).is_some();
         if is_there { self.numbers(index, attribute).map(Some) } else { Some(None) }
@@ -357,12 +361,12 @@ impl Known<'_> {
         self.attribute(name).and_then(AttributeProto::integer).unwrap_or(default)
     }
 
-    /// The axis of `rank` that an attribute says.
+    /// The axis that an attribute names, for a tensor of `rank` axes.
     pub fn axis(&self, default: i64, rank: usize) -> Option<usize> {
         axis(self.int("axis", default) as f64, rank)
     }
 
-    /// Element `index` of an attribute, or what is taken where it is left out.
+    /// Element `index` of an attribute, or the default if it is left out.
     pub fn at(&self, name: &str, index: usize, default: u64) -> u64 {
         let ints = self.attribute(name).map(|attribute| attribute.ints.as_slice()).unwrap_or_default();
         ints.get(index).map_or(default, |n| u64::try_from(*n).unwrap_or(0))
@@ -385,17 +389,17 @@ pub(super) fn names(axes: &[f64], i: usize, rank: usize) -> bool {
     axes.iter().any(|a| axis(*a, rank) == Some(i))
 }
 
-/// The same sizes but one.
+/// The same sizes with one replaced.
 pub(super) fn replaced(dims: &[u64], along: usize, with: u64) -> Dims {
     dims.iter().enumerate().map(|(i, d)| if i == along { with } else { *d }).collect()
 }
 
-/// An element, where one may stand for all.
+/// An element. A single element stands for all.
 pub(super) fn element_at(data: &[f64], at: usize) -> Option<f64> {
     data.get(if data.len() == 1 { 0 } else { at }).copied()
 }
 
-/// The sizes of what is computed of two, element by element.
+/// The sizes of the result of two tensors, element by element.
 pub(super) fn broadcast(a: &[u64], b: &[u64]) -> Dims {
     let rank = a.len().max(b.len());
     let at = |dims: &[u64], axis: usize| (axis + dims.len()).checked_sub(rank).and_then(|i| dims.get(i)).copied();
@@ -459,7 +463,7 @@ mod tests {
         assert_eq!(need(there_and_back), (10 * 64 * 5, Some(10 * 64 * 4)), "one byte each in between");
     }
 
-    /// The shapes of the outputs are those that a run gives, so that nothing on the way to them was unknown.
+    /// The shapes of the outputs equal those of a run, so that no value on the way was unknown.
     #[test]
     fn the_examples_give_outputs_of_the_sizes_that_are_worked_out() {
         let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");

@@ -1,16 +1,17 @@
 //! The wire format of protocol buffers, read from a file without holding it in memory.
 //!
-//! Engines parse models with libraries that trust lengths; a file is walked here first, with every length checked
-//! against what encloses it, and tensors skipped by seeking.
+//! Engines parse models with libraries that trust lengths. So this code first walks a file, checks
+//! every length against the enclosing message, and skips tensors by seeking.
 
 use std::io::{BufRead, Seek};
 
-/// Longest string that is read (names, paths); models have them below a kilobyte.
+/// The longest string that is read (names, paths); in models they are below a kilobyte.
 const STRING_LIMIT: u64 = 1 << 16;
-/// Most fields that are looked at: two orders of magnitude above the largest models, a few seconds of work.
+/// The most fields that are read: two orders of magnitude above the largest models, a few seconds
+/// of work.
 const FIELD_LIMIT: u64 = 50_000_000;
 
-/// Why bytes are not a message.
+/// The reason why bytes are not a message.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WireError {
     #[error("it ends in the middle of a value at byte {0}: the file is truncated")]
@@ -54,7 +55,8 @@ impl<R: BufRead + Seek> Reader<R> {
         self.position
     }
 
-    /// The next field's number and value; `None` at `end`, which must be where the enclosing message ends.
+    /// The next field's number and value; `None` at `end`, which must be where the enclosing
+    /// message ends.
     pub(super) fn field(&mut self, end: u64) -> Result<Option<(u64, WireValue)>, WireError> {
         if self.position >= end {
             return Ok(None);
@@ -92,7 +94,8 @@ impl<R: BufRead + Seek> Reader<R> {
         Ok(Some((number, value)))
     }
 
-    /// Passes over what is left before `end`, which lies in the enclosing message and not before what was read.
+    /// Skips the bytes before `end`. It must be in the enclosing message and not before the
+    /// position.
     pub(super) fn skip_to(&mut self, end: u64) -> Result<(), WireError> {
         self.seek(end - self.position)
     }
@@ -136,7 +139,8 @@ impl<R: BufRead + Seek> Reader<R> {
     }
 
     fn seek(&mut self, len: u64) -> Result<(), WireError> {
-        // Within the file, which is smaller than i64::MAX: `field` compared the length with the enclosing message's.
+        // Within the file, which is smaller than i64::MAX: `field` compared the length with the
+        // enclosing message's.
         self.inner.seek_relative(len as i64)?;
         self.position += len;
         Ok(())

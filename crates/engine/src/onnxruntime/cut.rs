@@ -1,11 +1,14 @@
-//! Cutting: the model that the library itself optimised is saved, and every segment of it is a session.
+//! Cutting: the library saves the model that it optimised, and each segment of that model becomes a
+//! session.
 //!
-//! Weights stay in the one file that the optimised model was saved with, which the library maps into memory: each segment
-//! maps those that it uses, none is copied, and the folder can be removed as soon as all are loaded.
+//! Weights stay in the one file that the optimised model was saved with. The library maps the file
+//! into memory: each segment maps the weights that it uses, without a copy. The folder can be
+//! removed once all segments are loaded.
 //!
-//! A segment whose convolution adds a tensor that came into the segment (a residual) would copy that tensor first: what comes
-//! from outside, a session may not write. The result is therefore bound to the memory of that input, which the library's
-//! kernel sees and leaves the copy out; only where nobody else needs the input any more. This copy is most of what a cut costs.
+//! A convolution may add a tensor from outside of its segment (a residual). A session may not write
+//! that tensor, and would copy it first. So the result is bound to the memory of that input, and
+//! the library's kernel then leaves out the copy. This is done only if the input has no other user.
+//! The copy is most of the cost of a cut.
 
 use std::ops::Range;
 use std::path::Path;
@@ -42,17 +45,17 @@ pub(super) fn optimise(builder: SessionBuilder, path: &Path, folder: &Path) -> o
     commit(builder, |b| b.commit_from_file(path))
 }
 
-/// Makes builders of sessions for parts of the model that was saved.
+/// Makes builders of sessions for parts of the saved model.
 pub(super) type PartBuilder<'a> = &'a dyn Fn() -> ort::Result<SessionBuilder>;
 
 /// A model that is cut.
 pub(super) struct CutModel {
-    /// In their order, at least one.
+    /// The segments in their order, at least one.
     pub segments: Vec<Segment>,
-    /// What is known of each.
+    /// The description of each segment.
     pub infos: Vec<SegmentInfo>,
     pub activations: Activations,
-    /// What it was cut by; `None`: it is whole.
+    /// The measurements behind the cut; `None`: the model is whole.
     pub operators: Option<Arc<OperatorProfile>>,
 }
 
@@ -79,15 +82,16 @@ pub(super) fn load(
     Ok(model)
 }
 
-/// Measures what the operators of a model take and give.
+/// Measures the times and values of a model's operators.
 pub(super) type Measure<'a> = &'a dyn Fn(&ModelProto, &OperatorGraph) -> Result<OperatorProfile, String>;
 
-/// Cuts the model that [`optimise`] saved, by what `options` say of its operators, or else by what `measure` does.
+/// Cuts the model that [`optimise`] saved. The measurements come from `options`, or else from
+/// `measure`.
 ///
-/// `in_place`: whether kernels may leave a sum in the memory of an input.
+/// `in_place`: whether kernels may write a sum to the memory of an input.
 ///
 /// # Errors
-/// In words: what cannot be cut, and how far it can.
+/// In words: the reason why the model cannot be cut, and how far it can.
 pub(super) fn cut(
     measure: Measure<'_>,
     options: &LoadOptions,
@@ -118,14 +122,14 @@ pub(super) fn cut(
     Ok(CutModel { segments, infos, activations, operators: Some(measured) })
 }
 
-/// Reads a model, or of one what a message of that kind takes.
+/// Reads a model, or only the fields of it that another message type has.
 pub(super) fn read<M: Message + Default>(path: &Path) -> Result<M, String> {
     let bytes = std::fs::read(path).map_err(|e| format!("{} cannot be read: {e}", path.display()))?;
     M::decode(Bytes::from(bytes)).map_err(|e| format!("{} cannot be read: {e}", path.display()))
 }
 
-/// As [`boundary::find`], also by the names in the model's own file: operators whose layout the library changes it names by
-/// their value, and operators that it merges it names as the first.
+/// As [`boundary::find`], but it also accepts names in the model's own file. The library names
+/// operators by their value if it changes their layout. It names merged operators after the first.
 fn find(graph: &OperatorGraph, name: &str, path: &Path) -> Result<usize, String> {
     let found = boundary::find(graph, name, same);
     if found.is_ok() {
@@ -140,8 +144,8 @@ fn same(operator: &str, name: &str) -> bool {
     operator == name || operator.strip_suffix("_nchwc") == Some(name)
 }
 
-/// The boundary behind a value of the model's own file: that of its operator, or if that was merged into one before it, of the
-/// last of those.
+/// The boundary behind a value of the model's own file. It is the boundary of the value's operator.
+/// If that operator was merged into one before it, it is the boundary of the last such operator.
 fn behind(graph: &OperatorGraph, original: &GraphProto, value: &str, merged: u32) -> Option<usize> {
     /// Most operators that are merged into one in a row: a convolution, a sum, an activation.
     const MERGED: u32 = 3;
@@ -165,13 +169,13 @@ struct Cutter<'a> {
     in_place: bool,
 }
 
-/// A segment as a model of its own, and how a run of it is wired.
+/// A segment as a model of its own, and the wiring of its runs.
 pub(super) struct Segment {
     /// The model, encoded.
     pub model: Vec<u8>,
-    /// What a run of it takes, by name.
+    /// The names of the inputs of its runs.
     pub inputs: Vec<String>,
-    /// What it gives.
+    /// The names of the outputs of its runs.
     pub outputs: Vec<String>,
     pub wiring: Wiring,
 }
@@ -193,7 +197,7 @@ impl Cutter<'_> {
         Ok(segments)
     }
 
-    /// Where each segment ends, in operators.
+    /// The end of each segment, as a number of operators.
     fn ends(&self, chosen: &[Boundary]) -> Vec<usize> {
         chosen.iter().map(|b| b.at).chain([self.graph.operators.len()]).collect()
     }
@@ -213,7 +217,7 @@ impl Cutter<'_> {
             let kept = before.iter().position(|b| b.name == spec.name);
             let source = match kept {
                 Some(index) if !made(&spec.name) => Source::Kept(index),
-                // Made here, or a weight that is an output of the model.
+                // Made by this segment, or a weight that is an output of the model.
                 _ => {
                     outputs.push(spec.name.clone());
                     Source::Made(outputs.len() - 1)
@@ -228,7 +232,8 @@ impl Cutter<'_> {
         Ok(Segment { model, inputs, outputs, wiring })
     }
 
-    /// Finds convolutions that add an input of the segment which is over with that, and makes what they give outputs.
+    /// Finds convolutions that add an input of the segment as its last user, and makes their
+    /// results outputs.
     fn in_place(
         &self,
         range: Range<usize>,

@@ -1,4 +1,4 @@
-//! What each operator of a model takes and gives, by the library's own profile.
+//! Measures the times and values of a model's operators, with the library's own profile.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::probe::{self, Probe};
 use crate::state::State;
 use crate::traits::Model;
 
-/// Runs at batch 1, of which the first ones are not counted.
+/// Runs at batch 1. The first [`WARM_UP`] of them are not counted.
 const RUNS: usize = 7;
 const WARM_UP: usize = 2;
 
@@ -44,9 +44,11 @@ struct Arguments {
     mem_arena_held: Option<String>,
 }
 
-/// Runs the whole model, operators renamed to their index, at batch sizes 1, 2 and 3 and two lengths, in one session.
+/// Runs the whole model, with operators renamed to their index, at batch sizes 1, 2 and 3 and two
+/// lengths, in one session.
 ///
-/// `marks`: what times operators on a GPU, where the library's own profile says only how long it took to enqueue them.
+/// `marks` measures the operators' times on a GPU, where the library's own profile has only the
+/// time to enqueue them.
 pub(super) fn measure(
     builder: PartBuilder<'_>,
     model: &ModelProto,
@@ -79,7 +81,7 @@ pub(super) fn measure(
     Ok(OperatorProfile::new(graph, values, times.unwrap_or(of_profile), arena))
 }
 
-/// The whole model, to be run in a session that writes the library's profile.
+/// The whole model, which runs in a session that writes the library's profile.
 struct Subject<'a> {
     builder: PartBuilder<'a>,
     model: &'a [u8],
@@ -90,12 +92,12 @@ struct Subject<'a> {
     marked: Option<(&'a OperatorMarks, Marked)>,
 }
 
-/// What came of its runs.
+/// The results of its runs.
 struct Runs {
     events: Vec<ProfileEvent>,
-    /// How many of the runs in the profile were at batch 1.
+    /// The number of the profile's runs at batch 1.
     at_batch_1: usize,
-    /// What each operator took, by marks.
+    /// The times of each operator, measured by marks.
     times: Option<Vec<Duration>>,
 }
 
@@ -106,7 +108,7 @@ impl Subject<'_> {
             let _turn = turn();
             (self.builder)()
                 .and_then(|b| Ok(b.with_profiling(self.folder.join("profile"))?))
-                // An arena of its own, so that it says what this model alone takes.
+                // An arena of its own, so that its size is that of this model alone.
                 .and_then(|b| Ok(b.with_config_entry("session.use_env_allocators", "0")?))
                 .and_then(|b| commit(b, |b| b.commit_from_memory(self.model)))
         };
@@ -130,7 +132,7 @@ impl Subject<'_> {
         for (batch, length) in std::iter::repeat_n(one, at_batch_1).chain([two, three]) {
             run(batch, length)?;
         }
-        // From here on nothing is written between operators.
+        // From here on the library writes nothing between operators.
         let file = session.end_profiling().map_err(|e| e.message().to_owned())?;
         let text = std::fs::read(&file).map_err(|e| format!("the profile {file} cannot be read: {e}"))?;
         let events = serde_json::from_slice(&text).map_err(|e| format!("the profile {file} cannot be read: {e}"))?;
@@ -146,11 +148,11 @@ impl Subject<'_> {
     }
 }
 
-/// What a profile says.
+/// The measurements in a profile.
 struct Evaluated {
-    /// By the name of the value.
+    /// The values by their names.
     values: BTreeMap<String, MeasuredValue>,
-    /// Of each operator, at batch 1: the median.
+    /// The median time of each operator, at batch 1.
     times: Vec<Duration>,
     arena: Option<u64>,
 }
@@ -179,7 +181,7 @@ fn evaluate(
             continue;
         };
         for (index, name) in operator.outputs.iter().enumerate() {
-            // A value that is no tensor is not in the list, which is then shorter than the outputs.
+            // The list lacks values that are no tensors, and is then shorter than the outputs.
             let output = |event: &'_ ProfileEvent| {
                 let shapes = &event.args.output_type_shape;
                 let (kind, shape) = shapes.get(index)?.first_key_value()?;
@@ -199,7 +201,7 @@ fn evaluate(
     Evaluated { values, times, arena: held.max() }
 }
 
-/// The datatype that the library's profile calls so.
+/// The datatype for a name in the library's profile.
 fn datatype(kind: &str) -> Option<DataType> {
     Some(match kind {
         "float" => DataType::Fp32,
@@ -207,7 +209,7 @@ fn datatype(kind: &str) -> Option<DataType> {
         "float16" => DataType::Fp16,
         "bfloat16" => DataType::Bf16,
         "string" => DataType::Bytes,
-        // As the protocol calls it, but for the case.
+        // The protocol has the same name in capitals.
         other => other.to_ascii_uppercase().parse().ok()?,
     })
 }

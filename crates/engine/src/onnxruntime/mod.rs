@@ -1,7 +1,7 @@
 //! ONNX Runtime, by a dynamic library found at run time.
 //!
-//! One environment a process, with one thread pool for all models: pools of their own spin against each other. A model
-//! that is loaded with one thread uses none of it and runs on the thread that calls.
+//! A process has one environment, with one thread pool for all models: separate pools spin against
+//! each other. A model with one thread runs on the calling thread, without the pool.
 
 pub mod cuda;
 mod cut;
@@ -34,7 +34,8 @@ use search::{Library, LibraryPlace};
 pub(crate) use search::{loader_words, newest_in, provider_file};
 
 pub(crate) const NAME: &str = "onnxruntime";
-/// Words of the library about a valid model with an operator, a datatype or a version that the library lacks.
+/// Phrases in the library's errors about a valid model with an operator, a datatype or a version
+/// that the library lacks.
 const LACKS: [&str; 4] = [
     "Could not find an implementation",
     "is not a registered function/op",
@@ -42,11 +43,12 @@ const LACKS: [&str; 4] = [
     "Unsupported model IR version",
 ];
 
-/// Whether the library did not load a model for want of something, and not because the model is wrong.
+/// Whether the library refused a model because it lacks a feature, and not because the model is
+/// wrong.
 pub(crate) fn lacks(reason: &str) -> bool {
     LACKS.iter().any(|said| reason.contains(said))
 }
-/// The oldest minor version of the library that has every function used here.
+/// The oldest minor version of the library that has every function used by this crate.
 pub const OLDEST_MINOR: u32 = 24;
 
 /// ONNX Runtime on the CPU. Clones share the process's one library and environment.
@@ -63,15 +65,17 @@ struct Runtime {
     threads: usize,
 }
 
-/// The library and its environment; neither can be loaded twice in a process, nor taken out of it.
+/// The library and its environment. A process cannot load a second one, and cannot unload it.
 static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
 
 impl Onnxruntime {
-    /// Looks for the library in the places of [`Search`], in order, and loads the first that is usable. If the process has
-    /// loaded one already, that one, whatever the search says. `Ok(None)` if no place has one.
+    /// Searches the places of [`Search`], in order, and loads the first usable library. If the
+    /// process has already loaded one, it returns that one without a search. `Ok(None)` if no place
+    /// has one.
     ///
     /// # Errors
-    /// If a library that was asked for by name cannot be used, or some place has a library but none can be used.
+    /// If a library that the user named cannot be used, or places have libraries but none can be
+    /// used.
     pub fn find(search: &Search) -> Result<Option<Onnxruntime>, FindError> {
         let mut loaded = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = &*loaded {
@@ -95,10 +99,11 @@ impl Onnxruntime {
         unusable.map_or(Ok(None), Err)
     }
 
-    /// The library for GPUs at `library`, which has its providers beside it; for the engine on the CPU, too, from then on.
+    /// The library for GPUs at `library`, with its providers beside it. From then on the engine on
+    /// the CPU uses it, too.
     ///
     /// # Errors
-    /// If it cannot be used, or the process has loaded another one.
+    /// If the library cannot be used, or the process has loaded another one.
     pub(crate) fn with_gpu_library(library: &Path, threads: usize) -> Result<Onnxruntime, FindError> {
         let mut loaded = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = &*loaded {
@@ -113,11 +118,12 @@ impl Onnxruntime {
         Ok(Onnxruntime { runtime })
     }
 
-    /// The same library on these GPUs. The driver has to be loaded and initialised, the library to have its providers beside it, and what those need to be
+    /// The engine on these GPUs, with the same library. The driver must be loaded and initialised.
+    /// The library must have its providers beside it, and the libraries that they need must be
     /// loaded.
     ///
     /// # Errors
-    /// If one of the GPUs is lost, out of memory, or not there.
+    /// If one of the GPUs is lost, out of memory or missing.
     pub fn on_gpus(&self, devices: &[u32], options: &CudaOptions) -> Result<OnnxruntimeCuda, CudaError> {
         OnnxruntimeCuda::new(self.runtime.clone(), devices, options)
     }
@@ -129,8 +135,9 @@ impl Onnxruntime {
 }
 
 impl Runtime {
-    /// A builder of sessions for a model with these inputs. Models that have the whole CPU share the environment's pool. Other
-    /// models have a pool of their own, whose threads are bound to the cores of the share.
+    /// A builder of sessions for a model with these inputs. Models that have the whole CPU share
+    /// the environment's pool. Other models have a pool of their own, whose threads are bound to
+    /// the cores of the share.
     fn builder(&self, threads: usize, share: &Share, inputs: &[TensorSpec]) -> ort::Result<SessionBuilder> {
         let builder = self.pool_builder(inputs)?;
         match (threads, share.cores()) {
@@ -145,7 +152,8 @@ impl Runtime {
 
     /// A builder of sessions that run on the environment's pool.
     fn pool_builder(&self, inputs: &[TensorSpec]) -> ort::Result<SessionBuilder> {
-        // A plan of the memory is kept for each combination of shapes, for good: only where no more than batch sizes vary.
+        // The library keeps a memory plan for each combination of shapes, for good. So it plans
+        // only if no size but the batch's varies.
         let few_shapes = inputs.iter().all(|i| i.dims.iter().skip(1).all(|d| *d >= 0));
         SessionBuilder::new(&self.environment)?
             .with_optimization_level(GraphOptimizationLevel::All)?
@@ -154,9 +162,10 @@ impl Runtime {
             .map_err(Into::into)
     }
 
-    /// A builder of sessions for parts of a model that is optimised already. They take their memory from one arena, so that
-    /// what one part has left in the caches the next one uses, and have no threads of their own, unless these are to be bound to
-    /// some cores: pools beside each other, one for each part, are slow.
+    /// A builder of sessions for parts of a model that is optimised already. The parts share one
+    /// arena, so that a part finds the memory of the part before in the caches. They have no
+    /// threads of their own, unless the threads must be bound to cores: a pool for each part is
+    /// slow.
     fn part_builder(
         &self,
         threads: usize,
@@ -173,8 +182,9 @@ impl Runtime {
     }
 }
 
-/// Leaves 8-bit floats between `QuantizeLinear` and `DequantizeLinear` as they are: the library's optimiser takes them for integers, makes operators of them that do not
-/// exist, and leaves out a `Relu` before them.
+/// Leaves 8-bit floats between `QuantizeLinear` and `DequantizeLinear` as they are. The library's
+/// optimiser takes them for integers, makes operators that do not exist, and leaves out a `Relu`
+/// before them.
 fn keep_floats8(builder: SessionBuilder, has_floats8: bool) -> ort::Result<SessionBuilder> {
     if !has_floats8 {
         return Ok(builder);
@@ -184,7 +194,7 @@ fn keep_floats8(builder: SessionBuilder, has_floats8: bool) -> ort::Result<Sessi
         .with_config_entry("optimization.disable_specified_optimizers", "ReluQuantRewrite;ClipQuantRewrite")?)
 }
 
-/// Makes a session, which ends early where the thread is stopped.
+/// Makes a session. Stopping the thread ends the load early.
 fn commit(
     mut builder: SessionBuilder,
     make: impl FnOnce(&mut SessionBuilder) -> ort::Result<Session>,
@@ -195,15 +205,15 @@ fn commit(
 
 impl Interrupt for LoadCanceler {
     fn interrupt(&self) {
-        // It fails where the library has no such function: then the load goes on to its end.
+        // The call fails if the library lacks this function: then the load goes on to its end.
         let _ = self.cancel();
     }
 }
 
-/// The library looks at it between operators, those inside of a loop too.
+/// The library checks the flag between operators, even inside of a loop.
 impl Interrupt for RunOptions {
     fn interrupt(&self) {
-        // It sets a flag: nothing can fail.
+        // The call sets a flag and cannot fail.
         let _ = self.terminate();
     }
 
@@ -212,7 +222,8 @@ impl Interrupt for RunOptions {
     }
 }
 
-/// A pool of so many threads, the calling one included, which are bound to these cores. With one thread there is no pool: operators run without a wake-up.
+/// A pool of this many threads, the calling one included, which are bound to these cores. With one
+/// thread there is no pool: operators run without a wake-up.
 fn own_threads(builder: SessionBuilder, threads: usize, cores: Option<CoreSet>) -> ort::Result<SessionBuilder> {
     Ok(builder
         .with_thread_manager(PoolThreads { cores })?
@@ -235,7 +246,8 @@ impl ThreadManager for PoolThreads {
     fn create(&self, work: impl FnOnce() + Send + 'static) -> ort::Result<Self::Thread> {
         let cores = self.cores;
         let life = move || {
-            // If the thread cannot be bound, neither can the calling thread. Then the run of the calling thread gives the error.
+            // If the thread cannot be bound, neither can the calling thread. Then the run of the
+            // calling thread gives the error.
             let _pinned = cores.as_ref().map(Pinned::to);
             work();
         };
@@ -273,7 +285,8 @@ fn start(library: Library, threads: usize) -> Result<Runtime, FindError> {
     Ok(Runtime { environment, library: library.path, version: library.version, threads })
 }
 
-/// Passes the library's own log on. What a caller gets as an error it repeats there, so its errors are no more than debug.
+/// Passes the library's own log on. The library logs each error that it also returns, so its errors
+/// are only debug messages.
 fn log(level: LogLevel, category: &str, _id: &str, location: &str, message: &str) {
     match level {
         LogLevel::Fatal => tracing::error!(target: "onnxruntime", category, location, "{message}"),
@@ -297,9 +310,9 @@ impl Engine for Onnxruntime {
         let inputs = file.signature(|_| Some((DataType::Fp32, Vec::new())))?.inputs;
         let error = |reason: String| LoadError::Model { path: options.path.clone(), engine: NAME, reason };
         let library_error = |e: ort::Error| error(reason(e.message()));
-        // The threads that the library starts from here on are bound as this one is.
+        // The library's threads inherit the binding of this thread.
         let _pinned = options.share.pin().map_err(error)?;
-        // Before the library computes what depends on weights alone.
+        // The estimate comes before the library computes the values that depend on weights alone.
         let memory = RunMemory::of(&options.path, options.memory.as_ref()).map_err(error)?.map(Arc::new);
         let builder =
             || keep_floats8(self.runtime.builder(options.threads, &options.share, &inputs)?, file.has_floats8());
@@ -319,7 +332,7 @@ impl Engine for Onnxruntime {
     }
 }
 
-/// The library's words, with what to do where that is known.
+/// The library's words, with a remedy if it is known.
 fn reason(message: &str) -> String {
     let message = message.trim();
     let remedy = if message.contains("Unsupported model IR version") || message.contains("is under development") {

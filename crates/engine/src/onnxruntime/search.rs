@@ -1,4 +1,4 @@
-//! Where the ONNX Runtime library is looked for.
+//! The search for the ONNX Runtime library.
 
 use std::error::Error;
 use std::ffi::CStr;
@@ -9,11 +9,13 @@ use crate::cuda::libraries::Places;
 use crate::cuda::{CudaUnavailable, Provider};
 use crate::{elf, install, python};
 
-/// Where to look for the ONNX Runtime library: by default nowhere, by [`Search::from_env`] in the usual places, in this order: `asked`, beside the
-/// executable, `cache`, the system's library path, Python's packages.
+/// The places to search for the ONNX Runtime library: none by default, the usual ones by
+/// [`Search::from_env`]. Their order is `asked`, beside the executable, `cache`, the system's
+/// library path, Python's packages.
 #[derive(Clone, Debug, Default)]
 pub struct Search {
-    /// A library that was named, with who named it (`ORT_DYLIB_PATH`): this one or none.
+    /// A library named by the user, with the name's source (`ORT_DYLIB_PATH`): no other library is
+    /// tried.
     pub asked: Option<(String, PathBuf)>,
     /// Whether to look beside the executable.
     pub beside_executable: bool,
@@ -23,15 +25,17 @@ pub struct Search {
     pub system: bool,
     /// Whether to ask the `python3` on the path for its `onnxruntime` package.
     pub python: bool,
-    /// Whether to ask it for what GPUs need, onnxruntime-gpu and NVIDIA's libraries; only where no other place has them.
+    /// Whether to ask Python for the libraries of GPUs, onnxruntime-gpu and NVIDIA's, if no other
+    /// place has them.
     pub python_gpu: bool,
-    /// Threads of the pool that models share, the calling thread included; 0: one a core. Counts when the library is first
-    /// loaded.
+    /// Threads of the pool that models share, the calling thread included; 0: one a core. Only the
+    /// first load of the library uses it.
     pub threads: usize,
 }
 
 impl Search {
-    /// The usual places, by `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`, `XDG_CACHE_HOME` and `HOME`; without Python but for GPUs.
+    /// The usual places, by `ORT_DYLIB_PATH`, `DOWNBEAT_ONNXRUNTIME`, `XDG_CACHE_HOME` and `HOME`;
+    /// Python only for GPUs.
     pub fn from_env() -> Search {
         let asked = ["ORT_DYLIB_PATH", "DOWNBEAT_ONNXRUNTIME"].into_iter().find_map(|name| {
             let path = std::env::var_os(name).filter(|v| !v.is_empty())?;
@@ -47,7 +51,7 @@ impl Search {
         }
     }
 
-    /// What to try, in order. A library for GPUs is one for the CPU, too.
+    /// The candidates, in order. A library for GPUs also serves the CPU.
     pub(super) fn candidates(&self) -> Vec<(LibraryPlace, PathBuf)> {
         if let Some((who, path)) = &self.asked {
             return vec![(LibraryPlace::Asked(who.clone()), path.clone())];
@@ -78,7 +82,8 @@ impl Search {
     /// The onnxruntime library that has `provider` beside it.
     pub(crate) fn gpu_library(&self, provider: Provider) -> Result<PathBuf, CudaUnavailable> {
         let file = provider_file(provider);
-        // The library looks for its providers beside itself, by the path that it was loaded from.
+        // The library searches for its providers beside itself, by the path that it was loaded
+        // from.
         let whole =
             |library: &Path| library.parent().is_some_and(|f| f.join(file).is_file() && f.join(SHARED).is_file());
         if let Some((who, path)) = &self.asked {
@@ -118,7 +123,8 @@ impl Search {
         not_cut_short(found, file)
     }
 
-    /// Where NVIDIA's libraries are looked for, `library` being the onnxruntime that shall use them.
+    /// The places to search for NVIDIA's libraries. `library` is the onnxruntime that will use
+    /// them.
     pub(crate) fn nvidia_places(&self, library: Option<&Path>) -> Places {
         let mut places = Places::new(self.python_gpu);
         if self.system {
@@ -133,7 +139,7 @@ impl Search {
     }
 }
 
-/// Gives the library, if it and the `provider` beside it are all there.
+/// Returns the library, if its file and those of the `provider` beside it are complete.
 fn not_cut_short(library: PathBuf, provider: &'static str) -> Result<PathBuf, CudaUnavailable> {
     let beside = [provider, SHARED].map(|name| (name, library.with_file_name(name)));
     for (name, path) in beside.into_iter().chain([("onnxruntime", library.clone())]) {
@@ -146,10 +152,10 @@ fn not_cut_short(library: PathBuf, provider: &'static str) -> Result<PathBuf, Cu
 }
 
 const IN_CACHE: &str = "in the cache of `downbeat engine install`";
-/// What all providers need beside the library.
+/// The file beside the library that all providers need.
 const SHARED: &str = "libonnxruntime_providers_shared.so";
 
-/// The file that has a provider.
+/// The file name of a provider.
 pub(crate) fn provider_file(provider: Provider) -> &'static str {
     match provider {
         Provider::Cuda => "libonnxruntime_providers_cuda.so",
@@ -162,16 +168,16 @@ const SYSTEM_NAMES: [&str; 2] = ["libonnxruntime.1.dylib", "libonnxruntime.dylib
 #[cfg(not(target_os = "macos"))]
 const SYSTEM_NAMES: [&str; 2] = ["libonnxruntime.so.1", "libonnxruntime.so"];
 
-/// Where a library was found.
+/// The place where a library was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum LibraryPlace {
-    /// Named by a person, in this variable or flag.
+    /// Named by the user, in this variable or flag.
     Asked(String),
     Executable,
     Cache,
     System,
     Python,
-    /// Found for GPUs.
+    /// Found by the search for GPUs.
     Gpu,
 }
 
@@ -188,17 +194,17 @@ impl std::fmt::Display for LibraryPlace {
     }
 }
 
-/// Why a library that is there, or was asked for, is not used.
+/// The reason why a library that was found or named is not used.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{words}")]
 pub struct FindError {
     words: String,
-    /// Whether there is none where it should be.
+    /// Whether the file is missing.
     pub(super) is_missing: bool,
 }
 
 impl FindError {
-    /// It is not where `place` says.
+    /// The library is not in its `place`.
     fn missing(path: &Path, place: &str, reason: &str) -> FindError {
         let path = path.display();
         let words = format!(
@@ -214,7 +220,7 @@ impl FindError {
         ))
     }
 
-    /// The process runs on another one.
+    /// The process already runs on another library.
     pub(super) fn another(loaded: &Path, path: &Path) -> FindError {
         let (loaded, path) = (loaded.display(), path.display());
         FindError::new(format!(
@@ -222,7 +228,7 @@ impl FindError {
         ))
     }
 
-    /// It is no onnxruntime library, or does not start.
+    /// The file is no onnxruntime library, or does not start.
     fn unusable(path: &Path, place: &str, reason: &str) -> FindError {
         let path = path.display();
         FindError::new(format!(
@@ -243,10 +249,12 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Opens the library and asks for its version. Done before `ort` is let at it, which panics on some failures.
+    /// Opens the library and asks for its version. It comes before `ort`, which panics on some
+    /// failures.
     pub(super) fn check(path: &Path, place: &LibraryPlace) -> Result<Library, FindError> {
         let (place, bare) = (place.to_string(), *place == LibraryPlace::System);
-        // `ort` takes a relative path as relative to the executable; a person means the working directory.
+        // `ort` takes a relative path as relative to the executable; a user means the working
+        // directory.
         let path = if bare { path.to_owned() } else { std::path::absolute(path).unwrap_or_else(|_| path.to_owned()) };
         let unusable = |reason: String| FindError::unusable(&path, &place, &reason);
         if !bare && let Err(e) = std::fs::metadata(&path) {
@@ -255,7 +263,8 @@ impl Library {
         if !bare {
             elf::check_whole(&path).map_err(unusable)?;
         }
-        // SAFETY: runs the initialisers of a library that whoever runs this process put here, or named, to be run.
+        // SAFETY: runs the initialisers of a library that the user of this process installed or
+        // named.
         let library = unsafe { libloading::Library::new(&path) };
         let library = match library {
             Ok(library) => library,
@@ -282,7 +291,8 @@ impl Library {
             return Err(FindError::too_old(&path, &place, &version));
         }
         let path = if bare { mapped(&path).unwrap_or(path) } else { path };
-        // It stays loaded until `ort` has opened it too: closing it in between would only load it again.
+        // The library stays loaded until `ort` has opened it too: closing it in between would only
+        // load it again.
         std::mem::forget(library);
         Ok(Library { path, version, place })
     }
@@ -292,7 +302,7 @@ impl Library {
     }
 }
 
-/// What the loader says of a library that it does not load: the error itself says no more than that.
+/// The loader's reason for refusing a library. The error's own text lacks it.
 pub(crate) fn loader_words(error: &libloading::Error) -> String {
     error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
@@ -307,7 +317,7 @@ pub(crate) fn newest_in(folder: &Path) -> Option<PathBuf> {
     names.max().map(|(_, name)| folder.join(name))
 }
 
-/// Asks Python where its package is, without importing it.
+/// Asks Python for the folder of its package, without importing it.
 fn in_python() -> Option<PathBuf> {
     const ASK: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
     let output = python::command(python::NAME.as_ref(), ASK).ok()?.output().ok().filter(|o| o.status.success())?;
@@ -316,7 +326,7 @@ fn in_python() -> Option<PathBuf> {
     if folder.is_empty() { None } else { newest_in(&Path::new(folder).join("capi")) }
 }
 
-/// Where the loader found a library that was opened by its bare name.
+/// The path of a library that was opened by its bare name.
 fn mapped(name: &Path) -> Option<PathBuf> {
     let stem = name.file_stem()?.to_str()?.split('.').next()?.to_owned();
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;

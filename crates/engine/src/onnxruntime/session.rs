@@ -1,8 +1,9 @@
 //! A model in ONNX Runtime: one session, or one for each segment.
 //!
-//! Batches go in and out without a copy: inputs are used where they lie, and an output stays the library's memory until
-//! the last reply made of it is sent. `ort`'s own `Session::run` asks for exclusive access and builds maps of names; here
-//! the C function is called itself, which any number of threads may do on one CPU session, so that lanes share the weights.
+//! Batches go in and out without a copy. Inputs are used in place, and an output stays the
+//! library's memory until the last reply made of it is sent. `ort`'s own `Session::run` asks for
+//! exclusive access and builds maps of names. This module calls the C function itself. Any number
+//! of threads may call it on one CPU session, so that lanes share the weights.
 
 use std::ffi::{CString, c_char};
 use std::ops::Range;
@@ -29,7 +30,7 @@ use crate::tensor::Tensor;
 use crate::traits::{Lane, LoadError, LoadOptions, Model, Place, RunError, Share};
 use crate::{batch, onnx};
 
-/// Sessions and the names that their runs pass.
+/// The sessions of a model, and the names for their runs.
 pub(super) struct SessionModel {
     shared: Arc<SessionShared>,
     pub segments: Vec<SegmentInfo>,
@@ -37,9 +38,9 @@ pub(super) struct SessionModel {
     pub operators: Option<Arc<OperatorProfile>>,
     memory: Option<Arc<RunMemory>>,
     path: PathBuf,
-    /// Of lanes whose place does not say.
+    /// The share of lanes whose place names none.
     share: Share,
-    /// Whether its sessions have threads of their own, which are on that share.
+    /// Whether its sessions have threads of their own, bound to that share.
     has_threads: bool,
     is_bounded: bool,
 }
@@ -47,32 +48,33 @@ pub(super) struct SessionModel {
 struct SessionShared {
     signature: Signature,
     memory: MemoryInfo,
-    /// One for each segment.
+    /// The sessions, one for each segment.
     parts: Vec<SessionPart>,
 }
 
-/// A segment: its session, and how the state before it becomes that behind it.
+/// A segment: its session, and the step from the state before it to the state behind it.
 pub(super) struct SessionPart {
     session: Arc<SharedSessionInner>,
     names: Names,
     wiring: Wiring,
 }
 
-/// How the state before a segment becomes that behind it.
+/// The step from the state before a segment to the state behind it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wiring {
-    /// What the state is before.
+    /// The tensors of the state before.
     pub before: Vec<TensorSpec>,
-    /// Which of it each input of the session is.
+    /// For each input of the session, the index of its tensor in the state before.
     pub takes: Vec<usize>,
-    /// What each tensor behind the segment is.
+    /// Each tensor behind the segment, with its source.
     pub gives: Vec<(TensorSpec, Source)>,
-    /// Outputs that may be left in the memory of an input, and the input: a sum that a convolution adds to.
+    /// Outputs that may use the memory of an input, with the input: a sum to which a convolution
+    /// adds.
     pub in_place: Vec<(usize, usize)>,
 }
 
 impl Wiring {
-    /// That of a session of the whole model.
+    /// The wiring of a session for the whole model.
     pub(super) fn whole(signature: &Signature) -> Wiring {
         Wiring {
             before: signature.inputs.clone(),
@@ -83,23 +85,24 @@ impl Wiring {
     }
 }
 
-/// Where a tensor behind a segment comes from.
+/// The source of a tensor behind a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Output of the session.
+    /// An output of the session.
     Made(usize),
-    /// It was there before the segment, at this place.
+    /// A tensor of the state before the segment, with its index.
     Kept(usize),
 }
 
-/// The names of inputs and outputs as C wants them. The pointers are into the strings.
+/// The names of inputs and outputs as C strings. The pointers are into the strings.
 pub(super) struct Names {
     inputs: Vec<*const c_char>,
     outputs: Vec<*const c_char>,
     _strings: Vec<CString>,
 }
 
-// SAFETY: the pointers are to strings on the heap that live as long and are never written.
+// SAFETY: the pointers are to strings on the heap that live as long as `self` and are never
+// written.
 unsafe impl Send for Names {}
 // SAFETY: as above.
 unsafe impl Sync for Names {}
@@ -132,7 +135,7 @@ impl Names {
 }
 
 impl SessionPart {
-    /// A segment run by `session`, which takes and gives what `inputs` and `outputs` name.
+    /// A segment run by `session`, with the inputs and outputs of these names.
     pub(super) fn new(
         session: &Session,
         inputs: &[String],
@@ -171,7 +174,8 @@ impl SessionModel {
         Ok(SessionModel { shared, segments, activations, operators, memory, path, share, has_threads, is_bounded })
     }
 
-    /// The same, loaded as the options say, with a limit on what its runs take; `has_graphs`: its time may depend on values.
+    /// The same model, loaded as the options say, with a limit on the memory of its runs.
+    /// `has_graphs`: the time of a run may depend on values.
     pub(super) fn loaded(self, options: &LoadOptions, memory: Option<Arc<RunMemory>>, has_graphs: bool) -> Self {
         SessionModel {
             memory,
@@ -234,11 +238,12 @@ impl Model for SessionModel {
     }
 }
 
-/// Runs batches on sessions that other lanes may share; activations are the library's own for each run.
+/// Runs batches on sessions that other lanes may share; activations are the library's own for each
+/// run.
 struct SessionLane {
     shared: Arc<SessionShared>,
     share: Share,
-    /// What ends its runs; made with the first.
+    /// The options with which a run can be ended; made with the first run.
     options: Option<Arc<RunOptions>>,
     memory: Option<Arc<RunMemory>>,
     /// Room for the values of a run; empty between runs.
@@ -246,7 +251,8 @@ struct SessionLane {
     outputs: Vec<*mut sys::OrtValue>,
 }
 
-// SAFETY: `inputs` and `outputs` are empty between runs, and values may be moved between threads anyway.
+// SAFETY: `inputs` and `outputs` are empty between runs, and values may be moved between threads
+// anyway.
 unsafe impl Send for SessionLane {}
 
 impl Lane for SessionLane {
@@ -261,7 +267,7 @@ impl Lane for SessionLane {
             let reason = format!("there are {} segments, but {range:?} are asked for", shared.parts.len());
             return Err(RunError::new(NAME, reason));
         };
-        // Estimated from the model's inputs: a batch that was begun may go on.
+        // The estimate starts from the model's inputs. A batch that has begun may go on.
         let memory = self.memory.as_ref().filter(|_| range.start == 0);
         let _reserved = memory
             .map(|memory| memory.reserve(&tensors))
@@ -269,7 +275,7 @@ impl Lane for SessionLane {
             .map_err(|error| RunError::new(NAME, error.to_string()))?;
         for (part, index) in parts.iter().zip(range) {
             let between = index + 1 < shared.parts.len();
-            // The inputs have to live until the run is over: the library reads them where they lie.
+            // The inputs must live until the run is over: the library reads them in place.
             let result = self.run_part(part, &shared.memory, &mut tensors, between);
             self.inputs.clear();
             match result {
@@ -282,10 +288,10 @@ impl Lane for SessionLane {
     }
 }
 
-/// Where an output lies that was left in the memory of an input.
+/// An output in the memory of an input.
 struct InPlace {
     output: usize,
-    /// Of the state before the segment.
+    /// The index of the input in the state before the segment.
     tensor: usize,
     value: Value,
 }
@@ -315,7 +321,8 @@ impl SessionLane {
         let mut in_place: SmallVec<[InPlace; 4]> = SmallVec::new();
         for (output, index) in &wiring.in_place {
             let Some(tensor) = tensors.get_mut(*index) else { continue };
-            // Nobody else may see the input change: not the other parts of a batch that was split, nor a client.
+            // No other owner may see the input change, neither another part of a split batch nor a
+            // client.
             if tensor.data.exclusive().is_none() {
                 continue;
             }
@@ -333,10 +340,10 @@ impl SessionLane {
             }
         };
         let call = stop::run(Some(options.clone()))?;
-        // SAFETY: `Value` is a transparent pointer; names and values are as many as said; the memory of inputs and of outputs
-        // in place is borrowed until after the call, and what is written in place is exclusive; a CPU session may be run by
-        // several threads at once (the C API's contract of `Run`; what `ort` guards against by `&mut` are providers for
-        // other devices).
+        // SAFETY: `Value` is a transparent pointer; there are as many names and values as stated.
+        // The memory of inputs and of outputs in place is borrowed until after the call, and memory
+        // written in place is exclusive. Several threads at once may run a CPU session (the C API's
+        // contract of `Run`; the `&mut` of `ort` protects providers for other devices).
         let status = unsafe {
             (api().Run)(
                 session.ptr().cast_mut(),
@@ -350,7 +357,8 @@ impl SessionLane {
             )
         };
         drop(call);
-        // All of them first, so that none is lost when one of them is an error; those in place have an owner.
+        // All values are taken first, so that none is lost when one of them is an error. Those in
+        // place have an owner already.
         let owned =
             |(index, value)| if in_place.iter().any(|p| p.output == index) { None } else { Value::from_raw(value) };
         let mut made: SmallVec<[Option<Value>; 4]> = self.outputs.drain(..).enumerate().map(owned).collect();
@@ -389,7 +397,7 @@ impl SessionLane {
     }
 }
 
-/// The tensor, which the state before has no more.
+/// Takes the tensor out of the state before.
 pub(super) fn take(tensors: &mut [Tensor], index: usize) -> Result<Tensor, String> {
     let tensor = tensors.get_mut(index).ok_or("a tensor is missing between segments")?;
     Ok(Tensor {

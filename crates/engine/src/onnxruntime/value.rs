@@ -1,4 +1,4 @@
-//! Values of ONNX Runtime: tensors of ours lent to it, and its own as tensors.
+//! Values of ONNX Runtime: Downbeat's tensors lent to the library, and its values as tensors.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::{self, NonNull};
@@ -17,13 +17,13 @@ use crate::{onnx, strings};
 /// The C API's description of memory.
 pub(super) struct MemoryInfo(NonNull<sys::OrtMemoryInfo>);
 
-// SAFETY: it is only read after it is made.
+// SAFETY: it is only read after its creation.
 unsafe impl Send for MemoryInfo {}
 // SAFETY: as above.
 unsafe impl Sync for MemoryInfo {}
 
 impl MemoryInfo {
-    /// Of memory that the library calls so, on a device of this number.
+    /// Describes memory with the library's name for it, on the device of this number.
     pub(super) fn new(name: &CStr, device: c_int, kind: sys::OrtAllocatorType) -> Result<Self, String> {
         let mut info = ptr::null_mut();
         // SAFETY: the name is a C string; `info` is written if the call succeeds.
@@ -33,12 +33,12 @@ impl MemoryInfo {
         NonNull::new(info).map(MemoryInfo).ok_or_else(|| "no memory description".into())
     }
 
-    /// Of plain memory.
+    /// Describes plain memory.
     pub(super) fn cpu() -> Result<Self, String> {
         MemoryInfo::new(c"Cpu", 0, sys::OrtAllocatorType::OrtDeviceAllocator)
     }
 
-    /// As the C API takes it.
+    /// The pointer for the C API.
     pub(super) fn as_raw(&self) -> *const sys::OrtMemoryInfo {
         self.0.as_ptr()
     }
@@ -51,10 +51,11 @@ impl Drop for MemoryInfo {
     }
 }
 
-/// Gives sessions that ask for it one arena for all, instead of one for each.
+/// Makes one arena for all sessions that ask for it, instead of one for each.
 pub(super) fn share_arena(environment: &ort::environment::Environment) -> Result<(), String> {
     let info = MemoryInfo::new(c"Cpu", 0, sys::OrtAllocatorType::OrtArenaAllocator)?;
-    // SAFETY: the environment is valid, and copies the description; no configuration is the default.
+    // SAFETY: the environment is valid, and copies the description; no configuration is the
+    // default.
     check(unsafe { (api().CreateAndRegisterAllocator)(environment.ptr().cast_mut(), info.as_raw(), ptr::null()) })
 }
 
@@ -64,7 +65,7 @@ pub(super) struct Value(NonNull<sys::OrtValue>);
 
 // SAFETY: a value may be used and released by any thread; it keeps its allocator alive.
 unsafe impl Send for Value {}
-// SAFETY: shared references only ask what it is, which the library allows from any thread.
+// SAFETY: shared references only read the description, which the library allows from any thread.
 unsafe impl Sync for Value {}
 
 impl Drop for Value {
@@ -79,17 +80,19 @@ impl Value {
         NonNull::new(value).map(Value)
     }
 
-    /// The value, still owned by `self`, as the C API takes it.
+    /// The pointer for the C API. The value still belongs to `self`.
     pub(super) fn as_raw(&self) -> *mut sys::OrtValue {
         self.0.as_ptr()
     }
 
-    /// A value that uses the memory of `tensor`, which has to outlive it and was checked to be as long as its shape says.
+    /// A value on the memory of `tensor`, which must outlive it. The caller has checked that the
+    /// tensor is as long as its shape says.
     pub(super) fn of_memory(memory: &MemoryInfo, tensor: &mut Tensor) -> Result<Value, String> {
-        // Elements at their own alignment is what the library requires; buffers of ours have 64.
+        // The library requires elements at their own alignment; our buffers have 64 bytes.
         tensor.data.make_aligned(tensor.datatype.size().unwrap_or(1));
-        // Where the memory is this tensor's alone, the pointer may be written through: a run may leave an output there. Else the library, which only
-        // reads inputs, is given one from a shared slice (a run that is to write there asks whether it is exclusive).
+        // If the memory is this tensor's alone, the pointer may be written through, so that a run
+        // may leave an output in the memory. Shared memory is only read: a run checks exclusivity
+        // before it writes.
         let (start, len) = match tensor.data.exclusive() {
             Some(data) => (data.as_mut_ptr(), data.len()),
             None => (tensor.data.as_slice().as_ptr().cast_mut(), tensor.data.len()),
@@ -97,7 +100,8 @@ impl Value {
         Value::of_bytes(memory, start.cast::<c_void>(), len, &tensor.shape, element_type(tensor.datatype))
     }
 
-    /// A value of `len` bytes at an address of a device's memory, as `info` describes it. It does not own them, and they have to outlive it.
+    /// A value of `len` bytes at an address of a device's memory, as `info` describes it. It does
+    /// not own the bytes, which must outlive it.
     pub(super) fn of_device(
         info: &MemoryInfo,
         address: u64,
@@ -117,7 +121,8 @@ impl Value {
         element: sys::ONNXTensorElementDataType,
     ) -> Result<Value, String> {
         let (dims, mut value) = (dims(shape), ptr::null_mut());
-        // SAFETY: the library takes the address as it is, and looks at no byte there; sizes are as said; `value` is written if the call succeeds.
+        // SAFETY: the library takes the address as it is, and reads no byte behind it. The sizes
+        // are right; `value` is written if the call succeeds.
         check(unsafe {
             (api().CreateTensorWithDataAsOrtValue)(
                 info.as_raw(),
@@ -137,8 +142,8 @@ impl Value {
         let mut kind = sys::ONNXType::ONNX_TYPE_UNKNOWN;
         let mut element = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
         let (mut dims, mut rank) = (ptr::null::<i64>(), 0usize);
-        // SAFETY: all are written if the calls succeed; the second needs a tensor, and the sizes that it points to live as
-        // long as the value.
+        // SAFETY: all are written if the calls succeed. The second call needs a tensor, and its
+        // sizes live as long as the value.
         let shape = unsafe {
             check((api().GetValueType)(self.0.as_ptr(), &mut kind))?;
             if kind != sys::ONNXType::ONNX_TYPE_TENSOR {
@@ -158,7 +163,7 @@ impl Value {
         Ok((datatype, shape))
     }
 
-    /// Where the bytes of a tensor of fixed-size elements are.
+    /// The address of the bytes of a tensor with fixed-size elements.
     pub(super) fn address(&self) -> Result<*mut c_void, String> {
         let mut data = ptr::null_mut();
         // SAFETY: a tensor of fixed-size elements; `data` is written if the call succeeds.
@@ -166,12 +171,14 @@ impl Value {
         Ok(data)
     }
 
-    /// A value with copies of the strings of `tensor`, which was checked to have as many as its shape says.
+    /// A value with copies of the strings of `tensor`. The caller has checked that there are as
+    /// many as its shape says.
     pub(super) fn of_strings(tensor: &Tensor) -> Result<Value, String> {
         let dims = dims(&tensor.shape);
         let mut allocator = ptr::null_mut();
         let mut value = ptr::null_mut();
-        // SAFETY: the default allocator is the library's and lives as long; `value` is written if the call succeeds.
+        // SAFETY: the default allocator is the library's and lives as long; `value` is written if
+        // the call succeeds.
         unsafe {
             check((api().GetAllocatorWithDefaultOptions)(&mut allocator))?;
             check((api().CreateTensorAsOrtValue)(
@@ -186,7 +193,8 @@ impl Value {
         for (index, string) in strings::split(tensor.data.as_slice()).enumerate() {
             let string = string.map_err(|e| e.to_string())?;
             let mut room = ptr::null_mut();
-            // SAFETY: `index` is below the element count; the library makes room for `string.len()` bytes.
+            // SAFETY: `index` is below the element count; the library makes room for `string.len()`
+            // bytes.
             unsafe {
                 check((api().GetResizedStringTensorElementBuffer)(value.0.as_ptr(), index, string.len(), &mut room))?;
                 if !string.is_empty() && !room.is_null() {
@@ -199,7 +207,8 @@ impl Value {
 
     /// The value as a tensor, whose bytes stay in the library's memory (strings are copied).
     ///
-    /// `session` made the value in a run of `inputs`. `between` segments nothing else has the memory, so that it may be written.
+    /// `session` made the value in a run of `inputs`. `between` segments the memory has no other
+    /// owner, so that it may be written.
     pub(super) fn into_tensor(
         self,
         session: &Arc<SharedSessionInner>,
@@ -217,7 +226,8 @@ impl Value {
         };
         let len = count.checked_mul(size).ok_or("more bytes than memory")?;
         let bytes = OutputBytes { _value: self, _session: session.clone(), start, len };
-        // A model may hand an input through as an output: then the value is the input's own memory, which ends before.
+        // A model may pass an input through as an output. Then the value is the input's own memory,
+        // which ends before.
         let lent = inputs.iter().any(|i| i.data.as_slice().as_ptr_range().contains(&start.as_ptr().cast_const()));
         let data = match (lent, between) {
             (true, _) => Buffer::from(bytes.as_ref()),
@@ -238,7 +248,7 @@ impl Value {
         // SAFETY: a string tensor; `len` is written if the call succeeds.
         check(unsafe { (api().GetStringTensorDataLength)(value, &mut len) })?;
         let mut content = zeros::<u8>(len)?;
-        // SAFETY: `content` and `offsets` have as much room as said.
+        // SAFETY: `content` and `offsets` have the stated room.
         check(unsafe {
             (api().GetStringTensorContent)(value, content.as_mut_ptr().cast(), len, offsets.as_mut_ptr(), count)
         })?;
@@ -258,7 +268,7 @@ fn dims(shape: &[usize]) -> SmallVec<[i64; 8]> {
     shape.iter().map(|d| *d as i64).collect()
 }
 
-/// So many zeros, if there is memory for them.
+/// `count` zeros, or an error if the memory is lacking.
 fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, String> {
     let mut zeros = Vec::new();
     zeros.try_reserve_exact(count).map_err(|e| format!("{count} elements: {e}"))?;
@@ -266,7 +276,8 @@ fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, String> {
     Ok(zeros)
 }
 
-/// The bytes of a tensor that the library made; they live as long as its value, or as the session if they are a weight.
+/// The bytes of a tensor that the library made. They live as long as its value, or as the session
+/// if they are a weight.
 struct OutputBytes {
     _value: Value,
     _session: Arc<SharedSessionInner>,
@@ -274,7 +285,7 @@ struct OutputBytes {
     len: usize,
 }
 
-// SAFETY: the bytes are written before this is made, and after that only by who has it exclusively.
+// SAFETY: the bytes are written before this is made, and after that only through exclusive access.
 unsafe impl Send for OutputBytes {}
 // SAFETY: shared references only read.
 unsafe impl Sync for OutputBytes {}
@@ -292,12 +303,13 @@ impl Lent for OutputBytes {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed mutably. What an operator made between segments is no weight.
+        // SAFETY: as above, and `self` is borrowed mutably. A value that an operator made between
+        // segments is no weight.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
-/// The number that the C API has for a datatype.
+/// The C API's number of a datatype.
 pub(super) fn element_type(datatype: DataType) -> sys::ONNXTensorElementDataType {
     use sys::ONNXTensorElementDataType as E;
     match datatype {
@@ -318,7 +330,7 @@ pub(super) fn element_type(datatype: DataType) -> sys::ONNXTensorElementDataType
     }
 }
 
-/// The same for an ONNX `TensorProto.DataType`, also of those that models have only inside.
+/// The same for an ONNX `TensorProto.DataType`, including types that appear only inside of models.
 pub(super) fn element_of(element: i32) -> Option<sys::ONNXTensorElementDataType> {
     use sys::ONNXTensorElementDataType as E;
     Some(match element {
@@ -330,7 +342,7 @@ pub(super) fn element_of(element: i32) -> Option<sys::ONNXTensorElementDataType>
     })
 }
 
-/// The library's error in its own words.
+/// Turns a status into a result, with the library's words as the error.
 pub(super) fn check(status: sys::OrtStatusPtr) -> Result<(), String> {
     // SAFETY: `status` comes from a function of the library and is used nowhere else.
     unsafe { ort::Error::result_from_status(status) }.map_err(|e| e.message().trim().to_owned())

@@ -1,4 +1,5 @@
-//! Attributes that ONNX lets a file leave out and RTen does not: they are completed before RTen reads the file.
+//! Attributes that ONNX lets a file leave out and RTen requires. This module adds them before RTen
+//! reads the file.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use crate::onnx::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, Weig
 use crate::onnx::rewrite::attribute;
 use crate::onnx::standard_domain;
 
-/// Completes a model, if there is anything to complete; says whether there was.
+/// Adds missing attributes to a model. Returns true if there were any.
 pub(super) fn complete(model: &mut ModelProto) -> Result<bool, String> {
     let Some(graph) = &mut model.graph else { return Ok(false) };
     let shapes = constant_shapes(graph)?;
@@ -21,7 +22,7 @@ pub(super) fn complete(model: &mut ModelProto) -> Result<bool, String> {
     Ok(changed)
 }
 
-/// What is to be added to an operator.
+/// The attribute that an operator lacks.
 fn missing(node: &NodeProto, shapes: &BTreeMap<String, Vec<i64>>) -> Result<Option<AttributeProto>, String> {
     let weight = match node.op_type.as_str() {
         _ if !standard_domain(&node.domain) => return Ok(None),
@@ -36,12 +37,13 @@ fn missing(node: &NodeProto, shapes: &BTreeMap<String, Vec<i64>>) -> Result<Opti
     if attribute(node, "kernel_shape")?.is_some() {
         return Ok(None);
     }
-    // RTen takes the number of axes from it, and the sizes from the weight itself.
+    // RTen takes the number of axes from the attribute, and the sizes from the weight itself.
     let shape = node.input.get(weight).and_then(|name| shapes.get(name)).and_then(|shape| shape.get(2..));
     Ok(shape.map(|sizes| AttributeProto::ints("kernel_shape", sizes.to_vec())))
 }
 
-/// The shapes of weights and constants, and of what is made of them by operators that keep shapes.
+/// The shapes of weights and constants, and of values that operators make from them without a
+/// change of shape.
 fn constant_shapes(graph: &GraphProto) -> Result<BTreeMap<String, Vec<i64>>, String> {
     let mut shapes = BTreeMap::new();
     for bytes in &graph.initializer {

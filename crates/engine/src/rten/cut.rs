@@ -1,8 +1,9 @@
-//! Cutting: RTen runs from any values of the graph to any others, so that a segment is a pair of states and nothing is loaded
-//! twice.
+//! Cutting: RTen runs from any values of the graph to any others, so that a segment is a pair of
+//! states and nothing is loaded twice.
 //!
-//! Boundaries are looked for in the file's own graph, in which RTen has merged operators: a value that it has no more is found
-//! by trying. RTen tells no operator's time, so that a boundary's is what a run up to it takes.
+//! The boundaries come from the file's own graph, in which RTen has merged operators. Trial runs
+//! find the values that RTen no longer has. RTen reports no operator's time, so that a boundary's
+//! time is that of a run up to it.
 
 use std::collections::BTreeMap;
 
@@ -23,15 +24,16 @@ use crate::probe::{self, Probe};
 use crate::segment::{Cut, SegmentInfo};
 use crate::traits::{LoadOptions, Share};
 
-/// Most boundaries that are timed, if there are not many stages: of neighbours then the one with least alive.
+/// Most boundaries that are timed, if there are not many stages. Among neighbours the one with the
+/// fewest live bytes is timed.
 const TIMED: usize = 32;
-/// Runs up to a boundary, of which the shortest counts.
+/// Runs up to a boundary; the shortest counts.
 const RUNS: usize = 2;
 
 /// Cuts a model.
 ///
 /// # Errors
-/// In words: what cannot be cut, and how far it can.
+/// In words: the reason why the model cannot be cut, and how far it can.
 pub(super) fn cut(
     mut whole: RtenShared,
     options: &LoadOptions,
@@ -82,7 +84,7 @@ pub(super) fn cut(
 /// Datatype and sizes.
 type Shape = (DataType, Vec<usize>);
 
-/// A model that is run to see how it can be cut.
+/// A model in trial runs, which show where it can be cut.
 struct Trial<'a> {
     shared: &'a RtenShared,
     probe: Probe,
@@ -93,7 +95,7 @@ impl Trial<'_> {
     fn values(&self, graph: &OperatorGraph) -> Result<BTreeMap<String, MeasuredValue>, String> {
         let RtenShared { signature, .. } = self.shared;
         let mut values = self.probe.input_values(signature);
-        // That the model runs at all.
+        // Checks that the model runs at all.
         let outputs = self.shared.states.last().ok_or("it has no outputs")?;
         self.shapes(outputs, 1, self.probe.length)?;
         let names = graph.operators.iter().flat_map(|o| &o.outputs);
@@ -106,7 +108,7 @@ impl Trial<'_> {
         let (one, two, three) = (shapes(one)?, shapes(two)?, shapes(three)?);
         for ((((name, _), one), two), three) in there.iter().zip(one).zip(two).zip(three) {
             let (Some((datatype, one)), Some((_, two)), Some((_, three))) = (one, two, three) else { continue };
-            // As an output the signature says more than RTen does, which has no 64-bit integers.
+            // For an output the signature has the exact datatype; RTen has no 64-bit integers.
             let declared = signature.outputs.iter().find(|o| o.name == **name).map(|o| o.datatype);
             let spec = TensorSpec { name: (*name).clone(), datatype: declared.unwrap_or(datatype), dims: Vec::new() };
             values.insert((*name).clone(), MeasuredValue::new(spec, &one, &[(2, &two), (3, &three)]));
@@ -114,7 +116,8 @@ impl Trial<'_> {
         Ok(values)
     }
 
-    /// Which of these values a run can give: all at once, or, where RTen has merged some away, by halves.
+    /// Finds the values that a run can give: all at once, or, where RTen has merged some away, by
+    /// halves.
     fn given<'n>(&self, known: &[(&'n String, NodeId)], there: &mut Vec<(&'n String, NodeId)>) {
         let live = Live { specs: Vec::new(), nodes: known.iter().map(|(_, id)| *id).collect() };
         if known.is_empty() {
@@ -135,7 +138,7 @@ impl Trial<'_> {
         self.shared.values(self.shared.pool(Share::Whole), inputs.collect::<Result<_, String>>()?, &live.nodes)
     }
 
-    /// Datatypes and shapes; `None` for what is no tensor.
+    /// Datatypes and shapes; `None` for a value that is no tensor.
     fn shapes(&self, live: &Live, batch: usize, length: usize) -> Result<Vec<Option<Shape>>, String> {
         let shape = |value: rten::Value| {
             let datatype = match &value {
@@ -150,7 +153,7 @@ impl Trial<'_> {
         Ok(self.run(live, batch, length)?.into_iter().map(shape).collect())
     }
 
-    /// Runs up to a place and from there to the end.
+    /// Runs up to a place, and from that place to the end.
     fn resume(&self, live: &[TensorSpec]) -> Result<(), String> {
         let (Some(before), Some(behind)) = (self.shared.states.first(), self.shared.states.last()) else {
             return Ok(());
@@ -162,13 +165,13 @@ impl Trial<'_> {
         self.shared.run(pool, &live, behind, tensors).map(|_| ())
     }
 
-    /// Measures what the model takes up to each boundary, at batch 1, and in all.
+    /// Measures the model's time up to each boundary, at batch 1, and in all.
     fn time(&self, boundaries: &mut [Boundary]) -> Result<Duration, String> {
         let length = self.probe.length;
         let mut before = Duration::ZERO;
         for boundary in boundaries {
             let live = self.shared.state(boundary.live.clone())?;
-            // More operators take no less, whatever was measured.
+            // More operators take no less time, in spite of a shorter measurement.
             before = before.max(self.shortest(&live, length)?);
             boundary.time = before;
         }

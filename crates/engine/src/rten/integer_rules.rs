@@ -1,5 +1,6 @@
-//! Rules for products and convolutions of quantised numbers. RTen 0.27 loses zero points of a matrix that it packs before it multiplies: a kernel of several images,
-//! one matrix of several products, a weight of signed bytes.
+//! Rules for products and convolutions of quantised numbers. RTen 0.27 loses zero points of a
+//! matrix that it packs before it multiplies. Examples: a kernel of several images, one matrix of
+//! several products, a weight of signed bytes.
 
 use super::padding_rules::{self as padding, AUTO_PAD, PADS};
 use super::rules::{has_vector, multiply, wrong};
@@ -26,12 +27,13 @@ fn shifted(site: &mut Site<'_>, x: &str) -> String {
     site.add("Add", &[&wide, &shift], Vec::new())
 }
 
-/// A product of quantised matrices. Unsigned weights keep their zero points; one matrix that is multiplied by several is there as often.
+/// A product of quantised matrices. Unsigned weights keep their zero points. A matrix in several
+/// products is repeated for each.
 pub(super) fn product(site: &mut Site<'_>) -> Verdict {
     let (mut a, mut b, zero_a, mut zero_b) = (site.input(0), site.input(1), site.input(2), site.input(3));
     let (left, right) = (site.facts(0), site.facts(1));
     let loses_zero = right.element == Some(INT8) && !zero_b.is_empty() && !is_zero(&site.facts(3));
-    // A row alone is not packed.
+    // A single row is not packed.
     let is_one_of_several = left.rank.is_some_and(|rank| rank > 1) && right.rank.is_some_and(|rank| rank > 2);
     let is_vector = has_vector(site);
     if !(loses_zero || is_one_of_several || is_vector) {
@@ -47,7 +49,7 @@ pub(super) fn product(site: &mut Site<'_>) -> Verdict {
     multiply(site, &[&a, &b, &zero_a, &zero_b], is_vector)
 }
 
-/// `a` as often as there are matrices in `b`.
+/// `a`, repeated for each matrix in `b`.
 fn as_often(site: &mut Site<'_>, a: &str, b: &str) -> String {
     let shape = site.add("Shape", &[b], Vec::new());
     let (from, to, axes) = (site.weight(&[0]), site.weight(&[-2]), site.weight(&[0]));
@@ -57,8 +59,9 @@ fn as_often(site: &mut Site<'_>, a: &str, b: &str) -> String {
     site.add("Expand", &[a, &shape], Vec::new())
 }
 
-/// A convolution of quantised numbers. Let `k` be the kernel as unsigned bytes, and `z` their zero point. Then `conv(x, k - z) = conv(x, k) - z conv(x, 1)`, and
-/// neither kernel has a zero point that could be lost.
+/// A convolution of quantised numbers. Let `k` be the kernel as unsigned bytes, and `z` their zero
+/// point. Then `conv(x, k - z) = conv(x, k) - z conv(x, 1)`, and neither kernel has a zero point
+/// that could be lost.
 pub(super) fn convolution(site: &mut Site<'_>) -> Verdict {
     let padded = match padding::padded_with_zero_points(site) {
         Ok(padded) => padded,
@@ -67,7 +70,7 @@ pub(super) fn convolution(site: &mut Site<'_>) -> Verdict {
     let (kernel, zero_w) = (site.facts(1), site.input(3));
     let is_signed = kernel.element != Some(UINT8);
     let has_zero = is_signed || !(zero_w.is_empty() || is_zero(&site.facts(3)));
-    // One kernel for each channel is not packed.
+    // A depthwise kernel, with one channel for each group, is not packed.
     let group = site.int("group", 1);
     let is_packed = !kernel.dims.as_ref().is_some_and(|dims| dims.first() == Some(&group) && dims.get(1) == Some(&1));
     let x = padded.clone().unwrap_or_else(|| site.input(0));

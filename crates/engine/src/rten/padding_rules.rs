@@ -1,10 +1,11 @@
-//! Rules for pools and convolutions whose padding RTen 0.27 gets wrong. Where `SAME_LOWER` puts an odd element first, RTen puts it last. It pads quantised numbers
-//! with a number that is not their zero point.
+//! Rules for pools and convolutions whose padding RTen 0.27 gets wrong. Where `SAME_LOWER` puts an
+//! odd element first, RTen puts it last. It pads quantised numbers with another number than their
+//! zero point.
 
 use crate::onnx::proto::AttributeProto;
 use crate::onnx::rewrite::{Site, Verdict};
 
-/// Below every index, also of an engine that has 32 bits for one.
+/// Below every index, even for an engine with 32-bit indices.
 const BEFORE_FIRST: i64 = -(i32::MAX as i64);
 pub(super) const AUTO_PAD: &str = "auto_pad";
 pub(super) const PADS: &str = "pads";
@@ -26,7 +27,7 @@ struct Window {
 }
 
 impl Window {
-    /// Those of an operator; `None` if it does not say how large they are.
+    /// The windows of an operator; `None` if it does not give their sizes.
     fn all(site: &Site<'_>) -> Option<Vec<Window>> {
         let kernel = site.ints("kernel_shape")?;
         let ones = vec![1; kernel.len()];
@@ -37,7 +38,8 @@ impl Window {
     }
 }
 
-/// The attribute `pads` with these numbers of elements added to each axis, the odd one `before` or behind.
+/// The attribute `pads` with these numbers of elements added to each axis, the odd one `before` or
+/// behind.
 fn pads(totals: impl Iterator<Item = i64> + Clone, odd_before: bool) -> AttributeProto {
     let half = |total: i64, up: bool| if up { (total + 1) / 2 } else { total / 2 };
     let before = totals.clone().map(|total| half(total, odd_before));
@@ -48,7 +50,7 @@ fn all_inputs(site: &Site<'_>) -> Vec<String> {
     site.node.input.clone()
 }
 
-/// Adds the operator with its padding said in numbers, and `x` for its first input.
+/// Adds the operator with explicit padding, and `x` for its first input.
 fn add_padded(site: &mut Site<'_>, x: Option<&str>, pads: Vec<AttributeProto>, output: String) {
     let inputs = all_inputs(site);
     let mut inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
@@ -65,7 +67,7 @@ pub(super) fn pool(site: &mut Site<'_>) -> Verdict {
     }
     let Some(windows) = Window::all(site) else { return unknown_kernel() };
     if site.node.output.iter().skip(1).any(|output| !output.is_empty()) {
-        // RTen refuses it.
+        // RTen refuses such an operator.
         return Verdict::Right;
     }
     let y = site.output(0);
@@ -79,7 +81,7 @@ pub(super) fn pool(site: &mut Site<'_>) -> Verdict {
             "it pads behind the input where auto_pad is SAME_LOWER and strides are larger than the kernel".into(),
         );
     }
-    // Seen from behind, the odd element that is to come first comes last.
+    // In reverse order, the odd element that must come first comes last.
     let axes: Vec<i64> = (2..2 + windows.len() as i64).collect();
     let x = site.input(0);
     let from_behind = reversed(site, &x, &axes);
@@ -110,7 +112,8 @@ pub(super) fn convolution(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// Adds the padding of a convolution of quantised numbers as an operator of its own, with zero points; the name of the padded input. `None`: nothing is padded.
+/// Adds the padding of a convolution of quantised numbers as an operator of its own, with zero
+/// points. Returns the name of the padded input; `None`: there is no padding.
 pub(super) fn padded_with_zero_points(site: &mut Site<'_>) -> Result<Option<String>, Verdict> {
     let (lower, upper) = (site.is(AUTO_PAD, "SAME_LOWER"), site.is(AUTO_PAD, "SAME_UPPER"));
     let said = site.ints(PADS).unwrap_or_default();
@@ -129,7 +132,8 @@ pub(super) fn padded_with_zero_points(site: &mut Site<'_>) -> Result<Option<Stri
     Ok(Some(site.add("Pad", inputs, Vec::new())))
 }
 
-/// A transposed convolution whose odd element comes first. How much it cuts off does not depend on the size of its input.
+/// A transposed convolution whose odd element comes first. The size of its input does not change
+/// how much it cuts off.
 pub(super) fn transposed_convolution(site: &mut Site<'_>) -> Verdict {
     if !site.is(AUTO_PAD, "SAME_LOWER") || site.attribute("output_shape").is_some() {
         return Verdict::Right;
@@ -152,8 +156,9 @@ fn unknown_kernel() -> Verdict {
     )
 }
 
-/// Adds the operators that compute, from the size of a run's input, how much to pad so that `ceil(size / stride)` windows fit:
-/// `max((ceil(size / stride) - 1) * stride + extent - size, 0)` elements, the odd one before or behind.
+/// Adds the operators that compute the padding from the size of a run's input, so that `ceil(size /
+/// stride)` windows fit. The padding has `max((ceil(size / stride) - 1) * stride + extent - size,
+/// 0)` elements, the odd one before or behind.
 fn same_pads(site: &mut Site<'_>, windows: &[Window], odd_before: bool) -> String {
     let axes = windows.len() as i64;
     let x = site.input(0);

@@ -1,6 +1,7 @@
-//! Thread pools for runs: one for each run that is going on.
+//! Thread pools for runs: one for each run under way.
 //!
-//! Runs that share a pool wait for each other's operators, and behind a run that does not end everything would wait for ever.
+//! Runs that share a pool wait for each other's operators. Behind an endless run all others would
+//! wait for ever.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,30 +10,31 @@ use rten::ThreadPool;
 use crate::cores::{CoreSet, Pinned};
 use crate::normal_priority::at_normal_priority;
 
-/// What a run wants of a pool.
+/// The requirements of a run on its pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PoolKind {
-    /// So many threads.
+    /// The number of threads.
     pub threads: usize,
-    /// Bound to these cores; `None`: to none.
+    /// The cores that the threads are bound to; `None`: unbound.
     pub cores: Option<CoreSet>,
 }
 
 impl PoolKind {
-    /// Binds the calling thread, and those that it starts, as such a pool's are.
+    /// Binds the calling thread, and the threads that it starts, to the cores of such a pool.
     pub(super) fn pin(&self) -> Result<Option<Pinned>, String> {
         self.cores.as_ref().map(Pinned::to).transpose()
     }
 }
 
-/// Pools that no run uses at the moment, as many as have run at once.
+/// The idle pools: as many as have run at once.
 #[derive(Default)]
 pub(super) struct Pools {
     idle: Mutex<Vec<(PoolKind, Arc<ThreadPool>)>>,
 }
 
 impl Pools {
-    /// A pool of this kind that nobody else uses: the one that was used last, whose memory is in the caches, or a new one.
+    /// An unused pool of this kind. The pool that was used last comes first, as its memory is in
+    /// the caches. If none is idle, a new pool is made.
     pub(super) fn take(&self, kind: PoolKind) -> Arc<ThreadPool> {
         let mut idle = self.idle();
         if let Some(index) = idle.iter().rposition(|(other, _)| *other == kind) {
@@ -40,7 +42,7 @@ impl Pools {
         }
         drop(idle);
         at_normal_priority(move || {
-            // The calling thread was bound to these cores before, and has said so if that failed.
+            // The calling thread was bound to these cores before, and has reported a failure.
             let _pinned = kind.pin();
             Arc::new(ThreadPool::with_num_threads(kind.threads))
         })

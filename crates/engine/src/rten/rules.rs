@@ -1,4 +1,5 @@
-//! What RTen 0.27 computes otherwise than the standard says, and the operators by which it gets the right numbers. `docs/upstream.md` has each as a report.
+//! The operators that RTen 0.27 computes otherwise than the standard says, and other operators that
+//! make RTen compute the right numbers. `docs/upstream.md` has a report of each.
 
 use super::{integer_rules as integer, padding_rules as padding};
 use crate::onnx::proto::AttributeProto;
@@ -38,7 +39,8 @@ pub(super) fn wrong(what: &str) -> Verdict {
     Verdict::Wrong(what.to_owned())
 }
 
-/// Of equal elements RTen takes the last, which is what `select_last_index` asks for. The first is the last of the elements in reverse.
+/// Of equal elements RTen takes the last, which `select_last_index` requests. The first is the last
+/// of the elements in reverse.
 fn first_of_equals(site: &mut Site<'_>) -> Verdict {
     const ATTRIBUTE: &str = "select_last_index";
     let (x, y) = (site.input(0), site.output(0));
@@ -59,13 +61,14 @@ fn first_of_equals(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// RTen drops what is behind the point: 0.5 becomes false. What is not zero is true. A number less itself is a zero of its own datatype.
+/// RTen drops the digits behind the point: 0.5 becomes false. Every other number than zero is true.
+/// A number less itself is a zero of its own datatype.
 fn cast_to_bool(site: &mut Site<'_>) -> Verdict {
     if site.int("to", 0) != i64::from(BOOL) || site.facts(0).element == Some(BOOL) {
         return Verdict::Right;
     }
     let (mut x, y) = (site.input(0), site.output(0));
-    // Bytes cannot be compared.
+    // RTen cannot compare bytes.
     if !matches!(site.facts(0).element, None | Some(FLOAT | 6 | 7 | 10 | 11)) {
         x = site.add("Cast", &[&x], vec![AttributeProto::int("to", INT32.into())]);
     }
@@ -75,7 +78,8 @@ fn cast_to_bool(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// RTen multiplies by the reciprocal of the scale, which may fall on the other side of a half. A quotient that is quantised by 1 is rounded once.
+/// RTen multiplies by the reciprocal of the scale, which may fall on the other side of a half. A
+/// quotient that is quantised by 1 is rounded once.
 fn quantisation(site: &mut Site<'_>) -> Verdict {
     let (x, scale, zero, y) = (site.input(0), site.input(1), site.input(2), site.output(0));
     let (rank, scale_rank) = (site.facts(0).rank, site.facts(1).rank);
@@ -97,7 +101,8 @@ fn quantisation(site: &mut Site<'_>) -> Verdict {
             let one = site.add("Div", &[&scale, &scale], Vec::new());
             (site.add("Reshape", &[&scale, &shape], Vec::new()), one)
         }
-        // By blocks, or of an unknown shape: at most a unit in the last place of some elements.
+        // By blocks, or of an unknown shape: the error is at most a unit in the last place of some
+        // elements.
         _ => return Verdict::Right,
     };
     let quotient = site.add("Div", &[&x, &divisor], Vec::new());
@@ -107,18 +112,19 @@ fn quantisation(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// The same scale for each element of `x`: by one number RTen does not divide, it multiplies by the reciprocal.
+/// The same scale for each element of `x`. By a single number RTen does not divide: it multiplies
+/// by the reciprocal.
 fn one_for_each(site: &mut Site<'_>, scale: &str, x: &str) -> String {
     let shape = site.add("Shape", &[x], Vec::new());
     site.add("Expand", &[scale, &shape], Vec::new())
 }
 
-/// Whether multiplying by the reciprocal is as good as dividing.
+/// Whether multiplying by the reciprocal is exact.
 fn is_power_of_two(scale: f64) -> bool {
     scale.is_normal() && scale.log2().fract() == 0.0
 }
 
-/// As [`quantisation`]; the scale and the zero point are right.
+/// The same as [`quantisation`]; the scale and the zero point are right.
 fn dynamic_quantisation(site: &mut Site<'_>) -> Verdict {
     let (x, y) = (site.input(0), site.output(0));
     if y.is_empty() {
@@ -146,7 +152,8 @@ fn sequence_lengths(site: &mut Site<'_>) -> Verdict {
     wrong("it takes no notice of sequence_lens, and computes all sequences to the end")
 }
 
-/// Before version 13 all axes from `axis` on were one. RTen computes along one axis whatever the version.
+/// Before version 13 all axes from `axis` on counted as a single one. RTen computes along one axis
+/// in every version.
 fn flattened_softmax(site: &mut Site<'_>) -> Verdict {
     let axis = site.int("axis", 1);
     let rank = site.facts(0).rank.map(|rank| rank as i64);
@@ -162,7 +169,8 @@ fn flattened_softmax(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// Whether several matrices are multiplied with a vector: RTen leaves an axis of size 1 behind the product.
+/// Whether several matrices are multiplied with a vector: RTen leaves an axis of size 1 behind the
+/// product.
 pub(super) fn has_vector(site: &Site<'_>) -> bool {
     site.facts(1).rank == Some(1) && site.facts(0).rank.is_none_or(|rank| rank > 2)
 }
@@ -175,7 +183,8 @@ fn product_with_vector(site: &mut Site<'_>) -> Verdict {
     multiply(site, &[&a, &b], true)
 }
 
-/// Adds the product itself of these inputs; of a vector as a matrix of one column, which the product loses again.
+/// Adds the product of these inputs. A vector becomes a matrix of one column, and the product loses
+/// the column again.
 pub(super) fn multiply(site: &mut Site<'_>, inputs: &[&str], is_vector: bool) -> Verdict {
     let y = site.output(0);
     let mut inputs = inputs.to_vec();
@@ -199,7 +208,7 @@ pub(super) fn multiply(site: &mut Site<'_>, inputs: &[&str], is_vector: bool) ->
     Verdict::Rewritten
 }
 
-/// RTen reduces all axes where `noop_with_empty_axes` says none.
+/// RTen reduces all axes where `noop_with_empty_axes` asks for no reduction.
 fn reduction_of_no_axes(site: &mut Site<'_>) -> Verdict {
     let is_empty = site.input(1).is_empty() || site.facts(1).data.is_some_and(|axes| axes.is_empty());
     if site.int("noop_with_empty_axes", 0) == 0 || !is_empty || site.ints("axes").is_some_and(|axes| !axes.is_empty()) {
@@ -211,7 +220,8 @@ fn reduction_of_no_axes(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// RTen has integers for booleans, of which the largest of none is the least integer: not 0, which is to say true.
+/// RTen has integers for booleans. The largest of no integers is the least integer: not 0, and so
+/// true.
 fn largest_boolean(site: &mut Site<'_>) -> Verdict {
     if site.facts(0).element != Some(BOOL) {
         return Verdict::Right;
@@ -224,12 +234,13 @@ fn largest_boolean(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// RTen interpolates linearly whatever a cubic mode says.
+/// RTen interpolates linearly even if the mode is cubic.
 fn cubic_resize(site: &mut Site<'_>) -> Verdict {
     if site.is("mode", "cubic") { wrong("it interpolates linearly where mode is cubic") } else { Verdict::Right }
 }
 
-/// RTen gives a zero the sign of its bit: 1 or -1. A number less itself is 0, but for infinities and NaN, which no number equals.
+/// RTen gives a zero the sign of its bit: 1 or -1. A number less itself is 0, except infinities and
+/// NaN, which equal no number.
 fn sign_of_zero(site: &mut Site<'_>) -> Verdict {
     let (x, y) = (site.input(0), site.output(0));
     let zero = site.add("Sub", &[&x, &x], Vec::new());
@@ -239,7 +250,8 @@ fn sign_of_zero(site: &mut Site<'_>) -> Verdict {
     Verdict::Rewritten
 }
 
-/// RTen's exponential overflows above 88. `softplus(x) = max(x, 0) + softplus(-|x|)`, of which nothing overflows.
+/// RTen's exponential overflows above 88. In `softplus(x) = max(x, 0) + softplus(-|x|)` no term
+/// overflows.
 fn large_softplus(site: &mut Site<'_>) -> Verdict {
     let (x, y) = (site.input(0), site.output(0));
     let size = site.add("Abs", &[&x], Vec::new());

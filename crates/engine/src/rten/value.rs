@@ -1,4 +1,4 @@
-//! Tensors of ours as RTen's values, and back.
+//! Converts Downbeat's tensors to RTen's values, and back.
 
 use bytes::Bytes;
 use downbeat_core::tensor::{DataType, TensorSpec};
@@ -7,7 +7,8 @@ use rten::{Value, ValueOrView, ValueView};
 use crate::buffer::Buffer;
 use crate::tensor::Tensor;
 
-/// A tensor, checked against the signature, as RTen takes it: in place, or converted where RTen has no such type.
+/// A tensor, checked against the signature, as an RTen value: in place, or converted if RTen has no
+/// such type.
 pub(super) fn value_of(tensor: &Tensor) -> Result<ValueOrView<'_>, String> {
     let bytes = tensor.data.as_slice();
     let shape = tensor.shape.as_slice();
@@ -54,7 +55,7 @@ fn owned(
     Value::from_shape(shape, elements).map(ValueOrView::Value).map_err(|e| e.to_string())
 }
 
-/// An output as the signature declares it.
+/// An output with the datatype that the signature declares.
 pub(super) fn tensor_of(value: Value, spec: &TensorSpec) -> Result<Tensor, String> {
     match (value, spec.datatype) {
         (Value::FloatTensor(t), DataType::Fp32) => Ok(plain(t, DataType::Fp32)),
@@ -92,7 +93,8 @@ fn plain<T: Plain + Clone>(tensor: rten_tensor::Tensor<T>, datatype: DataType) -
 /// Elements without padding or invalid bit patterns, little-endian where RTen runs.
 ///
 /// # Safety
-/// Every bit pattern of the type's size is a value of it, and it has no padding.
+/// Every bit pattern of the type's size must be a value of the type, and the type must have no
+/// padding.
 unsafe trait Plain: Copy + Send + Sync + 'static {}
 // SAFETY: plain numbers.
 unsafe impl Plain for f32 {}

@@ -1,6 +1,8 @@
-//! UCX's library `libucp`, loaded at run time: the few functions that are called, and the structures that they take.
+//! UCX's library `libucp`, loaded at run time: the few functions that Downbeat calls, and their
+//! structures.
 //!
-//! Layouts and constants are those of `ucp.h` 1.13. A later library takes them as well: the version that it is asked for is 1.13, and each structure says which of its fields have a meaning.
+//! Layouts and constants are those of `ucp.h` 1.13. Later libraries accept them, too. This code
+//! requests version 1.13, and each structure says which of its fields have a meaning.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,15 +11,16 @@ use libloading::os::unix::{Library as Loaded, RTLD_LAZY};
 
 use crate::onnxruntime::loader_words;
 
-/// The library, as all that use it name it.
+/// The library's file name, common to all its users.
 const NAME: &str = "libucp.so.0";
-/// The version of the interface that is asked for, and so the oldest library.
+/// The requested version of the interface, and so the oldest library.
 const API: (c_uint, c_uint) = (1, 13);
 
 pub(super) type Status = i8;
 pub(super) const OK: Status = 0;
 pub(super) const IN_PROGRESS: Status = 1;
-/// `UCS_ERR_LAST`: what a function gives instead of a request is a status if it is not below this as an address.
+/// `UCS_ERR_LAST`. A function returns a request or a status. Seen as an address, a status is not
+/// below this one.
 const LAST: isize = -100;
 
 /// `UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_REQUEST_INIT`.
@@ -26,19 +29,25 @@ pub(super) const CONTEXT_FIELDS: u64 = 1 | 1 << 2;
 pub(super) const RMA_AND_WAKEUP: u64 = 1 << 1 | 1 << 4;
 /// `UCP_ATTR_FIELD_REQUEST_SIZE`.
 pub(super) const REQUEST_SIZE: u64 = 1;
-/// `UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS`; the mode of one thread is 0.
+/// `UCP_WORKER_PARAM_FIELD_THREAD_MODE | UCP_WORKER_PARAM_FIELD_FLAGS`; the mode of one thread is
+/// 0.
 pub(super) const WORKER_FIELDS: u64 = 1 | 1 << 5;
-/// `UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK`: not a warning for each answer to a peer's read that was under way when the peer went. The library forgets those, and has them until their worker is destroyed.
+/// `UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK`. The library logs no warning for the answers to a peer's
+/// reads that were under way when the peer went. It forgets these answers, and keeps them until
+/// their worker is destroyed.
 pub(super) const FORGETS_REQUESTS: u64 = 1;
-/// `UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER`.
+/// `UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE |
+/// UCP_EP_PARAM_FIELD_ERR_HANDLER`.
 pub(super) const ENDPOINT_FIELDS: u64 = 1 | 1 << 1 | 1 << 2;
-/// `UCP_ERR_HANDLING_MODE_PEER`: what is under way to a peer that is gone ends. Only with it can an endpoint be closed at once.
+/// `UCP_ERR_HANDLING_MODE_PEER`: all work under way to a peer that is gone ends. Only with it can
+/// an endpoint be closed at once.
 pub(super) const PEER_MAY_FAIL: c_int = 1;
 /// `UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH`.
 pub(super) const MEMORY_FIELDS: u64 = 1 | 1 << 1;
 /// `UCP_OP_ATTR_FIELD_FLAGS`.
 pub(super) const REQUEST_FLAGS: u32 = 1 << 4;
-/// `UCP_EP_CLOSE_FLAG_FORCE`: without a word to the peer, and what is under way ends.
+/// `UCP_EP_CLOSE_FLAG_FORCE`: the endpoint closes without a message to the peer, and its work under
+/// way ends.
 pub(super) const CLOSE_AT_ONCE: u32 = 1;
 
 /// `ucp_params_t`.
@@ -53,7 +62,7 @@ pub(super) struct ContextParams {
 
 pub(super) type RequestInit = unsafe extern "C" fn(request: *mut c_void);
 
-/// `ucp_context_attr_t`, with room for what later versions add.
+/// `ucp_context_attr_t`, with room for the fields that later versions add.
 #[repr(C)]
 #[derive(Default)]
 pub(super) struct ContextAttributes {
@@ -117,37 +126,37 @@ const _: () = {
     );
 };
 
-/// Why UCX does not do something.
+/// The reason why UCX refuses or fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UcxError {
-    /// There is no such library.
+    /// The library is missing.
     #[error(
         "UCX is not there: {0}: install it, version 1.13 or newer (on Debian: apt-get install libucx0), or leave it off"
     )]
     Missing(String),
-    /// It is too old.
+    /// The library is too old.
     #[error("UCX is of version {}.{}, and 1.13 or newer is needed: install that, or leave it off", .0.0, .0.1)]
     TooOld((u32, u32)),
-    /// It is asked for what ends this process when a peer ends.
+    /// The environment asks for a transport that would end this process when a peer ends.
     #[error(
         "UCX_TLS has {0}, and UCX over tcp ends a process that a peer reads when that peer ends: name other transports, or none (every one but tcp is taken then)"
     )]
     Tcp(String),
-    /// The system has no thread, or no wake-up, for it.
+    /// The system has no thread or no wake-up left for UCX.
     #[error("UCX gets nothing to run on: {0}")]
     NoThread(String),
-    /// A function of it has failed.
+    /// A function of the library has failed.
     #[error("{what} of UCX failed: {words}")]
     Failed {
         /// The function.
         what: &'static str,
-        /// What it says.
+        /// The library's own words.
         words: String,
     },
-    /// A peer says what cannot be used here.
+    /// A peer's offer cannot be used by this process.
     #[error("{0}")]
     Refused(String),
-    /// It was told to end meanwhile.
+    /// UCX ended in this process meanwhile.
     #[error("UCX has ended in this process")]
     Ended,
 }
@@ -155,7 +164,8 @@ pub enum UcxError {
 /// The functions by their names, with their types in `ucp.h`.
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?,)+) => {
-        /// The library. It stays loaded: others may use it too, and it has threads and hooks of its own.
+        /// The library. It stays loaded: other code may use it too, and it has threads and hooks of
+        /// its own.
         pub(super) struct Library {
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)+
         }
@@ -202,12 +212,13 @@ functions! {
 }
 
 impl Library {
-    /// Loads it.
+    /// Loads the library.
     ///
     /// # Errors
-    /// If there is none, or it is too old.
+    /// If the library is missing or too old.
     pub fn load() -> Result<Library, UcxError> {
-        // SAFETY: runs the initialisers of a library that whoever runs this machine put there.
+        // SAFETY: runs the initialisers of a library that the administrator of this machine
+        // installed.
         let loaded = unsafe { Loaded::open(Some(NAME), RTLD_LAZY) };
         let loaded = loaded.map_err(|error| UcxError::Missing(loader_words(&error)))?;
         let library = Library::find(&loaded)?;
@@ -216,7 +227,7 @@ impl Library {
         if version < API { Err(UcxError::TooOld(version)) } else { Ok(library) }
     }
 
-    /// Its major and minor version.
+    /// The library's major and minor version.
     pub fn version(&self) -> (u32, u32) {
         let (mut major, mut minor, mut release) = (0, 0, 0);
         // SAFETY: it writes three numbers.
@@ -224,7 +235,7 @@ impl Library {
         (major, minor)
     }
 
-    /// What a function said.
+    /// Turns the status that a function returned into a result.
     pub fn answer(&self, what: &'static str, status: Status) -> Result<(), UcxError> {
         if status == OK {
             return Ok(());
@@ -239,7 +250,7 @@ impl Library {
         Err(UcxError::Failed { what, words })
     }
 
-    /// What a function gave instead of a request: `None` if it is one.
+    /// The status that a function returned instead of a request; `None`: `given` is a request.
     pub fn at_once(given: *mut c_void) -> Option<Status> {
         match given as isize {
             0 => Some(OK),
@@ -249,11 +260,13 @@ impl Library {
         }
     }
 
-    /// A context, for reading others' memory and having one's own read, by the environment's `UCX_*`.
+    /// A context in which this process and its peers read each other's memory, with the settings of
+    /// the environment's `UCX_*`.
     pub fn context(&self) -> Result<*mut c_void, UcxError> {
         let transports = transports(std::env::var_os(TRANSPORTS).map(|names| names.to_string_lossy().into_owned()))?;
         let (mut config, mut context) = (std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: no prefix and no file is the default; it writes where the settings are.
+        // SAFETY: no prefix and no file is the default; the call writes the address of the
+        // settings.
         let read = unsafe { (self.ucp_config_read)(std::ptr::null(), std::ptr::null(), &mut config) };
         self.answer("ucp_config_read", read)?;
         let (field_mask, features, request_init) = (CONTEXT_FIELDS, RMA_AND_WAKEUP, clear_request as RequestInit);
@@ -275,14 +288,14 @@ impl Library {
         };
         made?;
         let mut attributes = ContextAttributes { field_mask: REQUEST_SIZE, ..ContextAttributes::default() };
-        // SAFETY: the context was just made, and it writes the field that is asked for.
+        // SAFETY: the context was just made, and the call writes the requested field.
         let queried = unsafe { (self.ucp_context_query)(context, &mut attributes) };
         if let Err(error) = self.answer("ucp_context_query", queried) {
             // SAFETY: nothing was made of it, and nothing of it is used after this.
             unsafe { (self.ucp_cleanup)(context) };
             return Err(error);
         }
-        // Before any worker, by which requests are made.
+        // The size must be known before any worker, as workers make requests.
         REQUEST_BYTES.store(attributes.request_size, Ordering::Relaxed);
         Ok(context)
     }
@@ -291,14 +304,19 @@ impl Library {
 /// UCX's own variable for the transports that it may take.
 const TRANSPORTS: &str = "UCX_TLS";
 
-/// No looking after peers by the library itself: the connection by which two processes have met says when one is gone.
+/// UCX itself must not check whether peers live: the connection over which two processes have met
+/// tells when one is gone.
 ///
-/// 1.13 looks also after an endpoint that it has just made for a peer's first message and could not connect, as when that peer is gone again, before it marks it as failed; it then ends this process by a
-/// pointer that is none (`ucp_worker_do_ep_keepalive`, after `ucp_wireup_process_request`).
+/// The check of 1.13 has a defect. UCX also examines a new endpoint that was made for a peer's
+/// first message and could not connect. An example is a peer that is gone again. If the endpoint is
+/// not yet marked as failed, UCX follows an invalid pointer and ends this process
+/// (`ucp_worker_do_ep_keepalive`, after `ucp_wireup_process_request`).
 const KEEPALIVE: (&CStr, &CStr) = (c"KEEPALIVE_INTERVAL", c"inf");
 
-/// The transports to take if the environment has these: every one but tcp, which cannot read by itself. There UCX has the process that is read send its bytes, and ends that process if they cannot be sent
-/// (1.13: `ucp_request.inl`, "unexpected error", out of `ucp_get_req_handler`).
+/// The transports to use if the environment has these. The default is every transport but tcp,
+/// which cannot read by itself. Over tcp UCX lets the process that is read send its bytes. It ends
+/// that process if they cannot be sent (1.13: `ucp_request.inl`, "unexpected error", out of
+/// `ucp_get_req_handler`).
 fn transports(of_environment: Option<String>) -> Result<Option<&'static CStr>, UcxError> {
     let Some(names) = of_environment else { return Ok(Some(c"^tcp")) };
     let (are_left_out, list) = names.strip_prefix('^').map_or((false, names.as_str()), |list| (true, list));
@@ -307,21 +325,28 @@ fn transports(of_environment: Option<String>) -> Result<Option<&'static CStr>, U
     if has_tcp { Err(UcxError::Tcp(names)) } else { Ok(None) }
 }
 
-/// Bytes of the library's own of a request, once there is a context.
+/// The size of the library's own part of a request, bytes; set once there is a context.
 static REQUEST_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-/// What UCX calls for each request that it makes room for, with where what is the user's of it begins: makes all before it zero.
+/// UCX calls this for each new request, with the start of the user's part. It makes the library's
+/// part before it zero.
 ///
-/// Where the process that is read sends its bytes itself (shared memory, or a network without reads), it has a request for each answer. If that still waits for room as its endpoint ends, by whichever
-/// end and for whichever reason, UCX gives back the memory of its data by a field `datatype` that was never set (1.13: `ucp_get_req_handler`, then `ucp_request_send_state_ff`). By what was in the
-/// memory before, it then follows a pointer that is none. Zeros say that there is nothing to give back, as does what reads leave there when they are over: nothing else is asked of these workers.
+/// The reason is a defect. Without remote reads (shared memory, some networks) the process that is
+/// read sends its bytes, and has a request for each answer. The answer may still wait for room when
+/// its endpoint ends, at either end. UCX then frees the memory of the data by a field `datatype`
+/// that was never set (1.13: `ucp_get_req_handler`, then `ucp_request_send_state_ff`). Depending on
+/// the memory's old contents it follows an invalid pointer. Zeros mean that there is nothing to
+/// free, as in a finished read. These workers make no other requests.
 pub(super) unsafe extern "C" fn clear_request(request: *mut c_void) {
     let bytes = REQUEST_BYTES.load(Ordering::Relaxed);
-    // SAFETY: so many bytes before it are the request (`UCP_OP_ATTR_FIELD_REQUEST`), which is in no use yet. All that is set of it before this is its number, whose "none" is zero as well.
+    // SAFETY: this many bytes before `request` are the library's part
+    // (`UCP_OP_ATTR_FIELD_REQUEST`), which is not in use yet. UCX has set only its number before
+    // this call, and the number's "none" is zero as well.
     unsafe { request.cast::<u8>().sub(bytes).write_bytes(0, bytes) };
 }
 
-/// What UCX calls when a peer has failed: whatever is under way to it ends with an error, and nothing is left to do here.
+/// UCX calls this when a peer has failed. All work under way to the peer ends with an error by
+/// itself, so there is nothing to do.
 pub(super) unsafe extern "C" fn peer_failed(_argument: *mut c_void, _endpoint: *mut c_void, _status: Status) {}
 
 #[cfg(test)]

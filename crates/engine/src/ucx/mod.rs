@@ -1,8 +1,11 @@
-//! Memory of another process, on another machine too, that is read by UCX where there is a network with RDMA; or, on one machine, by UCX's own shared memory, by which it is tested.
+//! Reads the memory of another process through UCX. The process may be on another machine if there
+//! is a network with RDMA. On one machine UCX's own shared memory serves; the tests use it.
 //!
-//! UCX has one thread of its own here, which sleeps while nothing is under way. It is what has others read this process's memory, too, where the network does not do that by itself.
+//! UCX has one thread here, which sleeps while there is no work. If the network cannot read memory
+//! by itself, this thread also answers the peers' reads.
 //!
-//! What UCX says to UCX is not under our control: it trusts whoever it speaks with. A peer's address must come from a peer that is trusted as much.
+//! The messages between two UCX libraries are not under our control, and UCX trusts its peers. A
+//! peer's address must come from a peer that is trusted as much.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -24,20 +27,20 @@ use thread::{Command, UcxThread};
 
 use crate::region::OwnRegion;
 
-/// What a process needs to read a region of another.
+/// The data with which another process reads this process's region.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Offer {
-    /// The major and minor version of the library there.
+    /// The major and minor version of the library in the offering process.
     version: (u32, u32),
-    /// How UCX there is reached.
+    /// The address of the offering process's UCX worker.
     address: Vec<u8>,
-    /// What UCX here needs to read the region.
+    /// The key with which the reader's UCX reads the region.
     key: Vec<u8>,
-    /// Where the region begins there.
+    /// The address of the region in the offering process.
     begin: u64,
-    /// Its bytes.
+    /// The region's length in bytes.
     len: u64,
-    /// Of all of the above, as the library takes what it is given for whole.
+    /// A checksum of the fields above. The library does not check the data that it is given.
     checksum: u32,
 }
 
@@ -56,13 +59,13 @@ impl Offer {
     }
 
     /// # Errors
-    /// If it is not as it was made, or its region cannot be.
+    /// If the offer is damaged, of another version, or its region is too long.
     fn check(&self, version: (u32, u32), most: usize) -> Result<usize, UcxError> {
         let refused = |why: String| Err(UcxError::Refused(why));
         if self.checksum != self.sum() {
             return refused("what it says about its memory is garbled".to_owned());
         }
-        // Addresses of one version need not be those of another.
+        // Addresses of one version may be invalid in another.
         if self.version != version {
             let (its, own) = (self.version, version);
             return refused(format!(
@@ -77,10 +80,11 @@ impl Offer {
     }
 }
 
-/// Takes what came of something.
+/// Receives the result of a command.
 type Done<T> = Box<dyn FnOnce(Result<T, UcxError>) + Send>;
 
-/// UCX in this process, with a region that others may read. It ends when the last that has it is dropped.
+/// UCX in this process, with a region that peers may read. UCX ends when its last handle is
+/// dropped.
 #[derive(Clone)]
 pub struct Ucx(Arc<Inner>);
 
@@ -93,17 +97,18 @@ struct Inner {
 }
 
 impl Ucx {
-    /// Loads the library, and has others read this region once they are [met](Ucx::meet).
+    /// Loads the library, and lets peers read this region once they are [met](Ucx::meet).
     ///
     /// # Errors
-    /// If there is no library, or it finds no network that it can use (`UCX_TLS` in its environment says which it looks for).
+    /// If the library is missing, or finds no usable network. `UCX_TLS` in the environment says
+    /// which networks it tries.
     pub fn start(region: &OwnRegion) -> Result<Ucx, UcxError> {
         let no_thread = |error: std::io::Error| UcxError::NoThread(error.to_string());
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let wake = Arc::new(rustix::event::eventfd(0, flags).map_err(|error| no_thread(error.into()))?);
         let ((commands, come), (started, starts)) = (mpsc::channel(), mpsc::channel());
         let (mapping, woken) = (region.mapping(), wake.clone());
-        // All of UCX is made, used and given back on one thread.
+        // One thread makes, uses and gives back all of UCX.
         let run = move || match UcxThread::start(mapping) {
             Err(error) => drop(started.send(Err(error))),
             Ok(mut thread) => {
@@ -116,10 +121,11 @@ impl Ucx {
         Ok(Ucx(Arc::new(Inner { commands, wake, thread: Some(thread), next: AtomicU64::new(0), version })))
     }
 
-    /// Makes what one peer needs to read this process's region, and this process to read its: all of it is that peer's alone, so that nothing that becomes of it concerns another.
+    /// Makes a worker and an offer for one peer, so that it can read this process's region and be
+    /// read. They serve that peer alone, so that their failure affects no other.
     pub fn meet(&self, done: impl FnOnce(Result<UcxMeeting, UcxError>) + Send + 'static) {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
-        // Dropped, it gives back what there is of it also if it did not come about.
+        // Dropped, the way gives back all that was made for the peer, even if the meeting failed.
         let way = Way { ucx: self.clone(), number };
         let done: Done<Offer> = Box::new(move |made| done(made.map(|offer| UcxMeeting { way, offer })));
         self.0.tell(Command::Open { number, done });
@@ -128,9 +134,10 @@ impl Ucx {
 
 impl Inner {
     fn tell(&self, command: Command) {
-        // Whoever waits for it is told that it has ended, as what it waits with is dropped.
+        // If UCX has ended, the command is dropped, and with it the channel that its caller waits
+        // on.
         let _ = self.commands.send(command);
-        // It cannot be full.
+        // The counter cannot be full.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
 }
@@ -138,14 +145,15 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         self.tell(Command::End);
-        // What was waited for is dropped there, and with it may be the last that had this.
+        // UCX's thread drops the callbacks that still wait, and one of them may hold the last
+        // handle.
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
     }
 }
 
-/// What there is for one peer. What is under way ends with it.
+/// The worker for one peer. Dropping it ends the work under way.
 struct Way {
     ucx: Ucx,
     number: u64,
@@ -157,19 +165,21 @@ impl Drop for Way {
     }
 }
 
-/// A peer that has not said yet where its region is.
+/// A peer whose region is not yet known.
 pub struct UcxMeeting {
     way: Way,
     offer: Offer,
 }
 
 impl UcxMeeting {
-    /// What the peer needs to read this process's region, as long as this, or the [`UcxPeer`] that it becomes, is there.
+    /// The offer with which the peer reads this process's region. It is valid until this meeting,
+    /// or its [`UcxPeer`], is dropped.
     pub fn offer(&self) -> &Offer {
         &self.offer
     }
 
-    /// The way to the peer's region, of at most `most` bytes. That it is reached only the first read tells.
+    /// Makes the way to the peer's region, of at most `most` bytes. Only the first read tells
+    /// whether the way works.
     pub fn connect(self, offer: Offer, most: usize, done: impl FnOnce(Result<UcxPeer, UcxError>) + Send + 'static) {
         let UcxMeeting { way, .. } = self;
         let len = match offer.check(way.ucx.0.version, most) {
@@ -189,7 +199,8 @@ pub struct UcxPeer {
 }
 
 impl UcxPeer {
-    /// Reads some of the region's bytes; false, and nothing is done: they are not within it. What is there may become something else meanwhile.
+    /// Reads part of the region's bytes. Returns false, and does nothing, if they are not within
+    /// the region. The peer may change the bytes meanwhile.
     #[must_use]
     pub fn read(&self, begin: usize, len: usize, done: impl FnOnce(Result<Bytes, UcxError>) + Send + 'static) -> bool {
         let is_within = len > 0 && begin.checked_add(len).is_some_and(|end| end <= self.len);
@@ -200,13 +211,13 @@ impl UcxPeer {
         is_within
     }
 
-    /// Bytes of the region.
+    /// The region's length in bytes.
     pub fn region_bytes(&self) -> usize {
         self.len
     }
 }
 
-/// A pointer that the library gave, and takes.
+/// A pointer that the library returned, and accepts.
 type Handle = NonNull<std::ffi::c_void>;
 
 #[cfg(test)]

@@ -1,4 +1,6 @@
-//! Each is run in processes of their own, as UCX reads its environment once: by the transports that Debian's library has, but for tcp. Without the library these tests are ignored, unless DOWNBEAT_REQUIRE_UCX is set.
+//! Each test runs in processes of its own, as UCX reads its environment once. The transports are
+//! those of Debian's library, except tcp. Without the library these tests are ignored, unless
+//! DOWNBEAT_REQUIRE_UCX is set.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -8,15 +10,16 @@ use std::time::Duration;
 use super::library::Library;
 use super::*;
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 const LEN: usize = 4 << 20;
-/// Has glibc fill what it allocates with 0x42, and what is given back with 0xbd. What UCX does by memory that it has not set, by chance otherwise, it does then each time: 0x42 is of a kind of data with a pointer.
+/// Makes glibc fill allocated memory with 0x42, and freed memory with 0xbd. A defect of UCX that
+/// depends on unset memory then appears every time: 0x42 is a kind of data with a pointer.
 const PERTURB: &str = "189";
-/// Peers that are killed while they read.
+/// The number of peers that are killed while they read.
 const KILLED: usize = 5;
 
-/// Runs a test that is ignored otherwise, by this transport.
+/// Runs an otherwise ignored test, with this transport.
 fn process(test: &str, transport: &str) -> Process {
     let mut process = Process::new(std::env::current_exe().unwrap());
     process.args(["--ignored", "--exact", "--nocapture", "--test-threads", "1", &format!("ucx::tests::{test}")]);
@@ -29,7 +32,8 @@ fn by_all_transports(test: &str) {
     if let Err(error) = Library::load() {
         panic!("{error}");
     }
-    // CMA carries no messages, by which workers meet, and is passed over for reads by 1.13. The fourth, tcp, is refused.
+    // CMA carries no messages, by which workers meet, and 1.13 ignores it for reads. The fourth
+    // transport, tcp, is refused.
     for transport in ["posix,self", "sysv,self", "cma,posix"] {
         let output = process(test, transport).output().unwrap();
         let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -49,7 +53,7 @@ fn a_peer_that_stands_still_or_dies_ends_what_is_read_of_it_and_nothing_else() {
     by_all_transports("a_reader");
 }
 
-/// A region whose bytes are all different for each `seed`, and UCX with it.
+/// A region with bytes that differ for each `seed`, and UCX for the region.
 fn region(seed: u64) -> (OwnRegion, Vec<u8>, Ucx) {
     let region = OwnRegion::create("test", LEN).unwrap();
     let bytes: Vec<u8> = (0..LEN as u64 / 8)
@@ -73,7 +77,7 @@ fn connect(meeting: UcxMeeting, offer: Offer) -> Result<UcxPeer, UcxError> {
     receiver.recv_timeout(PATIENCE).unwrap()
 }
 
-/// Each other's.
+/// The way from each to the other.
 fn both(one: &Ucx, two: &Ucx) -> (UcxPeer, UcxPeer) {
     let (one, two) = (meet(one), meet(two));
     let (of_one, of_two) = (one.offer().clone(), two.offer().clone());
@@ -107,17 +111,17 @@ fn two_workers() {
         assert!(of_two.recv_timeout(PATIENCE).unwrap().unwrap() == two.1[all.clone()]);
         assert!(of_one.recv_timeout(PATIENCE).unwrap().unwrap() == one.1[all]);
     }
-    // SAFETY: nobody has bytes of it.
+    // SAFETY: no thread holds bytes of the region.
     let kept = unsafe { two.0.put(8192, b"something else") };
     assert_eq!(read(&to_two, 8192, kept.len()), kept);
     for (from, len) in [(LEN, 1), (LEN - 1, 2), (usize::MAX, 2), (0, 0)] {
         assert!(!to_two.read(from, len, |_| panic!("it is not there")), "{from} {len}");
     }
-    // What is under way may be given up at any time and at either end, and others begin anew.
+    // Either end may give up a read at any time, and new connections must work afterwards.
     drop(to_one);
     for turn in 0..20 {
         let (to_two, to_one) = both(&one.2, &two.2);
-        // Also before the two have found each other.
+        // Some give up before the two have found each other.
         if turn % 4 < 2 {
             assert!(read(&to_two, 0, 8) == two.1[..8]);
         }
@@ -130,11 +134,11 @@ fn two_workers() {
             drop(to_two);
         }
         for read in given_up {
-            // Read, or ended.
+            // The read ended with bytes or an error.
             let _ = read.recv_timeout(PATIENCE).unwrap();
         }
     }
-    // As it may by one that was never told of the other.
+    // The same for a peer that was never told of the other.
     for _ in 0..5 {
         let (of_one, of_two) = (meet(&one.2), meet(&two.2));
         let to_two = connect(of_one, of_two.offer().clone()).unwrap();
@@ -144,7 +148,7 @@ fn two_workers() {
         drop(to_two);
         let _ = given_up.recv_timeout(PATIENCE).unwrap();
     }
-    // One end is there as long as the other, which may be read by it alone.
+    // An end lives as long as the other one, even if only one of them reads.
     let (to_two, to_one) = both(&one.2, &two.2);
     assert!(read(&to_one, 0, LEN) == one.1);
     drop((to_two, to_one));
@@ -173,7 +177,7 @@ fn an_offer_that_is_garbled_of_another_version_or_too_long_is_refused() {
     assert!(sealed(Offer { begin: u64::MAX - 1, ..offer }).contains("8192 bytes"));
 }
 
-/// A process that is read, and may read. Killed when the test is over.
+/// A process that is read, and may read. It is killed when the test is over.
 struct Target {
     child: Child,
     offer: Offer,
@@ -191,7 +195,7 @@ impl Target {
         Target { child, offer, says }
     }
 
-    /// Has it read a region for ever, and waits until it does.
+    /// Makes the process read a region for ever, and waits until it does.
     fn reads(&mut self, offer: &Offer) {
         writeln!(self.child.stdin.as_mut().unwrap(), "{}", serde_json::to_string(offer).unwrap()).unwrap();
         assert!(self.says.by_ref().filter(|line| line == "read").take(4).count() == 4);
@@ -216,7 +220,7 @@ fn a_target() {
     let meeting = meet(&ucx);
     println!("offer {}", serde_json::to_string(meeting.offer()).unwrap());
     let mut line = String::new();
-    // Until whoever reads has gone, or it is to read itself.
+    // Waits until the reader has gone, or sends an offer that this process must read.
     let _ = std::io::stdin().read_line(&mut line);
     let Ok(offer) = serde_json::from_str(&line) else { return };
     let peer = connect(meeting, offer).unwrap();
@@ -240,18 +244,18 @@ fn a_reader() {
         let target = Target::start();
         let to_target = connect(meet(&ucx), target.offer.clone()).unwrap();
         assert!(read(&to_target, 0, LEN) == expected);
-        // Stopped first, so that none of them is over before.
+        // Stopped first, so that no read ends early.
         target.signal(Signal::STOP);
         let reads: Vec<_> = (0..16).map(|_| begin(&to_target, 0, LEN)).collect();
         target.signal(signal);
         assert!(read(&to_living, 0, LEN) == expected, "others are read meanwhile");
         drop(to_target);
         for read in reads {
-            // What its process had sent before may be all of it.
+            // The process may have sent all bytes before it ended.
             let _ = read.recv_timeout(PATIENCE).unwrap();
         }
         assert!(read(&to_living, 0, LEN) == expected, "and after it");
-        // One that is not there any more.
+        // A peer that is already gone.
         drop(target);
     }
     // Killed while it reads this process.

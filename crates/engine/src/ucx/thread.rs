@@ -1,4 +1,4 @@
-//! The thread that UCX has: it carries out what it is told, and sleeps while there is nothing to do.
+//! The thread that UCX has: it carries out commands, and sleeps while there is no work.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -15,23 +15,24 @@ use super::worker::{Rest, Worker};
 use super::{Done, Handle, Offer};
 use crate::region::Mapping;
 
-/// Longest sleep: what has no wake-up is looked after now and then.
+/// Longest sleep. Work without a wake-up is found after at most this time.
 const SLEEPS: Duration = Duration::from_secs(1);
-/// Sleep while the library wants no sleep, but has had nothing to do for [`IDLE_TURNS`]: what it waits for has no wake-up, as a peer that takes nothing.
+/// The sleep while the library refuses to sleep, but has had no work for [`IDLE_TURNS`]. It waits
+/// for an event without a wake-up, such as a peer that takes no messages.
 const NAPS: Duration = Duration::from_millis(1);
 const IDLE_TURNS: usize = 256;
 
-/// What the thread is told.
+/// A command to the thread.
 pub(super) enum Command {
-    /// Make what one peer needs.
+    /// Make a worker for one peer.
     Open { number: u64, done: Done<Offer> },
-    /// Make the way to its region.
+    /// Make the way to the peer's region.
     Connect { number: u64, offer: Offer, done: Done<()> },
-    /// Read some bytes of its region, which are within it.
+    /// Read bytes that are within the peer's region.
     Read { number: u64, begin: u64, len: usize, done: Done<Bytes> },
-    /// The peer is not needed any more. What is under way to it ends.
+    /// End the worker of a peer that is not needed any more. Its work under way ends.
     Close { number: u64 },
-    /// Nobody is left.
+    /// End the thread: no user of UCX is left.
     End,
 }
 
@@ -42,12 +43,12 @@ pub(super) struct UcxThread {
     region: Arc<Mapping>,
     context: Handle,
     memory: Handle,
-    /// What others need to read the region.
+    /// The key with which peers read the region.
     key: Vec<u8>,
     peers: BTreeMap<u64, Worker>,
 }
 
-/// What a function made.
+/// Checks the handle that a function made.
 pub(super) fn made(what: &'static str, handle: *mut c_void) -> Result<Handle, UcxError> {
     Handle::new(handle).ok_or(UcxError::Failed { what, words: "it made nothing".to_owned() })
 }
@@ -60,12 +61,13 @@ impl UcxThread {
         let mut memory = std::ptr::null_mut();
         let address = region.start.as_ptr().cast();
         let params = MemoryParams { field_mask: library::MEMORY_FIELDS, address, length: region.len, unused: [0; 2] };
-        // SAFETY: the region stays mapped as long as this thread, which gives it back before.
+        // SAFETY: the region stays mapped as long as this thread, which unmaps the memory from UCX
+        // before.
         let mapped = unsafe { (library.ucp_mem_map)(context.as_ptr(), &params, &mut memory) };
         library.answer("ucp_mem_map", mapped)?;
         let memory = made("ucp_mem_map", memory)?;
         let (mut key, mut len) = (std::ptr::null_mut(), 0);
-        // SAFETY: it gives so many bytes, which are given back once they are copied.
+        // SAFETY: the call returns this many bytes, which are given back once they are copied.
         let key = unsafe {
             let packed = (library.ucp_rkey_pack)(context.as_ptr(), memory.as_ptr(), &mut key, &mut len);
             library.answer("ucp_rkey_pack", packed)?;
@@ -74,7 +76,7 @@ impl UcxThread {
             copy
         };
         let mut thread = UcxThread { library, region, context, memory, key, peers: BTreeMap::new() };
-        // Whether there is a network that it can use shows here, and not with the first peer.
+        // An unusable network shows here already, and not only with the first peer.
         thread.open(0)?;
         thread.close(0);
         Ok(thread)
@@ -85,11 +87,11 @@ impl UcxThread {
         self.library.version()
     }
 
-    /// Does what it is told until nobody is left.
+    /// Carries out commands until no user is left.
     pub fn run(&mut self, commands: &Receiver<Command>, wake: &OwnedFd) {
         let mut idle = 0;
         loop {
-            // Before the commands, so that none that comes later finds it quiet.
+            // Before the commands, so that the wake-up of a later command remains.
             let _ = rustix::io::read(wake, &mut [0; 8]);
             let mut is_busy = false;
             loop {
@@ -119,7 +121,7 @@ impl UcxThread {
             let mut files = vec![PollFd::new(wake, PollFlags::IN)];
             files.extend(self.peers.values().map(|worker| PollFd::new(worker.events(), PollFlags::IN)));
             let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-            // A signal wakes it as well.
+            // A signal ends the sleep as well.
             let _ = rustix::event::poll(&mut files, Some(&limit));
         }
     }

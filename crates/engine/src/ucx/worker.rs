@@ -1,6 +1,8 @@
-//! What UCX has for one peer: a worker of its own, by which the peer reads this process's region, and the endpoint by which this process reads the peer's.
+//! UCX's state for one peer: a worker, through which the peer reads this process's region, and the
+//! endpoint through which this process reads the peer's.
 //!
-//! A worker of its own, because what the library has of a peer's endpoints can then be forgotten as a whole: connections end at different times at their two ends, and begin anew.
+//! Each peer has a worker of its own, so that the library can forget a peer's endpoints as a whole.
+//! Connections end at different times at their two ends, and begin anew.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -12,30 +14,31 @@ use super::library::{self, EndpointParams, Library, RequestParams, Status, UcxEr
 use super::thread::made;
 use super::{Done, Handle, Offer};
 
-/// Zeros behind an address or a key: the library is not told how long they are, and finds the end by what they say.
+/// Zeros behind an address or a key. The library is not told their length, and finds the end from
+/// their contents.
 const PADDING: usize = 4096;
-/// How often the library is called before others are looked at.
+/// The number of calls of the library for one peer before the next peer has its turn.
 const CALLS: usize = 256;
 
-/// What a worker does when there is nothing to do.
+/// The state of a worker without work.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rest {
-    /// Its file becomes readable when there is.
+    /// Its file becomes readable when there is work.
     Sleeps,
-    /// There is something that it has to be asked for.
+    /// The library has work, and must be called.
     Wakes,
 }
 
 /// The way to a peer's region.
 struct Endpoint {
     endpoint: Handle,
-    /// What reads of the region need; none: it could not be understood.
+    /// The key for reads of the region; `None`: the library could not read the key.
     key: Option<Handle>,
-    /// Where the region begins there.
+    /// The address of the region in the peer.
     begin: u64,
 }
 
-/// A read under way: the library writes to the buffer until it is over.
+/// A read under way. The library writes to the buffer until the read is over.
 struct Reading {
     request: Handle,
     buffer: Vec<u8>,
@@ -43,7 +46,7 @@ struct Reading {
     done: Done<Bytes>,
 }
 
-/// What UCX has for one peer. It is to be [ended](Worker::end); dropped alone, it stays as it is for good.
+/// UCX's state for one peer. The owner must [end](Worker::end) it: a mere drop leaks it for good.
 pub(super) struct Worker {
     library: Arc<Library>,
     worker: Handle,
@@ -54,17 +57,18 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Of this context, on the thread that has it.
+    /// Makes a worker of this context, on the context's thread.
     pub fn new(library: Arc<Library>, context: Handle) -> Result<Worker, UcxError> {
         let mut worker = std::ptr::null_mut();
         let (field_mask, flags) = (library::WORKER_FIELDS, library::FORGETS_REQUESTS);
         let params = WorkerParams { field_mask, thread_mode: 0, unset: [0; 19], flags, unused: [0; 3] };
-        // SAFETY: the context is there as long as any of its workers; all of it is done on one thread.
+        // SAFETY: the context outlives its workers; one thread uses them all.
         let created = unsafe { (library.ucp_worker_create)(context.as_ptr(), &params, &mut worker) };
         library.answer("ucp_worker_create", created)?;
         let worker = made("ucp_worker_create", worker)?;
         let mut file = -1;
-        // SAFETY: it writes the descriptor of the library's own wake-up, which lives as long as the worker.
+        // SAFETY: it writes the descriptor of the library's own wake-up, which lives as long as the
+        // worker.
         let events = unsafe { (library.ucp_worker_get_efd)(worker.as_ptr(), &mut file) };
         library.answer("ucp_worker_get_efd", events)?;
         // SAFETY: it is open, as the library has just said.
@@ -73,10 +77,10 @@ impl Worker {
         Ok(Worker { library, worker, events, endpoint: None, reads: Vec::new() })
     }
 
-    /// How the peer reaches it.
+    /// The address by which the peer reaches this worker.
     pub fn address(&self) -> Result<Vec<u8>, UcxError> {
         let (mut address, mut len) = (std::ptr::null_mut(), 0);
-        // SAFETY: it gives so many bytes, which are given back once they are copied.
+        // SAFETY: the call returns this many bytes, which are given back once they are copied.
         unsafe {
             let given = (self.library.ucp_worker_get_address)(self.worker.as_ptr(), &mut address, &mut len);
             self.library.answer("ucp_worker_get_address", given)?;
@@ -86,7 +90,7 @@ impl Worker {
         }
     }
 
-    /// Readable when there may be something to do, once it [rests](Worker::rest).
+    /// Readable when there may be work, once the worker [rests](Worker::rest).
     pub fn events(&self) -> &OwnedFd {
         &self.events
     }
@@ -104,21 +108,22 @@ impl Worker {
             unused: [0; 8],
         };
         let mut endpoint = std::ptr::null_mut();
-        // SAFETY: the address is as a worker of this version has said it, by its checksum, and is copied.
+        // SAFETY: by its checksum the address is as a worker of this version has made it. The
+        // library copies it.
         let created = unsafe { (self.library.ucp_ep_create)(self.worker.as_ptr(), &params, &mut endpoint) };
         self.library.answer("ucp_ep_create", created)?;
         let endpoint = made("ucp_ep_create", endpoint)?;
         let mut unpacked = std::ptr::null_mut();
-        // SAFETY: so is the key.
+        // SAFETY: the same holds for the key.
         let is_key =
             unsafe { (self.library.ucp_ep_rkey_unpack)(endpoint.as_ptr(), key.as_ptr().cast(), &mut unpacked) };
         let key = self.library.answer("ucp_ep_rkey_unpack", is_key).and_then(|()| made("ucp_ep_rkey_unpack", unpacked));
-        // Without a key as well: what is closed of it is closed at its end.
+        // The endpoint is kept without a key as well, so that it is closed at the end.
         self.endpoint = Some(Endpoint { endpoint, key: key.as_ref().ok().copied(), begin: offer.begin });
         key.map(drop)
     }
 
-    /// Reads bytes that the peer's region has, as it said.
+    /// Reads bytes of the peer's region. The peer's offer says that they are within it.
     pub fn read(&mut self, begin: u64, len: usize, done: Done<Bytes>) {
         let Some(Endpoint { endpoint, key: Some(key), begin: start }) = &self.endpoint else {
             return done(Err(UcxError::Ended));
@@ -126,7 +131,7 @@ impl Worker {
         let mut buffer: Vec<u8> = Vec::with_capacity(len);
         let (to, from) = (buffer.as_mut_ptr().cast::<c_void>(), start.wrapping_add(begin));
         let params = RequestParams::default();
-        // SAFETY: the buffer has room for them, and stays where it is until the request is over.
+        // SAFETY: the buffer has room for the bytes, and stays in place until the request is over.
         let request = unsafe { (self.library.ucp_get_nbx)(endpoint.as_ptr(), to, len, from, key.as_ptr(), &params) };
         match (Library::at_once(request), Handle::new(request)) {
             (None, Some(request)) => self.reads.push(Reading { request, buffer, len, done }),
@@ -134,15 +139,15 @@ impl Worker {
         }
     }
 
-    /// What came of a read.
+    /// The result of a read with this status.
     fn over(&self, status: Status, mut buffer: Vec<u8>, len: usize) -> Result<Bytes, UcxError> {
         self.library.answer("ucp_get_nbx", status)?;
-        // SAFETY: the library has written all of them.
+        // SAFETY: the library has written all bytes.
         unsafe { buffer.set_len(len) };
         Ok(buffer.into())
     }
 
-    /// Does what there is to do; whether there was something.
+    /// Does the present work. Returns true if there was any.
     pub fn turn(&mut self) -> bool {
         // SAFETY: on the worker's own thread.
         let call = |_: &usize| unsafe { (self.library.ucp_worker_progress)(self.worker.as_ptr()) } > 0;
@@ -168,7 +173,7 @@ impl Worker {
         }
     }
 
-    /// Has it rest until there is something to do.
+    /// Prepares the worker to sleep until there is work.
     pub fn rest(&self) -> Rest {
         // SAFETY: on the worker's own thread.
         match unsafe { (self.library.ucp_worker_arm)(self.worker.as_ptr()) } {
@@ -177,10 +182,12 @@ impl Worker {
         }
     }
 
-    /// Gives it back: the peer is not needed any more, and what is under way ends.
+    /// Destroys the worker, once its peer is not needed any more. Work under way ends.
     ///
-    /// All at once, and without a call of the library's in which it would look for what has come: of what the peer sent before it knew, it makes a second endpoint in place of the one that is closed. By the
-    /// answer of that one the library ends the *peer's* process, as it is of another endpoint than it knows (1.13: `ucp_ep_update_remote_id`).
+    /// The end comes at once, without a call in which the library looks for messages. Such a call
+    /// could find an early message of the peer, and make a second endpoint in place of the closed
+    /// one. The answer of that endpoint would end the *peer's* process, as it is of another
+    /// endpoint than the peer knows (1.13: `ucp_ep_update_remote_id`).
     pub fn end(mut self) {
         let reads = std::mem::take(&mut self.reads);
         if let Some(Endpoint { endpoint, key, .. }) = self.endpoint.take() {
@@ -194,11 +201,13 @@ impl Worker {
             };
             let closing = Handle::new(closing).filter(|_| Library::at_once(closing).is_none());
             for request in closing.into_iter().chain(reads.iter().map(|reading| reading.request)) {
-                // SAFETY: it is given back once, which may be before it is over, and not used after this.
+                // SAFETY: each request is given back once, maybe before it is over, and not used
+                // after this.
                 unsafe { (self.library.ucp_request_free)(request.as_ptr()) };
             }
         }
-        // SAFETY: nothing of it is used after this. What is under way by it ends here: what would be written to the buffers is either copied by calls of it, or comes by its connections to the network.
+        // SAFETY: the worker is not used after this. Work under way ends here: either calls of the
+        // worker copy the bytes to the buffers, or the bytes come over its network connections.
         unsafe { (self.library.ucp_worker_destroy)(self.worker.as_ptr()) };
         for Reading { buffer, done, .. } in reads {
             drop(buffer);

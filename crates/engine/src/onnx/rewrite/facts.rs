@@ -1,4 +1,4 @@
-//! What is known of a graph's values before it runs.
+//! The facts about a graph's values that hold before it runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,28 +7,29 @@ use prost::Message;
 use crate::onnx::proto::{GraphProto, GraphValues, TypeProto};
 use crate::onnx::sizes::{Input, Sizes};
 
-/// This stands for a size that varies: only the rank matters here.
+/// Stands for a size that varies: only the rank matters to these facts.
 const ANY_SIZE: usize = 2;
 
-/// What is known of a value.
+/// The known facts about a value.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Facts {
     /// `TensorProto.DataType`.
     pub element: Option<i32>,
-    /// How many axes it has.
+    /// The number of its axes.
     pub rank: Option<usize>,
-    /// Its sizes, of a weight.
+    /// The sizes of a weight.
     pub dims: Option<Vec<i64>>,
-    /// Its elements, where they are few and the same in every run.
+    /// The elements, if they are few and the same in every run.
     pub data: Option<Vec<f64>>,
 }
 
-/// What is known of each value of a graph, by name.
+/// The known facts about each value of a graph, by name.
 #[derive(Debug, Default)]
 pub(crate) struct FactsOf(BTreeMap<String, Facts>);
 
 impl FactsOf {
-    /// Collects what the file says of its values and weights, and what follows from that for computed values.
+    /// Collects the file's facts about its values and weights, and derives the facts of computed
+    /// values.
     ///
     /// # Errors
     /// In words, if a tensor or type of the file cannot be read.
@@ -69,13 +70,13 @@ impl FactsOf {
         Ok(FactsOf(facts))
     }
 
-    /// What is known of a value; nothing of one that the graph does not have.
+    /// The known facts about a value; none if the graph does not have it.
     pub fn of(&self, name: &str) -> Facts {
         self.0.get(name).cloned().unwrap_or_default()
     }
 }
 
-/// Datatype and sizes that a type says, [`ANY_SIZE`] where one varies.
+/// The datatype and sizes in a type, with [`ANY_SIZE`] for sizes that vary.
 fn dims_of(bytes: Option<&bytes::Bytes>) -> Result<Option<(i32, Vec<usize>)>, String> {
     let Some(bytes) = bytes else { return Ok(None) };
     let decoded = TypeProto::decode(bytes.clone()).map_err(|e| format!("the type of a value cannot be read: {e}"))?;

@@ -1,11 +1,14 @@
-//! Rewrites a model for an engine that computes some operators wrong: to operators that the engine computes right.
+//! Rewrites a model for an engine that computes some operators wrong: to operators that the engine
+//! computes right.
 //!
 //! ```text
 //! y = Sign(x)    becomes    y = Where(x == x - x, x, Sign(x))
 //! ```
 //!
-//! An engine brings a table of rules ([`RuleOf`]), one for each operator that it computes wrong somewhere. A rule looks at an operator with what is known of its inputs,
-//! and answers with a [`Verdict`]. Outputs of a rewritten operator keep their names, so that a model is cut at the same values as its file.
+//! An engine brings a table of rules ([`RuleOf`]), one for each operator that it sometimes computes
+//! wrong. A rule gets an operator with the facts about its inputs, and answers with a [`Verdict`].
+//! Outputs of a rewritten operator keep their names, so that a model is cut at the same values as
+//! its file.
 
 mod facts;
 mod site;
@@ -21,33 +24,36 @@ pub(crate) use facts::{Facts, FactsOf};
 use site::Names;
 pub(crate) use site::Site;
 
-/// Deepest nesting of graphs in attributes that is followed; the file was checked for the same bound.
+/// Deepest nesting of graphs in attributes that is followed; the file was checked for the same
+/// bound.
 const DEPTH_LIMIT: u32 = 16;
 
-/// The fate of an operator.
+/// The outcome of a rule for an operator.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
     /// The engine computes it right.
     Right,
     /// The operators that the rule added take its place.
     Rewritten,
-    /// The engine computes it wrong, and no other operators give the right numbers. The text says what is wrong.
+    /// The engine computes it wrong, and no other operators give the right numbers. The text
+    /// describes the fault.
     Wrong(String),
 }
 
-/// Looks at one operator.
+/// A rule: it judges one operator.
 pub(crate) type Rule = fn(&mut Site<'_>) -> Verdict;
 
-/// The rule for an operator of the standard, if there is one.
+/// A function that returns the rule for a standard operator, if there is one.
 pub(crate) type RuleOf = fn(&str) -> Option<Rule>;
 
-/// How many operators of each kind were rewritten.
+/// The number of rewritten operators, by kind.
 pub(crate) type Rewritten = BTreeMap<String, usize>;
 
-/// Rewrites `model` as the rules of an engine say; `values` is what the same file says of its values.
+/// Rewrites `model` by the rules of an engine. `values` is the same file's description of its
+/// values.
 ///
 /// # Errors
-/// In words: the first operator that stays wrong, or what of the file cannot be read.
+/// In words: the first operator that stays wrong, or the part of the file that cannot be read.
 pub(crate) fn rewrite(model: &mut ModelProto, values: &ModelValues, rule_of: RuleOf) -> Result<Rewritten, String> {
     let sets = model.opset_import.iter().map(|bytes| OperatorSetProto::decode(bytes.clone()));
     let sets = sets.collect::<Result<Vec<_>, _>>().map_err(|e| format!("its operator sets cannot be read: {e}"))?;
@@ -61,7 +67,7 @@ pub(crate) fn rewrite(model: &mut ModelProto, values: &ModelValues, rule_of: Rul
     Ok(rewriter.done)
 }
 
-/// A line for people that says which operators an engine runs as others; `None`: none.
+/// A line for people with the operators that an engine runs as others; `None`: there are none.
 pub(crate) fn summary(engine: &str, rewritten: &Rewritten) -> Option<String> {
     let kinds: Vec<String> = rewritten.iter().map(|(operator, count)| format!("{count} {operator}")).collect();
     let named = kinds.join(", ");
@@ -107,7 +113,8 @@ impl Rewriter {
         Ok(())
     }
 
-    /// Rewrites the graphs inside an operator (`If`, `Loop`, `Scan`). Of values from outside nothing is known in them.
+    /// Rewrites the graphs inside an operator (`If`, `Loop`, `Scan`). In these graphs the values
+    /// from outside have no facts.
     fn graphs_of(&mut self, node: &mut NodeProto, depth: u32) -> Result<(), String> {
         let bad = |e: prost::DecodeError| format!("a graph of operator '{}' cannot be read: {e}", node.name);
         for attribute in &mut node.attribute {
@@ -120,7 +127,7 @@ impl Rewriter {
                 let before = self.done.clone();
                 let facts = FactsOf::graph(&graph, None)?;
                 self.graph(&mut graph, &facts, depth + 1)?;
-                // A graph in which nothing changed stays as it was read.
+                // An unchanged graph stays as it was read.
                 if self.done != before {
                     *bytes = Bytes::from(graph.encode_to_vec());
                 }

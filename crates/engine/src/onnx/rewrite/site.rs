@@ -1,4 +1,4 @@
-//! One operator of a graph, and the operators that take its place.
+//! An operator of a graph, and the operators that take its place.
 
 use bytes::Bytes;
 use prost::Message;
@@ -7,7 +7,7 @@ use super::{Facts, FactsOf};
 use crate::onnx::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
 use crate::onnx::sizes::{FLOAT, INT64, UINT8};
 
-/// Names of values that no other value has.
+/// Makes names for values that no other value has.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     prefix: String,
@@ -15,7 +15,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Keeps clear of the names of a graph.
+    /// Avoids the names of a graph.
     pub fn avoid(&mut self, graph: &GraphProto) {
         self.prefix = "rewritten".to_owned();
         let names = || graph.node.iter().flat_map(|node| node.input.iter().chain(&node.output));
@@ -30,7 +30,7 @@ impl Names {
     }
 }
 
-/// An operator, what is known of its inputs, and the operators that a rule puts in its place.
+/// An operator, the facts about its inputs, and the operators that a rule puts in its place.
 pub(crate) struct Site<'a> {
     pub node: &'a NodeProto,
     /// Version of the standard's operators.
@@ -70,7 +70,7 @@ impl<'a> Site<'a> {
         self.node.output.get(index).cloned().unwrap_or_default()
     }
 
-    /// What is known of an input.
+    /// The known facts about an input.
     pub fn facts(&self, index: usize) -> Facts {
         self.facts.of(&self.input(index))
     }
@@ -80,7 +80,7 @@ impl<'a> Site<'a> {
         self.attributes.iter().find(|attribute| attribute.name == name)
     }
 
-    /// An attribute of one integer, or what is taken where it is left out.
+    /// An attribute of one integer, or the default if it is left out.
     pub fn int(&self, name: &str, default: i64) -> i64 {
         self.attribute(name).and_then(AttributeProto::integer).unwrap_or(default)
     }
@@ -95,20 +95,21 @@ impl<'a> Site<'a> {
         self.attribute(name).and_then(|attribute| attribute.s.as_deref()) == Some(text.as_bytes())
     }
 
-    /// Adds an operator; the name of what it gives.
+    /// Adds an operator, and returns the name of its output.
     pub fn add(&mut self, op_type: &str, inputs: &[&str], attributes: Vec<AttributeProto>) -> String {
         let output = self.names.fresh();
         self.add_as(op_type, inputs, attributes, &output);
         output
     }
 
-    /// Adds an operator that gives what `output` names.
+    /// Adds an operator with the output `output`.
     pub fn add_as(&mut self, op_type: &str, inputs: &[&str], attributes: Vec<AttributeProto>, output: &str) {
         let attribute = attributes.into_iter().map(|attribute| Bytes::from(attribute.encode_to_vec())).collect();
         self.put(op_type, inputs, attribute, vec![output.to_owned()]);
     }
 
-    /// Adds the operator again, with other inputs and outputs. It loses the attributes that `without` names and gets those of `more`.
+    /// Adds the operator again, with other inputs and outputs. It loses the attributes in `without`
+    /// and gets those of `more`.
     pub fn add_itself(&mut self, inputs: &[&str], without: &[&str], more: Vec<AttributeProto>, outputs: Vec<String>) {
         let kept = self.node.attribute.iter().zip(&self.attributes);
         let kept = kept.filter(|(_, attribute)| !without.contains(&attribute.name.as_str()));

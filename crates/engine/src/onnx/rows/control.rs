@@ -1,4 +1,5 @@
-//! Operators with graphs inside, and functions of the model: their graphs are followed like the model's.
+//! Operators with graphs inside, and functions of the model: the pass follows their graphs like the
+//! model's.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,8 @@ use crate::onnx::proto::{
 };
 use crate::onnx::sizes::{Dims, Extent, axis};
 
-/// How often the body of a loop is followed until what it carries stays as it is.
+/// The most rounds in which the body of a loop is followed until its carried values no longer
+/// change.
 const ROUNDS: usize = 4;
 
 /// The outputs of an operator with graphs inside, or of a function; `None` for other operators.
@@ -49,11 +51,11 @@ impl Inner<'_> {
         body.ok_or_else(|| self.op.unknown(format!("it has no graph '{name}'")))
     }
 
-    /// The values of its inputs from one on.
+    /// The values of the operator's inputs from number `from` on.
     fn inputs(&self, from: usize) -> Vec<Value> {
         let value = |name: &String| {
             let unknown = || Value::without_sizes(self.op.unknown(format!("nothing gives its input '{name}'")));
-            // One that is left out.
+            // An input that is left out.
             let absent = || Value::without_sizes(Flow::Free);
             if name.is_empty() { absent() } else { self.scope.value(name).unwrap_or_else(unknown) }
         };
@@ -70,7 +72,8 @@ impl Inner<'_> {
         }
     }
 
-    /// `If`: the values of the branch, where sizes alone choose it; else the facts that hold in both branches.
+    /// `If`: the values of the branch if sizes alone choose it; else the facts that hold in both
+    /// branches.
     fn choice(&self) -> Result<Vec<Value>, Flow> {
         self.decided_by(0, "chooses a branch")?;
         let follow = |name: &str| {
@@ -110,7 +113,7 @@ impl Inner<'_> {
         Value { flow, runs: both.collect() }
     }
 
-    /// `Loop`: how often is not for the rows to say.
+    /// `Loop`: the rows must not decide the number of turns.
     fn repetition(&self) -> Result<Vec<Value>, Flow> {
         for input in [0, 1] {
             self.decided_by(input, "repeats its graph")?;
@@ -138,8 +141,8 @@ impl Inner<'_> {
         Ok(carried.iter().cloned().chain(stacked).collect())
     }
 
-    /// Follows a body until what it carries from one turn to the next stays as it is. Returns what `follow` gave first, all
-    /// outputs, and what is carried.
+    /// Follows a body until its carried values no longer change from one turn to the next. Returns
+    /// the first result of `follow`, all outputs, and the carried values.
     fn settle<T>(
         &self,
         mut carried: Vec<Value>,
@@ -172,7 +175,7 @@ impl Inner<'_> {
         Err(self.op.unknown("what it carries changes with every turn"))
     }
 
-    /// `Scan`: along an axis that has no rows, or over the rows, one after the other.
+    /// `Scan`: along an axis without rows, or over the rows, one after the other.
     fn scan(&self) -> Result<Vec<Value>, Flow> {
         if self.op.opset < 9 {
             return Err(self.op.unknown("there is no rule for it before version 9"));
@@ -198,7 +201,7 @@ impl Inner<'_> {
         if over.is_some() && carried.iter().any(|value| value.flow == Flow::Row) {
             return Err(self.op.mixed("it carries values from one row to the next"));
         }
-        // A state that changes may count the rows, also where it holds nothing of them.
+        // A state that changes may count the rows, even if it holds none of their values.
         let is_kept = |at: usize| {
             let (input, output) = (body.graph.input.get(at), body.graph.output.get(at));
             input.zip(output).is_some_and(|(input, output)| renamed(body, &output.name) == input.name)
@@ -225,7 +228,7 @@ impl Inner<'_> {
         attribute.and_then(|a| a.ints.get(at)).copied().unwrap_or(0)
     }
 
-    /// What the body is given of a value that is scanned.
+    /// The body's part of a value that is scanned.
     fn part(&self, value: Value, along: i64) -> Result<Part, Flow> {
         let sizes = value.sizes().ok_or_else(|| self.op.without_sizes())?;
         let along = axis(along as f64, sizes.first().map_or(0, |dims| dims.len()));
@@ -247,7 +250,7 @@ impl Inner<'_> {
         Ok(Part { element: Value { flow, runs: runs.collect() }, lengths, over })
     }
 
-    /// All elements of an output together. `over`: the rows were scanned.
+    /// All elements of an output, stacked. `over`: the rows were scanned.
     fn stacked(&self, value: Value, along: i64, over: Option<Place>, lengths: &[u64]) -> Value {
         let rank = value.runs.iter().flatten().find_map(|extent| Some(extent.dims.as_ref()?.len()));
         let along = match (usize::try_from(along), rank) {
@@ -276,20 +279,20 @@ impl Inner<'_> {
     }
 }
 
-/// What a body is given of a value that is scanned.
+/// The body's part of a value that is scanned.
 struct Part {
     element: Value,
-    /// How many elements there are, by run.
+    /// The number of elements, by run.
     lengths: Vec<u64>,
-    /// The rows, if each element is of one row; on axis 0.
+    /// The rows on axis 0, if each element belongs to one row.
     over: Option<Place>,
 }
 
 /// A function's graph with the attributes and inputs of a call.
 ///
 /// # Errors
-/// In words, if it cannot be decoded, or means other versions of operators than the model. Also if it has graphs inside, whose
-/// attributes are not replaced here.
+/// In words, if the graph cannot be decoded, or has other versions of operators than the model.
+/// Also if it has graphs inside: their attributes are not replaced.
 pub(super) fn inlined(
     function: &FunctionProto,
     call: &NodeProto,
@@ -322,7 +325,7 @@ pub(super) fn inlined(
             }
             for given in call.attribute.iter().chain(&function.attribute_proto) {
                 if name_of(given).map_err(bad)? == attribute.ref_attr_name {
-                    // The last name that a message has counts.
+                    // The last name in a message counts.
                     let renamed = AttributeProto { name: attribute.name.clone(), ..AttributeProto::default() };
                     attributes.push([given.to_vec(), renamed.encode_to_vec()].concat().into());
                     break;
@@ -339,7 +342,7 @@ pub(super) fn inlined(
     Ok(GraphProto { node: nodes, input, output, ..GraphProto::default() })
 }
 
-/// The value that `Identity` operators of a body give another name.
+/// Follows `Identity` operators of a body back to the value that they rename.
 fn renamed<'a>(body: &'a Prepared, name: &'a str) -> &'a str {
     let mut name = name;
     for node in body.graph.node.iter().rev() {

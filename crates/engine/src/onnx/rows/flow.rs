@@ -1,37 +1,41 @@
-//! How a value depends on the rows of the batch, and which of its axes has the rows.
+//! The dependence of a value on the rows of the batch, and the axis of the rows.
 
 use std::rc::Rc;
 
 use super::Cause;
 
-/// Batch sizes for which the sizes of all values are worked out side by side, to tell a size of the batch from a constant.
-/// 1 is a request alone. The primes show in products, and the last size in limits and remainders.
+/// The batch sizes for which the sizes of all values are computed side by side. They tell a size of
+/// the batch from a constant. Size 1 is a single request. The primes show in products, and the last
+/// size in limits and remainders.
 pub(super) const BATCHES: [u64; 5] = [1, 2, 7, 11, 720_720];
-/// How many batch sizes there are.
+/// The number of batch sizes.
 pub(super) const RUNS: usize = BATCHES.len();
 /// The run with a batch of 7 rows: the first in which a size of the batch is unlike most constants.
 pub(super) const TYPICAL: usize = 2;
 
-/// How a value depends on the rows of the batch. Sizes are known apart from this.
+/// The dependence of a value on the rows of the batch. Sizes are stored separately.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Flow {
-    /// The value does not depend on the batch: a weight, or a value that is made of weights and of other sizes.
+    /// The value does not depend on the batch: a weight, or a value that is made of weights and of
+    /// other sizes.
     Free,
-    /// The value depends on how many rows there are and on no row: `Shape` of the batch. If `listed`, its elements are sizes
-    /// as they are, so one that is the same for all batch sizes does not depend on the batch. Else they are computed, and a
-    /// comparison may come out otherwise for a batch size that was not tried.
+    /// The value depends on the number of rows and on no row: `Shape` of the batch. If `listed`,
+    /// its elements are sizes themselves. Then an element that is the same for all batch sizes does
+    /// not depend on the batch. Otherwise they are computed, and a comparison may differ for a
+    /// batch size that was not tried.
     Sized { listed: bool },
     /// Inside a `Scan` over the rows: the value depends on one row.
     Row,
-    /// One axis of the value has the rows. What is at a row depends on this row only.
+    /// One axis of the value has the rows. The elements of a row depend on this row only.
     Rows(Place),
     /// An operator mixed the rows.
     Mixed(Rc<Cause>),
-    /// No rule tells.
+    /// No rule decides.
     Unknown(Rc<Cause>),
 }
 
-/// Where the rows are: the size of `axis` is `before` x rows x `after`, so that index `i` belongs to row `i / after % rows`.
+/// The place of the rows: the size of `axis` is `before` x rows x `after`, so that index `i`
+/// belongs to row `i / after % rows`.
 ///
 /// Example: [rows, heads, S] in the shape [rows x heads, S] has `before` 1 and `after` heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +46,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Rows that have an axis for themselves.
+    /// Rows on an axis of their own.
     pub fn plain(axis: usize) -> Place {
         Place { axis, before: 1, after: 1 }
     }
@@ -52,12 +56,12 @@ impl Place {
         Place { axis, ..self }
     }
 
-    /// The size of the axis with so many rows.
+    /// The size of the axis for this number of rows.
     pub fn size(self, rows: u64) -> Option<u64> {
         self.before.checked_mul(rows)?.checked_mul(self.after)
     }
 
-    /// Where the rows are once the elements, in their order, have another shape.
+    /// The place of the rows once the elements, in their order, have another shape.
     pub fn reshaped(self, from: &[u64], to: &[u64], rows: u64) -> Option<Place> {
         let of_row = product(from.get(self.axis + 1..)?)?.checked_mul(self.after)?;
         let all = of_row.checked_mul(rows)?;
@@ -77,7 +81,7 @@ impl Place {
     }
 }
 
-/// The product, if it is a number of 64 bits.
+/// The product; `None` if it exceeds 64 bits.
 pub(super) fn product(dims: &[u64]) -> Option<u64> {
     dims.iter().try_fold(1u64, |product, dim| product.checked_mul(*dim))
 }
@@ -98,7 +102,7 @@ mod tests {
             (Place::plain(1), &[5, 7, 12], &[5, 21, 4], Some(place(1, 1, 3))),
             (place(0, 5, 1), &[35, 6], &[5, 7, 6], Some(Place::plain(1))),
             (place(0, 1, 3), &[21, 4], &[7, 12], Some(Place::plain(0))),
-            // A row of 6 elements would be cut in two, and an empty one be lost.
+            // A row of 6 elements would be cut in two, and an empty row would be lost.
             (Place::plain(0), &[7, 6], &[6, 7], None),
             (Place::plain(0), &[7, 6], &[42, 0], None),
             (Place::plain(0), &[7, 0], &[7], None),

@@ -1,4 +1,4 @@
-//! The inputs of a model as its file declares them, and sizes to try them with.
+//! The declared inputs of a model, and sizes to try them with.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,28 @@ use super::walk::Value;
 use crate::onnx::proto::{TypeProto, ValueInfoProto};
 use crate::onnx::sizes::Extent;
 
-/// Sizes to try for all dimensions that vary beside the batch. 1 is where graphs leave an axis out. 64 is a length of
-/// texts and a size of pictures, 224 another one, 16,000 a second of audio.
+/// The sizes to try for all dimensions that vary beside the batch. For size 1 graphs leave an axis
+/// out. The number 64 is a length of texts and a size of pictures, 224 another size, and 16,000 a
+/// second of audio.
 const ALIKE: [u64; 4] = [1, 64, 224, 16_000];
-/// The last try gives each dimension a size of its own: multiples of the first number, above the second.
+/// In the last try each dimension has a size of its own: multiples of the first number, above the
+/// second.
 const APART: (u64, u64) = (32, 64);
 
-/// A dimension as the file declares it.
+/// A dimension as declared in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Dim {
     Fixed(i64),
-    /// It varies, and may have a name.
+    /// The dimension varies, and may have a name.
     Open(Option<String>),
 }
 
-/// An input or output as the file declares it.
+/// An input or output as declared in the file.
 #[derive(Clone, Debug)]
 pub(super) struct Declaration {
     pub name: String,
     pub element: i32,
-    /// `None` if the file does not say.
+    /// `None` if the file has no sizes.
     pub dims: Option<Vec<Dim>>,
 }
 
@@ -65,13 +67,14 @@ impl Declaration {
     }
 }
 
-/// How many ways there are to choose sizes for these inputs.
+/// The number of ways to choose sizes for these inputs.
 pub(super) fn draws(inputs: &[Declaration]) -> usize {
     let varies = inputs.iter().flat_map(Declaration::rest).any(|dim| matches!(dim, Dim::Open(_)));
     if varies { ALIKE.len() + 1 } else { 1 }
 }
 
-/// The inputs with the rows on their first axes, and one of the ways to choose the sizes of the others.
+/// The inputs with the rows on their first axes. `draw` is one of the ways to choose the other
+/// sizes.
 pub(super) fn values(inputs: &[Declaration], draw: usize) -> Vec<Value> {
     let mut named = BTreeMap::<String, u64>::new();
     let mut seen = 0;

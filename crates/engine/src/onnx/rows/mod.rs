@@ -1,11 +1,13 @@
-//! Whether the rows of a model's batch depend on each other, as its graph says.
+//! Decides from a model's graph whether the rows of its batch depend on each other.
 //!
-//! Example: `Relu` gives row 3 of its output from row 3 of its input, so the server may join the requests of
-//! strangers. `Softmax(axis=0)` normalises across rows, so an answer would depend on the strangers.
+//! Example: `Relu` gives row 3 of its output from row 3 of its input, so the server may join the
+//! requests of strangers. `Softmax(axis=0)` normalises across rows, so an answer would depend on
+//! the strangers.
 //!
-//! The pass follows the rows from the first axis of every input to the outputs. It works out the sizes of all values for
-//! several batch sizes side by side (`sizes.rs`). A table says what each operator does to the rows (`rules.rs`). An
-//! operator that mixes rows counts only if an output is made of its values.
+//! The pass follows the rows from the first axis of every input to the outputs. It computes the
+//! sizes of all values for several batch sizes side by side (`sizes.rs`). A table has each
+//! operator's effect on the rows (`rules.rs`). An operator that mixes rows counts only if an output
+//! is made of its values.
 
 mod control;
 mod flow;
@@ -46,24 +48,27 @@ pub enum Rows {
 /// The place in a graph that decides about its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// The operator's type, such as `Softmax`; `input`, `output` or `model` where no operator is at fault.
+    /// The operator's type, such as `Softmax`; `input`, `output` or `model` where no operator is at
+    /// fault.
     pub operator: String,
     /// The operator's name, or its first output's name if it has none.
     pub node: String,
-    /// Why, as a clause: "it normalises along axis 0, along which requests are joined".
+    /// The reason, as a clause: "it normalises along axis 0, along which requests are joined".
     pub reason: String,
 }
 
-/// What a model's graph says about its rows.
+/// The report on the rows of a model's graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowReport {
     /// Whether the rows depend on each other.
     pub rows: Rows,
-    /// Types of the operators that draw random numbers, sorted, each once. Their answers differ from run to run.
+    /// Types of the operators that draw random numbers, sorted, without repeats. Their answers
+    /// differ from run to run.
     pub random: Vec<String>,
 }
 
-/// Reads the model at `path` and follows its batch axis from the inputs to the outputs. External weights may be absent.
+/// Reads the model at `path` and follows its batch axis from the inputs to the outputs. External
+/// weights may be absent.
 ///
 /// # Errors
 /// If the file cannot be read or is not an ONNX model.
@@ -92,7 +97,8 @@ fn report_of(bytes: Bytes) -> Result<RowReport, String> {
     Ok(RowReport { rows, random: walk::random(&prepared, &functions) })
 }
 
-/// Most operators and names of values of a model that is followed: larger than any that is known, and bounded in memory.
+/// The most operators and names of values in a model that is followed: above all known models, and
+/// bounded in memory.
 const MOST_OPERATORS: u64 = 200_000;
 const MOST_NAMES: usize = 1_000_000;
 
@@ -127,7 +133,7 @@ fn verdict(
     let rows = match (worst, fitting.is_empty(), misfit) {
         (Some(rows), _, _) => rows.clone(),
         (None, false, _) => Rows::Independent,
-        // What holds for sizes that the model does not take proves nothing.
+        // A result for sizes that the model does not take proves nothing.
         (None, true, Some(Rows::Mixed(cause) | Rows::Unknown(cause))) => Rows::Unknown(cause),
         (None, true, _) => {
             Rows::Unknown(cause("model", "", "it takes none of the sizes that were tried for its inputs"))
@@ -157,7 +163,8 @@ fn without_batch(inputs: &[Declaration]) -> Option<Rows> {
     })
 }
 
-/// The verdict on the outputs: each has to have one row for each row of the inputs, on its first axis.
+/// The verdict on the outputs: each must have one row for each row of the inputs, on its first
+/// axis.
 fn of_outputs(prepared: &Prepared, values: &[Value]) -> Rows {
     let mut unknown = None;
     for (info, value) in prepared.graph.output.iter().zip(values) {

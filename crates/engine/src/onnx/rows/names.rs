@@ -1,10 +1,12 @@
-//! What the names of dimensions say about the rows. They are evidence, and no proof: many exporters make them up.
+//! The evidence of dimensions' names about the rows. It is no proof: many exporters make the names
+//! up.
 
 use super::inputs::{Declaration, Dim};
 use super::{Cause, Rows};
 
-/// The verdict, changed where names say more. A graph that proves its rows independent of each other needs no names, with
-/// one exception. If two inputs have first dimensions of different names, a request may have more rows in one of them.
+/// The verdict, changed if the names show more. A graph that proves its rows independent needs no
+/// names, with one exception. If two inputs have first dimensions of different names, a request may
+/// have more rows in one of them.
 pub(super) fn weighed(rows: Rows, inputs: &[Declaration], outputs: &[Declaration]) -> Rows {
     let is_proven = matches!(rows, Rows::Independent);
     if matches!(rows, Rows::Mixed(_)) {
@@ -19,7 +21,7 @@ pub(super) fn weighed(rows: Rows, inputs: &[Declaration], outputs: &[Declaration
     }
 }
 
-/// Two inputs whose first dimensions have names that a person chose, and different ones.
+/// Two inputs whose first dimensions have different names that a person chose.
 fn different(inputs: &[Declaration], outputs: &[Declaration]) -> Option<Cause> {
     let mut named = inputs.iter().filter_map(|input| Some((input, input.first_name()?)));
     let (first, name) = named.next()?;
@@ -33,7 +35,7 @@ fn different(inputs: &[Declaration], outputs: &[Declaration]) -> Option<Cause> {
     both_chosen.then(|| Cause { operator: "input".into(), node: other.name.clone(), reason })
 }
 
-/// The name of an input's first dimension that stands at another axis.
+/// An input whose first dimension has a name that occurs at another axis.
 fn elsewhere(inputs: &[Declaration], outputs: &[Declaration]) -> Option<Cause> {
     for input in inputs {
         let Some(name) = input.first_name() else { continue };
@@ -53,7 +55,8 @@ fn elsewhere(inputs: &[Declaration], outputs: &[Declaration]) -> Option<Cause> {
     None
 }
 
-/// Whether an exporter made the name up for one dimension: it ends in a number or says that it knows none, and stands once.
+/// Whether an exporter made the name up for one dimension: it ends in a number or means "unknown",
+/// and occurs once.
 fn is_generated(name: &str, inputs: &[Declaration], outputs: &[Declaration]) -> bool {
     let all = inputs.iter().chain(outputs).filter_map(|value| value.dims.as_ref()).flatten();
     let count = all.filter(|dim| matches!(dim, Dim::Open(Some(other)) if other == name)).count();

@@ -1,4 +1,4 @@
-//! An operator with the flows and sizes of its inputs and outputs, as rules read it.
+//! An operator with the flows and sizes of its inputs and outputs, the input of rules.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,22 +8,22 @@ use super::flow::{BATCHES, Flow, Place, RUNS, TYPICAL};
 use crate::onnx::proto::NodeProto;
 use crate::onnx::sizes::{Extent, Known, Step, axis};
 
-/// The flow of each output of an operator. An error is the flow of all of them: mixed or unknown.
+/// The flow of each output of an operator. An error is the flow of all outputs: mixed or unknown.
 pub(super) type Ruled = Result<Vec<Flow>, Flow>;
 
 /// An operator in a graph.
 pub(super) struct Op<'a> {
     pub node: &'a NodeProto,
     pub step: &'a Step,
-    /// The version of the operators of this one's domain; 0 if the model does not say.
+    /// The version of the operators in this domain; 0 if the model gives none.
     pub opset: i64,
-    /// By input; `None` for one that is left out.
+    /// The flow of each input; `None` for an input that is left out.
     pub flows: &'a [Option<Flow>],
-    /// What its size rule looks at, by run.
+    /// The facts for its size rule, by run.
     pub known: &'a [Known<'a>],
-    /// By run: what its size rule gave, by output.
+    /// The results of its size rule, by run and output.
     pub made: &'a [Vec<Extent>],
-    /// Set where sizes do not fit each other: the sizes that were tried are none that the model takes.
+    /// Set if sizes do not fit each other: the model does not take the sizes that were tried.
     pub misfit: &'a Cell<bool>,
 }
 
@@ -42,12 +42,12 @@ impl<'a> Op<'a> {
         Flow::Unknown(self.cause(reason))
     }
 
-    /// The sizes of an input or output were not worked out.
+    /// The flow if the sizes of an input or output are unknown.
     pub fn without_sizes(&self) -> Flow {
         self.unknown("its sizes cannot be worked out from the sizes of the inputs")
     }
 
-    /// Every output the same.
+    /// The same flow for every output.
     pub fn all(&self, flow: Flow) -> Vec<Flow> {
         vec![flow; self.node.output.len()]
     }
@@ -60,7 +60,7 @@ impl<'a> Op<'a> {
         self.flows.get(index).and_then(Option::as_ref).unwrap_or(&Flow::Free)
     }
 
-    /// Where the rows are in an input; `None` if it has none.
+    /// The place of the rows in an input; `None` if it has no rows.
     pub fn place(&self, index: usize) -> Option<Place> {
         match self.flow(index) {
             Flow::Rows(place) => Some(*place),
@@ -93,20 +93,21 @@ impl<'a> Op<'a> {
         Ok(self.dims(index, TYPICAL)?.len())
     }
 
-    /// Whether the elements of an input are known in every run: then nothing but sizes decides them.
+    /// Whether the elements of an input are known in every run: then only sizes decide them.
     pub fn is_counted(&self, index: usize) -> bool {
         self.known.iter().all(|known| known.get(index).is_some_and(|extent| extent.data.is_some()))
     }
 
-    /// Whether an output's elements are known, and the same, in every run. `None` if they are not known.
+    /// Whether an output's elements are known, and the same, in every run. `None` if they are not
+    /// known.
     pub fn made_alike(&self, output: usize) -> Option<bool> {
         let data = |run: usize| self.made.get(run)?.get(output)?.data.as_deref();
         let first = data(0)?;
         (1..RUNS).map(|run| data(run).map(|data| data == first)).try_fold(true, |all, same| Some(all && same?))
     }
 
-    /// The numbers of an input, or of an attribute as older operators have it, if they are the same in every run.
-    /// `None` where both are left out.
+    /// The numbers of an input, or of an attribute as in older operators, if they are the same in
+    /// every run. `None` if both are left out.
     pub fn numbers(&self, index: usize, attribute: &str) -> Result<Option<Vec<f64>>, Flow> {
         let unknown = || self.unknown(format!("its {attribute} depend on values or on the batch"));
         let mut each = self.known.iter().map(|known| known.optional(index, attribute).ok_or_else(unknown));
@@ -135,7 +136,7 @@ impl<'a> Op<'a> {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The axis that an attribute names, of an input.
+    /// The axis of an input that an attribute names.
     pub fn axis(&self, default: i64, rank: usize) -> Result<usize, Flow> {
         self.axis_of(self.int("axis", default) as f64, rank)
     }
@@ -144,12 +145,12 @@ impl<'a> Op<'a> {
         axis(number, rank).ok_or_else(|| self.unknown(format!("it has no axis {number}")))
     }
 
-    /// Why a value that is worked out along the rows' axis is mixed.
+    /// The mixed flow of a value that is computed along the rows' axis.
     pub fn along(&self, does: &str, place: Place) -> Flow {
         self.mixed(format!("it {does} along axis {}, along which requests are joined", place.axis))
     }
 
-    /// The flow as it is, if the sizes of the output in every run say so too.
+    /// The flow, if the sizes of the output confirm it in every run.
     pub fn settled(&self, output: usize, flow: Flow) -> Flow {
         let sizes = |run: usize| self.made.get(run)?.get(output)?.dims.as_deref();
         let Some(typical) = sizes(TYPICAL) else { return flow };

@@ -1,6 +1,7 @@
-//! What each operator does to the rows: a table by operator.
+//! Each operator's effect on the rows: a table by operator.
 //!
-//! A rule is asked only if an input has rows. Values of weights and sizes alone are decided here for all operators.
+//! A rule is called only if an input has rows. Values of weights and sizes alone are decided here
+//! for all operators.
 
 use super::flow::{BATCHES, Flow, Place, RUNS, TYPICAL};
 use super::operator::{Op, Ruled};
@@ -26,7 +27,7 @@ pub(super) type RowRule = fn(&Op<'_>) -> Ruled;
 /// The rule of an operator.
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
-    /// Inputs that say sizes, axes or positions.
+    /// Inputs that give sizes, axes or positions.
     structure: &'static [usize],
     kind: Kind,
     rule: RowRule,
@@ -36,13 +37,14 @@ const COMPUTED: Flow = Flow::Sized { listed: false };
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It computes with elements.
+    /// The operator computes with elements.
     Computes,
-    /// It moves elements. Where these are known, a comparison tells whether the batch decides them.
+    /// The operator moves elements. If they are known, a comparison shows whether the batch decides
+    /// them.
     Moves,
-    /// It repeats elements up to given sizes.
+    /// The operator repeats elements up to given sizes.
     Repeats,
-    /// It reads nothing but sizes.
+    /// The operator reads only sizes.
     Measures,
 }
 
@@ -54,14 +56,14 @@ const fn moves(structure: &'static [usize], rule: RowRule) -> Entry {
     Entry { structure, kind: Kind::Moves, rule }
 }
 
-/// Inputs of an operator, beyond which no rule looks at it.
+/// The most inputs of an operator to which rules apply.
 pub(super) const MOST_INPUTS: usize = 512;
-/// Element by element, with all inputs broadcast to one shape.
+/// Operators that work element by element, with all inputs broadcast to one shape.
 const ELEMENTWISE: &str = "Abs Acos Acosh Add And Asin Asinh Atan Atanh BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor \
     Ceil Celu Cos Cosh Div Elu Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less \
     LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal RegexFullMatch Relu Round Selu Shrink Sigmoid Sign \
     Sin Sinh Softplus Softsign Sqrt StringConcat Sub Sum Swish Tan Tanh ThresholdedRelu Where Xor";
-/// Element by element of the first input; further inputs are bounds, scales or zero points.
+/// Operators on each element of the first input; further inputs are bounds, scales or zero points.
 const OF_FIRST: &str = "Clip DequantizeLinear QuantizeLinear ScaledTanh ParametricSoftplus Affine Bernoulli";
 const REDUCTIONS: &str = "ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare";
 
@@ -91,7 +93,7 @@ fn standard(operator: &str) -> Option<Entry> {
     moved(operator).or_else(|| along(operator)).or_else(|| product(operator))
 }
 
-/// Operators that move, choose and repeat elements, and those that measure.
+/// Operators that move, choose and repeat elements, and operators that measure.
 fn moved(operator: &str) -> Option<Entry> {
     Some(match operator {
         "Shape" | "Size" => Entry { structure: &[], kind: Kind::Measures, rule: |op| Ok(op.all(measured(op))) },
@@ -102,7 +104,7 @@ fn moved(operator: &str) -> Option<Entry> {
         "ConstantOfShape" => Entry { structure: &[0], kind: Kind::Repeats, rule: keeps },
         "Range" => Entry { structure: &[0, 1, 2], kind: Kind::Moves, rule: keeps },
         "Cast" | "Identity" => moves(&[], keeps),
-        // Of the second input only the datatype counts.
+        // Only the datatype of the second input counts.
         "CastLike" => Entry { structure: &[], kind: Kind::Measures, rule: |op| Ok(op.all(op.flow(0).clone())) },
         "Reshape" | "Squeeze" | "Unsqueeze" => moves(&[1], reshape),
         "Flatten" => moves(&[], reshape),
@@ -129,7 +131,7 @@ fn moved(operator: &str) -> Option<Entry> {
     })
 }
 
-/// Operators that look along axes.
+/// Operators that work along axes.
 fn along(operator: &str) -> Option<Entry> {
     Some(match operator {
         "Softmax" | "LogSoftmax" | "Hardmax" => computes(softmax),
@@ -138,7 +140,7 @@ fn along(operator: &str) -> Option<Entry> {
         "TopK" => Entry { structure: &[1], kind: Kind::Computes, rule: top_k },
         "OneHot" => Entry { structure: &[1], kind: Kind::Computes, rule: one_hot },
         "BatchNormalization" => computes(batch_norm),
-        // Also of the standard domain: ONNX Runtime puts the simplified one there.
+        // Also in the standard domain, to which ONNX Runtime adds the simplified one.
         "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization" => computes(layer_norm),
         "InstanceNormalization" => computes(instance_norm),
         "GroupNormalization" => computes(group_norm),
@@ -222,7 +224,8 @@ fn first_only_last(op: &Op<'_>) -> Ruled {
     }
 }
 
-/// `QAttention` has its scale as an input. The others take their scale from the elements of the batch.
+/// `QAttention` has its scale as an input. The others take their scale from the elements of the
+/// batch.
 fn dynamic(op: &Op<'_>) -> Ruled {
     if op.node.op_type == "QAttention" {
         return attention(op);
@@ -241,14 +244,15 @@ pub(super) fn sizes(node: &NodeProto, known: &Known<'_>) -> Vec<Extent> {
     if is_estimate { Vec::new() } else { (known.step.rule)(known).unwrap_or_default() }
 }
 
-/// Whether an operator draws random numbers. `is_set`: whether a value is known to be other than zero.
+/// Whether an operator draws random numbers. `is_set`: whether a value is known to differ from
+/// zero.
 pub(super) fn is_random(node: &NodeProto, is_set: impl Fn(&str) -> bool) -> bool {
     let is_standard = matches!(node.domain.as_str(), "" | "ai.onnx");
     match node.op_type.as_str() {
         "RandomNormal" | "RandomNormalLike" | "RandomUniform" | "RandomUniformLike" | "Bernoulli" | "Multinomial" => {
             is_standard
         }
-        // Only where an input says that it trains.
+        // Only if an input requests training.
         "Dropout" => is_standard && node.input.get(2).is_some_and(|name| is_set(name)),
         "Sampling" | "BiasDropout" | "BitmaskDropout" | "BitmaskBiasDropout" => node.domain == "com.microsoft",
         _ => false,
@@ -272,7 +276,7 @@ pub(super) fn flows(domain: &str, op: &Op<'_>) -> Vec<Flow> {
     settled
 }
 
-/// An operator without a rule: anything may come of the rows.
+/// The flow of an operator without a rule: its effect on the rows is unknown.
 fn unruled(domain: &str, op: &Op<'_>) -> Flow {
     let flows = || op.flows.iter().flatten();
     if let Some(flow) = worst(flows()) {
@@ -285,7 +289,7 @@ fn unruled(domain: &str, op: &Op<'_>) -> Flow {
     if flows().any(|flow| *flow == Flow::Row) { Flow::Row } else { Flow::Free }
 }
 
-/// The input that settles an output alone: one that is mixed, else one that is unknown.
+/// The input that decides an output alone: a mixed one, else an unknown one.
 fn worst<'a>(flows: impl Iterator<Item = &'a Flow> + Clone) -> Option<&'a Flow> {
     let mixed = flows.clone().find(|flow| matches!(flow, Flow::Mixed(_)));
     mixed.or_else(|| flows.clone().find(|flow| matches!(flow, Flow::Unknown(_))))
@@ -334,7 +338,7 @@ fn judged(entry: Entry, op: &Op<'_>) -> Ruled {
     Ok((0..op.node.output.len()).map(|output| without_rows(entry, op, output, is_sized, is_by_size)).collect())
 }
 
-/// Rows and the number of rows as a value.
+/// The flow of an operator on rows and on the number of rows.
 fn with_the_number(op: &Op<'_>) -> Flow {
     let reason = "it computes with the number of requests that are joined, or with their order";
     match op.node.op_type.as_str() {
@@ -343,7 +347,7 @@ fn with_the_number(op: &Op<'_>) -> Flow {
     }
 }
 
-/// An output that is made of no row.
+/// An output that depends on no row.
 fn without_rows(entry: Entry, op: &Op<'_>, output: usize, is_sized: bool, is_by_size: bool) -> Flow {
     if !is_sized && !is_by_size {
         return Flow::Free;
@@ -359,7 +363,7 @@ fn without_rows(entry: Entry, op: &Op<'_>, output: usize, is_sized: bool, is_by_
     }
 }
 
-/// Weights that are repeated once for each row are the same at each row.
+/// Weights that are repeated once for each row are the same for each row.
 fn repeated(op: &Op<'_>, output: usize) -> Flow {
     let Ok(sizes) = (0..RUNS).map(|run| op.made(output, run)).collect::<Result<Vec<_>, _>>() else {
         return op.without_sizes();
@@ -375,7 +379,7 @@ fn repeated(op: &Op<'_>, output: usize) -> Flow {
     };
     let rows = BATCHES[TYPICAL];
     let after = typical.get(*axis).map_or(0, |size| size / rows);
-    // How many different elements there are to repeat. With several, the place of a row would decide.
+    // The number of different elements to repeat. With several, the place of a row would decide.
     let there = match op.node.op_type.as_str() {
         "ConstantOfShape" => 1,
         _ => {
@@ -389,7 +393,7 @@ fn repeated(op: &Op<'_>, output: usize) -> Flow {
     if is_even && fits && after > 0 { Flow::Rows(place) } else { COMPUTED }
 }
 
-/// Sizes as a value.
+/// The flow of sizes as a value.
 fn measured(op: &Op<'_>) -> Flow {
     match (op.made_alike(0), op.flow(0)) {
         (Some(true), _) => Flow::Free,

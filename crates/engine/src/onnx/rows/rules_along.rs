@@ -1,21 +1,23 @@
-//! Operators that compute element by element, and operators that look along axes: sums, norms, sorting.
+//! Operators that compute element by element, and operators that work along axes: sums, norms,
+//! sorting.
 
 use super::flow::{Flow, Place, TYPICAL};
 use super::operator::{Op, Ruled};
 
-/// Element by element: the rows keep their axis, and all inputs with rows have them on the same axis.
+/// Works element by element: the rows keep their axis, and all inputs with rows have them on the
+/// same axis.
 pub(super) fn keeps(op: &Op<'_>) -> Ruled {
     let present: Vec<usize> = (0..op.count()).filter(|index| op.has(*index)).collect();
     op.all_rows(broadcast(op, &present)?)
 }
 
-/// The same, of some of the inputs; the others are scales and zero points.
+/// The same for some of the inputs; the others are scales and zero points.
 pub(super) fn broadcast_rule(op: &Op<'_>, indices: &[usize]) -> Ruled {
     others_free(op, indices)?;
     op.all_rows(broadcast(op, indices)?)
 }
 
-/// Where the rows are in what inputs make together, element by element.
+/// The place of the rows in the result of these inputs, element by element.
 pub(super) fn broadcast(op: &Op<'_>, indices: &[usize]) -> Result<Place, Flow> {
     let without = || op.unknown("its inputs have no rows");
     if let [index] = indices {
@@ -59,7 +61,7 @@ pub(super) fn broadcast(op: &Op<'_>, indices: &[usize]) -> Result<Place, Flow> {
     Ok(first)
 }
 
-/// No input but these has rows.
+/// Checks that no other input has rows.
 pub(super) fn others_free(op: &Op<'_>, indices: &[usize]) -> Result<(), Flow> {
     match (0..op.count()).find(|index| !indices.contains(index) && op.place(*index).is_some()) {
         Some(index) => Err(op.unknown(format!("its input {index} depends on the requests"))),
@@ -67,13 +69,13 @@ pub(super) fn others_free(op: &Op<'_>, indices: &[usize]) -> Result<(), Flow> {
     }
 }
 
-/// The rows of the first input, which is the only one that has some.
+/// The rows of the first input. No other input may have rows.
 pub(super) fn of_first(op: &Op<'_>) -> Result<Place, Flow> {
     others_free(op, &[0])?;
     op.place(0).ok_or_else(|| op.unknown("its first input has no rows"))
 }
 
-/// Element by element of the first input, with bounds or scales that are weights.
+/// Works on each element of the first input, with bounds or scales that are weights.
 pub(super) fn first_only(op: &Op<'_>) -> Ruled {
     let place = of_first(op)?;
     op.all_rows(place)
@@ -83,13 +85,13 @@ pub(super) fn mixes_all(op: &Op<'_>, does: &str) -> Ruled {
     Err(op.mixed(format!("it {does}")))
 }
 
-/// The rows of the first input, if they are not on an axis for which `mixes` holds.
+/// The rows of the first input, unless `mixes` holds for their axis.
 fn unless(op: &Op<'_>, does: &str, mixes: impl Fn(usize) -> bool) -> Ruled {
     let place = of_first(op)?;
     if mixes(place.axis) { Err(op.along(does, place)) } else { op.all_rows(place) }
 }
 
-/// Before version 13 every axis from `axis` on, behind it that axis alone.
+/// Before version 13 a softmax covers every axis from `axis` on, and since then that axis alone.
 pub(super) fn softmax(op: &Op<'_>) -> Ruled {
     let rank = op.rank(0)?;
     let axis = op.axis(if op.opset < 13 { 1 } else { -1 }, rank)?;
@@ -118,17 +120,17 @@ pub(super) fn mean_norm(op: &Op<'_>) -> Ruled {
     unless(op, "normalises", |rows| axes.contains(&rows))
 }
 
-/// Across channels at each place.
+/// Normalises across channels at each place.
 pub(super) fn local_norm(op: &Op<'_>) -> Ruled {
     unless(op, "normalises", |rows| rows == 1)
 }
 
-/// Each channel of each image.
+/// Normalises each channel of each image.
 pub(super) fn instance_norm(op: &Op<'_>) -> Ruled {
     unless(op, "normalises", |rows| rows > 1)
 }
 
-/// Groups of channels of each image.
+/// Normalises groups of channels of each image.
 pub(super) fn group_norm(op: &Op<'_>) -> Ruled {
     unless(op, "normalises", |rows| rows > 0)
 }
@@ -148,7 +150,7 @@ pub(super) fn batch_norm(op: &Op<'_>) -> Ruled {
     }
 }
 
-/// The axes of an input or attribute, or those that are taken where they are left out.
+/// The axes of an input or attribute, or the default if both are left out.
 fn axes_of(op: &Op<'_>, index: usize, default: &[f64]) -> Result<Vec<usize>, Flow> {
     let (rank, axes) = (op.rank(0)?, op.numbers(index, "axes")?);
     axes.unwrap_or_else(|| default.to_vec()).into_iter().map(|axis| op.axis_of(axis, rank)).collect()
@@ -170,7 +172,7 @@ pub(super) fn arg(op: &Op<'_>) -> Ruled {
     without_axes(op, of_first(op)?, &[axis], "looks for the largest or smallest value")
 }
 
-/// The rows once these axes are gone, or have the size 1.
+/// The rows once these axes are removed, or have the size 1.
 fn without_axes(op: &Op<'_>, place: Place, axes: &[usize], does: &str) -> Ruled {
     if axes.contains(&place.axis) {
         return Err(op.along(does, place));
@@ -190,22 +192,22 @@ pub(super) fn top_k(op: &Op<'_>) -> Ruled {
     unless(op, "sorts", |rows| rows == axis)
 }
 
-/// A new axis, before or behind the rows.
+/// Adds a new axis, before or behind the rows.
 pub(super) fn one_hot(op: &Op<'_>) -> Ruled {
     let (place, rank) = (of_first(op)?, op.rank(0)?);
     let axis = op.axis(-1, rank + 1)?;
     op.all_rows(place.on(place.axis + usize::from(axis <= place.axis)))
 }
 
-/// Part of each matrix of the last two axes.
+/// Keeps part of each matrix of the last two axes.
 pub(super) fn trilu(op: &Op<'_>) -> Ruled {
     let rank = op.rank(0)?;
-    // Which triangle is not for the number of rows to say.
+    // The number of rows must not decide the triangle.
     op.numbers(1, "k")?;
     unless(op, "keeps a triangle", |rows| rows + 2 >= rank)
 }
 
-/// Sequences of each row, turned around up to a length that the row says.
+/// Reverses the sequence of each row, up to a length that the row gives.
 pub(super) fn reverse(op: &Op<'_>) -> Ruled {
     let rank = op.rank(0)?;
     let axis = |name: &str, default: i64| op.axis_of(op.int(name, default) as f64, rank);

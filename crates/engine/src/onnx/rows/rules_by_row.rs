@@ -1,14 +1,14 @@
-//! Operators whose first axis has the batch in every input and output, by their definition.
+//! Operators whose inputs and outputs all have the batch on axis 0, by their definition.
 
 use super::flow::{BATCHES, Flow, Place, TYPICAL, product};
 use super::operator::{Op, Ruled};
 use super::rules_along::{first_only, of_first, others_free};
 
-/// Classical models and fused blocks: a row gives a row.
+/// Classical models and fused blocks make a row from each row.
 pub(super) fn by_row(op: &Op<'_>) -> Ruled {
     for index in 0..op.count() {
         let Some(place) = op.place(index) else { continue };
-        // The rows of a vector would be taken for the features of one row.
+        // The rows of a vector would count as the features of a single row.
         if place != Place::plain(0) || op.rank(index)? < 2 {
             return Err(op.along("expects features", place));
         }
@@ -16,7 +16,8 @@ pub(super) fn by_row(op: &Op<'_>) -> Ruled {
     op.all_rows(Place::plain(0))
 }
 
-/// Columns of rows by positions that are weights, or one of several weights for each row: the label of a class.
+/// Columns of rows by positions that are weights, or one of several weights for each row: the label
+/// of a class.
 pub(super) fn chosen_features(op: &Op<'_>) -> Ruled {
     let (None, Some(positions)) = (op.place(0), op.place(1)) else {
         of_first(op)?;
@@ -44,7 +45,7 @@ pub(super) fn embedding(op: &Op<'_>) -> Ruled {
     by_row(op)
 }
 
-/// Turned by position: the tables are weights, unless each row has its own.
+/// Rotation by position: the tables are weights, unless each row has its own.
 pub(super) fn rotary(op: &Op<'_>) -> Ruled {
     let is_standard = op.node.domain != "com.microsoft";
     let of_rows: &[usize] = match (is_standard, op.has(3)) {
@@ -86,12 +87,12 @@ pub(super) fn attention(op: &Op<'_>) -> Ruled {
     Ok((0..op.node.output.len()).map(of).collect())
 }
 
-/// What is found in all images stands in one list.
+/// The results of all images are in one list.
 pub(super) fn mixed_list(op: &Op<'_>) -> Ruled {
     Err(op.mixed("it gives one list of boxes for all requests"))
 }
 
-/// Strings, of which it may leave some out.
+/// Strings, some of which the operator may leave out.
 pub(super) fn drops_elements(op: &Op<'_>) -> Ruled {
     let has_stop_words = op.step.attributes.iter().any(|a| a.name == "stopwords" && !a.strings.is_empty());
     match has_stop_words {

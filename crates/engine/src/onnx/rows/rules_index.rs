@@ -7,7 +7,7 @@ pub(super) fn gather(op: &Op<'_>) -> Ruled {
     let rank = op.rank(0)?;
     let along = op.axis(0, rank)?;
     match (op.place(0), op.place(1)) {
-        // From a table: each row its own.
+        // From a table each row takes its own element.
         (None, Some(indices)) => op.all_rows(indices.on(indices.axis + along)),
         (Some(place), None) if place.axis == along => Err(op.along("chooses by constant positions", place)),
         (Some(place), None) if place.axis < along => op.all_rows(place),
@@ -64,7 +64,7 @@ pub(super) fn scatter_nd(op: &Op<'_>) -> Ruled {
     }
 }
 
-/// What is kept is for a value to say.
+/// A value decides which elements are kept.
 pub(super) fn compress(op: &Op<'_>) -> Ruled {
     let has_axis = op.step.attributes.iter().any(|attribute| attribute.name == "axis");
     match (op.place(0), op.place(1)) {
@@ -73,7 +73,7 @@ pub(super) fn compress(op: &Op<'_>) -> Ruled {
     }
 }
 
-/// What is found in all requests stands in one list.
+/// The results of all requests are in one list.
 pub(super) fn unique(op: &Op<'_>) -> Ruled {
     Err(op.mixed("it gives one list of what it finds in all requests together"))
 }

@@ -4,7 +4,8 @@ use super::flow::{BATCHES, Flow, Place, RUNS, TYPICAL, product};
 use super::operator::{Op, Ruled};
 use super::rules_along::of_first;
 
-/// The elements in their order in another shape: `Reshape`, `Flatten`, `Squeeze`, `Unsqueeze`.
+/// Gives the elements in their order in another shape: `Reshape`, `Flatten`, `Squeeze`,
+/// `Unsqueeze`.
 pub(super) fn reshape(op: &Op<'_>) -> Ruled {
     let place = of_first(op)?;
     let mut found = None;
@@ -18,7 +19,8 @@ pub(super) fn reshape(op: &Op<'_>) -> Ruled {
             op.misfit.set(true);
             return Err(op.unknown("the number of elements of its output is not that of its input"));
         }
-        // A size of 1 says nothing of where one row is; the sizes are compared once the place is known.
+        // With one row, sizes do not show the place of the rows; they are compared once the place
+        // is known.
         if run < TYPICAL {
             continue;
         }
@@ -81,7 +83,8 @@ fn joined(op: &Op<'_>, inputs: &[usize]) -> Ruled {
     op.all_rows(if along == place.axis { Place { before, ..place } } else { place })
 }
 
-/// Where a part of the rows' axis begins and how long it is, as numbers of whole batches; `None` if it cuts a batch.
+/// The begin and the length of a part of the rows' axis, in whole batches; `None` if the part cuts
+/// a batch.
 fn whole_batches(place: Place, begin: f64, length: f64, rows: u64) -> Option<(f64, u64)> {
     let batch = (place.after.checked_mul(rows)?) as f64;
     let (begin, count) = (begin / batch, length / batch);
@@ -140,7 +143,7 @@ pub(super) fn slice(op: &Op<'_>) -> Ruled {
 /// Start, end and step of a slice in a run.
 struct Bounds {
     of_rows: Option<[f64; 3]>,
-    /// Those of other axes, with the axis.
+    /// The bounds of other axes, with the axis.
     others: Vec<(usize, [f64; 3])>,
 }
 
@@ -162,7 +165,7 @@ fn bounds(op: &Op<'_>, place: Place, rank: usize, run: usize) -> Result<Bounds, 
     Ok(bounds)
 }
 
-/// Broadcast up to a shape: the rows count from the last axis.
+/// Broadcasts up to a shape: the rows' axis is counted from the last.
 pub(super) fn expand(op: &Op<'_>) -> Ruled {
     let (place, from, to) = (of_first(op)?, op.rank(0)?, op.made(0, TYPICAL)?.len());
     let axis = (place.axis + to).checked_sub(from).ok_or_else(|| op.without_sizes())?;
@@ -184,7 +187,7 @@ pub(super) fn tile(op: &Op<'_>) -> Ruled {
     op.all_rows(Place { before: found.unwrap_or(place.before), ..place })
 }
 
-/// Nothing is put before or behind the rows.
+/// The rows' axis must have no padding.
 pub(super) fn pad(op: &Op<'_>) -> Ruled {
     let (place, rank) = (of_first(op)?, op.rank(0)?);
     let pads = op.numbers(1, "pads")?.unwrap_or_default();
@@ -202,7 +205,7 @@ pub(super) fn pad(op: &Op<'_>) -> Ruled {
     op.all_rows(place)
 }
 
-/// The rows' axis keeps its size, which the sizes of the output are checked for.
+/// The rows' axis must keep its size, which the sizes of the output show.
 pub(super) fn resize(op: &Op<'_>) -> Ruled {
     let place = of_first(op)?;
     if op.made(0, TYPICAL).is_err() {
@@ -214,7 +217,7 @@ pub(super) fn resize(op: &Op<'_>) -> Ruled {
     op.all_rows(place)
 }
 
-/// Blocks of an image, from or to channels.
+/// Moves blocks of an image to channels, or back.
 pub(super) fn space(op: &Op<'_>) -> Ruled {
     match of_first(op)? {
         place if place.axis == 0 => op.all_rows(place),

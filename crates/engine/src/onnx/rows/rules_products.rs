@@ -18,10 +18,11 @@ pub(super) fn quantised_matmul(op: &Op<'_>) -> Ruled {
     product_of(op, 0, 3)
 }
 
-/// The axes of a factor: one of batches, that of the result, or that over which products are added up.
+/// The role of an axis of a factor: a batch, an axis of the result, or the axis that the product
+/// sums over.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
-    /// Counted from the last of them.
+    /// Counted from the last batch axis.
     Batch(usize),
     Kept,
     Summed,
@@ -32,7 +33,8 @@ fn part(axis: usize, rank: usize, is_first: bool, is_turned: bool) -> Part {
     if axis + 2 < rank {
         return Part::Batch(rank - 3 - axis);
     }
-    // The first factor's last axis is summed, and the second's last but one.
+    // The product sums over the last axis of the first factor, and over the second-last axis of the
+    // second factor.
     let summed = is_vector || (last == (is_first != is_turned));
     if summed { Part::Summed } else { Part::Kept }
 }
@@ -50,7 +52,8 @@ fn product_of(op: &Op<'_>, a: usize, b: usize) -> Ruled {
             return Err(op.along("adds up products", place));
         }
     }
-    // Of the axes of the result, the batches come first, then those of the factors unless they are vectors.
+    // Among the axes of the result, the batches come first, then the axes of the factors unless
+    // they are vectors.
     let kept = usize::from(a_rank > 1) + usize::from(b_rank > 1);
     let batch = |back: usize| (made.checked_sub(kept + 1)?).checked_sub(back);
     let place = match (first, second) {
@@ -152,7 +155,8 @@ pub(super) fn convolution(op: &Op<'_>) -> Ruled {
     }
 }
 
-/// Each channel of each image for itself. Positions, the second output of `MaxPool`, count from the first image.
+/// Works on each channel of each image. Positions, the second output of `MaxPool`, count from the
+/// first image.
 pub(super) fn pool(op: &Op<'_>) -> Ruled {
     let place = of_first(op)?;
     if place.axis != 0 && (place.axis != 1 || op.int("channels_last", 0) != 0) {

@@ -107,13 +107,13 @@ fn the_number_of_rows_is_harmless_as_a_size_only() {
         (&with("w=f[1,3]; e=Expand(w,s); y=Add(x,e); -> y[N,3]"), "independent"),
         (&with("e=ConstantOfShape(s); y=Concat(x,e) axis=1; -> y[N,6]"), "independent"),
         (&with("n=Size(x); q=Div(n,b); f=Cast(q) to=1; y=Div(x,f); -> y[N,3]"), "mixed Div"),
-        // An even number of rows has the second column.
+        // For an even number of rows the answer has the second column.
         (
             &with("t=i(2)!; m=Mod(b,t); u=i(0); a=i(1); v=Unsqueeze(m,u); w=Add(v,a); y=Slice(x,v,w,a); -> y[N,1]"),
             "unknown Slice",
         ),
         (&with("t=i(2)!; m=Mod(b,t); e=i(1); u=Unsqueeze(x,e); y=Trilu(u,m); -> y[N,1,3]"), "unknown Trilu"),
-        // Only a batch of 5 takes the other branch, which is none of the sizes that are tried.
+        // Only a batch of 5 takes the other branch, and 5 is none of the tried sizes.
         (
             &with(
                 "k=i(5)!; e=Equal(b,k); c=Cast(e) to=9; y=If(c) then_branch={; a=Softmax(x) axis=0; -> a} else_branch={; a=Neg(x); -> a}; -> y[N,3]",
@@ -128,7 +128,7 @@ fn rows_are_followed_through_shapes_and_axes() {
     check(&[
         ("x[N,3]; y=Transpose(x) perm=1,0; z=Softmax(y) axis=0; t=Transpose(z) perm=1,0; -> t[N,3]", "independent"),
         ("x[N,2,6]; s=i(-1,6); y=Reshape(x,s); z=Softmax(y); t=i(-1,2,6); u=Reshape(z,t); -> u[N,2,6]", "independent"),
-        // The rows are the inner factor of an axis in between.
+        // The rows are the inner factor of a middle axis.
         (
             "x[N,T,6]; y=Transpose(x) perm=1,0,2; s=i(-1,6); z=Reshape(y,s); w=f[6,6]; m=MatMul(z,w); q=Shape(y); \
              u=Reshape(m,q); v=Transpose(u) perm=1,0,2; -> v[N,T,6]",
@@ -169,7 +169,7 @@ const ENCODER: &str = "ids:i[N,T]; mask:i[N,T]; words=f[50,8]; places=f[64,8]; g
 #[test]
 fn common_exports_are_independent() {
     let encoder = format!("{ENCODER} k0_=i(0)!; cls=Gather(ln,k0_) axis=1; pool=Gemm(cls,w); -> ln[N,T,8], pool[N,8]");
-    // Names as tf2onnx gives them: one for each dimension.
+    // Names in the style of tf2onnx: one for each dimension.
     let tensorflow =
         encoder.replace("ids:i[N,T]", "ids:i[unk__1,unk__2]").replace("mask:i[N,T]", "mask:i[unk__3,unk__4]");
     let nameless = encoder.replace("ids:i[N,T]", "ids:i[?,?]").replace("mask:i[N,T]", "mask:i[?,?]");
@@ -218,7 +218,7 @@ fn the_examples_are_independent() {
     }
 }
 
-/// A function is its graph with the attributes of the call.
+/// A function stands for its graph with the attributes of the call.
 #[test]
 fn functions_of_the_model_are_followed() {
     let of = |inner: &str, attribute: Option<AttributeProto>, call: &str| {
@@ -269,7 +269,7 @@ fn graphs_inside_of_operators_are_followed() {
             "x[N,T]; s=Shape(x); z=i(0)!; n=Gather(s,z); c=i(1)!; y=Loop(n,c,x) body={i:i; c_:i; v; d=Identity(c_); r=Relu(v); -> d, r}; -> y[N,T]",
             "unknown Loop",
         ),
-        // One row after the other: with a state, and without.
+        // One row after the other, with a state and without.
         (
             "x[N,3]; z=f[3]; s,y=Scan(z,x) num_scan_inputs=1 body={a; b; c=Add(a,b); d=Identity(c); -> c, d}; -> y[N,3]",
             "mixed Scan",
@@ -298,7 +298,7 @@ fn what_no_rule_covers_is_unknown() {
         ("x[N,4]; y=Det(x); -> y[N]", "unknown Det"),
         ("x[N,2,4,8]; c[N,8]; p:i[N,4]; y=RotaryEmbedding(x,c,c,p); -> y[N,2,4,8]", "unknown RotaryEmbedding"),
         ("x[N,2,4,8]; c[N,4,4]; y=RotaryEmbedding(x,c,c); -> y[N,2,4,8]", "independent"),
-        // It does not touch the rows.
+        // The operator does not touch the rows.
         ("x[N,4]; w=f[4]; t=my.Thing(w); -> x[N,4]", "independent"),
         ("x; y=Relu(x); -> y", "unknown input"),
         ("x[2,4]; y=Relu(x); -> y[2,4]", "mixed input"),
@@ -308,7 +308,7 @@ fn what_no_rule_covers_is_unknown() {
 #[test]
 fn names_of_dimensions_are_evidence() {
     check(&[
-        // The graph proves more than the name says.
+        // The graph proves more than the name shows.
         ("x[N,N]; y=Relu(x); -> y[N,N]", "independent"),
         ("x[N,N]; y=my.Thing(x); -> y[N,N]", "mixed input"),
         ("x[N,4]; y=my.Thing(x); -> y[M,N]", "mixed input"),
@@ -329,7 +329,7 @@ fn operators_that_draw_random_numbers_are_named() {
     assert!(random("x[N,4]; y=Dropout(x); -> y[N,4]").is_empty());
 }
 
-/// Bytes that are changed at random end in a report or in an error, and in no time at all.
+/// Random changes of bytes end in a report or in an error, and quickly.
 #[test]
 fn broken_bytes_end_in_words() {
     let seed: u64 = std::env::var("DOWNBEAT_ROWS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(5);

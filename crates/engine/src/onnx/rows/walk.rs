@@ -1,4 +1,5 @@
-//! Walks a graph operator by operator: the sizes of all values for several batch sizes, and how each depends on the rows.
+//! Walks a graph operator by operator. It computes the sizes of all values for several batch sizes,
+//! and their dependence on the rows.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,16 +14,18 @@ use super::{control, rules};
 use crate::onnx::proto::{AttributeGraphs, FunctionProto, GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::sizes::{Extent, Known, Sizes};
 
-/// Deepest nesting of graphs and calls of functions that is followed.
+/// The deepest nesting of graphs and function calls that is followed.
 const DEPTH_LIMIT: u32 = 16;
-/// Operators that may be looked at, beyond so many times those in the file: bodies of loops are followed several times.
+/// The most visits of operators are these, and [`VISITS_OF_EACH`] for each operator of the file:
+/// bodies of loops are followed several times.
 const FREE_VISITS: u64 = 100_000;
 const VISITS_OF_EACH: u64 = 16;
 const TOO_MANY: &str = "the model has too many operators inside of loops and functions to be followed";
-/// Most elements of a value that are kept. Shapes and axes are shorter.
+/// The most elements of a value that are kept. Shapes and axes are shorter.
 const KEPT: usize = 64;
 
-/// A value: how it depends on the rows, with its sizes and small elements for each of the batch sizes.
+/// A value: its dependence on the rows, with its sizes and small elements for each of the batch
+/// sizes.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub flow: Flow,
@@ -30,12 +33,12 @@ pub(super) struct Value {
 }
 
 impl Value {
-    /// A value of whose sizes nothing is known.
+    /// A value with unknown sizes.
     pub fn without_sizes(flow: Flow) -> Value {
         Value { flow, runs: vec![None; RUNS] }
     }
 
-    /// The sizes in each run, or `None` if one is not known.
+    /// The sizes in each run; `None` if one of them is unknown.
     pub fn sizes(&self) -> Option<Vec<&[u64]>> {
         self.runs.iter().map(|extent| extent.as_ref()?.dims.as_deref()).collect()
     }
@@ -46,9 +49,9 @@ impl Value {
 pub(super) struct Prepared {
     pub graph: GraphProto,
     sizes: Sizes,
-    /// By the place of the node in the graph and the attribute's name.
+    /// The inner graphs, by the node's place in the graph and the attribute's name.
     bodies: BTreeMap<(usize, String), Prepared>,
-    /// Operators in it, and in the graphs inside.
+    /// The number of operators, including the graphs inside.
     pub operators: u64,
 }
 
@@ -88,7 +91,7 @@ impl Prepared {
         self.sizes.names.len()
     }
 
-    /// Calls `visit` with this graph and those inside.
+    /// Calls `visit` with this graph and the graphs inside.
     fn each(&self, visit: &mut impl FnMut(&Prepared)) {
         visit(self);
         self.bodies.values().for_each(|body| body.each(visit));
@@ -122,12 +125,12 @@ impl Prepared {
     }
 }
 
-/// What a walk needs beside the graph.
+/// The state of a walk beside the graph.
 pub(super) struct Walker<'a> {
     /// The versions of operators, by domain.
     pub opsets: &'a BTreeMap<String, i64>,
     pub functions: &'a BTreeMap<(String, String), FunctionProto>,
-    /// Operators that may still be looked at.
+    /// The number of operators that may still be visited.
     visits: Cell<u64>,
     /// Whether sizes did not fit each other.
     pub misfit: Cell<bool>,
@@ -144,7 +147,7 @@ pub(super) struct Scope<'a> {
 }
 
 impl Scope<'_> {
-    /// The value of a name, here or in a graph around this one.
+    /// The value of a name, in this graph or an enclosing one.
     pub fn value(&self, name: &str) -> Option<Value> {
         let here = self.ids.get(name).and_then(|id| {
             if self.prepared.sizes.weights.get(*id)?.is_some() {
@@ -209,7 +212,7 @@ impl<'a> Walker<'a> {
     fn node(&self, scope: &mut Scope<'_>, index: usize, node: &NodeProto, depth: u32) {
         let prepared = scope.prepared;
         let Some(step) = prepared.sizes.steps.get(index) else { return };
-        // Values of graphs around this one, at their first use.
+        // Values of enclosing graphs are fetched at their first use.
         for id in step.inputs.iter().flatten() {
             let is_here = scope.flows.get(*id).is_some_and(Option::is_some);
             let name = prepared.sizes.names.get(*id);
@@ -254,14 +257,16 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// Counts a visit of an operator, or several where `cost` is above 1. Returns false if too many were made.
+    /// Counts a visit of an operator, or several where `cost` is above 1. Returns false if too many
+    /// were made.
     fn visit(&self, cost: usize) -> bool {
         let left = self.visits.get().checked_sub(cost as u64);
         self.visits.set(left.unwrap_or(0));
         left.is_some()
     }
 
-    /// What a call of a function of the model gives; `None` if it has no such function.
+    /// The outputs of a call of one of the model's functions; `None` if the model has no such
+    /// function.
     pub fn call(&self, op: &Op<'_>, inputs: Vec<Value>, depth: u32) -> Option<Vec<Value>> {
         let function = self.functions.get(&(op.node.domain.clone(), op.node.op_type.clone()))?;
         let failed = |reason: String| {

@@ -1,4 +1,5 @@
-//! Whether two answers are the same but for rounding: kernels that are chosen for a graph may sum in another order.
+//! Checks whether two answers are the same up to rounding: kernels that are chosen for a graph may
+//! sum in another order.
 
 use downbeat_core::tensor::DataType;
 use half::{bf16, f16};
@@ -6,14 +7,16 @@ use half::{bf16, f16};
 use crate::fill::{Random, element};
 use crate::tensor::Buffer;
 
-/// Which of the magnitudes of a tensor, in their order, says how large its elements are: not the largest, as masks have a few that are huge.
+/// The quantile of a tensor's magnitudes that stands for the size of its elements. It is not the
+/// largest, as masks have a few huge ones.
 const TYPICAL: f64 = 0.9;
 
-/// How far an element may be off, as a share of itself and of what is typical for the tensor: some steps of the numbers that products are made of. `None`: not at all.
+/// The allowed error of an element, as a share of itself and of the tensor's typical size. It is
+/// some steps of the numbers in products. `None`: no error is allowed.
 fn tolerance(datatype: DataType) -> Option<f64> {
     match datatype {
         DataType::Fp64 => Some(1e-9),
-        // TF32 has 10 bits behind the leading one.
+        // TF32 has 10 bits behind the leading bit.
         DataType::Fp32 => Some(2e-3),
         DataType::Fp16 => Some(1e-2),
         DataType::Bf16 => Some(4e-2),
@@ -21,7 +24,8 @@ fn tolerance(datatype: DataType) -> Option<f64> {
     }
 }
 
-/// Whether the elements of two tensors of a type are the same but for rounding: numbers that are none, and infinite ones, in the same places; integers as they are.
+/// Whether the elements of two tensors of a type are the same up to rounding. NaN and infinite
+/// numbers must be in the same places, and integers must be equal.
 pub(super) fn agree(datatype: DataType, expected: &[u8], got: &[u8]) -> bool {
     if expected.len() != got.len() {
         return false;
@@ -47,8 +51,8 @@ fn numbers(datatype: DataType, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// Numbers between -1 and 1 in place of nothing but zeros, on which some GPUs are faster and most mistakes do not show. Only where any number is an input like
-/// another: integers may be indices.
+/// Numbers between -1 and 1, to replace zeros, on which some GPUs are faster and most mistakes do
+/// not show. Only for types with a fraction: integers may be indices.
 pub(super) fn noise(datatype: DataType, len: usize) -> Option<Vec<u8>> {
     tolerance(datatype)?;
     let mut random = Random::new(1);
@@ -79,7 +83,7 @@ mod tests {
         assert!(agrees(&[nan, 1.0, inf], &[-nan, 1.0, inf]));
         assert!(!agrees(&[nan, 1.0], &[1.0, 1.0]) && !agrees(&[1.0, 1.0], &[nan, 1.0]));
         assert!(!agrees(&[inf, 1.0], &[-inf, 1.0]) && !agrees(&[1.0, 1.0], &[inf, 1.0]));
-        // A few huge ones do not hide the others.
+        // A few huge numbers do not hide the others.
         let mut numbers = [1.0; 100];
         numbers[..5].fill(-1e30);
         let mut others = numbers;

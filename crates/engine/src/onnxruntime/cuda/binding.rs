@@ -1,4 +1,4 @@
-//! Runs of a session on memory of a device.
+//! Runs of a session on a device's memory.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -11,17 +11,18 @@ use super::super::session::Names;
 use super::super::value::{MemoryInfo, Value, check};
 use crate::stop;
 
-/// A session with what its next run takes and gives. Used by one thread at a time.
+/// A session with the inputs and outputs of its next run. Used by one thread at a time.
 pub(super) struct Binding {
     raw: NonNull<sys::OrtIoBinding>,
     session: Arc<SharedSessionInner>,
     names: Arc<Names>,
-    /// Where each output is to be: on the device, or on the host.
+    /// Whether each output goes to the host instead of the device.
     on_host: Vec<bool>,
     options: Arc<RunOptions>,
 }
 
-// SAFETY: a binding and its session may be moved to another thread; sessions on a device are run by one thread at a time, as here.
+// SAFETY: a binding and its session may move to another thread. Only one thread at a time runs a
+// session on a device.
 unsafe impl Send for Binding {}
 
 impl Drop for Binding {
@@ -32,7 +33,7 @@ impl Drop for Binding {
 }
 
 impl Binding {
-    /// `on_host`: which outputs are left in plain memory.
+    /// `on_host`: whether each output is left in plain memory.
     pub(super) fn new(session: &Session, names: &Arc<Names>, on_host: Vec<bool>) -> Result<Binding, String> {
         let session = session.inner();
         let mut raw = ptr::null_mut();
@@ -40,12 +41,13 @@ impl Binding {
         check(unsafe { (api().CreateIoBinding)(session.ptr().cast_mut(), &raw mut raw) })?;
         let raw = NonNull::new(raw).ok_or("no binding made")?;
         let mut options = RunOptions::new().map_err(|e| e.message().to_owned())?;
-        // Whoever runs it waits by an event, and before that enqueues more.
+        // The caller waits for an event, and enqueues more work before that.
         options.disable_device_sync().map_err(|e| e.message().to_owned())?;
         Ok(Binding { raw, session, names: names.clone(), on_host, options: Arc::new(options) })
     }
 
-    /// Enqueues a run on these inputs, in the order of the names, in the stream that the session was made with. The outputs are written when that is done.
+    /// Enqueues a run on these inputs, in the order of the names, in the session's stream. The
+    /// outputs are written when that work is done.
     pub(super) fn run(
         &mut self,
         inputs: &[Value],
@@ -54,7 +56,8 @@ impl Binding {
     ) -> Result<Vec<Value>, String> {
         let _call = stop::run(Some(self.options.clone()))?;
         let binding = self.raw.as_ptr();
-        // SAFETY: names and values are alive, and as many as the session has; what is bound is the library's own until it is cleared.
+        // SAFETY: names and values are alive, and as many as the session has. The library keeps
+        // bound values until they are cleared.
         unsafe {
             (api().ClearBoundInputs)(binding);
             (api().ClearBoundOutputs)(binding);
@@ -67,18 +70,19 @@ impl Binding {
             }
             let ran = check((api().RunWithBinding)(self.session.ptr().cast_mut(), self.options.ptr(), binding));
             let outputs = ran.and_then(|()| self.outputs());
-            // What the library keeps of them would otherwise be written by the next run.
+            // The binding keeps references to the outputs, and the next run would write to them.
             (api().ClearBoundInputs)(binding);
             (api().ClearBoundOutputs)(binding);
             outputs
         }
     }
 
-    /// The values of the run that was just enqueued, in the order of the names.
+    /// The outputs of the run that was just enqueued, in the order of the names.
     fn outputs(&self) -> Result<Vec<Value>, String> {
         let (mut allocator, mut array, mut count) = (ptr::null_mut(), ptr::null_mut(), 0);
-        // SAFETY: the default allocator is the library's and lives as long; the array is written if the call succeeds, has `count` values, each owned by
-        // whoever asked, and is given back to its allocator.
+        // SAFETY: the default allocator is the library's and lives as long. The array is written if
+        // the call succeeds, and has `count` values. The caller owns each value, and gives the
+        // array back to its allocator.
         let values = unsafe {
             check((api().GetAllocatorWithDefaultOptions)(&raw mut allocator))?;
             check((api().GetBoundOutputValues)(self.raw.as_ptr(), allocator, &raw mut array, &raw mut count))?;

@@ -1,4 +1,4 @@
-//! GPUs divided into partitions: numbers of compute units, or shares of them.
+//! Divides GPUs into partitions, given as numbers of compute units, or shares of them.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use crate::cuda::Splitter;
 use crate::division::{Division, DivisionError, Part, percent};
 use crate::traits::Share;
 
-/// How large a partition is to be.
+/// The size of a partition.
 #[derive(Clone, Copy)]
 enum Size {
-    /// So many compute units, rounded up to what the GPU can give.
+    /// A number of compute units, rounded up to a number that the GPU can give.
     Units(u32),
-    /// So many hundredths of them, rounded down: as many as fit together in numbers are to fit on the GPU.
+    /// Hundredths of the units, rounded down, so that shares of 100% in total fit on the GPU.
     Percent(u32),
 }
 
-/// Divides each of the GPUs alike.
+/// Divides each of the GPUs in the same way.
 pub(super) fn divide(gpus: &[Arc<Gpu>], asked: &[String]) -> Result<Division, DivisionError> {
     let sizes = asked.iter().enumerate();
     let sizes = sizes.map(|(index, text)| size(text).map_err(|reason| DivisionError::part(index, text, &reason)));
@@ -48,7 +48,7 @@ fn size(text: &str) -> Result<Size, String> {
     })
 }
 
-/// How many units each is to have on a GPU with `all`.
+/// The number of units of each partition on a GPU with `all` units.
 fn units(sizes: &[Size], asked: &[String], all: u32, splitter: &Splitter) -> Result<Vec<u32>, DivisionError> {
     let (grain, groups) = (splitter.grain(), splitter.groups());
     if sizes.len() > groups {

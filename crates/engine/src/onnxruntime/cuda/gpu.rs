@@ -1,4 +1,4 @@
-//! A GPU as the engine uses it: what all models on it share.
+//! A GPU of the engine: the parts that all its models share.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -11,24 +11,26 @@ use crate::cuda::{CudaError, Device, ForgetsLastError, Partition, PartitionError
 use crate::division::DivisionError;
 use crate::traits::{Share, StreamPriority};
 
-/// What all models on a GPU share.
+/// The parts of a GPU that all its models share.
 pub(super) struct Gpu {
     pub device: Arc<Device>,
     /// Host memory for copies.
     pub pinned: Arc<PinnedPool>,
-    /// Whether the driver is the stand-in of the tests and the library's kernels for the host run there, as it has none for the device.
+    /// Whether the driver is the stand-in of the tests, on which the library's host kernels run, as
+    /// it has none for the device.
     pub has_host_kernels: bool,
     partitions: Mutex<Partitions>,
     turn: Mutex<()>,
 }
 
-/// The partitions of a GPU, made once, as each takes memory of the device: all out of one splitter, so that shares that are to be apart are.
+/// The partitions of a GPU. Each is made once, as it takes memory of the device. All come from one
+/// splitter, so that separate shares have no common unit.
 #[derive(Default)]
 struct Partitions {
     splitter: Option<Splitter>,
-    /// By their first group and the end of their groups.
+    /// By the first group and the end of the groups.
     made: BTreeMap<(usize, usize), Arc<Partition>>,
-    /// What the GPU was divided into.
+    /// The partitions that the GPU was divided into.
     parts: Vec<Arc<Partition>>,
 }
 
@@ -53,18 +55,19 @@ impl Gpu {
         })
     }
 
-    /// The turn of making or dropping a session, or recording a graph: the library waits for the whole device while it does the former, which neither may be done nor goes well
-    /// where a stream is recorded.
+    /// The turn for making or dropping a session, or recording a graph. The library waits for the
+    /// whole device when it makes or drops a session. Such a wait would break a recording.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether somebody has that turn: where a model is loaded, for seconds.
+    /// Whether the turn is taken: a load takes it for seconds.
     pub(super) fn turn_is_taken(&self) -> bool {
         matches!(self.turn.try_lock(), Err(TryLockError::WouldBlock))
     }
 
-    /// Makes this the GPU of the calling thread, for the library too: what it left undone on another one is not to be found here.
+    /// Makes this the GPU of the calling thread, for the library too. An error that the library
+    /// left on another GPU must not appear on this one.
     pub(super) fn enter(&self) -> Result<(), CudaError> {
         self.device.bind()?;
         if !self.has_host_kernels {
@@ -79,7 +82,9 @@ impl Gpu {
         Ok(Stream::with_priority(&self.device, partition.as_ref(), priority)?)
     }
 
-    /// Divides it into partitions of so many units each, as `units` says who is told the smallest step; what is left over is in none. Gives what they have.
+    /// Divides the GPU into partitions. The closure `units` gets the splitter, and returns the
+    /// units of each. Units that are left over are in no partition. Returns the actual units of
+    /// each.
     pub(super) fn divide(
         &self,
         units: impl FnOnce(&Splitter) -> Result<Vec<u32>, DivisionError>,
@@ -98,7 +103,7 @@ impl Gpu {
         self.partitions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The partition that a share is; `None`: the whole device.
+    /// The partition of a share; `None`: the whole device.
     fn partition(&self, share: Share) -> Result<Option<Arc<Partition>>, PartitionError> {
         let mut partitions = self.partitions();
         let units = match share {
@@ -108,7 +113,7 @@ impl Gpu {
                 let missing = || PartitionError::no_part(&self.device, parts.len(), part);
                 return parts.get(part as usize).cloned().map(Some).ok_or_else(missing);
             }
-            // Cores are the CPU's.
+            // Cores belong to the CPU.
             Share::Whole | Share::Cores(_) => return Ok(None),
         };
         let splitter = partitions.splitter(&self.device)?;
@@ -126,7 +131,8 @@ impl Gpu {
         Ok(Some(partition))
     }
 
-    /// The C API's description of its memory, or of plain memory where the driver is a stand-in.
+    /// The C API's description of the GPU's memory, or of plain memory if the driver is the
+    /// stand-in.
     pub(super) fn memory_info(&self) -> Result<MemoryInfo, String> {
         if self.has_host_kernels {
             return MemoryInfo::cpu();
@@ -135,7 +141,8 @@ impl Gpu {
         MemoryInfo::new(c"Cuda", device, sys::OrtAllocatorType::OrtDeviceAllocator)
     }
 
-    /// The library's words about a failure, or those about the device where it is lost, or without memory; and whether it is that.
+    /// The library's words about a failure. If the device is lost or out of memory, its own words
+    /// replace them, and the flag is true.
     pub(super) fn explain(&self, words: String) -> (String, bool) {
         if let Err(lost @ CudaError::Lost { .. }) = self.device.probe() {
             return (lost.to_string(), true);

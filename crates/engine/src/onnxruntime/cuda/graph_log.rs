@@ -1,4 +1,4 @@
-//! What became of the segments of a lane, for whoever asks from another thread.
+//! The outcomes of a lane's segments, for other threads to read.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -7,17 +7,17 @@ use super::graph_table::Shapes;
 use crate::graph_report::{GraphOutcome, GraphReport};
 use crate::tensor::Tensor;
 
-/// What is remembered of a lane, at most.
+/// The most outcomes in the log of a lane.
 const MOST_REPORTS: usize = 4096;
 
-/// What became of the segments of a lane.
+/// The outcomes of a lane's segments.
 pub(super) struct GraphLog {
     device: usize,
     lane: usize,
     outcomes: Mutex<BTreeMap<(usize, Vec<usize>), GraphOutcome>>,
 }
 
-/// The shapes of tensors, as tables and logs of graphs have them.
+/// The shapes of tensors in the format of graph tables and logs.
 pub(super) fn shapes(tensors: &[Tensor]) -> Vec<usize> {
     let mut shapes = Vec::with_capacity(tensors.iter().map(|tensor| tensor.shape.len() + 1).sum());
     for tensor in tensors {
@@ -28,12 +28,12 @@ pub(super) fn shapes(tensors: &[Tensor]) -> Vec<usize> {
 }
 
 impl GraphLog {
-    /// Of the lane that was made as number `lane` of its model, on a device.
+    /// The log of the lane with the number `lane` in its model, on a device.
     pub(super) fn new(device: usize, lane: usize) -> Self {
         GraphLog { device, lane, outcomes: Mutex::default() }
     }
 
-    /// Something became of a segment for inputs of these shapes; of none: of any.
+    /// Notes the outcome of a segment for inputs of these shapes. Empty shapes mean any.
     pub(super) fn note(&self, segment: usize, shapes: &Shapes, outcome: GraphOutcome) {
         tracing::debug!(device = self.device, lane = self.lane, segment, ?shapes, ?outcome, "a segment and its graph");
         let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,12 +43,12 @@ impl GraphLog {
         }
     }
 
-    /// That is so no more.
+    /// Removes an outcome that is no longer true.
     pub(super) fn forget(&self, segment: usize, shapes: &Shapes) {
         self.outcomes.lock().unwrap_or_else(PoisonError::into_inner).remove(&(segment, shapes.to_vec()));
     }
 
-    /// All that is known.
+    /// All outcomes as reports.
     pub(super) fn reports(&self) -> Vec<GraphReport> {
         let outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         let report = |((segment, shapes), outcome): (&(usize, Vec<usize>), &GraphOutcome)| {

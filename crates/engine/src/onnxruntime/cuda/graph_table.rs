@@ -1,73 +1,80 @@
-//! Which runs of a session become graphs: by the shapes of their inputs, once they have come often enough, and not too many.
+//! The choice of the runs of a session that become graphs: by the shapes of their inputs, if they
+//! come often, up to a limit.
 //!
-//! To try a graph costs about a dozen runs, during which the lane does nothing else, and each graph takes memory of the device. So a shape is tried when it comes again,
-//! what came of it is remembered, and graphs that were not launched for longest make room. Where more shapes come in turn than there is room for, that would go on for ever:
-//! whenever what a trial has found is forgotten before it was of use, shapes have to come twice as often before they are tried.
+//! Trying a graph costs about a dozen runs, during which the lane does nothing else, and each graph
+//! takes memory of the device. A shape is therefore tried when it comes again, the outcome is
+//! remembered, and the graphs with the oldest launches make room.
+//!
+//! If more shapes alternate than there is room for, trials would never end. The table counts how
+//! often a shape comes before its trial. Each time that an outcome is forgotten before it paid for
+//! its trial, the required count doubles.
 
 use std::collections::BTreeMap;
 
-/// Graphs of a session, at most.
+/// The most graphs of a session.
 const MOST_GRAPHS: usize = 64;
-/// Nodes of all graphs of a session, at most. The driver takes memory for each, some KiB to some tens of KiB (not measured here): BERT-base has about 300.
+/// The most nodes of all graphs of a session. The driver takes memory for each, some KiB to some
+/// tens of KiB (not measured here): BERT-base has about 300.
 const MOST_NODES: usize = 1 << 14;
-/// Shapes of which anything is known, at most.
+/// The most shapes in the table.
 const MOST_SHAPES: usize = 256;
-/// How often a shape comes before it is tried, at first. The run before has taken what memory it needs.
+/// The number of times that a shape must come before a trial, at first. The first run has taken the
+/// memory that it needs.
 const FIRST_NEEDED: u64 = 2;
-/// And at the most.
+/// The upper limit of that number.
 const MOST_NEEDED: u64 = 1 << 20;
-/// Runs in which what a trial has found pays for it.
+/// The number of runs after which a trial has paid for itself.
 const WORTH_TRIAL: u64 = 100;
 
-/// The sizes of some tensors, one after another, each behind the number of its axes.
+/// The sizes of some tensors, in sequence. The number of a tensor's axes comes before its sizes.
 pub(super) type Shapes = [usize];
 
-/// What is known of the runs of a session, by the shapes of their inputs. `G`: a graph.
+/// The outcomes for the runs of a session, by the shapes of their inputs. `G`: a graph.
 pub(super) struct GraphTable<G> {
     most_graphs: usize,
     entries: BTreeMap<Vec<usize>, ShapeEntry<G>>,
     /// Runs so far.
     runs: u64,
-    /// How often a shape has to come before it is tried.
+    /// The number of times that a shape must come before it is tried.
     needed: u64,
 }
 
 struct ShapeEntry<G> {
-    /// How often it came since it was first seen or, where it was tried, since then.
+    /// The number of times that the shape came since it was first seen, or since its trial.
     count: u64,
-    /// The last run of it.
+    /// The number of the last run with this shape.
     last: u64,
     standing: Standing<G>,
 }
 
 enum Standing<G> {
-    /// Not tried.
+    /// Not yet tried.
     New,
     Graph {
         graph: G,
         nodes: usize,
     },
-    /// Tried: it is to run without a graph.
+    /// Tried: it must run without a graph.
     Plain,
 }
 
-/// How a run is to be made.
+/// The way to make a run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum How<'a, G> {
     Graph(&'a mut G),
-    /// Without one; and one is to be tried.
+    /// Without a graph, and then a graph must be tried.
     Try,
     Plain,
 }
 
 impl<G> GraphTable<G> {
-    /// An empty one with room for so many graphs, or as many as there may be.
+    /// An empty table with room for this many graphs, or for [`MOST_GRAPHS`] if that is less.
     pub(super) fn new(most_graphs: usize) -> Self {
         let most_graphs = most_graphs.min(MOST_GRAPHS);
         GraphTable { most_graphs, entries: BTreeMap::new(), runs: 0, needed: FIRST_NEEDED }
     }
 
-    /// Whether there is a graph.
+    /// Whether the table has a graph.
     pub(super) fn has_graphs(&self) -> bool {
         self.graphs().next().is_some()
     }
@@ -79,7 +86,8 @@ impl<G> GraphTable<G> {
         })
     }
 
-    /// How a run of these shapes is to be made, which comes now; and of what other shapes nothing is known any more.
+    /// Chooses the way of the next run, with these shapes. Also returns the other shapes that the
+    /// table forgets.
     pub(super) fn next(&mut self, shapes: &Shapes) -> (How<'_, G>, Option<Vec<usize>>) {
         self.runs += 1;
         let forgotten = if self.entries.contains_key(shapes) { None } else { self.enter(shapes) };
@@ -94,7 +102,8 @@ impl<G> GraphTable<G> {
         (how, forgotten)
     }
 
-    /// Makes an entry for shapes that are new, where need be in place of those without a graph that have not come for longest: gives those.
+    /// Makes an entry for new shapes. A full table forgets the shapes without a graph that have not
+    /// come for longest, and returns them.
     fn enter(&mut self, shapes: &Shapes) -> Option<Vec<usize>> {
         let mut forgotten = None;
         if self.entries.len() >= MOST_SHAPES {
@@ -109,14 +118,15 @@ impl<G> GraphTable<G> {
         forgotten
     }
 
-    /// What a trial has found is forgotten, after so many runs.
+    /// Notes that the outcome of a trial is forgotten, after this many runs.
     fn forget_trial(&mut self, runs: u64) {
         if runs < WORTH_TRIAL {
             self.needed = (self.needed * 2).min(MOST_NEEDED);
         }
     }
 
-    /// A trial has given a graph: which is kept, and others that have to go for it, with their shapes. To be dropped when none of them is under way.
+    /// Keeps the graph of a trial. Returns the graphs that must go in exchange, with their shapes.
+    /// Drop them when none of them runs.
     pub(super) fn keep(&mut self, shapes: &Shapes, graph: G, nodes: usize) -> Vec<(Vec<usize>, G)> {
         let mut gone = Vec::new();
         while self.graphs().count() >= self.most_graphs.max(1)
@@ -130,7 +140,7 @@ impl<G> GraphTable<G> {
         gone
     }
 
-    /// A trial has given none.
+    /// Notes that a trial gave no graph.
     pub(super) fn give_up(&mut self, shapes: &Shapes) {
         self.settle(shapes, Standing::Plain);
     }
@@ -140,7 +150,7 @@ impl<G> GraphTable<G> {
         self.entries.insert(shapes.to_vec(), entry);
     }
 
-    /// Takes a graph away; its shapes are as new.
+    /// Removes a graph; its shapes are as new.
     fn take(&mut self, shapes: &Shapes) -> Option<G> {
         let ShapeEntry { count, last, standing } = self.entries.remove(shapes)?;
         self.entries.insert(shapes.to_vec(), ShapeEntry { count: 0, last, standing: Standing::New });
@@ -153,7 +163,7 @@ impl<G> GraphTable<G> {
         }
     }
 
-    /// Takes away the graphs of all other shapes.
+    /// Removes the graphs of all other shapes.
     pub(super) fn take_others(&mut self, shapes: &Shapes) -> Vec<(Vec<usize>, G)> {
         let others: Vec<_> =
             self.graphs().map(|(other, ..)| other).filter(|other| **other != shapes).cloned().collect();
@@ -167,7 +177,8 @@ mod tests {
 
     type Table = GraphTable<usize>;
 
-    /// Runs of these shapes, of which each trial gives a graph of so many nodes, or none: how often it was tried.
+    /// Runs these shapes; each trial gives a graph of `nodes` nodes, or none. Returns the number of
+    /// trials.
     fn run(table: &mut Table, shapes: impl IntoIterator<Item = usize>, nodes: Option<usize>) -> usize {
         let mut tried = 0;
         for shape in shapes {
@@ -202,14 +213,14 @@ mod tests {
     fn the_graph_that_was_not_launched_for_longest_makes_room() {
         let mut table = Table::new(2);
         run(&mut table, [1, 1, 2, 2, 1], Some(1));
-        // Each was worth its trial.
+        // Each graph was worth its trial.
         run(&mut table, [2; 100], Some(1));
         run(&mut table, [1; 100], Some(1));
         table.next(&[3]);
         assert_eq!(table.next(&[3]).0, How::Try);
         assert_eq!(table.keep(&[3], 3, 1), [(vec![2], 2)]);
         assert_eq!(graphs(&table), [1, 3]);
-        // It may come back.
+        // The shape may come back.
         assert_eq!(run(&mut table, [2, 2], Some(1)), 1);
     }
 
@@ -225,7 +236,8 @@ mod tests {
         assert_eq!(graphs(&table), [200], "one may be as large as it is");
     }
 
-    /// Shapes that come in turn, more of them than there is room for: trials become rare, not one in so many runs.
+    /// More shapes alternate than there is room for: trials become rare, instead of a fixed part of
+    /// the runs.
     #[test]
     fn trials_end_where_shapes_come_and_go() {
         for (shapes, nodes) in [(MOST_GRAPHS + 1, Some(1)), (MOST_SHAPES * 4, Some(1)), (MOST_SHAPES * 4, None)] {
@@ -236,7 +248,7 @@ mod tests {
             let late = run(&mut table, (0..rounds).flat_map(|_| 0..shapes), nodes);
             assert!(early < 200 && late <= RUNS / 200, "{shapes} shapes: {early}, then {late} trials");
         }
-        // With repeats, so that each is tried before it is forgotten.
+        // With repeats, so that each shape is tried before it is forgotten.
         let mut table = Table::new(usize::MAX);
         let tried = run(&mut table, (0..5_000).flat_map(|at| [at % (4 * MOST_SHAPES); 3]), None);
         assert!(tried < 500, "{tried} trials");

@@ -1,7 +1,9 @@
-//! Kernels on the stand-in of the tests (`lab/cuda-stand-in`): the library's own for the host, as functions in a stream.
+//! Kernels on the stand-in of the tests (`lab/cuda-stand-in`): the library's own host kernels, as
+//! functions in a stream.
 //!
-//! The stand-in's device memory can be read and written by the host while its streams run, so that everything but the kernels is the same as on a GPU: what
-//! is enqueued when, in which stream, and who waits for it.
+//! The host can read and write the stand-in's device memory while its streams run. All but the
+//! kernels is therefore the same as on a GPU: the order of enqueued work, its streams, and the
+//! waits.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -26,10 +28,10 @@ pub(super) struct At {
     pub datatype: DataType,
 }
 
-/// An output, and what keeps its memory.
+/// An output, and the owner of its memory.
 pub(super) type Output = (At, DeviceSlice);
 
-/// What a function in a stream runs.
+/// The run of a session that a function in a stream makes.
 pub(super) struct Call {
     session: Arc<SharedSessionInner>,
     names: Arc<Names>,
@@ -37,7 +39,7 @@ pub(super) struct Call {
     outputs: Vec<At>,
 }
 
-/// Gets a run ready. Its outputs are in memory of their own, whose sizes are found by a run on zeros.
+/// Prepares a run. Its outputs get memory of their own; a run on zeros finds their sizes.
 pub(super) fn prepare(
     session: &Arc<SharedSessionInner>,
     names: &Arc<Names>,
@@ -67,26 +69,27 @@ pub(super) fn prepare(
     Ok((outputs, Arc::new(Call { session: session.clone(), names: names.clone(), inputs, outputs: ats })))
 }
 
-/// What the stream calls.
+/// The function that the stream calls.
 unsafe extern "C" fn function(argument: *mut c_void) {
-    // SAFETY: given by `enqueue`, and kept until the stream is past this.
+    // SAFETY: passed by `enqueue`, and kept until the stream is past this.
     let call = unsafe { &*argument.cast::<Call>().cast_const() };
     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call.run()));
     if let Err(reason) = ran.unwrap_or_else(|_| Err("it panicked".into())) {
-        // As a kernel that fails has no words for its caller either.
+        // A failing kernel has no words for its caller either.
         tracing::error!("a kernel on the stand-in failed: {reason}");
     }
 }
 
 impl Call {
-    /// Enqueues the run, or has it recorded: the call has to be kept until the run, or each launch of the record, is over.
+    /// Enqueues the run, or records it. The call must be kept until the run, or each launch of the
+    /// recording, is over.
     pub(super) fn enqueue(self: &Arc<Self>, stream: &Stream) -> Result<(), String> {
         stream.device().bind()?;
         for (ats, writes) in [(&self.inputs, false), (&self.outputs, true)] {
             ats.iter().try_for_each(|at| cuda::touch(stream, at.address, at.len, writes))?;
         }
         let argument = Arc::as_ptr(self).cast_mut().cast::<c_void>();
-        // SAFETY: the stream is alive; the call is kept until the function has run, as the caller is told.
+        // SAFETY: the stream is alive; the caller keeps the call until the function has run.
         let enqueued = unsafe { result::stream::launch_host_function(stream.raw(), function, argument) };
         Ok(stream.device().check("running a kernel", enqueued)?)
     }
@@ -112,7 +115,8 @@ fn run(
     inputs: &[Value],
     outputs: &mut [*mut sys::OrtValue],
 ) -> Result<(), String> {
-    // SAFETY: `Value` is a transparent pointer; names and values are as many as said, and alive; a session on the host may be run by several threads at once.
+    // SAFETY: `Value` is a transparent pointer. There are as many names and values as stated, and
+    // they are alive. Several threads at once may run a session on the host.
     check(unsafe {
         (api().Run)(
             session.ptr().cast_mut(),

@@ -1,4 +1,4 @@
-//! A lane on a GPU: a stream, and the sessions that enqueue there.
+//! A lane on a GPU: a stream, and the sessions that enqueue in the stream.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -21,29 +21,31 @@ use crate::state::{State, StateError};
 use crate::tensor::{Buffer, Tensor};
 use crate::traits::{Lane, Pending, RunError};
 
-/// Sessions of a segment, at most.
+/// The most sessions of a segment.
 const MOST_SESSIONS: usize = 32;
 
-/// Launches under way, at most: the device has the next one when it comes to the end of one, and whoever enqueues does not get far ahead of it.
+/// The most launches under way. With two the device always has a next launch, and the host does not
+/// get far ahead.
 const MOST_UNDER_WAY: usize = 2;
 
-/// A stream, and the sessions that enqueue there.
+/// A lane: a stream, and the sessions that enqueue in the stream.
 pub(super) struct CudaLane {
     shared: Arc<CudaShared>,
-    /// By segment, and by what [`CudaShared::session_key`] says.
+    /// The sessions of each segment, by their [`CudaShared::session_key`].
     sessions: Vec<BTreeMap<usize, SegmentSession>>,
     weights: Arc<Weights>,
-    /// Of launches that may be under way, in their order.
+    /// Marks of launches that may be under way, in their order.
     under_way: VecDeque<Arc<Marks>>,
-    /// Of the launch that was enqueued last.
+    /// Marks of the launch that was enqueued last.
     last: Option<Arc<Marks>>,
-    /// All that there are, to be used again by whoever is the only one to have them.
+    /// All marks. A launch may reuse marks that nothing else refers to.
     marks: Vec<Arc<Marks>>,
-    /// What launches have taken.
+    /// The times of past launches.
     expected: Arc<Expected>,
-    /// What was joined since, or is of the launch that is being enqueued: kept until that is over.
+    /// Memory of the launch that is being enqueued, and of earlier joins: kept until the launch is
+    /// over.
     held: Vec<Held>,
-    /// What the launch that is being enqueued leaves, likewise.
+    /// Tensors that the launch leaves, kept until it is over.
     left: Vec<Left>,
     ground: Ground,
 }
@@ -51,7 +53,7 @@ pub(super) struct CudaLane {
 /// A tensor between the segments of a launch.
 struct Between {
     tensor: Tensor,
-    /// Whether it stays as it is when the lane runs again.
+    /// Whether the tensor stays as it is when the lane runs again.
     lasts: bool,
 }
 
@@ -75,7 +77,7 @@ impl CudaLane {
             shared,
             weights,
         };
-        // The others are made for the sizes that the lane is warmed with.
+        // The other sessions are made for the sizes with which the lane is warmed.
         for segment in 0..lane.sessions.len() {
             if lane.shared.blueprints.get(segment).is_some_and(|blueprint| !blueprint.has_plans) {
                 lane.prepare(segment, 0)?;
@@ -84,7 +86,7 @@ impl CudaLane {
         Ok(lane)
     }
 
-    /// Makes the session of a segment for batches of `rows`, if there is none.
+    /// Makes the session of a segment for batches of `rows`, unless it exists.
     fn prepare(&mut self, segment: usize, rows: usize) -> Result<(), String> {
         let (Some(blueprint), Some(sessions)) = (self.shared.blueprints.get(segment), self.sessions.get_mut(segment))
         else {
@@ -93,9 +95,9 @@ impl CudaLane {
         if sessions.contains_key(&rows) {
             return Ok(());
         }
-        // Where the first axis is a length, any number may come.
+        // If the first axis is a length, the number of sizes is unbounded.
         if sessions.len() >= MOST_SESSIONS {
-            // The launch before this one may be under way in it.
+            // The previous launch may still run in the session.
             self.ground.stream.finish()?;
             sessions.pop_last();
         }
@@ -107,7 +109,8 @@ impl CudaLane {
         Ok(())
     }
 
-    /// Marks for a launch that is enqueued next. Waits for the first one under way where there are as many as may be.
+    /// Marks for the next launch. Waits for the first launch under way if there are as many as
+    /// allowed.
     fn next_marks(&mut self) -> Result<Arc<Marks>, CudaError> {
         while let Some(first) = self.under_way.front() {
             if !first.is_over()? {
@@ -180,7 +183,8 @@ impl CudaLane {
         })
     }
 
-    /// The tensor on the device, with `filled` rows of which the first are its `rows`. Strings stay where they are.
+    /// The tensor on the device, with `filled` rows, the first `rows` of which are its own. Strings
+    /// stay on the host.
     fn bring(&mut self, mut tensor: Tensor, rows: usize, filled: usize) -> Result<Between, String> {
         if tensor.datatype == DataType::Bytes {
             return Ok(Between { tensor, lasts: true });
@@ -221,12 +225,12 @@ impl CudaLane {
         if let Some(first) = tensor.shape.first_mut().filter(|_| filled != rows) {
             *first = filled;
         }
-        // Other segments of this launch may be over with it before it was read.
+        // Other segments of this launch may drop the tensor before it was read.
         self.held.extend(tensor.data.device().cloned().map(Held::Slice));
         Ok(Between { tensor, lasts: true })
     }
 
-    /// The bytes where the device copies from by itself.
+    /// The bytes in pinned memory, from which the device copies by itself.
     fn pinned(&self, data: Buffer) -> Result<Buffer, CudaError> {
         if data.is_pinned() { Ok(data) } else { self.pinned_copy(data.as_slice()) }
     }
@@ -248,12 +252,12 @@ impl CudaLane {
         Ok(Tensor { datatype: tensor.datatype, shape: tensor.shape, data: Buffer::from_device(memory.into_slice()) })
     }
 
-    /// The same tensor where a session wants it.
+    /// The same tensor in the place that a session needs.
     fn placed(&mut self, tensor: &Tensor, on_host: bool) -> Result<Tensor, String> {
         let data = match (tensor.data.device(), on_host) {
             (Some(slice), false) => Buffer::from_device(slice.clone()),
             (Some(slice), true) => {
-                // What writes it may be under way.
+                // The work that writes it may be under way.
                 self.ground.stream.finish()?;
                 Buffer::from(slice.fetch()?.as_slice())
             }
@@ -320,14 +324,15 @@ impl CudaLane {
             return Ok(());
         };
         let mut data = self.ground.gpu.pinned.take(slice.len())?;
-        // SAFETY: both are kept until the launch is over, and the copy is not looked at before.
+        // SAFETY: both are kept until the launch is over, and the copy is not read before.
         let copied = unsafe { slice.download(&self.ground.stream, data.bytes_mut()) };
         self.held.push(Held::Slice(slice.clone()));
         self.left.push(Left::Copied { datatype: tensor.datatype, shape: tensor.shape, data });
         Ok(copied?)
     }
 
-    /// Waits until nothing that was enqueued uses what the lane holds, whatever came of it. What launches under way hold is theirs.
+    /// Waits until no enqueued work uses the lane's memory, even after an error. Launches under way
+    /// hold their own memory.
     fn settle(&mut self) {
         let _ = self.ground.stream.finish();
         self.held.clear();
@@ -417,13 +422,13 @@ impl Lane for CudaLane {
 impl Drop for CudaLane {
     fn drop(&mut self) {
         self.settle();
-        // Sessions give back what they have on the device of the calling thread.
+        // Sessions give their memory back on the device of the calling thread.
         let _ = self.ground.gpu.device.bind();
         self.sessions.clear();
     }
 }
 
-/// Leaves the first `rows` rows of `filled`.
+/// Keeps the first `rows` rows of `filled`.
 fn cut(tensor: &mut Tensor, rows: usize, filled: usize) -> Result<(), String> {
     let shape = tensor.shape.clone();
     let first = tensor.shape.first_mut().filter(|first| **first == filled);

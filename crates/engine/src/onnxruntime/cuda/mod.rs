@@ -1,10 +1,11 @@
-//! ONNX Runtime on NVIDIA GPUs, by its CUDA provider.
+//! ONNX Runtime on NVIDIA GPUs, through its CUDA provider.
 //!
-//! A model is optimised by the library for the GPU, saved and cut, as on the CPU. Its weights are copied to each GPU once; each lane has a stream, and sessions of
-//! its own, one for each segment, that enqueue their kernels there and use those weights. A launch is enqueued, not waited for, and ends with an event: lanes
-//! overlap, and nothing holds up the whole GPU.
+//! The library optimises a model for the GPU; then it is saved and cut, as on the CPU. Its weights
+//! are copied to each GPU once. Each lane has a stream, and a session for each segment, which
+//! enqueues its kernels in the stream and uses those weights. A launch is enqueued and ends with an
+//! event: lanes overlap, and no call blocks the whole GPU.
 //!
-//! What the library does with CUDA underneath is in `docs/results/gpu.md`.
+//! `docs/results/gpu.md` describes the library's use of CUDA.
 
 mod agreement;
 mod binding;
@@ -50,7 +51,8 @@ pub struct OnnxruntimeCuda {
     options: CudaOptions,
 }
 
-/// Starts the engine on the GPUs of `ready`. `threads` is the size of the pool for models that run on the CPU, the calling thread included; 0: one a core.
+/// Starts the engine on the GPUs of `ready`. `threads` is the size of the pool for models that run
+/// on the CPU, the calling thread included; 0: one a core.
 ///
 /// # Errors
 /// If the library does not start, or a GPU is lost or out of memory.
@@ -79,7 +81,8 @@ impl OnnxruntimeCuda {
         self.options.provider.name()
     }
 
-    /// The library's version, with the options that change what a batch takes: stored profiles are for both.
+    /// The library's version, with the options that change the time of a batch. Stored profiles
+    /// belong to both.
     fn version(&self) -> String {
         let CudaOptions { tf32, graphs, nhwc, .. } = self.options;
         let option = |is: bool, name: &'static str| if is { name } else { "" };
@@ -87,7 +90,7 @@ impl OnnxruntimeCuda {
         format!("{}{}", self.runtime.version, changed.concat())
     }
 
-    /// Where what TensorRT makes of a model is kept.
+    /// The folder for TensorRT's results about a model.
     fn tensorrt_folder(&self, options: &LoadOptions, file: &onnx::Checked<'_>) -> Option<tensorrt::Folder> {
         let cache = options.cache.as_ref().filter(|_| self.options.provider == Provider::Tensorrt)?;
         let beside = options.path.parent().unwrap_or(Path::new("."));
@@ -178,7 +181,8 @@ impl Engine for OnnxruntimeCuda {
     }
 
     fn divide_freely(&self, parts: &[String]) -> Result<Division, DivisionError> {
-        // Green contexts of one cut have nothing in common; of several cuts nobody has measured what they do to each other.
+        // Green contexts of one split have no common unit. The interference between contexts of
+        // several splits was never measured.
         if parts.is_empty() {
             return Err(DivisionError::none_named());
         }
@@ -196,8 +200,9 @@ impl Engine for OnnxruntimeCuda {
     }
 }
 
-/// The providers that run a session's operators, the first that can. `is_optimised`: whether the graph is what they made of the model before. `tensorrt`: the options of
-/// that one, where it is to.
+/// The providers of a session's operators; the first that can run an operator does. `is_optimised`:
+/// the providers have already optimised the graph. `tensorrt`: the options of TensorRT, if the
+/// session uses it.
 fn providers(
     options: &CudaOptions,
     gpu: &Gpu,
@@ -213,9 +218,11 @@ fn providers(
         .with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
         // Trying every algorithm takes seconds for each size of batch.
         .with_conv_algorithm_search(ep::cuda::ConvAlgorithmSearch::Heuristic)
-        // Once: what was turned would be turned to and fro again, and values have other shapes.
+        // Once: a graph with turned layouts would be turned to and fro again, and its values have
+        // other shapes.
         .with_prefer_nhwc(options.nhwc && !is_optimised)
-        // With channels first cuDNN also adds a tensor, which the library clears in the process's default stream, with which ours is not ordered.
+        // With channels first cuDNN also adds a tensor. The library clears that tensor in the
+        // process's default stream, which has no order with ours.
         .with_fuse_conv_bias(options.nhwc);
     if let Some(limit) = options.memory_limit {
         cuda = cuda.with_memory_limit(usize::try_from(limit).unwrap_or(usize::MAX));

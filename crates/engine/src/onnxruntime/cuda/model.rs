@@ -1,4 +1,5 @@
-//! A model on the GPUs of the engine: its segments, its weights on each GPU, and the sessions that lanes make of them.
+//! A model on the engine's GPUs: its segments, its weights on each GPU, and the sessions that its
+//! lanes make.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
@@ -25,20 +26,22 @@ use crate::segment::SegmentInfo;
 use crate::tensor::{Buffer, OutOfMemory};
 use crate::traits::{DeviceShare, Lane, LoadError, LoadOptions, Model, Place, ShapeRange, Share, StreamPriority};
 
-/// Batches up to this size are all warmed up: small ones come most, and gain most by graphs.
+/// Batches up to this size are all warmed up: small ones are the most frequent, and gain most by
+/// graphs.
 const ALL_WARM: usize = 8;
 
-/// A segment, of which each lane makes sessions.
+/// A segment, from which each lane makes sessions.
 pub(super) struct Blueprint {
-    /// The model, encoded; `None`: the whole one as it is in its file.
+    /// The model, encoded; `None`: the whole model, as in its file.
     pub model: Option<Vec<u8>>,
     /// The names of its weights, sorted.
     pub weights: Vec<String>,
     pub names: Arc<Names>,
     pub wiring: Wiring,
-    /// Which outputs are left on the host: strings.
+    /// Whether each output is left on the host, as strings are.
     pub on_host: Vec<bool>,
-    /// Whether its kernels are set up anew when a batch has another size than the one before: the library keeps what cuDNN planned for one size only.
+    /// Whether the kernels are prepared anew when the size of the batch changes: the library keeps
+    /// cuDNN's plans for one size only.
     pub has_plans: bool,
 }
 
@@ -73,28 +76,28 @@ pub(super) struct CudaModel {
     infos: Vec<SegmentInfo>,
     activations: Option<Activations>,
     operators: Option<Arc<OperatorProfile>>,
-    /// Of the lanes' streams.
+    /// The priority of the lanes' streams.
     priority: StreamPriority,
-    /// Of lanes whose place does not say.
+    /// The share of lanes whose place names none.
     share: Share,
 }
 
-/// What the lanes of a model share.
+/// The parts of a model that its lanes share.
 pub(super) struct CudaShared {
     pub maker: Arc<SessionMaker>,
     pub signature: Signature,
     pub blueprints: Vec<Blueprint>,
     /// Whether all inputs and outputs have a first axis that may be the batch.
     may_be_batched: bool,
-    /// Whether it is, as whoever serves the model says.
+    /// Whether the first axis is the batch, according to the server.
     is_batched: AtomicBool,
-    /// Whether nothing but the batch varies in its inputs.
+    /// Whether only the batch varies in its inputs.
     is_fixed: bool,
-    /// Why no launch is to become a graph, if so.
+    /// The reason why no launch may become a graph; `None`: launches may.
     pub no_graphs: Option<&'static str>,
-    /// What became of the segments of each lane that there is; and how many there were.
+    /// The log of each present lane, and the number of lanes so far.
     graphs: Mutex<(Vec<Weak<GraphLog>>, usize)>,
-    /// The sizes that there is memory for, ascending; `None`: for all.
+    /// The sizes with memory for graphs, ascending; `None`: all sizes.
     sizes: RwLock<Option<Vec<usize>>>,
     gpus: Vec<OnGpu>,
 }
@@ -102,7 +105,7 @@ pub(super) struct CudaShared {
 /// A model on one GPU.
 struct OnGpu {
     gpu: Arc<Gpu>,
-    /// Copied there when its first lane is made.
+    /// Copied to the GPU when its first lane is made.
     weights: Mutex<Option<Arc<Weights>>>,
 }
 
@@ -123,7 +126,7 @@ pub(super) fn whole(maker: &SessionMaker, signature: &Signature) -> Result<cut::
     Ok(cut::CutModel { segments: vec![segment], infos, activations, operators: None })
 }
 
-/// What the operators of the whole model take and give on a GPU, in one session.
+/// Measures the times and values of the whole model's operators on a GPU, in one session.
 pub(super) fn measure(
     maker: &SessionMaker,
     gpu: &Arc<Gpu>,
@@ -133,7 +136,7 @@ pub(super) fn measure(
 ) -> Result<OperatorProfile, String> {
     let folder = maker.folder.path();
     if gpu.has_host_kernels {
-        // Of those the library's own profile says what they take.
+        // The library's own profile has the times of host kernels.
         return measure::measure(&|| maker.builder(gpu, None), model, graph, signature, folder, None);
     }
     let marks = OperatorMarks::new(gpu)?;
@@ -147,7 +150,7 @@ pub(super) fn measure(
 }
 
 impl CudaModel {
-    /// A model that is cut as `plan` says, on these GPUs, loaded as the options say.
+    /// Makes the model that is cut as `plan` says, on these GPUs, loaded as the options say.
     pub(super) fn new(
         maker: Arc<SessionMaker>,
         gpus: Vec<Arc<Gpu>>,
@@ -198,7 +201,7 @@ impl CudaShared {
                 let model = cut::read(&self.maker.folder.path().join(cut::MODEL))?;
                 Weights::load(&on.gpu, &model, self.maker.folder.path())?
             }
-            // What it compiles has weights of its own.
+            // TensorRT's engines have weights of their own.
             Provider::Tensorrt => Weights::default(),
         };
         let loaded = Arc::new(loaded);
@@ -258,7 +261,7 @@ impl Model for CudaModel {
     }
 
     fn input_buffer(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
-        // Any GPU copies from what one of them has pinned.
+        // Any GPU can copy from memory that another GPU has pinned.
         let pinned = self.shared.gpus.first().and_then(|on| on.gpu.pinned.take(bytes).ok());
         pinned.map_or_else(|| Buffer::try_with_capacity(bytes), |pinned| Ok(Buffer::pinned(pinned)))
     }
@@ -268,7 +271,8 @@ impl Model for CudaModel {
     }
 
     fn filled_length(&self, length: usize) -> usize {
-        // A multiple of eight suits products of matrices, and an eighth more is little beside what a graph saves.
+        // A multiple of eight suits products of matrices, and an eighth more costs little beside a
+        // graph's gain.
         let has_graphs = self.shared.no_graphs.is_none() && !self.shared.has_plans();
         if has_graphs { length.next_multiple_of((length.next_power_of_two() / 16).max(8)) } else { length }
     }
@@ -303,14 +307,14 @@ impl Model for CudaModel {
 
     fn sizes_to_warm(&self, most: usize) -> Vec<usize> {
         if self.shared.maker.options.provider == Provider::Tensorrt {
-            // Where it has no profile it compiles for what lies between the sizes that were run.
+            // Without a profile TensorRT compiles for the range between the sizes that were run.
             return if most > 1 { vec![most, 1] } else { vec![1] };
         }
-        // The largest first, so that the memory that is taken for it serves the others.
+        // The largest first, so that its memory serves the other sizes.
         let sizes = (1..=most).rev();
         match (self.shared.has_plans(), self.shared.is_fixed && self.shared.no_graphs.is_none()) {
             (true, _) => sizes.filter(|rows| self.shared.filled(*rows) == *rows || *rows == most).collect(),
-            // Others become graphs in service, if they come often.
+            // Other sizes become graphs in service, if they come often.
             (false, true) => sizes
                 .filter(|rows| *rows <= ALL_WARM || step(*rows) == *rows || *rows == most)
                 .filter(|rows| self.shared.has_room(*rows))
@@ -321,17 +325,17 @@ impl Model for CudaModel {
 }
 
 impl CudaShared {
-    /// Whether kernels of some segment are set up anew for each size.
+    /// Whether some segment prepares its kernels anew for each size.
     fn has_plans(&self) -> bool {
         self.blueprints.iter().any(|blueprint| blueprint.has_plans)
     }
 
-    /// Under what a segment's session for batches of `rows` is kept; 0: one for all sizes.
+    /// The key of a segment's session for batches of `rows`; 0: one session for all sizes.
     pub(super) fn session_key(&self, blueprint: &Blueprint, rows: usize) -> usize {
         if blueprint.has_plans { rows } else { 0 }
     }
 
-    /// Where a new lane writes down what becomes of its segments.
+    /// The log for the segments of a new lane.
     fn graph_log(&self, device: usize) -> Arc<GraphLog> {
         let mut graphs = self.graphs.lock().unwrap_or_else(PoisonError::into_inner);
         let (logs, count) = &mut *graphs;
@@ -342,14 +346,14 @@ impl CudaShared {
         log
     }
 
-    /// Whether there is memory for a graph of batches of this size at load.
+    /// Whether there is memory at load for a graph of batches of this size.
     fn has_room(&self, rows: usize) -> bool {
         let sizes = self.sizes.read().unwrap_or_else(PoisonError::into_inner);
         sizes.as_ref().is_none_or(|sizes| sizes.binary_search(&rows).is_ok())
     }
 
-    /// How many rows a batch is filled up to where kernels are set up for each size: few enough sizes to have a session for each, and at most a third more
-    /// rows.
+    /// The number of rows that a batch is filled up to if kernels are prepared for each size. There
+    /// are few enough sizes for a session each, and at most a third more rows.
     pub(super) fn filled(&self, rows: usize) -> usize {
         if !self.may_be_batched || !self.is_batched.load(Ordering::Relaxed) {
             return rows;
@@ -361,7 +365,7 @@ impl CudaShared {
     }
 }
 
-/// The next of the sizes 1, 2, 3, 4, 6, 8, 12, 16, ...
+/// The smallest of the sizes 1, 2, 3, 4, 6, 8, 12, 16, ... that is at least `rows`.
 fn step(rows: usize) -> usize {
     let power = rows.next_power_of_two();
     if rows <= power / 4 * 3 { (power / 4 * 3).max(rows) } else { power }

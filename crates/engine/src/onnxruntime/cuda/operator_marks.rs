@@ -1,7 +1,10 @@
-//! Marks between operators: what they take on a GPU, from runs of the whole model in one session.
+//! Marks between operators, which measure the operators' times on a GPU in runs of the whole model
+//! in one session.
 //!
-//! A mark is an operator of our own that hands its inputs through, in their memory, and records an event in the session's stream as a batch passes. It takes all
-//! that is alive at its place and holds numbers with a fraction, so that no operator behind it runs before. Shapes and indices, which may be on the host, pass beside it.
+//! A mark is an operator of our own. It passes its inputs through, in their memory, and records an
+//! event in the session's stream as a batch passes. Its inputs are all live tensors of numbers with
+//! a fraction, so that no operator behind it runs before. Shapes and indices, which may be on the
+//! host, bypass it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard};
@@ -24,24 +27,24 @@ use crate::onnx::proto::{
     value_info,
 };
 
-/// Stretches of operators that are timed, at most.
+/// The most stretches of operators that are timed.
 const STRETCHES: usize = 64;
-/// Tensors that one mark hands through, at most.
+/// The most tensors that one mark passes through.
 const MOST_ALIVE: usize = 16;
-/// Where the operator is from, in a model.
+/// The operator's domain in a model.
 const DOMAIN: &str = "downbeat";
 const NAME: &str = "Mark";
-/// Its attribute: which event it records.
+/// The operator's attribute: the event that it records.
 const EVENT: &str = "event";
 
-/// What times a run on a GPU.
+/// Times runs on a GPU, with marks.
 pub(in crate::onnxruntime) struct OperatorMarks {
     gpu: Arc<Gpu>,
     recorder: Arc<Recorder>,
     domain: Arc<OperatorDomain>,
 }
 
-/// A stream with an event for each mark that there may be, and those for the begin and the end of a run.
+/// A stream with an event for each possible mark, and the events at the begin and the end of a run.
 struct Recorder {
     stream: Arc<Stream>,
     events: Vec<Event>,
@@ -58,22 +61,22 @@ impl OperatorMarks {
         Ok(OperatorMarks { gpu: gpu.clone(), recorder, domain })
     }
 
-    /// The stream that the session has to run in.
+    /// The stream in which the session must run.
     pub(super) fn stream(&self) -> &Arc<Stream> {
         &self.recorder.stream
     }
 
-    /// Makes marks known to a session.
+    /// Registers the operator with a session.
     pub(super) fn register(&self, builder: SessionBuilder) -> ort::Result<SessionBuilder> {
         Ok(builder.with_operators(self.domain.clone())?)
     }
 
-    /// The turn of making or dropping the session.
+    /// The GPU's turn, for making or dropping the session.
     pub(in crate::onnxruntime) fn turn(&self) -> MutexGuard<'_, ()> {
         self.gpu.turn()
     }
 
-    /// What each stretch takes in one run.
+    /// The time of each stretch in one run.
     pub(in crate::onnxruntime) fn time(
         &self,
         marked: &Marked,
@@ -82,7 +85,8 @@ impl OperatorMarks {
         let Recorder { stream, events } = &*self.recorder;
         let Some(events) = events.get(..marked.places.len()) else { return Err("there are too many marks".into()) };
         let [first, .., last] = events else { return Err("there is nothing to time".into()) };
-        // Where there is a mark before the first operator, it records this once more: behind the copies of the inputs.
+        // A mark before the first operator records this event again, behind the copies of the
+        // inputs.
         stream.record(first)?;
         run()?;
         if !marked.ends_inside {
@@ -94,19 +98,20 @@ impl OperatorMarks {
     }
 }
 
-/// Where a model has marks.
+/// The places of a model's marks.
 pub(in crate::onnxruntime) struct Marked {
-    /// How many operators are before each event: before all, between stretches, behind all.
+    /// The number of operators before each event: before all, between stretches, behind all.
     places: Vec<usize>,
-    /// Whether there is a mark behind the last operator; else a run has ended when its outputs are on the host.
+    /// Whether there is a mark behind the last operator. Without it a run has ended when its
+    /// outputs are on the host.
     ends_inside: bool,
-    /// What values are called behind the last mark that hands them through.
+    /// The name of each value behind the last mark that passes it through.
     names: BTreeMap<String, String>,
     values: Vec<ValueInfoProto>,
 }
 
 impl Marked {
-    /// Puts marks into a model, whose values are of the datatypes that `values` says.
+    /// Inserts marks into a model whose values have the datatypes in `values`.
     pub(in crate::onnxruntime) fn new(
         model: &mut ModelProto,
         graph: &OperatorGraph,
@@ -130,7 +135,7 @@ impl Marked {
             let alive = alive.filter_map(|name| Some((*name, *types.get(*name)?))).take(MOST_ALIVE);
             let alive: Vec<(&str, i32)> = alive.collect();
             if alive.is_empty() && (1..stretches).contains(&stretch) {
-                // One stretch with the next.
+                // Joins the stretch with the next one.
                 continue;
             }
             let event = marked.places.len();
@@ -148,7 +153,7 @@ impl Marked {
         Ok(marked)
     }
 
-    /// A mark that hands values of these datatypes through.
+    /// A mark that passes values of these datatypes through.
     fn mark(&mut self, event: usize, values: &[(&str, i32)]) -> NodeProto {
         let input = values.iter().map(|(name, _)| self.name(name).to_owned()).collect();
         let behind = |name: &str| format!("{name}/{DOMAIN}/{event}");
@@ -169,17 +174,18 @@ impl Marked {
         }
     }
 
-    /// What a value of the model is called behind all marks.
+    /// The name of a model's value behind all marks.
     pub(in crate::onnxruntime) fn name<'a>(&'a self, value: &'a str) -> &'a str {
         self.names.get(value).map_or(value, String::as_str)
     }
 
-    /// What is to be said of the values that marks give: the library cannot tell. Encoded behind the model it is part of it.
+    /// The declarations of the marks' outputs, which the library cannot infer. Appended to the
+    /// encoded model they are part of it.
     pub(in crate::onnxruntime) fn values(&self) -> ModelValues {
         ModelValues { graph: Some(GraphValues { value_info: self.values.clone(), ..GraphValues::default() }) }
     }
 
-    /// What each operator takes: an equal part of its stretch, of which `runs` have the times.
+    /// The time of each operator: an equal part of its stretch, whose times are in `runs`.
     pub(in crate::onnxruntime) fn of_operators(&self, runs: &[Vec<Duration>]) -> Vec<Duration> {
         let mut each = Vec::with_capacity(self.places.last().copied().unwrap_or(0));
         for (stretch, end) in self.places.iter().skip(1).enumerate() {
@@ -208,7 +214,7 @@ fn types(values: &ModelValues) -> Result<BTreeMap<&str, i32>, String> {
     Ok(types)
 }
 
-/// The operator.
+/// The mark operator.
 struct Mark(Arc<Recorder>);
 
 impl Operator for Mark {
@@ -247,7 +253,7 @@ impl Operator for Mark {
     }
 }
 
-/// A mark as a session runs it.
+/// A mark in a session.
 struct Pass {
     recorder: Arc<Recorder>,
     event: usize,
@@ -272,8 +278,9 @@ impl Kernel for Pass {
             }
             // An output of the model has memory of its own.
             let bytes = input.data_type().byte_size(input.shape().num_elements()).ok_or_else(missing)?;
-            // SAFETY: both are tensors of this size on the device, which stay until the stream is past this: they are the session's, and what it does with their memory
-            // it does in the same stream.
+            // SAFETY: both are tensors of this size on the device. They belong to the session and
+            // stay until the stream is past this, as the session reuses their memory in the same
+            // stream.
             let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, stream.raw()) };
             stream.device().check("copying between operators", copied).map_err(words)?;
         }

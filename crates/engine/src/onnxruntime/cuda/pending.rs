@@ -1,4 +1,4 @@
-//! A launch that was enqueued, and what it needs until it is over.
+//! An enqueued launch, with the memory that it needs until it is over.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::state::State;
 use crate::tensor::{Buffer, Tensor};
 use crate::traits::{Pending, RunError};
 
-/// Only kept.
+/// Memory that is only kept.
 pub(super) enum Held {
     Slice(#[expect(dead_code, reason = "only kept")] DeviceSlice),
     Host(#[expect(dead_code, reason = "only kept")] Buffer),
@@ -22,31 +22,31 @@ pub(super) enum Held {
 
 /// A tensor that a launch leaves.
 pub(super) enum Left {
-    /// It is being copied to the host.
+    /// The tensor is being copied to the host.
     Copied { datatype: DataType, shape: Vec<usize>, data: PinnedBytes },
-    /// It is where it stays.
+    /// The tensor stays in its place.
     Here(Tensor),
 }
 
-/// A launch that was enqueued, and what it needs until it is over.
+/// An enqueued launch, with the memory that it needs until it is over.
 pub(super) struct Enqueued {
     pub engine: &'static str,
     pub gpu: Arc<Gpu>,
     pub marks: Arc<Marks>,
-    /// What it reads and writes, and what was joined for it.
+    /// The memory that it reads and writes, and the tensors that were joined for it.
     #[expect(dead_code, reason = "only kept")]
     pub held: Vec<Held>,
     pub left: Vec<Left>,
-    /// What it is, for those like it.
+    /// The segments and the input bytes, by which similar launches are found.
     pub range: Range<usize>,
     pub bytes: usize,
-    /// Where what it took is kept.
+    /// The record of launch times, which learns the time of this launch.
     pub expected: Arc<Expected>,
 }
 
 impl Pending for Enqueued {
     fn is_over(&self) -> bool {
-        // Whoever waits for it is told the error.
+        // An error counts as over: the waiting thread then receives the error.
         self.marks.is_over().unwrap_or(true)
     }
 
@@ -74,7 +74,8 @@ impl Pending for Enqueued {
 
 impl Drop for Enqueued {
     fn drop(&mut self) {
-        // What it uses goes next. Nothing runs any more on a device that fails here.
+        // The memory of the launch is dropped next. If this wait fails, the device is lost and runs
+        // no work.
         let _ = self.marks.wait();
     }
 }

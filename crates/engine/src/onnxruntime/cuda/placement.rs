@@ -1,4 +1,5 @@
-//! Where a session wants its inputs, and leaves its outputs: shapes and indices are on the host for many operators, also on a GPU.
+//! The places of a session's inputs and outputs. Many operators need shapes and indices on the
+//! host, even on a GPU.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -11,16 +12,18 @@ use ort::{AsPointer, api, sys};
 use super::super::value::check;
 use super::model::Blueprint;
 
-/// Of the inputs and outputs of a segment, in the order of its names: whether each is on the host.
+/// For each input and output of a segment, in the order of its names: whether it is on the host.
 ///
-/// What is bound elsewhere the library copies, an input when it is bound and not when it runs.
+/// The library copies values that are bound to another place. It copies an input at the binding and
+/// not at the run.
 pub(super) fn of(session: &Session, blueprint: &Blueprint) -> Result<(Vec<bool>, Vec<bool>), String> {
     type Ask =
         unsafe extern "system" fn(*const sys::OrtSession, *mut *const sys::OrtMemoryInfo, usize) -> sys::OrtStatusPtr;
     let inner = session.inner();
     let ask = |ask: Ask, outlets: &[Outlet], names: &[*const c_char]| -> Result<Vec<bool>, String> {
         let mut places = vec![ptr::null::<sys::OrtMemoryInfo>(); outlets.len()];
-        // SAFETY: the session is alive, and has as many; what is written lives as long as it.
+        // SAFETY: the session is alive and has as many outlets; the written pointers live as long
+        // as the session.
         check(unsafe { ask(inner.ptr(), places.as_mut_ptr(), places.len()) })?;
         let on_host = |name: &*const c_char| {
             // SAFETY: names are C strings that the blueprint keeps.
@@ -29,7 +32,8 @@ pub(super) fn of(session: &Session, blueprint: &Blueprint) -> Result<(Vec<bool>,
             let place = index.and_then(|index| places.get(index)).copied().filter(|place| !place.is_null());
             let place = place.ok_or_else(|| format!("the segment has no '{}'", name.to_string_lossy()))?;
             let mut kind = ptr::null();
-            // SAFETY: the description is the session's; `kind` is written if the call succeeds, and is a constant.
+            // SAFETY: the description is the session's; `kind` is written if the call succeeds, and
+            // is a constant.
             unsafe {
                 check((api().MemoryInfoGetName)(place, &raw mut kind))?;
                 Ok(kind.is_null() || CStr::from_ptr(kind) != c"Cuda")

@@ -1,4 +1,5 @@
-//! A run of a segment that was recorded as a graph, and what it is judged by before it is used.
+//! A run of a segment that was recorded as a graph, and the tests that it must pass before it is
+//! used.
 
 use std::sync::Arc;
 
@@ -13,34 +14,37 @@ use crate::cuda::{DeviceAllocation, Graph, PinnedBytes};
 use crate::graph_report::{GraphNodes, GraphOutcome};
 use crate::tensor::{Buffer, Tensor};
 
-/// How many times as long as without it a graph may take to be kept: what they differ by beyond this is more than chance. Where both take as long it leaves the host more time.
+/// The largest ratio of times with and without a graph at which the graph is kept: more is not
+/// chance. If both take the same time, the graph leaves the host more time.
 const NOT_SLOWER: f64 = 1.03;
 
-/// Runs with and without the graph, in turn, that are timed.
+/// The number of timed runs with and without the graph, in turn.
 const TIMED: usize = 5;
 
-/// A run that was recorded: its inputs and outputs are where they were then.
+/// A recorded run. Its inputs and outputs stay where they were during the recording.
 pub(super) struct RecordedRun {
     pub graph: Graph,
-    /// Where it finds its inputs: memory that it shares with other graphs of the session, and that may be larger.
+    /// The memory of its inputs, shared with other graphs of the session. It may be larger than the
+    /// inputs.
     pub inputs: Vec<Arc<DeviceAllocation>>,
-    /// Written with each launch, and by other runs of the session.
+    /// Each launch writes them, and so do other runs of the session.
     pub outputs: Vec<Tensor>,
-    /// What the record calls, of the library's kernels for the host.
+    /// The library's host kernels that the recording calls.
     pub call: Option<Arc<Call>>,
 }
 
 impl RecordedRun {
-    /// What the graph is made of.
+    /// The nodes of the graph.
     pub(super) fn nodes(&self) -> &GraphNodes {
         self.graph.nodes()
     }
 
-    /// Enqueues a launch on inputs of the shapes that it was recorded with, which stay until it is over.
+    /// Enqueues a launch on inputs with the recorded shapes. The inputs must stay until the launch
+    /// is over.
     pub(super) fn enqueue(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Made, String> {
         for (memory, tensor) in self.inputs.iter().zip(inputs) {
             let slice = tensor.data.device().ok_or("strings have no place in a graph")?;
-            // SAFETY: the input stays until the launch is over, as the caller says.
+            // SAFETY: the caller keeps the input until the launch is over.
             unsafe { memory.copy(&ground.stream, 0, slice) }?;
         }
         self.graph.launch(&ground.stream)?;
@@ -50,10 +54,12 @@ impl RecordedRun {
 }
 
 impl SegmentSession {
-    /// Records a run like the one before, which took what memory it needs with as many outputs in use, and compares the two. Gives the graph if it is worth it. Waits for each run.
+    /// Records a run and compares it with the run before. That run has taken the needed memory,
+    /// with as many outputs in use. Returns the graph if it is worth keeping. Waits for each run.
     ///
     /// # Errors
-    /// In words: why there can be none, such as what it does that a graph cannot repeat, or that it gives other answers.
+    /// In words: the reason against a graph, such as work that cannot be repeated, or different
+    /// answers.
     pub(super) fn trial(
         &mut self,
         ground: &Ground,
@@ -84,7 +90,7 @@ impl SegmentSession {
     }
 }
 
-/// What a run gave.
+/// An output of a run.
 struct Answer {
     datatype: DataType,
     shape: Vec<usize>,
@@ -105,7 +111,8 @@ impl Answer {
 }
 
 impl Ground {
-    /// The same inputs, with noise in place of those that are nothing but zeros, as a warm-up may send them: they would tell little.
+    /// The same inputs, with noise instead of inputs that are all zero, as in a warm-up: zeros
+    /// would show few differences.
     fn telling(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
         let telling = |tensor: &Tensor| {
             let same = share(tensor).ok_or("strings have no place in a graph")?;
@@ -117,7 +124,7 @@ impl Ground {
             let memory = DeviceAllocation::in_stream(&self.stream, len, "an input to try a graph with")?;
             let mut pinned = self.gpu.pinned.take(len)?;
             pinned.bytes_mut().copy_from_slice(&noise);
-            // SAFETY: both are there until the copy is over, or has failed.
+            // SAFETY: both live until the copy is over or has failed.
             let copied = unsafe { memory.upload(&self.stream, 0, pinned.bytes()) };
             copied.and(self.stream.finish())?;
             Ok(Tensor { data: Buffer::from_device(memory.into_slice()), ..same })

@@ -1,18 +1,25 @@
-//! A segment on a lane: a session that enqueues in the lane's stream, and graphs of what it enqueues where those pay.
+//! A segment on a lane: a session that enqueues in the lane's stream, and graphs of its work if
+//! they are faster.
 //!
 //! # Many graphs on the memory of one session
 //!
-//! A session takes what is between its operators, and its outputs, from an arena of its own, and gives them back there when the run is enqueued or the output is dropped. A
-//! recorded run goes on using the addresses that it had, which the arena may have given to a later run, or to another graph. That goes well because
+//! A session takes the values between its operators, and its outputs, from an arena of its own. The
+//! memory goes back to the arena when the run is enqueued or the output is dropped. A recorded run
+//! goes on using its old addresses, which the arena may have given to a later run, or to another
+//! graph. This is safe for four reasons:
 //!
-//! 1. all runs of a session, recorded or not, are enqueued in the one stream of its lane: no two are under way at once, and what a run keeps in its own memory need not
-//!    outlast it;
-//! 2. what a graph takes is copied, in that stream, to memory that is no arena's (`input_memory`), and what it gives, or a run gives once there is a graph, is used in that
-//!    stream before the session runs again: by the next segments of the same launch, and by copies at its end ([`Made::lasts`]). The outputs of earlier runs may be alive for
-//!    longer: an arena gives no run the memory that is in use when it is recorded;
-//! 3. the arena gives nothing back to the device before the session goes, and the session goes after its graphs and all that refers to what they give ([`SessionOwner`]): no run asks
-//!    the library to shrink its arenas, and with `session.use_env_allocators` off no other session has part in it;
-//! 4. weights, which runs read at addresses of their own, stay as long as the session.
+//! 1. All runs of a session, recorded or not, are enqueued in the one stream of its lane. No two
+//!    run at once, and the values in a run's own memory need not outlast the run.
+//! 2. A graph's inputs are copied, in that stream, to memory that is no arena's (`input_memory`).
+//!    Its outputs, and a run's outputs once there is a graph, are used in that stream before the
+//!    session runs again. Their users are the next segments of the same launch, and copies at its
+//!    end ([`Made::lasts`]). Outputs of earlier runs may live longer: the arena gives a recorded
+//!    run no memory that is in use during the recording.
+//! 3. The arena gives nothing back to the device before the session is dropped, and the graphs and
+//!    all references to their outputs are dropped before that ([`SessionOwner`]). No run asks the
+//!    library to shrink its arenas, and with `session.use_env_allocators` off no other session uses
+//!    the arena.
+//! 4. Weights, which runs read at addresses of their own, stay as long as the session.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -37,38 +44,41 @@ use crate::cuda::{DeviceAllocation, DeviceSlice, Event, ForgetsLastError, Pinned
 use crate::graph_report::GraphOutcome;
 use crate::tensor::{Buffer, Tensor};
 
-/// Where sessions of a lane run.
+/// The GPU, stream and memory with which a lane's sessions run.
 pub(super) struct Ground {
     pub gpu: Arc<Gpu>,
     pub stream: Arc<Stream>,
     pub on_device: MemoryInfo,
     pub on_host: MemoryInfo,
-    /// What became of its segments.
+    /// The outcomes of the lane's segments.
     pub graphs: Arc<GraphLog>,
 }
 
 /// A session of a segment.
 pub(super) struct SegmentSession {
-    /// Before the session, whose memory they use.
+    /// Dropped before the session, whose memory the graphs use.
     graphs: GraphTable<RecordedRun>,
-    /// Where graphs find their inputs: of each input the largest so far.
+    /// Memory for the graphs' inputs: for each input the largest so far.
     input_memory: Vec<Option<Arc<DeviceAllocation>>>,
     binding: Binding,
     names: Arc<Names>,
     owner: Arc<SessionOwner>,
     segment: usize,
-    /// Whether its kernels are set up anew when the shapes change ([`Blueprint::has_plans`]), so that a graph of other shapes has nothing to run any more.
+    /// Whether the kernels are prepared anew when the shapes change ([`Blueprint::has_plans`]). A
+    /// graph of other shapes then has nothing left to run.
     has_plans: bool,
-    /// Which inputs it wants on the host, strings among them, and which outputs it leaves there.
+    /// Whether the session needs each input on the host, as it does strings. The same for its
+    /// outputs follows.
     pub inputs_on_host: Vec<bool>,
     outputs_on_host: Vec<bool>,
     /// Whether its runs may become graphs.
     may_record: bool,
 }
 
-/// A session with what it needs, dropped before that: outputs in its memory may outlive the lane.
+/// A session with the parts that it needs. It may outlive the lane, as outputs may be in its
+/// memory.
 pub(super) struct SessionOwner {
-    /// Gone only while it is dropped.
+    /// `None` only during the drop.
     session: Option<Arc<SharedSessionInner>>,
     _error: Option<ForgetsLastError>,
     _weights: Arc<Weights>,
@@ -84,24 +94,26 @@ impl SessionOwner {
 
 impl Drop for SessionOwner {
     fn drop(&mut self) {
-        // It gives back what it has on the device of the calling thread, which may be any, and may wait for that.
+        // The session gives its memory back on the device of the calling thread, which may be any,
+        // and may wait for the device.
         let _ = self.gpu.enter();
         let _turn = self.gpu.turn();
         self.session = None;
     }
 }
 
-/// What a run gives, once what is enqueued is over.
+/// The outputs of a run, valid once the enqueued work is over.
 pub(super) struct Made {
     pub outputs: Vec<Tensor>,
     /// Whether the outputs stay as they are when the session runs again.
     pub lasts: bool,
-    /// To be kept until the launch is over.
+    /// Must be kept until the launch is over.
     pub held: Option<Arc<Call>>,
 }
 
 impl SegmentSession {
-    /// Of the segment with this number. `refusal`: why its runs are not to become graphs, if so.
+    /// Makes the session of the segment with this number. `refusal`: the reason why its runs must
+    /// not become graphs.
     pub(super) fn new(
         session: &Session,
         (segment, blueprint): (usize, &Blueprint),
@@ -121,7 +133,7 @@ impl SegmentSession {
         } else {
             placement::of(session, blueprint)?
         };
-        // What is copied from or to the host in a run would be, in a graph, at the addresses that it had when that was recorded.
+        // A graph would repeat copies from or to the host at the addresses of the recording.
         let on_host = |on_host: &[bool]| on_host.iter().filter(|on_host| **on_host).count();
         let refusal = match (refusal, on_host(&inputs_on_host), on_host(&outputs_on_host)) {
             (Some(refusal), ..) => Some(refusal.to_owned()),
@@ -148,7 +160,8 @@ impl SegmentSession {
         })
     }
 
-    /// Enqueues a run on inputs that are where they are wanted, and stay there until the launch is over.
+    /// Enqueues a run on inputs that are in their right places, and stay there until the launch is
+    /// over.
     pub(super) fn enqueue(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
         if !self.may_record {
             return self.run(ground, inputs);
@@ -165,13 +178,14 @@ impl SegmentSession {
         match how {
             How::Graph(graph) => graph.enqueue(ground, inputs),
             How::Plain => self.run(ground, inputs),
-            // Requests do not wait for a model that is being loaded: it is tried when they come again.
+            // Requests do not wait while a model loads: the graph is tried when the shapes come
+            // again.
             How::Try if ground.gpu.turn_is_taken() => self.run(ground, inputs),
             How::Try => self.try_graph(ground, inputs, &shapes),
         }
     }
 
-    /// Drops graphs, which may be under way.
+    /// Drops graphs, which may still run.
     fn drop_graphs(&mut self, ground: &Ground, graphs: Vec<(Vec<usize>, RecordedRun)>) -> Result<(), String> {
         if graphs.is_empty() {
             return Ok(());
@@ -181,11 +195,12 @@ impl SegmentSession {
         Ok(())
     }
 
-    /// A run whose shapes have come often enough: made as always, then tried as a graph. Holds up the caller until that is over.
+    /// Makes a run with frequent shapes as always, then tries it as a graph. Blocks the caller
+    /// until the trial is over.
     fn try_graph(&mut self, ground: &Ground, inputs: &mut [Tensor], shapes: &Shapes) -> Result<Made, String> {
-        // Not again if the batch cannot run at all.
+        // No second trial if the batch cannot run at all.
         self.graphs.give_up(shapes);
-        // What is given stays as it is: it is in use when the graph is recorded.
+        // The outputs stay as they are: they are in use during the recording.
         let (_, made) = ground.time(|| self.run(ground, inputs))?;
         let outcome = match self.trial(ground, inputs) {
             Ok((graph, outcome)) => {
@@ -198,7 +213,7 @@ impl SegmentSession {
             }
             Err(reason) => {
                 drop(ForgetsLastError);
-                // The device may have failed; else what was given is as good as before.
+                // The device may have failed; otherwise the outputs are as good as before.
                 ground.stream.finish()?;
                 GraphOutcome::Refused { reason }
             }
@@ -210,7 +225,7 @@ impl SegmentSession {
         Ok(made)
     }
 
-    /// Enqueues a run, not recorded.
+    /// Enqueues a run without a graph.
     pub(super) fn run(&mut self, ground: &Ground, inputs: &mut [Tensor]) -> Result<Made, String> {
         if ground.gpu.has_host_kernels {
             let address = |tensor: &Tensor| Some(tensor.data.device()?.address());
@@ -230,7 +245,7 @@ impl SegmentSession {
         let outputs = outputs.into_iter().zip(&self.outputs_on_host).map(|(value, on_host)| {
             if *on_host { self.output_on_host(value, inputs) } else { output(value, inputs, &ground.gpu, &self.owner) }
         });
-        // Graphs that there are may write where these are, as they were made later.
+        // Graphs that were made later may write to the same memory.
         let lasts = !self.graphs.has_graphs();
         Ok(Made { outputs: outputs.collect::<Result<_, _>>()?, lasts, held: None })
     }
@@ -243,13 +258,14 @@ impl SegmentSession {
             input.data.device().is_none() && input.data.as_slice().as_ptr_range().contains(&range.start)
         };
         if inputs.iter().any(is_input) {
-            // Handed through: its memory is the input's.
+            // Passed through: its memory is the input's.
             tensor.data = Buffer::from(tensor.data.as_slice());
         }
         Ok(tensor)
     }
 
-    /// Gets a run of the library's kernels for the host ready, on inputs at these addresses that are like `inputs`.
+    /// Prepares a run of the library's kernels for the host, on inputs at these addresses that are
+    /// like `inputs`.
     fn prepare_on_host(
         &self,
         ground: &Ground,
@@ -270,7 +286,8 @@ impl SegmentSession {
         Ok((made.into_iter().map(tensor).collect(), call))
     }
 
-    /// Records a run on inputs like these; their memory is taken before: in a record it cannot be.
+    /// Records a run on inputs like these. The input memory is allocated before, as a recording
+    /// cannot allocate it.
     pub(super) fn record(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<RecordedRun, String> {
         let memory = self.input_memory(ground, inputs)?;
         if ground.gpu.has_host_kernels {
@@ -286,21 +303,22 @@ impl SegmentSession {
         let _turn = ground.gpu.turn();
         let (graph, made) =
             ground.stream.record_graph(|| self.binding.run(&values, &ground.on_device, &ground.on_host))?;
-        // The arena gets back where they lie, see the head of this file.
+        // The arena gets the outputs' memory back, see the head of this file.
         let owner: Arc<dyn Any + Send + Sync> = Arc::new((self.owner.clone(), memory.clone()));
         let outputs = made.iter().map(|value| output_of_graph(value, &ground.gpu, owner.clone()));
         let outputs = outputs.collect::<Result<_, _>>()?;
         Ok(RecordedRun { graph, inputs: memory, outputs, call: None })
     }
 
-    /// Memory for inputs like these, which all graphs share: each launch brings its own there.
+    /// Memory for inputs like these, which all graphs share: each launch copies its inputs to the
+    /// memory.
     fn input_memory(&mut self, ground: &Ground, inputs: &[Tensor]) -> Result<Vec<Arc<DeviceAllocation>>, String> {
         let memory = |(memory, tensor): (&mut Option<Arc<DeviceAllocation>>, &Tensor)| {
             let (len, had) = (tensor.data.len(), memory.as_ref().map_or(0, |memory| memory.len()));
             if let Some(memory) = memory.as_ref().filter(|_| had >= len) {
                 return Ok(memory.clone());
             }
-            // What it replaces stays with the graphs that have it: in all at most as much again.
+            // Graphs that have the replaced memory keep it: the total at most doubles.
             let len = len.max(had * 2);
             let what = format!("the input of graphs, of {len} bytes");
             let taken = DeviceAllocation::new(&ground.gpu.device, len, &what)?;
@@ -311,11 +329,11 @@ impl SegmentSession {
 }
 
 impl Ground {
-    /// What is on the device; waits for it.
+    /// The bytes of a tensor on the device, copied to the host; waits for the copy.
     pub(super) fn bytes(&self, tensor: &Tensor) -> Result<PinnedBytes, String> {
         let slice = tensor.data.device().ok_or("a tensor of a graph is not on the device: this is a defect")?;
         let mut bytes = self.gpu.pinned.take(slice.len())?;
-        // SAFETY: neither is dropped before the copy is over, or has failed.
+        // SAFETY: neither is dropped before the copy is over or has failed.
         let copied = unsafe { slice.download(&self.stream, bytes.bytes_mut()) };
         copied.and(self.stream.finish())?;
         Ok(bytes)
@@ -325,14 +343,14 @@ impl Ground {
         Value::of_device(&self.on_device, address, len, &like.shape, element_type(like.datatype))
     }
 
-    /// What a run takes on the device; waits for it.
+    /// The time of a run on the device; waits for its end.
     pub(super) fn time(&self, enqueue: impl FnOnce() -> Result<Made, String>) -> Result<(Duration, Made), String> {
         let (begin, end) = (Event::timed(&self.gpu.device)?, Event::timed(&self.gpu.device)?);
         self.stream.record(&begin)?;
         let made = enqueue();
         let ended = self.stream.record(&end).and_then(|()| end.wait());
         if made.is_err() || ended.is_err() {
-            // What was enqueued uses what goes now.
+            // The enqueued work uses the memory that is about to be dropped.
             let _ = self.stream.finish();
         }
         ended?;
@@ -340,7 +358,7 @@ impl Ground {
     }
 }
 
-/// An output as it lies on the device. It keeps its session, or the input that it was handed through from.
+/// An output in place on the device. It keeps its session, or the input that passed through.
 fn output(value: Value, inputs: &[Tensor], gpu: &Gpu, owner: &Arc<SessionOwner>) -> Result<Tensor, String> {
     let (datatype, shape, address, len) = place(&value)?;
     let inputs = inputs.iter().filter_map(|tensor| tensor.data.device());
@@ -353,21 +371,24 @@ fn output(value: Value, inputs: &[Tensor], gpu: &Gpu, owner: &Arc<SessionOwner>)
         }
     }
     let owner = Arc::new((value, owner.clone()));
-    // SAFETY: bound to the device, so that it lies there, as long as its value, which the owner keeps; what the next run of the session gives lies elsewhere
-    // as long as this one is there, but for graphs, of which `Made::lasts` tells.
+    // SAFETY: the output is bound to the device, and its memory stays as long as its value, which
+    // the owner keeps. The session's next run writes elsewhere while this output lives, except in
+    // graphs, which `Made::lasts` reports.
     let slice = unsafe { DeviceSlice::new(gpu.device.clone(), address, len, None, owner) };
     Ok(Tensor { datatype, shape, data: Buffer::from_device(slice) })
 }
 
-/// Where a graph leaves an output, which is written with each launch: in the memory of its session, which is there as long as `owner`.
+/// An output of a graph, which each launch writes: in the memory of the session, which lives as
+/// long as `owner`.
 fn output_of_graph(value: &Value, gpu: &Gpu, owner: Arc<dyn Any + Send + Sync>) -> Result<Tensor, String> {
     let (datatype, shape, address, len) = place(value)?;
-    // SAFETY: bound to the device, so that it lies there; whoever uses it does so before the session runs again, as `Made::lasts` tells.
+    // SAFETY: the output is bound to the device; its users read it before the session runs again,
+    // as `Made::lasts` demands.
     let slice = unsafe { DeviceSlice::new(gpu.device.clone(), address, len, None, owner) };
     Ok(Tensor { datatype, shape, data: Buffer::from_device(slice) })
 }
 
-/// What a value is, where it lies and its bytes.
+/// The datatype, shape, address and length in bytes of a value.
 fn place(value: &Value) -> Result<(DataType, Vec<usize>, u64, usize), String> {
     let (datatype, shape) = value.describe()?;
     let size = datatype.size().ok_or("strings have no place on a device")?;

@@ -1,4 +1,5 @@
-//! Sessions of a model on a GPU: the library's providers, the weights that they share, and their turn.
+//! Sessions of a model on a GPU: the library's providers, the shared weights, and the turn of
+//! making a session.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,49 +19,53 @@ use super::{providers, tensorrt};
 use crate::cuda::{CudaOptions, Provider, Stream};
 use crate::traits::{ShapeRange, Share};
 
-/// Makes sessions of a model.
+/// Makes the sessions of a model.
 pub(super) struct SessionMaker {
     pub runtime: Arc<Runtime>,
     pub options: CudaOptions,
-    /// Of the whole model.
+    /// The inputs of the whole model.
     pub inputs: Vec<TensorSpec>,
     /// The model's own file.
     pub path: PathBuf,
-    /// Where the optimised model is, and its weights: sessions look for the file of weights, also those that have them from us.
+    /// The folder of the optimised model and its weights. Sessions open the file of weights even if
+    /// they get the weights from here.
     pub folder: tempfile::TempDir,
-    /// Whether it has 8-bit floats.
+    /// Whether the model has 8-bit floats.
     pub has_floats8: bool,
     /// The model's own options for TensorRT.
     pub tensorrt: BTreeMap<String, String>,
-    /// Where what it compiles is kept.
+    /// The folder for TensorRT's results.
     pub tensorrt_folder: Option<tensorrt::Folder>,
-    /// The shapes that the model is served with; none: not known.
+    /// The shapes that the model is served with; empty: unknown.
     pub shapes: Mutex<Vec<ShapeRange>>,
-    /// The sessions of lanes so far, and what they took, by the number of the GPU.
+    /// The number of the lanes' sessions so far, and the bytes that they took, by the number of the
+    /// GPU.
     pub made: Mutex<BTreeMap<u32, (u64, u64)>>,
 }
 
 impl SessionMaker {
-    /// The name of the engine that the sessions are of.
+    /// The name of the sessions' engine.
     pub(super) fn engine(&self) -> &'static str {
         self.options.provider.name()
     }
 
-    /// Loads the whole model and saves it as the library optimised it for the GPU.
+    /// Loads the whole model, and saves it as the library optimised it for the GPU.
     pub(super) fn optimise(&self, gpu: &Gpu) -> ort::Result<Session> {
         let builder = keep_floats8(self.runtime.builder(1, &Share::Whole, &self.inputs)?, self.has_floats8)?;
         let builder = self.on_gpu(builder, gpu, None, false, None)?;
         let _turn = gpu.turn();
         if self.options.provider == Provider::Tensorrt {
-            // What TensorRT compiles cannot be saved: lanes load the file itself, once it is known for which shapes.
+            // TensorRT's engines cannot be saved: lanes load the file itself, once the shapes are
+            // known.
             return commit(builder, |b| b.commit_from_file(&self.path));
         }
-        // What the highest level does beyond this is for the CPU, and the library warns that such a graph may not be saved for another machine.
+        // The highest level adds only optimisations for the CPU. The library warns that such a
+        // graph may not be saved for another machine.
         let builder = builder.with_optimization_level(GraphOptimizationLevel::Level2)?;
         cut::optimise(builder, &self.path, self.folder.path())
     }
 
-    /// A builder of sessions for what was saved.
+    /// A builder of sessions for the saved model.
     pub(super) fn builder(&self, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<SessionBuilder> {
         let builder = self.runtime.part_builder(1, &Share::Whole, &self.inputs, self.folder.path())?;
         self.on_gpu(builder, gpu, stream, true, None)
@@ -77,12 +82,13 @@ impl SessionMaker {
         if gpu.has_host_kernels {
             return Ok(builder);
         }
-        // An arena of its own: what it gives back is used again in the order of its stream only.
+        // An arena of its own, which reuses memory only in the order of its stream.
         let builder = builder.with_config_entry("session.use_env_allocators", "0")?;
         Ok(builder.with_execution_providers(providers(&self.options, gpu, stream, is_optimised, tensorrt))?)
     }
 
-    /// A session of the whole model on TensorRT, that enqueues in `stream`: its engine is built now, or read from the folder of the last start.
+    /// A session of the whole model on TensorRT that enqueues in `stream`. Its engine is built now,
+    /// or read from the folder of the last start.
     fn on_tensorrt(&self, gpu: &Gpu, stream: Option<&Stream>) -> ort::Result<Session> {
         let make = |shapes: &[ShapeRange]| {
             let options = tensorrt::options(&self.tensorrt, self.tensorrt_folder.as_ref(), shapes);
@@ -104,7 +110,7 @@ impl SessionMaker {
         }
     }
 
-    /// A session of a segment, that enqueues in `stream` and uses `weights`, which have to outlive it.
+    /// A session of a segment that enqueues in `stream`. It uses `weights`, which must outlive it.
     pub(super) fn session(
         &self,
         gpu: &Gpu,
@@ -114,7 +120,7 @@ impl SessionMaker {
     ) -> Result<Session, String> {
         gpu.enter()?;
         let _turn = gpu.turn();
-        // In its turn, so that no other session is counted.
+        // During the turn, so that no other session is counted.
         let free = || gpu.device.free_memory().unwrap_or(0);
         let before = free();
         let session = self.make(gpu, segment, weights, stream)?;
@@ -143,7 +149,7 @@ impl SessionMaker {
     }
 }
 
-/// Gives a session the values of weights that it does not load, which have to outlive it.
+/// Gives a session the values of weights that it does not load. They must outlive the session.
 pub(super) fn share<'a>(
     builder: &mut SessionBuilder,
     weights: impl Iterator<Item = (&'a String, &'a Value)>,

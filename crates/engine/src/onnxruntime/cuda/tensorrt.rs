@@ -1,5 +1,5 @@
-//! What onnxruntime's TensorRT provider is told: its engines are built with the session and kept between starts, instead of built in the run that is the first of
-//! its shapes.
+//! The options of onnxruntime's TensorRT provider. With them it builds its engines with the session
+//! and keeps them between starts, and not in the first run of each shape.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
@@ -9,22 +9,23 @@ use std::path::{Path, PathBuf};
 use crate::scratch;
 use crate::traits::ShapeRange;
 
-/// What the library says where a part of the model needs shapes that nobody gave.
+/// The library's words if a part of the model needs shapes that were not given.
 const WITHOUT_PROFILE: &str = "associated shape profiles";
 
-/// Whether a session failed because TensorRT was given the model's shapes only: parts of it run elsewhere, and what comes back from there has shapes, too.
+/// Whether a session failed because TensorRT knew only the shapes of the model's inputs. If other
+/// parts of the model run elsewhere, their outputs need shapes, too.
 pub(super) fn wants_other_shapes(reason: &str) -> bool {
     reason.contains(WITHOUT_PROFILE)
 }
 
-/// The provider's options. `given` is the model's own configuration, which wins; `folder`: where engines are kept; `shapes`: those of the model's inputs, where
-/// they are known.
+/// The provider's options. `given` is the model's own configuration, which wins. `folder` is the
+/// place of kept engines. `shapes` are the known shapes of the model's inputs.
 pub(super) fn options(
     given: &BTreeMap<String, String>,
     folder: Option<&Folder>,
     shapes: &[ShapeRange],
 ) -> BTreeMap<String, String> {
-    // Streams of its own would leave the partition of the lane.
+    // Streams of the provider's own would leave the partition of the lane.
     let mut options = BTreeMap::from([("trt_auxiliary_streams".to_owned(), "0".to_owned())]);
     let mut set = |key: &str, value: String| options.insert(key.to_owned(), value);
     if let Some(Folder { engines, timings }) = folder {
@@ -37,7 +38,7 @@ pub(super) fn options(
         && let Some([least, most]) = profile(shapes)
     {
         set("trt_profile_min_shapes", least);
-        // Kernels are chosen for the largest batch: that is what bounds the throughput.
+        // Kernels are chosen for the largest batch, which bounds the throughput.
         set("trt_profile_opt_shapes", most.clone());
         set("trt_profile_max_shapes", most);
     }
@@ -45,13 +46,14 @@ pub(super) fn options(
     options
 }
 
-/// The smallest and the largest shapes of the inputs that vary, as the provider reads them; `None` where none varies, or it is not known how far.
+/// The smallest and the largest shapes of the inputs that vary, in the provider's format. `None` if
+/// no input varies, or a bound is unknown.
 fn profile(shapes: &[ShapeRange]) -> Option<[String; 2]> {
     let varying = shapes.iter().filter(|shape| !shape.is_fixed());
     let mut texts = [Vec::new(), Vec::new()];
     for ShapeRange { name, least, most } in varying {
         if name.contains([':', ',']) {
-            // The provider would read another name.
+            // The provider would misread the name.
             return None;
         }
         let most = most.iter().copied().collect::<Option<Vec<usize>>>()?;
@@ -63,18 +65,20 @@ fn profile(shapes: &[ShapeRange]) -> Option<[String; 2]> {
     (!texts[0].is_empty()).then(|| texts.map(|texts| texts.join(",")))
 }
 
-/// Where what TensorRT makes of a model is kept between starts.
+/// The folders for TensorRT's results, which are kept between starts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Folder {
     /// The engines of this model.
     engines: PathBuf,
-    /// What kernels took when they were tried, of all models.
+    /// The measured times of kernels, for all models.
     timings: PathBuf,
 }
 
 impl Folder {
-    /// The folder of the model of `files` in `cache`, which nobody else may write: what is in there runs. An engine holds weights, while the provider names it by
-    /// the shape of the graph; so the folder is named by all that makes it: those files, `options`, and `versions` of library and GPU.
+    /// The folder of the model of `files` in `cache`. No other user may write it, as its contents
+    /// are executed. An engine holds weights, but the provider names it only by the shape of the
+    /// graph. So the folder's name comes from all ingredients: the files, `options`, and `versions`
+    /// of library and GPU.
     ///
     /// # Errors
     /// If a file cannot be read, or the folder cannot be made or is not this user's alone.
@@ -149,7 +153,8 @@ mod tests {
         );
     }
 
-    /// All inputs that vary must have a profile, or none: the provider takes nothing in between.
+    /// Either all inputs that vary have a profile, or none: the provider accepts nothing in
+    /// between.
     #[test]
     fn without_bounds_there_are_no_profiles() {
         let has_profile = |shapes: &[ShapeRange]| {
@@ -172,7 +177,7 @@ mod tests {
         assert_eq!(options, own, "its profile is not mixed with another one");
     }
 
-    /// The provider names an engine by the graph alone: with other weights it would be found again.
+    /// The provider names an engine by the graph alone, and would find it again for other weights.
     #[test]
     fn engines_are_kept_by_all_that_they_are_made_of_and_privately() {
         let folder = tempfile::tempdir().unwrap();

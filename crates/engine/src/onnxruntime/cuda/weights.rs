@@ -1,4 +1,4 @@
-//! The weights of a model on a GPU: once, for all lanes, segments and sizes of batches.
+//! The weights of a model on a GPU: one copy for all lanes, segments and sizes of batches.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,10 +17,10 @@ use crate::cuda::{DeviceAllocation, Stream, WEIGHT_ALIGNMENT};
 use crate::onnx;
 use crate::onnx::proto::{ModelProto, WeightProto};
 
-/// Bytes that are copied to the device at once.
+/// The size of one copy to the device, bytes.
 const CHUNK: usize = 1 << 24;
 
-/// Where each weight is in the file, and what it is.
+/// The place of a weight in the file, and its type.
 struct WeightPlace {
     name: String,
     element: sys::ONNXTensorElementDataType,
@@ -32,20 +32,21 @@ struct WeightPlace {
 /// Weights in the memory of a GPU, as values that sessions share.
 #[derive(Default)]
 pub(super) struct Weights {
-    /// By name. They do not own their memory.
+    /// By name. The values do not own their memory.
     values: BTreeMap<String, Value>,
     bytes: usize,
     _memory: Option<DeviceAllocation>,
 }
 
 impl Weights {
-    /// Copies the weights that the model in `folder` keeps in its file of weights. Small ones, and 32 and 64-bit integers, which are shapes as a rule and are wanted
-    /// on the host, stay in the model and are each session's own.
+    /// Copies the weights that the model in `folder` keeps in its file of weights. Small weights
+    /// stay in the model, and each session has its own copy. The same holds for 32 and 64-bit
+    /// integers, which are mostly shapes that are needed on the host.
     pub(super) fn load(gpu: &Arc<Gpu>, model: &ModelProto, folder: &Path) -> Result<Weights, String> {
         let places = places(model)?;
         let aligned = |len: usize| len.next_multiple_of(WEIGHT_ALIGNMENT);
         let bytes: usize = places.iter().map(|place| aligned(place.len)).sum();
-        // On the stand-in the host's kernels take the weights from the file, as on the CPU.
+        // On the stand-in the host kernels take the weights from the file, as on the CPU.
         if bytes == 0 || gpu.has_host_kernels {
             return Ok(Weights::default());
         }
@@ -67,18 +68,18 @@ impl Weights {
         Ok(Weights { values, bytes, _memory: Some(memory) })
     }
 
-    /// By name.
+    /// The weights by name.
     pub(super) fn values(&self) -> &BTreeMap<String, Value> {
         &self.values
     }
 
-    /// How much of the device's memory they take.
+    /// The bytes that the weights take on the device.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// Copies a weight, by pinned memory and in pieces.
+/// Copies a weight in pieces, through pinned memory.
 fn copy(
     gpu: &Gpu,
     stream: &Arc<Stream>,
@@ -102,7 +103,7 @@ fn copy(
     Ok(())
 }
 
-/// The weights that are shared.
+/// The weights that sessions share.
 fn places(model: &ModelProto) -> Result<Vec<WeightPlace>, String> {
     let mut places = Vec::new();
     for bytes in model.graph.iter().flat_map(|graph| &graph.initializer) {
@@ -114,7 +115,7 @@ fn places(model: &ModelProto) -> Result<Vec<WeightPlace>, String> {
         let Some((element, size)) = element_of(weight.data_type).zip(onnx::element_size(weight.data_type)) else {
             continue;
         };
-        // Shapes and indices, which operators want on the host.
+        // Shapes and indices, which operators need on the host.
         if matches!(onnx::datatype(weight.data_type.into()), Some(DataType::Int32 | DataType::Int64 | DataType::Bool)) {
             continue;
         }

@@ -1,9 +1,10 @@
 //! Models in a line of text, for tests: `x[N,4]; w=f[4,2]; y=MatMul(x,w); -> y[N,2]`.
 //!
-//! Statements end with `;`. `x[N,?,3]` is an input of floats, `x:i[N]` one of integers; a dimension is a name, a number, or `?` for
-//! one without a name. `w=f[4,2]` is a weight, `k=i(1,2)` a vector of integers, `k=i(3)!` a scalar. `a,b=Split(x) axis=0` is an
-//! operator: attributes are an integer, integers (with a comma), text in quotes, or a graph in braces. `ml.` and `ms.` before an operator
-//! stand for its domain. `-> y[N,2]` names the outputs.
+//! Statements end with `;`. `x[N,?,3]` is an input of floats, `x:i[N]` one of integers; a dimension
+//! is a name, a number, or `?` if it has no name. `w=f[4,2]` is a weight, `k=i(1,2)` a vector of
+//! integers, `k=i(3)!` a scalar. `a,b=Split(x) axis=0` is an operator. Its attributes are an
+//! integer, integers (with a comma), text in quotes, or a graph in braces. `ml.` and `ms.` before
+//! an operator stand for its domain. `-> y[N,2]` names the outputs.
 
 use bytes::Bytes;
 use prost::Message;

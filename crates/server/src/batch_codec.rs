@@ -18,14 +18,16 @@ use smallvec::SmallVec;
 /// Only requests with equal keys can share a batch.
 pub type ShapeKey = SmallVec<[i64; 4]>;
 
-/// Largest inputs of a batch of our own making, bytes: for what is tried and measured, no request was paid for.
+/// Largest inputs of a made-up batch, bytes. No client pays for the memory of trials and
+/// measurements.
 pub const LARGEST_TRIAL: usize = 1 << 30;
 
-/// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
-/// scaled, and learn their own latency in service.
+/// The length that varying dimensions have while a model is measured. Other lengths start from its
+/// latency, scaled, and learn their own latency in service.
 pub const PROFILED_LENGTH: i64 = 32;
 
-/// What the requests of a model version look like on the wire, and what its engine wants instead.
+/// The tensors of a model version's requests on the wire, and the tensors that its engine wants
+/// instead.
 #[derive(Debug)]
 pub struct BatchCodec {
     /// The model's name, for the log.
@@ -34,7 +36,7 @@ pub struct BatchCodec {
     pub inputs: Vec<TensorBinding>,
     /// In the configuration's order.
     pub outputs: Vec<TensorBinding>,
-    /// For each input, what it is where a request leaves it out; `None`: no request may.
+    /// For each input, its value if a request leaves it out; `None`: every request must have it.
     defaults: Vec<Option<LeftOut>>,
     /// Whether the first dimension of every tensor is the batch.
     pub batched: bool,
@@ -43,12 +45,14 @@ pub struct BatchCodec {
     input_memory: InputMemory,
     /// What requests of our own making hold.
     fill: Fill,
-    /// A request of one item that the model is known to answer, where requests of [`PROFILED_LENGTH`] do not suit it.
+    /// A request of one item that the model is known to answer, if requests of [`PROFILED_LENGTH`]
+    /// do not suit it.
     sample: Option<Admitted>,
     /// The item that runs in the place of none, where items do not vary in shape.
     stand_in: OnceLock<Admitted>,
-    /// Whether the log is silent about answers of other sizes than declared. It is silent until the model serves, since
-    /// made-up requests have such answers, and after the first warning.
+    /// Whether the log is silent about answers of other sizes than declared. It is silent until the
+    /// model serves, since made-up requests have such answers. It is silent again after the first
+    /// warning.
     is_misfit_told: AtomicBool,
 }
 
@@ -71,7 +75,8 @@ impl std::fmt::Debug for InputMemory {
     }
 }
 
-/// What of a [`BatchCodec`] may go to another process: all but where its batches are assembled.
+/// The parts of a [`BatchCodec`] that may go to another process: all but the memory for its
+/// batches.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct CodecParts {
     inputs: Vec<TensorBinding>,
@@ -138,7 +143,7 @@ impl Admitted {
     }
 }
 
-/// One output of one request.
+/// An output of a request.
 #[derive(Clone, Debug)]
 pub struct OutputPart {
     /// Sizes, the batch dimension included.
@@ -208,7 +213,7 @@ impl BatchCodec {
     /// An empty buffer with room for `bytes` bytes of an input.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory.
     pub fn input_buffer(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         match &self.input_memory.0 {
             None => Buffer::try_with_capacity(bytes),
@@ -216,13 +221,13 @@ impl BatchCodec {
         }
     }
 
-    /// To what length its model would have inputs filled up that are padded anyway.
+    /// The length to which the model prefers inputs of `length` to be padded.
     pub fn filled_length(&self, length: u32) -> u32 {
         let filled = self.input_memory.0.as_ref().map(|model| model.filled_length(length as usize));
         filled.and_then(|filled| u32::try_from(filled).ok()).unwrap_or(length)
     }
 
-    /// What checks requests elsewhere as this does here.
+    /// The parts from which another process checks requests as this codec does.
     pub fn parts(&self) -> CodecParts {
         let left_out = |default: &LeftOut| (default.shape.to_vec(), default.item.to_vec());
         CodecParts {
@@ -266,7 +271,7 @@ impl BatchCodec {
         self.by_input(&request.shapes).map(|(_, sizes)| sizes)
     }
 
-    /// Each input with its part of the sizes of all of them.
+    /// Each input with its own part of the concatenated sizes.
     fn by_input<'a>(&'a self, shapes: &'a [i64]) -> impl Iterator<Item = (&'a TensorBinding, &'a [i64])> {
         let mut at = 0;
         self.inputs.iter().map(move |binding| {
@@ -299,7 +304,7 @@ impl BatchCodec {
         dims.get(usize::from(self.batched)..).unwrap_or(&[])
     }
 
-    /// The key of a request: the sizes of what varies.
+    /// The key of a request: its varying sizes.
     pub fn shape_key(&self, admitted: &Admitted) -> ShapeKey {
         let wanted = self.inputs.iter().flat_map(|input| self.item_dims(&input.client.dims));
         wanted.zip(&admitted.shapes).filter(|(want, _)| **want < 0).map(|(_, size)| *size).collect()
@@ -313,7 +318,7 @@ impl BatchCodec {
     /// Joins requests of one [`ShapeKey`] into the tensors of a batch, in their order.
     ///
     /// # Errors
-    /// In words, if there is no memory for it.
+    /// A text, if there is not enough memory.
     pub fn assemble<'a>(&self, members: impl ExactSizeIterator<Item = &'a Admitted> + Clone) -> Result<State, String> {
         let rows: usize = members.clone().map(|m| m.rows as usize).sum();
         let Some(first) = members.clone().next() else { return Ok(State::default()) };
@@ -353,7 +358,8 @@ impl BatchCodec {
             }
             let wire: SmallVec<[i64; 6]> = match binding.client_shape(&tensor.shape) {
                 Ok(shape) if binding.is_reshaped() => shape.iter().skip(skip).map(|d| *d as i64).collect(),
-                // The engine has computed these sizes, so they are right whatever the file declares.
+                // The engine has computed these sizes: they are right even if the file declares
+                // others.
                 _ => tensor.shape.iter().skip(skip).map(|d| *d as i64).collect(),
             };
             let row_elements = tensor.shape.iter().skip(skip).try_fold(1usize, |n, d| n.checked_mul(*d));
@@ -388,7 +394,8 @@ impl BatchCodec {
         self.is_misfit_told.store(false, Ordering::Relaxed);
     }
 
-    /// Says once that an output has other sizes than clients are told.
+    /// Warns that an output has other sizes than the metadata declare. The caller limits the
+    /// warning to once.
     fn warn_of_misfit(&self, output: &TensorBinding, shape: &[usize]) {
         tracing::warn!(
             model = %self.model, output = %output.client.name,

@@ -40,12 +40,12 @@ const CLASSIFICATION: &str = "classification";
 /// Most bytes that the inputs of one request take from shared memory.
 const MOST_SHARED_BYTES: u64 = 1 << 30;
 
-/// Runs an inference of `client` with the extensions applied: what every frontend calls. `held` is what the request
-/// holds of the budget of bytes; what is copied for it is added.
+/// Runs an inference of `client` with the extensions applied; every frontend calls this. `held` is
+/// the request's part of the budget of bytes; copied data is added.
 ///
 /// # Errors
-/// Those of [`resolve_inputs`], [`Service::check_inputs`], [`Service::infer`] and [`apply_outputs`]; `QueueFull` if the
-/// budget has no room for what would be copied from shared memory.
+/// The errors of [`resolve_inputs`], [`Service::check_inputs`], [`Service::infer`] and
+/// [`apply_outputs`]; `QueueFull` if the budget has no room for the copies from shared memory.
 pub async fn infer<S: Service>(
     service: &S,
     memory: &Arc<SharedMemory>,
@@ -99,11 +99,11 @@ pub async fn infer<S: Service>(
     .await?
 }
 
-/// What the inputs of a request have in shared memory.
+/// The inputs of a request that are in shared memory.
 #[derive(Default)]
 struct SharedInputs {
     bytes: u64,
-    /// Whether some are in a GPU's memory, so that a copy is waited for.
+    /// Whether some are in a GPU's memory, so that the copy waits.
     waits: bool,
 }
 
@@ -153,11 +153,11 @@ fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -
     Ok(shared)
 }
 
-/// Copies the inputs that are in `client`'s shared memory into the request. Their parameters stay.
+/// Copies the inputs in `client`'s shared memory into the request. Their parameters stay.
 ///
 /// # Errors
-/// `InvalidArgument` if an input has data of its own as well, or its parameters or its byte size are wrong; those of
-/// [`SharedMemory::read`].
+/// `InvalidArgument` if an input has data of its own as well, or its parameters or its byte size
+/// are wrong; the errors of [`SharedMemory::read`].
 pub fn resolve_inputs(memory: &SharedMemory, client: Client, request: &mut InferRequest) -> Result<(), ServiceError> {
     check_places(memory, client, request)?;
     for input in &mut request.inputs {
@@ -174,7 +174,7 @@ pub fn resolve_inputs(memory: &SharedMemory, client: Client, request: &mut Infer
 fn check_byte_size(input: &InferTensor, byte_size: u64) -> Result<(), ServiceError> {
     let Some(element) = input.datatype.size() else { return Ok(()) };
     let expected = element_count(&input.shape).ok().and_then(|count| count.checked_mul(element));
-    // A negative or overflowing shape is named once the data is there.
+    // A negative or overflowing shape is reported once the data is read.
     match expected {
         Some(expected) if expected as u64 != byte_size => Err(ServiceError::InvalidArgument(format!(
             "input '{}': '{BYTE_SIZE}' is {byte_size}, expected {expected} for shape {:?} of {}",
@@ -212,7 +212,7 @@ pub fn apply_outputs(
     Ok(())
 }
 
-/// What a client asked of an output.
+/// The client's wish for an output.
 enum OutputExtension<'a> {
     Classes(usize),
     SharedMemory(Place<'a>),

@@ -1,4 +1,5 @@
-//! What all loads of a server share: its engines and devices, what it was told, and the turns of what goes on side by side.
+//! The context that all loads of a server share: its engines and devices, its options, and the
+//! turns of loads that go on side by side.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,7 +29,7 @@ use crate::placement::Placement;
 use crate::preprocess::{Preprocess, Preprocessing};
 use crate::profile_store::ProfileStore;
 
-/// Who is told how a load goes on.
+/// Hears how a load goes on.
 pub trait LoadProgress: Send + Sync {
     /// A step began, `fraction` (0 to 1) of the load is done.
     fn step(&self, what: &str, fraction: f64);
@@ -38,29 +39,29 @@ impl LoadProgress for () {
     fn step(&self, _what: &str, _fraction: f64) {}
 }
 
-/// A version that is to be loaded.
+/// A version to load.
 pub struct VersionFile<'a> {
     /// Its number.
     pub version: u64,
-    /// Its model file.
+    /// The model file of the version.
     pub path: &'a Path,
     /// Whether it could be loaded once more.
     pub may_come_again: bool,
     /// Whether the version in service answered its trial, so that this one may replace it only if it answers, too.
     pub must_answer: bool,
-    /// Who is told how it goes on.
+    /// Hears how the load goes on.
     pub progress: &'a dyn LoadProgress,
     /// The time for measuring.
     pub time: &'a MeasuringTime,
 }
 
-/// What all loads of a server share.
+/// The context that all loads of a server share.
 pub struct LoadContext {
-    /// What the server was told.
+    /// The server's options.
     pub options: Arc<ServerOptions>,
-    /// What runs models.
+    /// The engines that run models.
     pub engines: Engines,
-    /// What devices are divided into.
+    /// The partitions of devices.
     pub partitions: Partitions,
     /// Which models are on which devices.
     pub placement: Placement,
@@ -68,29 +69,29 @@ pub struct LoadContext {
     pub driver: Arc<Driver>,
     /// Where to count.
     pub metrics: Arc<Metrics>,
-    /// What the versions on the CPU hold.
+    /// The memory that versions on the CPU hold.
     pub model_memory: Arc<ModelMemory>,
-    /// What was measured at earlier starts.
+    /// The measurements of earlier starts.
     pub store: ProfileStore,
-    /// What predicts groups of operators.
+    /// The predictor of operator groups.
     pub predictor: Arc<GroupPredictor>,
     /// The server's clock.
     pub clock: Clock,
-    /// What the runs of all models may take; `None`: nobody limits them.
+    /// The memory that the runs of all models may take; `None`: no limit.
     pub memory: Option<Arc<MemoryBudget>>,
     /// The turn of loading a model onto GPUs.
     pub gpu_turn: Mutex<()>,
-    /// The turns of what is timed.
+    /// The turns of timed measurements.
     pub turns: LoadTurns,
-    /// The versions, by model, of which something was measured on a machine with other things to do.
+    /// The versions, by model, with a measurement from a busy machine.
     pub unsettled: Mutex<BTreeSet<(String, u64)>>,
     /// Looks at answers in service.
     pub looker: AnswerLooker,
     /// The verdicts on models' rows, by the key that they are stored under.
     pub rows: Mutex<BTreeMap<String, RowVerdict>>,
-    /// What the steps of models that take pictures or texts share.
+    /// Resources shared by the steps of models that take pictures or texts.
     preprocessing: Preprocessing,
-    /// The time that it takes to hand something over to another thread, once it was measured on a quiet machine.
+    /// The time to hand work over to another thread, once it was measured on a quiet machine.
     pub launch: Mutex<Option<Duration>>,
 }
 
@@ -185,7 +186,7 @@ impl LoadContext {
     pub fn queue_bound(&self, definition: &ModelDefinition) -> u32 {
         let own = self.options.models.get(&definition.name).and_then(|model| model.max_queue_size);
         let bound = own.or_else(|| {
-            // What config.pbtxt bounds on every level is bounded in all by the sum.
+            // A bound in config.pbtxt on every level makes a bound in all: their sum.
             let levels = definition.batching.levels.iter().map(|level| level.max_queue_size);
             levels.into_iter().try_fold(0u32, |sum, bound| (bound > 0).then(|| sum.saturating_add(bound)))
         });
@@ -201,7 +202,7 @@ impl LoadContext {
         }
     }
 
-    /// The steps from pictures or texts to a model's inputs, if it is to have some.
+    /// The steps from pictures or texts to a model's inputs, if the options give it some.
     ///
     /// # Errors
     /// Which step is wrong, or why what they give does not fit the model.

@@ -1,4 +1,5 @@
-//! What is measured of a model while it is loaded, or was stored of it before: its latency, by site and by segments, and what two lanes do together.
+//! Measurements of a model while it is loaded, or from the store: its latency by site and by
+//! segments, and the overlap of two lanes.
 
 use std::sync::Arc;
 
@@ -32,19 +33,19 @@ const COMPARED_RUNS: u64 = 7;
 const PAIR_RUNS: u64 = 20;
 /// Lanes are tried side by side with batches that take no longer than this.
 const LANES_TRIED_WITH: Duration = Duration::from_millis(50);
-/// The profile of a model that is not to be measured, until it has been observed.
+/// The latency guess of a model that is not measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
 
 /// A model that is measured.
 pub struct Measuring<'a> {
     pub context: &'a LoadContext,
     pub source: &'a ModelSource<'a>,
-    /// Its name, and the number of its version.
+    /// The model's name, and the number of its version.
     pub of: (&'a str, u64),
     pub codec: &'a BatchCodec,
     /// On how many threads it may run.
     pub threads: Threads,
-    /// Whether it answers requests of our own making.
+    /// Whether it answers made-up requests.
     pub answers: bool,
     /// Whether the number of batches that run at the same time is measured: the options and the configuration give none.
     pub chooses_lanes: bool,
@@ -56,11 +57,11 @@ pub struct Measuring<'a> {
 }
 
 impl Measuring<'_> {
-    /// The latency profile, stored or measured, and the number of threads it was measured with, on which `model` is
-    /// loaded afterwards. `lane` is one of the model's, where there is one already.
+    /// The latency profile, stored or measured, and its number of threads, with which `model` is
+    /// loaded afterwards. `lane` is a lane of the model, if one exists already.
     ///
     /// # Errors
-    /// If it cannot be loaded on those threads.
+    /// If it cannot be loaded with that number of threads.
     pub fn profile(&self, model: &mut Arc<dyn Model>, lane: &mut Option<Box<dyn Lane>>) -> anyhow::Result<Profiled> {
         let known = |profile, threads| Ok(Profiled { profile, threads, at_once: 0 });
         if let Some(profile) = model.profile(Share::Whole) {
@@ -153,7 +154,7 @@ impl Measuring<'_> {
         (done, settled)
     }
 
-    /// Loads the model for its profile's threads, where it is on one.
+    /// Loads the model again for its profile's threads, if these are several.
     pub fn reload(
         &self,
         threads: usize,
@@ -289,8 +290,9 @@ impl Measuring<'_> {
         self.time.spend(self.context.clock, what)
     }
 
-    /// What a model takes at each site that it is on: `profile` on the first partition of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
-    /// been observed.
+    /// The model's latency at each of its sites: `profile` for the first partition of `device`,
+    /// measured or stored for the others. A site that cannot be measured gets the same profile,
+    /// until it has been observed.
     pub fn by_site(
         &self,
         model: &dyn Model,
@@ -333,7 +335,8 @@ impl Measuring<'_> {
         (0..placed.sites()).map(|site| measured(site).unwrap_or_else(|| profile.clone())).collect()
     }
 
-    /// The time that it takes to hand something over to another thread. It is measured anew until it was measured once on a quiet machine.
+    /// The time to hand work over to another thread. The measurement is repeated until it was made
+    /// on a quiet machine.
     fn launch(&self) -> Option<Duration> {
         let known = *self.context.launch.lock();
         known.or_else(|| {
@@ -347,7 +350,8 @@ impl Measuring<'_> {
         Subject { model, codec: self.codec, varying: PROFILED_LENGTH, clock: self.context.clock }
     }
 
-    /// What a device policy decides by: the times of the model's segments by items and length. `profile` is that of the whole.
+    /// The profile that a device policy decides by: the times of the model's segments by items and
+    /// length. `profile` is the whole model's.
     pub fn segments(
         &self,
         subject: &SegmentSubject<'_>,
@@ -378,7 +382,8 @@ impl Measuring<'_> {
         })
     }
 
-    /// Looks whether another policy than `exclusive` suits a model that is loaded as that runs it: what is said of it, and what that rests on.
+    /// Looks whether another policy than `exclusive` suits a model that is loaded for `exclusive`.
+    /// Returns the report and the measurements behind it.
     pub fn look(
         &self,
         auto: &AutoSubject<'_>,

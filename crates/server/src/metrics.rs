@@ -23,7 +23,7 @@ const LATENCY: [f64; 18] =
     [50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 35e-3, 50e-3, 75e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0];
 /// Upper bounds of the batch size histogram.
 const SIZES: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-/// What a version holds of the CPU's memory, by the label `part`.
+/// The parts of a version's CPU memory: the values of the label `part`.
 const MODEL_PARTS: [&str; 3] = ["weights", "rings", "run"];
 
 metric_table! {
@@ -101,11 +101,11 @@ pub struct Metrics {
     pub lanes: LaneMetricsFamily,
     /// Of the shares of devices.
     pub shares: ShareMetrics,
-    /// What NVML says of GPUs.
+    /// Metrics of GPUs that NVML reports.
     pub gpus: GpuMetrics,
 }
 
-/// What all models and devices have done since the start.
+/// The work of all models and devices since the start.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Totals {
     /// Requests that were answered by their deadline.
@@ -116,25 +116,26 @@ pub struct Totals {
     pub busy: Duration,
 }
 
-/// What the rehearsal of the scheduler has done.
+/// Counters of the scheduler's rehearsal.
 pub struct RehearsalMetrics {
     /// Trials that came to an end.
     pub trials: IntCounter,
-    /// Those after which models did something else.
+    /// Trials that changed the models' behaviour.
     pub changes: IntCounter,
     /// Trials of device policies that came to an end.
     pub device_trials: IntCounter,
-    /// Those that found a better one.
+    /// Trials of device policies that found a better one.
     pub device_changes: IntCounter,
-    /// Those whose replay of what there was did not come to what was real.
+    /// Trials of device policies whose replay of the present policy did not match the real outcome.
     pub device_unfaithful: IntCounter,
-    /// Requests in windows of time that were left out, because more came than a shard leaves for it.
+    /// Requests in windows of time that were left out, because more requests came than a shard has
+    /// room for.
     pub arrivals_lost: IntCounter,
-    /// Trainings of what predicts groups of operators that came to an end.
+    /// Trainings of the predictor of operator groups that came to an end.
     pub trainings: IntCounter,
-    /// Those whose outcome was better, and was adopted.
+    /// Trainings whose outcome was better, and was adopted.
     pub adoptions: IntCounter,
-    /// Seconds of a core that it took.
+    /// Seconds of a core that the rehearsal took.
     pub cpu_seconds: prometheus::Counter,
 }
 
@@ -155,7 +156,7 @@ impl Metrics {
         &self.registry
     }
 
-    /// Those of the rehearsal.
+    /// The counters of the rehearsal.
     pub fn rehearsal(&self) -> RehearsalMetrics {
         RehearsalMetrics {
             trials: self.table.rehearsal_trials.clone(),
@@ -170,7 +171,7 @@ impl Metrics {
         }
     }
 
-    /// Those of a model version, from zero if there was none of this name before.
+    /// The metrics of a model version, from zero if no version had the name before.
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
         let (table, labels) = (&self.table, [name, version]);
         let timed = |total: &prometheus::IntCounterVec, each: Histogram| Timed {
@@ -197,7 +198,7 @@ impl Metrics {
 
     /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go back.
     pub fn forget(&self, name: &str, version: &str) {
-        // An error means that there was no such gauge, which is what is wanted.
+        // An error means that there was no such gauge: then nothing is left to remove.
         let _ = self.table.pending.remove_label_values(&[name, version]);
         let _ = self.table.load_seconds.remove_label_values(&[name, version]);
         for part in MODEL_PARTS {
@@ -234,7 +235,7 @@ impl Metrics {
         self.table.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
     }
 
-    /// Those of a device, by its number from 0.
+    /// The metrics of a device, by its number from 0.
     pub fn device(&self, device: usize) -> DeviceMetrics {
         let label = device.to_string();
         DeviceMetrics {
@@ -253,7 +254,7 @@ impl Metrics {
         self.table.decision_log_ended.with_label_values(&[file])
     }
 
-    /// What all models and devices have done since the start.
+    /// The work of all models and devices since the start.
     pub fn totals(&self) -> Totals {
         let sum = |metric: &dyn Collector, counts: &dyn Fn(&str) -> bool| -> f64 {
             let families = metric.collect();
@@ -281,7 +282,8 @@ impl Metrics {
         self.table.autoscale_idle_fraction.set(advice.idle_fraction.unwrap_or(f64::NAN));
     }
 
-    /// Sets what requests in flight hold and may hold of the memory, bytes, and how many were refused for want of it.
+    /// Sets the bytes that requests in flight hold and may hold, and how many requests were refused
+    /// for lack of memory.
     pub fn set_budget(&self, budget: &ByteBudget) {
         self.table.in_flight_bytes.set(budget.in_flight() as f64);
         self.table.in_flight_bytes_limit.set(budget.limit() as f64);
@@ -310,7 +312,8 @@ impl Metrics {
     }
 }
 
-/// How long something took: each time, and all together, of which microseconds are told and nothing is lost that comes in nanoseconds.
+/// Times of something: each one in a histogram, and their sum. The sum is reported in microseconds
+/// and kept in nanoseconds, so that nothing is lost.
 struct Timed {
     each: Histogram,
     total: IntCounter,
@@ -342,8 +345,8 @@ pub struct ModelMetrics {
 }
 
 impl ModelMetrics {
-    /// Counts a launch of `rows` items: what each of its phases took, and of each request how long it waited in the queue, how long it took from arrival to result,
-    /// and whether that was past its deadline.
+    /// Counts a launch of `rows` items with the time of each phase. `requests` has for each request
+    /// its time in the queue, its time from arrival to result, and whether it was late.
     pub fn record_batch(
         &self,
         rows: u32,

@@ -39,21 +39,21 @@ pub struct Ports {
     own: Connections,
 }
 
-/// What answers need beside the service.
+/// The parts that answers need beside the service.
 pub struct Answering {
-    /// What requests may hold of the memory.
+    /// The bytes that requests may hold.
     pub budget: Arc<ByteBudget>,
     /// The GPUs whose memory clients may share, by number.
     pub gpus: Vec<u32>,
-    /// What is answered at `/metrics`.
+    /// The answer at `/metrics`.
     pub metrics: MetricsText,
 }
 
 impl Ports {
-    /// Opens them.
+    /// Opens the ports.
     ///
     /// # Errors
-    /// If one is in use.
+    /// If a port is in use.
     pub fn open(options: &ServerOptions) -> anyhow::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let connection_options = connection_options(options, cores);
@@ -122,7 +122,7 @@ impl Ports {
         Ok(frontends)
     }
 
-    /// Answers at the ports of HTTP and metrics with what probes and people ask, and at the port of gRPC nothing.
+    /// Answers probes and people at the ports of HTTP and metrics. The gRPC port does not answer.
     ///
     /// # Errors
     /// If the system has no thread left.
@@ -146,7 +146,7 @@ impl Ports {
     }
 }
 
-/// Answers at the health port, if there is one.
+/// Serves the health port, if there is one.
 fn answer_health<S: Service>(port: Port, own: &Connections, state: &HttpState<S>) -> anyhow::Result<()> {
     let Some((listener, address)) = port else { return Ok(()) };
     tracing::info!(%address, "probes");
@@ -156,7 +156,7 @@ fn answer_health<S: Service>(port: Port, own: &Connections, state: &HttpState<S>
 /// The file in which the kernel lists the signals that this process ignores.
 const STATUS: &str = "/proc/self/status";
 
-/// What tells a process to end.
+/// The signals that tell a process to end.
 pub struct Signals {
     /// SIGTERM, SIGHUP and SIGQUIT: the process drains.
     pub terminate: Terminate,
@@ -165,7 +165,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// From now on they end the process in good order.
+    /// From now on the signals end the process in good order.
     ///
     /// # Errors
     /// Of the operating system.

@@ -29,7 +29,7 @@ pub const MEDIA_PARAMETER: &str = "preprocess_media";
 /// The inputs that are filled from it, divided by commas.
 pub const FILLS_PARAMETER: &str = "preprocess_fills";
 
-/// What a new measurement of the pace counts for: one of so many.
+/// The weight of a new measurement of the pace: one part in this many.
 const LEARNS: f64 = 8.0;
 
 /// A model's steps from pictures or texts to its inputs, with the threads that take them and how long they took so far.
@@ -44,7 +44,7 @@ pub struct Preprocess {
     pace: AtomicU64,
 }
 
-/// What the steps of all models share: limits, and threads, which are started for the first of them.
+/// Limits and threads that the steps of all models share. The first model starts the threads.
 #[derive(Debug)]
 pub struct Preprocessing {
     threads: usize,
@@ -93,13 +93,13 @@ impl Preprocessing {
     }
 }
 
-/// What came of the items of a request.
+/// The result for the items of a request.
 enum Made {
-    /// The inputs that are filled from them.
+    /// The inputs that the items fill.
     Tensors(Vec<InferTensor>),
-    /// Nothing, and why.
+    /// The items failed, for this reason.
     Failed(PreprocessError),
-    /// Nothing was done: it was too late when it was its turn.
+    /// The turn came too late: no item was processed.
     Late,
 }
 
@@ -126,11 +126,11 @@ impl Preprocess {
         config.parameters.extend(parameters);
     }
 
-    /// Checks what can be told of a request without its data, which may be elsewhere still; it [is for](Preprocess::is_for) these steps. Gives
-    /// the items that it says it has.
+    /// Checks a request [for](Preprocess::is_for) these steps as far as possible without its data,
+    /// which may still be elsewhere. Returns the number of items that it claims.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    /// `InvalidArgument`, with the tensor, the expected value and the actual one.
     pub fn check(&self, request: &InferRequest, codec: &BatchCodec) -> Result<u32, ServiceError> {
         let (model, name) = (&request.model_name, self.pipeline.input());
         let wrong = |what: String| Err(ServiceError::InvalidArgument(what));
@@ -165,7 +165,8 @@ impl Preprocess {
     /// Takes the items out of a request.
     ///
     /// # Errors
-    /// Those of [`Preprocess::check`], or `InvalidArgument` if there are not as many as it says.
+    /// The errors of [`Preprocess::check`], or `InvalidArgument` if the number of items differs
+    /// from the claim.
     pub fn take(&self, request: &mut InferRequest, codec: &BatchCodec) -> Result<Vec<Bytes>, ServiceError> {
         let count = self.check(request, codec)? as usize;
         let place = request.inputs.iter().position(|input| self.is_input(input)).unwrap_or(0);
@@ -181,30 +182,31 @@ impl Preprocess {
         })
     }
 
-    /// What items will take, by their headers.
+    /// The work that items need, from their headers.
     ///
     /// # Errors
-    /// `InvalidArgument`, with the item, what is wrong with it, and the limit that it is over.
+    /// `InvalidArgument`, with the item, its defect, and the limit that it exceeds.
     pub fn look(&self, items: &[Bytes]) -> Result<Work, ServiceError> {
         self.pipeline.look(items).map_err(|error| ServiceError::InvalidArgument(error.to_string()))
     }
 
-    /// How long such work takes, as far as that is known.
+    /// The time that such work takes, by the measured pace.
     fn estimate(&self, work: Work) -> Duration {
         Duration::from_nanos((f64::from_bits(self.pace.load(Relaxed)) * work.units as f64) as u64)
     }
 
-    /// When what has to be done by `deadline` would be begun if it came now. Where a thread is idle that is now, whatever is thought of the pace:
-    /// an estimate that is wrong is mended by what comes of it.
+    /// When work with this `deadline` would begin if it came now. If a thread is idle the work
+    /// begins now, under any estimate of the pace: its result then corrects a wrong pace.
     pub fn begins(&self, now: Time, deadline: Time) -> Time {
         now + self.pool.wait(deadline)
     }
 
-    /// Makes the items of a request that came at `arrival` into tensors and puts these into it, unless they are begun later than `latest`. Of what is `held` of the budget of
-    /// bytes it leaves what the tensors have. Dropping the future cancels it.
+    /// Turns the items of a request that came at `arrival` into tensors in the request, unless they
+    /// begin later than `latest`. `held` shrinks to the bytes of the tensors. Dropping the future
+    /// cancels the work.
     ///
     /// # Errors
-    /// What the request is answered with, and what it counts as; `None`: as nothing.
+    /// The error that answers the request, and the count that it belongs to; `None`: no count.
     pub async fn make(
         self: &Arc<Self>,
         request: &mut InferRequest,
@@ -293,7 +295,7 @@ pub fn asks_for_steps(config: &ModelConfig, request: &InferRequest) -> bool {
     request.inputs.iter().any(|tensor| tensor.datatype == DataType::Bytes && Some(&tensor.name) == input)
 }
 
-/// The input of a model with this configuration that takes what is of the media type `media`, if there is one.
+/// The input of a model with this configuration that takes the media type `media`, if there is one.
 pub fn input_for<'a>(config: &'a ModelConfig, media: &str) -> Option<&'a str> {
     let said = |name| config.parameters.get(name).map(|parameter| parameter.string_value.as_str());
     said(INPUT_PARAMETER).filter(|_| said(MEDIA_PARAMETER).is_some_and(|all| all.split(", ").any(|one| one == media)))

@@ -27,7 +27,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// What runs of so many items come to.
+    /// The measurement of a batch size from the times of its runs.
     pub(crate) fn of(batch: u32, times: &[Duration]) -> Self {
         let nanos = times.iter().map(|time| time.as_nanos());
         let [min_ns, median_ns, p95_ns] = quantiles(nanos, [0.0, 0.5, 0.95]).unwrap_or_default();
@@ -45,7 +45,7 @@ pub fn default_sizes(max_batch: u32) -> Vec<u32> {
     (0..32).map(|exponent| 1 << exponent).take_while(|size| *size < max_batch).chain([max_batch.max(1)]).collect()
 }
 
-/// Every second of them, for what is measured for many cases each.
+/// Every second batch size, for measurements of many cases each.
 pub fn few_sizes(max_batch: u32) -> Vec<u32> {
     (0..16).map(|exponent| 1 << (2 * exponent)).take_while(|size| *size < max_batch).chain([max_batch.max(1)]).collect()
 }
@@ -69,9 +69,9 @@ pub fn is_quiet(others: Option<f64>, served: f64) -> bool {
 /// On how many threads a model runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Threads {
-    /// Somebody said so.
+    /// The options set the number.
     Chosen(usize),
-    /// On one, or on so many if that is faster.
+    /// One thread, or this many if that is faster.
     UpTo(usize),
 }
 
@@ -92,18 +92,20 @@ impl std::fmt::Display for Threads {
     }
 }
 
-/// Whether a model that takes `alone` on one thread is to run on several, on which it takes `together`. The fastest runs tell what threads can do;
-/// all others tell what the neighbours did meanwhile.
+/// Whether a model that takes `alone` on one thread gains enough from several, on which it takes
+/// `together`. The fastest runs show the effect of threads; all others show the load of other
+/// processes.
 fn is_worth_threads(alone: &[Duration], together: &[Duration]) -> bool {
     let fastest = |times: &[Duration]| times.iter().min().map_or(0.0, |time| time.as_secs_f64());
     fastest(alone) > fastest(together) * WORTH_SPEEDUP
 }
 
-/// Whether a batch is faster on the second of two subjects, of the same model on one thread and on several, by as much as is worth it. They are
-/// timed in turns, so that both meet what the machine does besides.
+/// Whether a batch is faster on the second of two subjects by a worthwhile factor. They are the
+/// same model, on one thread and on several. They run in turns, so that both meet the same other
+/// load of the machine.
 ///
 /// # Errors
-/// What the engine says, if it cannot run such a batch.
+/// The error of the engine, if it cannot run such a batch.
 pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> anyhow::Result<bool> {
     let [alone, together] = subjects;
     let (mut one, mut several) = (alone.model.lane()?, together.model.lane()?);
@@ -127,11 +129,13 @@ pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> 
 }
 
 impl Subject<'_> {
-    /// Times the batches of `sizes` on a lane, spending about `budget` in all, in the order given: from joining the
-    /// requests to separating the outputs, as in service. A size that takes far longer than the others allow is timed again. `watch` hears of each size when it is done.
+    /// Times the batches of `sizes` on a lane, in the order given, in about `budget` for all. A
+    /// time goes from joining the requests to separating the outputs, as in service. A size that
+    /// takes far longer than the others allow is timed again. `watch` hears of each size when it is
+    /// done.
     ///
     /// # Errors
-    /// What the engine says, if it cannot run such a batch.
+    /// The error of the engine, if it cannot run such a batch.
     pub fn measure(
         &self,
         lane: &mut dyn Lane,
@@ -286,14 +290,15 @@ mod tests {
         assert_eq!(zeros.input(0), [0; 256]);
     }
 
-    /// A model whose runs take a time for each item, at least. It adds up the time of all runs.
+    /// A model whose runs take at least a fixed time for each item. The model records the times of
+    /// its runs.
     #[derive(Clone, Default)]
     struct Slow {
         signature: Signature,
         ran_us: Arc<Mutex<Vec<u64>>>,
     }
 
-    /// What an item takes.
+    /// The time of an item.
     const ITEM_US: u64 = 5_000;
 
     impl Model for Slow {

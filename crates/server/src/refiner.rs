@@ -1,4 +1,4 @@
-//! Keeps a latency profile true to what batches take in service.
+//! Keeps a latency profile true to the latencies of batches in service.
 
 use downbeat_core::isotonic::isotonic_fit;
 use downbeat_core::{Duration, LatencyProfile, Time};
@@ -11,7 +11,8 @@ const ENOUGH: u32 = 4;
 const PERIOD: u32 = 32;
 /// By this part an average has to move for the profile to be rebuilt at once.
 const FAR: f64 = 0.25;
-/// Mean absolute deviations above the mean that a prediction has: deadlines are to be met, not met half of the time.
+/// Mean absolute deviations above the mean in a prediction: batches should meet deadlines, not meet
+/// them half of the time.
 const MARGIN: f64 = 2.0;
 /// A single observation counts at most this many times the present mean. Example: a laptop's lid preempts a run for a second. The
 /// model must not look unservable for that. The limit does not go by the estimate, which has the margin. Then
@@ -31,7 +32,7 @@ struct Average {
     count: u32,
     mean_ns: f64,
     deviation_ns: f64,
-    /// The estimate in the present profile; 0: the profile does not go by it.
+    /// The estimate in the present profile; 0: the profile does not use it.
     built_ns: f64,
     /// Whether it was observed since the last period ended.
     is_fresh: bool,
@@ -80,9 +81,10 @@ impl Average {
 
 /// Running averages of the latency by batch size, and the profile they amount to.
 ///
-/// The sizes that were observed often enough are fitted so that none falls ([`isotonic_fit`]), each with the weight of its observations. The other sizes
-/// keep the profile measured at load, scaled by how far off it is elsewhere. They stay between the observed sizes beside them, so that no guess moves
-/// an observed size.
+/// The sizes that were observed often enough are fitted so that none falls ([`isotonic_fit`]), each
+/// with the weight of its observations. The other sizes keep the profile measured at load, scaled
+/// by its error at the observed sizes. They stay between the observed sizes beside them, so that no
+/// guess moves an observed size.
 #[derive(Debug)]
 pub struct ProfileRefiner {
     base: LatencyProfile,
@@ -146,8 +148,8 @@ impl ProfileRefiner {
         if weights > 0.0 { sum / weights } else { 1.0 }
     }
 
-    /// Whether the average of a size replaces the guess for that size: after [`ENOUGH`] observations, where the size was never measured,
-    /// or where the guess is clearly too slow.
+    /// Whether the average of a size replaces the guess for it. That holds after [`ENOUGH`]
+    /// observations, for a size that was never measured, and for a guess that is clearly too slow.
     fn counts(&self, size: u32, average: &Average, ratio: f64) -> bool {
         let is_guess = self.base.known().is_some_and(|known| size > known);
         let guess_ns = self.base.latency(size).as_nanos() as f64 * ratio;
@@ -265,7 +267,7 @@ mod tests {
             observe(&mut refiner, 8, Duration::from_millis(7_900 + run % 3 * 100));
         }
         assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
-        // One may be an early exit.
+        // A single fast run may be an early exit.
         observe(&mut refiner, 8, micros(200));
         assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
         assert!(observe(&mut refiner, 8, micros(200)).is_some());

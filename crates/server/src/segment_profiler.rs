@@ -1,4 +1,5 @@
-//! Measures what each segment of a model takes, by items and by what requests are padded to, and remembers it for the next start.
+//! Measures the time of each segment of a model, by items and by padded length, and stores it for
+//! the next start.
 
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, ProfilePoint, median};
@@ -11,32 +12,32 @@ use crate::profiler::few_sizes;
 use crate::sampler::{Subject, TimedRun, Watch};
 use crate::sized_cases::{CaseSize, SizedCases};
 
-/// What requests are padded to while a model is measured, as far as it takes them.
+/// The padded lengths that a model is measured with, as far as it takes them.
 const LENGTHS: [u32; 6] = [8, 32, 64, 128, 256, 512];
-/// Most runs that are timed for one batch size; one has to be enough where there is no time.
+/// Most runs that are timed for one batch size; one run suffices if time is short.
 const RUNS: [usize; 2] = [0, 50];
 
-/// A model whose segments are to be timed.
+/// A model whose segments are timed.
 pub struct SegmentSubject<'a> {
     pub subject: Subject<'a>,
     /// How requests are padded, if they vary.
     pub padding: Option<&'a Padding>,
-    /// About how long it may take in all.
+    /// The time for all measurements, roughly.
     pub budget: Duration,
 }
 
-/// What was found out about a model's segments on this machine.
+/// Measurements of a model's segments on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoredSegments {
     lengths: Vec<u32>,
-    /// By segment, length, and the batch sizes that were timed.
+    /// By segment, length, and batch size.
     segments: Vec<Vec<Vec<SegmentPoint>>>,
-    /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
+    /// Whether the machine did little else meanwhile. Measurements beside other work are repeated.
     #[serde(default)]
     settled: bool,
 }
 
-/// What a segment took with one batch size.
+/// The time of a segment with one batch size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SegmentPoint {
     rows: u32,
@@ -77,7 +78,7 @@ impl SegmentSubject<'_> {
         format!("{key}-s{}-{:08x}-l{most}", self.subject.model.segments(), self.cuts())
     }
 
-    /// What tells one cut of a model from another into as many segments.
+    /// A hash of the cut: other cuts into as many segments differ in it.
     fn cuts(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         for segment in self.subject.model.segment_info() {

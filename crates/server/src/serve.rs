@@ -31,7 +31,7 @@ const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
 /// Most threads that accept connections and do what is no inference. Requests are on the frontends' threads, models run on
 /// lanes.
 const MOST_SERVER_THREADS: usize = 4;
-/// How often it is looked whether the server is live, where it ends otherwise.
+/// How often the server checks that it is live, if it ends otherwise.
 const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
 /// How long the disk has to take what is left of the decision log.
 const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
@@ -113,7 +113,8 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     if stop(&options, &registry, &stage, frontends, &mut signals, grace).await && is_live {
         return outcome;
     }
-    // What an engine is in the middle of cannot be waited for any longer, nor may what it stands on be pulled away.
+    // The time to wait for the engine is over, and the engine's memory must not be freed under a
+    // running call.
     if let Err(error) = &outcome {
         tracing::error!("{error:#}");
     }
@@ -122,17 +123,18 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     downbeat_engine::process::end(u8::from(outcome.is_err()))
 }
 
-/// Loads the models, and waits for a signal, or for what else ends the server.
+/// Loads the models, and waits for a signal, or for another reason to end.
 async fn until_stopped(
     options: &Arc<ServerOptions>,
     registry: &Registry,
     signals: &mut Signals,
 ) -> anyhow::Result<End> {
-    // Looked at before loading, so that what changes meanwhile is seen afterwards.
+    // Fingerprints are read before loading, so that a later change is noticed.
     let seen = registry.fingerprints()?;
     let mut loading = tokio::spawn(load_at_start(registry.clone(), options.clone()));
     let (mut follower, mut loaded) = (None, false);
-    // Nobody sends to a server that was never ready, and a person at a terminal does not want to wait.
+    // A server that was never ready has no clients, and a person at a terminal does not want to
+    // wait.
     let at_once = |outcome| End { outcome, grace: Duration::ZERO, is_live: true };
     let end = loop {
         tokio::select! {
@@ -191,11 +193,12 @@ async fn stop(
     } else {
         tracing::warn!("stopped with requests unfinished");
     }
-    // Nor does anybody know what a driver that has lost its GPU does when things are given back to it.
+    // A driver that has lost its GPU may hang when memory is given back, so a server that is not
+    // live ends without it.
     is_idle && closed && loads_ended && !registry.watchdog().is_busy()
 }
 
-/// Waits until only a new process helps; says why.
+/// Waits until only a new process helps. Returns the reason.
 async fn not_live(registry: &Registry) -> String {
     let mut awake = registry.watchdog().activity().awake();
     loop {
@@ -216,7 +219,7 @@ async fn loads_end(registry: &Registry) -> bool {
     tokio::time::timeout(LOADS_END_WITHIN, ended).await.is_ok()
 }
 
-/// Loads what is to be served, some models side by side, each with a progress bar on a terminal.
+/// Loads the models to serve, some side by side, each with a progress bar on a terminal.
 async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyhow::Result<()> {
     let names = registry.wanted_at_start();
     let bars = logging::bars();
@@ -265,14 +268,14 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     Ok(())
 }
 
-/// So long a machine is idle before it is used to measure a model again.
+/// A machine must be idle for this long before a model is measured again.
 const IDLE: std::time::Duration = std::time::Duration::from_secs(30);
-/// How often it is looked whether a policy is to change.
+/// How often the server checks whether a policy must change.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
-/// How often it is looked whether models have come to devices that are divided among them.
+/// How often the server checks whether models have come to shared devices.
 const DIVIDES_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// What there is to say about models without an SLO.
+/// The notice about models without an SLO.
 fn without_slo(models: &[String]) -> Option<String> {
     const NAMED: usize = 8;
     let (first, rest) = models.split_at(models.len().min(NAMED));

@@ -36,10 +36,10 @@ pub use served_model::{InFlight, ServedModel, version_of};
 const MOST_SHAPES: usize = 1024;
 /// How long a model that is unloaded waits for runs that were told to end.
 const RUNS_END_WITHIN: Duration = Duration::from_millis(8_000);
-/// A shape that was not seen for so long gives its queue up to a new one.
+/// A shape that was unused for this long gives its queue up to a new shape.
 const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 
-/// Answers inference requests with whatever models are in service.
+/// Answers inference requests with the models in service.
 pub struct Serving {
     options: Arc<ServerOptions>,
     driver: Arc<Driver>,
@@ -66,7 +66,8 @@ impl Serving {
 
     /// The model, if it is in service, for a request: it does not leave before the request is done.
     pub fn enter(&self, name: &str) -> Option<InFlight> {
-        // Counted under the lock: whoever takes the model out of service afterwards sees the count.
+        // The request is counted under the lock: taking the model out of service later sees the
+        // count.
         let models = self.models.read();
         let served = models.get(name)?.clone();
         served.in_flight.fetch_add(1, Ordering::AcqRel);
@@ -81,7 +82,7 @@ impl Serving {
         self.models.read().is_empty()
     }
 
-    /// Takes a model into service, in the place of what was served under its name; gives that back.
+    /// Puts a model into service, or takes it out. Returns the model that had the name before.
     pub fn replace(&self, name: &str, served: Option<Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
         let mut models = self.models.write();
         match served {
@@ -90,8 +91,8 @@ impl Serving {
         }
     }
 
-    /// Waits until a model that is out of service has answered its requests, then gives up its queues and ends its runs, for which nobody waits any more. Says whether
-    /// they have ended.
+    /// Waits until a model out of service has answered its requests. Then gives up its queues and
+    /// ends its runs, as no client waits for them. Returns whether they have ended.
     pub async fn retire(&self, served: &ServedModel) -> bool {
         served.wait_idle().await;
         self.forget_queues(served.versions.values());
@@ -131,7 +132,8 @@ impl Serving {
     /// The version that a request is for, if it is taken now.
     ///
     /// # Errors
-    /// `Unavailable` if the server drains, the version's devices are lost, its process is started again or a run of it does not end; those of [`ServedModel::version`].
+    /// `Unavailable` if the server drains, the version's devices are lost, its process is being
+    /// restarted or a run of it does not end; the errors of [`ServedModel::version`].
     pub fn check<'a>(&self, served: &'a ServedModel, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
         let loaded = served.version(version)?;
         match loaded.out_of_service() {
@@ -175,7 +177,8 @@ impl Serving {
             reply,
         };
         let hosts = &loaded.hosts;
-        // One of several would hold up others of its thread, and have them wait for batches of their own.
+        // A thread with several requests runs no launch: it would hold up the others, and make them
+        // wait for batches of their own.
         let is_alone = served.in_flight.load(Ordering::Relaxed) == 1;
         let id = self.driver.next_request();
         let decider = if hosts.is_routed {
@@ -229,7 +232,8 @@ impl Serving {
             let mut oldest: Vec<_> =
                 known.iter().map(|(key, queue)| (queue.last_used_ns.load(Ordering::Relaxed), key, queue)).collect();
             oldest.sort_unstable_by_key(|(used, key, _)| (*used, (*key).clone()));
-            // Out of the map first, so that no new request finds it; unused for a minute, so that none is on its way to it.
+            // The queue leaves the map first, so that no new request finds it. It was unused for a
+            // minute, so that no request is on its way to it.
             let forgotten = oldest.into_iter().any(|(used, key, queue)| {
                 now.since(Time::from_nanos(used)) >= SHAPE_FORGOTTEN_AFTER
                     && loaded.remove_queue(key, queue)

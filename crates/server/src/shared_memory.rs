@@ -19,23 +19,24 @@ use system_region::SystemRegion;
 /// Most regions at once: each holds a file descriptor, and a client must not take all of them from the listeners.
 pub const MAX_REGIONS: usize = 1024;
 
-/// The registered regions, by who registered them and the name that they chose.
+/// The registered regions, by client and by the name that the client chose.
 ///
-/// A region is its client's: others can neither use nor see nor forget it, and may have a region of the same name.
-/// Clients keep several connections, so that a connection does not tell them apart; their address does.
+/// A region is its client's: others can neither use nor see nor forget it, and may have a region of
+/// the same name. A client is known by its address, as it may keep several connections.
 ///
-/// Memory is copied with `pread` and `pwrite` instead of being mapped. A mapping would have to be checked against the
-/// object's size before each access (a system call as well), and a client that shrinks the object between the check
-/// and the copy would still end the server with `SIGBUS`; a read that finds less than was promised is an error.
+/// Memory is copied with `pread` and `pwrite` instead of being mapped. A mapping would need a check
+/// against the object's size before each access (a system call as well). A client that shrinks the
+/// object between the check and the copy would still end the server with `SIGBUS`. A short read is
+/// an error instead.
 ///
-/// A region of a GPU's memory is copied from and to the host, which waits for the GPU, and so does giving up the last of it:
-/// beside the event loop.
+/// A region of a GPU's memory is copied from and to the host, which waits for the GPU. Giving up
+/// its last reference waits, too. Both happen beside the event loop.
 ///
-/// A region that is unregistered while a request uses it lives until that request is done with it.
+/// A region that is unregistered during a request lives until that request is done.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     disabled: bool,
-    /// By ordinal, those whose memory clients may register.
+    /// By ordinal, the GPUs whose memory clients may register.
     gpus: BTreeMap<u32, Arc<IpcGpu>>,
     regions: RwLock<BTreeMap<Option<IpAddr>, Regions>>,
 }
@@ -49,7 +50,7 @@ enum Region {
     Cuda { status: CudaRegionStatus, memory: IpcMemory },
 }
 
-/// What is known of a registered region of a GPU's memory.
+/// The status of a registered region of a GPU's memory.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct CudaRegionStatus {
     /// The name requests use.
@@ -162,7 +163,7 @@ impl SharedMemory {
         self.insert(client, name, Region::Cuda { status, memory })
     }
 
-    /// What is wrong with a new region that can be told from its name and size.
+    /// Checks the name and size of a new region.
     fn check_new(&self, client: Client, name: &str, byte_size: u64) -> Result<(), ServiceError> {
         self.check_enabled()?;
         if name.is_empty() {
@@ -222,7 +223,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Forgets the region of a GPU's memory of `client` of that name, or all of them. May wait for the GPU. There is no error, as where there are none.
+    /// Forgets the region of a GPU's memory of `client` of that name, or all of them. May wait for
+    /// the GPU. An unknown name is no error, as on servers without GPUs.
     pub fn unregister_cuda(&self, client: Client, name: Option<&str>) {
         self.forget(client, |region| region.is_cuda() && name.is_none_or(|name| region.name() == name));
     }
@@ -288,7 +290,8 @@ impl SharedMemory {
     /// shared memory is disabled.
     pub fn check(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<bool, ServiceError> {
         self.check_enabled()?;
-        // Not held beyond the lock, as `region` gives it: whoever lets go of the last of a GPU's memory waits for the GPU, and this is asked on the event loop.
+        // `region` would return a reference that outlives the lock. Dropping the last reference to
+        // GPU memory waits for the GPU, and this check runs on the event loop.
         let regions = self.regions.read();
         let found =
             regions.get(&client.address()).and_then(|own| own.get(region)).ok_or_else(|| not_registered(region))?;
@@ -375,7 +378,7 @@ impl Region {
             Region::Cuda { status, .. } => (0, status.byte_size),
         };
         match offset.checked_add(byte_size) {
-            // `start + size` does not overflow: `register` has seen to it.
+            // `start + size` does not overflow: `register` has checked it.
             Some(end) if end <= size => Ok(start + offset),
             _ => Err(ServiceError::InvalidArgument(format!(
                 "shared memory region '{}': offset {offset} + byte size {byte_size} is beyond its {size} bytes",

@@ -1,4 +1,4 @@
-//! Why requests got no result, by the names that metrics have for it.
+//! The reasons why requests got no result, with their names in metrics.
 
 use crate::engine_run::RunFailure;
 

@@ -65,7 +65,7 @@ pub struct WarmUp<'a> {
     pub budget: &'a DeviceBudget<'a>,
     /// The sizes that the engine asked for, the largest first.
     pub wanted: Vec<usize>,
-    /// Those that there is memory for; `None`: the next lane will tell.
+    /// The sizes with enough memory; `None`: the next lane will tell.
     pub run: Option<Vec<usize>>,
 }
 
@@ -103,7 +103,7 @@ impl WarmUp<'_> {
         let segments = self.model.segments();
         let runs = |spec: &LaneSpec| usize::from(spec.segments.first)..usize::from(spec.segments.end);
         if let Some(chain) = chain(specs, segments) {
-            // Each lane has a stage: a batch goes through all of them.
+            // Each lane has a stage: a batch goes through all stages.
             let mut through =
                 |state: &mut State| chain.iter().try_for_each(|lane| lanes[*lane].run(runs(&specs[*lane]), state));
             let most = specs.iter().map(|spec| spec.max_rows).min().unwrap_or(1);
@@ -111,7 +111,7 @@ impl WarmUp<'_> {
             return self.samples(samples, through);
         }
         let mut order: Vec<(&LaneSpec, &mut Box<dyn Lane>)> = specs.iter().zip(lanes).collect();
-        // The largest first: what it leaves room for the others have too.
+        // The largest lane first: the others can have at most the sizes that it leaves memory for.
         order.sort_by_key(|(spec, _)| std::cmp::Reverse(spec.max_rows));
         let all: f64 = specs.iter().map(|spec| f64::from(spec.max_rows)).sum();
         for (spec, lane) in order {
@@ -122,8 +122,8 @@ impl WarmUp<'_> {
         Ok(())
     }
 
-    /// Batches of those sizes up to `most` that are slow the first time, each twice: an engine may take memory once more on the second. `others`: how many more
-    /// lanes of this size there will be.
+    /// Runs batches of the sizes up to `most` that are slow the first time, each twice: an engine
+    /// may take more memory on the second run. `others`: the number of later lanes of this size.
     fn sizes(
         &mut self,
         device: usize,
@@ -200,7 +200,8 @@ impl WarmUp<'_> {
     }
 }
 
-/// What the largest batch of a model takes while it runs, bytes, by estimate; 0 where that depends on what is asked.
+/// The bytes that the largest batch of a model takes while it runs, by estimate; 0 if that depends
+/// on the requests.
 pub fn largest_run(model: &dyn Model, codec: &BatchCodec) -> u64 {
     let Some(memory) = model.run_memory().filter(|_| !codec.has_varying_shapes()) else { return 0 };
     let Ok(trial) = codec.trial(PROFILED_LENGTH) else { return 0 };
@@ -223,22 +224,24 @@ fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
     (at == segments).then_some(order)
 }
 
-/// Lengths of varying dimensions that a model is tried with until it answers: as it is measured, as short as can be, and as pictures and texts often are.
+/// Lengths of varying dimensions that a model is tried with until it answers: the length of
+/// measurements, the shortest one, and usual lengths of pictures and texts.
 pub const LENGTHS: [i64; 7] = [PROFILED_LENGTH, 1, 16, 64, 128, 224, 256];
 
-/// What came of a model's trial with requests of our own making.
+/// The outcome of a model's trial with made-up requests.
 #[derive(Debug)]
 pub enum Trial {
     /// The model answers requests that hold this.
     Answers {
-        /// What their elements are.
+        /// The values of their elements.
         fill: Fill,
-        /// The request that was answered, where its varying dimensions are not [`PROFILED_LENGTH`] long.
+        /// The request that was answered, if its varying dimensions are not [`PROFILED_LENGTH`]
+        /// long.
         sample: Option<Admitted>,
         /// How long that took, the first time.
         took: Duration,
     },
-    /// The model answers none of them: what it says to the first.
+    /// The model answers none of them; this is its error for the first one.
     Refuses(String),
 }
 
@@ -247,12 +250,12 @@ pub fn comes_back(model: &dyn Model) -> bool {
     model.executor().is_some_and(Executor::comes_back)
 }
 
-/// Looks for a request of our own making that the model answers. Made-up values suit not every model: no model takes
-/// random numbers as a shape. So a model that answers none is still worth serving.
+/// Looks for a made-up request that the model answers. Some models answer none, as no model takes
+/// random numbers as a shape. Such a model is still worth serving.
 ///
 /// # Errors
-/// If the device is lost or out of memory, the model's process does not come back, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
-/// batch cannot be parted.
+/// If the device is lost or out of memory, the model's process does not come back, one item takes
+/// more than [`LARGEST_TRIAL`], or an answer of a batch cannot be separated.
 pub fn find_answer(codec: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane, clock: Clock) -> anyhow::Result<Trial> {
     let (mut refused, mut not_made, mut not_parted) = (None, None, None);
     let lengths = if codec.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };

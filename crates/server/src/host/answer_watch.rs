@@ -1,7 +1,8 @@
 //! Looks at answers in service, now and then: would the request have got the same answer alone?
 //!
-//! One thread looks at the answers of all models, off the path of requests. A check at load tries few inputs. For
-//! other inputs a model may still mix the rows of a batch, or heed the zeros behind a padded request.
+//! One thread checks the answers of all models, off the path of requests. A check at load tries few
+//! inputs. For other inputs a model may still mix the rows of a batch, or heed the zeros behind a
+//! padded request.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -60,7 +61,7 @@ pub struct Watched {
     pub engine: Arc<dyn Model>,
     /// The place of the lane that repeats requests.
     pub place: Place,
-    /// Counts the answers that a repeated run confirmed, and those that the run contradicted.
+    /// Counts the answers that a repeated run confirmed, and the answers that it contradicted.
     pub results: [IntCounter; 2],
     /// Whether a wrong answer ends the sharing of batches. Where the user asked for batches, it is only logged.
     pub acts: bool,
@@ -94,7 +95,8 @@ impl AnswerLooker {
             None => {
                 let ((samples, taken), is_busy) = (sync_channel(1), self.is_busy.clone());
                 std::thread::Builder::new().name("answer-watch".to_owned()).spawn(move || look(&taken, &is_busy))?;
-                // Two loads may start two threads at once. The second thread ends, as its sender is dropped here.
+                // Two loads may start two threads at once. The second thread ends, as its sender is
+                // dropped in this place.
                 self.samples.get_or_init(|| samples).clone()
             }
         };

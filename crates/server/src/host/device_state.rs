@@ -1,4 +1,5 @@
-//! What is decided about a device, and what about: all that its lock guards.
+//! The state of a device that its lock guards: its scheduler, and the tables of its models,
+//! requests and lanes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,18 +22,21 @@ use super::request_table::{Entry, RequestTable};
 use crate::batch_codec::Admitted;
 use crate::device_report::{GroupedModel, GroupsReport};
 
-/// What is decided about a device, and what about: all that its lock guards.
+/// The state of a device that its lock guards: its scheduler, and the tables of its models,
+/// requests and lanes.
 pub struct DeviceState {
     pub journal: Journal<DeviceScheduler>,
     pub models: BTreeMap<ModelId, Resident>,
     pub table: RequestTable,
     /// By the scheduler's name for the lane.
     pub lanes: Vec<Option<HostLane>>,
-    /// What the cluster's scheduler grants: lanes for the batches that it makes, of any model.
+    /// The lanes that the cluster's scheduler grants: they run the batches that it makes, of any
+    /// model.
     pub slots: Vec<(DeviceId, LaneId)>,
-    /// Some models have batches that the scheduler makes, and others have lanes of their own: it has to know what these run.
+    /// Some models have batches of the cluster's scheduler, and others have lanes of their own. The
+    /// scheduler must then know the load of these lanes.
     pub is_mixed: bool,
-    /// Who hears of lanes that are being made where a model is to move.
+    /// By model: the callback to call when the lanes for its move are made.
     pub moves: BTreeMap<ModelId, MoveReady>,
     /// When the alarm will look next by itself.
     pub alarm_at: Time,
@@ -52,22 +56,22 @@ pub struct HostLane {
     pub index: usize,
     /// Where it is.
     pub partition: PartitionId,
-    /// For the batch that is about to be launched there.
+    /// The grant of the batch that is about to be launched on this lane.
     pub grant: Option<Grant>,
 }
 
-/// What was decided under the lock, to be carried out after it.
+/// Decisions that were taken under the lock and are carried out after it.
 #[derive(Default)]
 pub struct Actions {
     pub writes: SmallVec<[Write; 1]>,
-    /// Lanes that have a launch more.
+    /// Lanes that have got another launch.
     pub launches: SmallVec<[Arc<Seat>; 2]>,
     pub prepares: Vec<Preparation>,
     /// Lanes that have gone.
     pub ends: Vec<HostLane>,
     pub replies: Vec<Entry>,
     pub drops: Vec<(Entry, DeviceDrop)>,
-    /// When that was over.
+    /// When the last decision was taken.
     pub decided: Time,
 }
 
@@ -81,7 +85,7 @@ pub struct Write {
 }
 
 impl Write {
-    /// Copies the inputs into the slots; says whether they are there.
+    /// Copies the inputs into the slots. Returns whether the slots hold them now.
     pub fn copy(&self) -> bool {
         self.input.as_ref().is_some_and(|input| self.model.tensors.write(input, self.slots))
     }
@@ -137,7 +141,7 @@ impl DeviceState {
         self.tell(now, DeviceInput::Groups(settings));
     }
 
-    /// What the groups of operators of the models that are here came to; `None`: no model runs in groups.
+    /// Reports on the operator groups of the resident models; `None`: no model runs in groups.
     pub fn groups(&self) -> Option<GroupsReport> {
         let members =
             self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
@@ -150,7 +154,7 @@ impl DeviceState {
         report
     }
 
-    /// Tells what predicts groups what one took, if all of its models are those that it knows.
+    /// Tells the group predictor the time that a group took, if it knows all models of the group.
     fn hear_of_group(&self, model: &HostedModel, note: &Note) {
         let (Note::Group { parts, predicted: Some(_), took, .. }, Some(group)) = (note, &model.group) else { return };
         group.predictor.serves(parts, *took, |model| {
@@ -197,7 +201,8 @@ impl DeviceState {
         write
     }
 
-    /// A launch has ended. Gives the requests that are answered at once, as it failed as a whole: those that ran alone, and those that failed.
+    /// Ends a launch. If it failed as a whole, returns the requests to answer at once: the ones
+    /// that ran alone, and the ones that failed.
     pub fn end_launch(&mut self, now: Time, launch: &Launch, span: Span, outcome: Outcome) -> Alone {
         let Outcome { members, answers, failed, alone, exits, state, phases } = outcome;
         let (mut answered, mut failures) = (Vec::new(), Vec::new());
@@ -228,7 +233,7 @@ impl DeviceState {
         (answered, failures)
     }
 
-    /// Puts a launch on its lane, behind those that are there.
+    /// Puts a launch on its lane, behind the waiting ones.
     fn put_launch(&mut self, launch: Launch) -> Option<Arc<Seat>> {
         let lane = self.lanes.get_mut(launch.lane.0 as usize)?.as_mut()?;
         let (seat, index, partition, grant) = (lane.seat.clone(), lane.index, lane.partition, lane.grant.take());
@@ -287,7 +292,8 @@ impl DeviceState {
                         None => self.tell(now, DeviceInput::Prepared(model, Err("the model goes".to_owned()))),
                     }
                 }
-                // Its policy launches on the other lanes from now on; `Free` says when those before are done.
+                // The model's policy launches on the other lanes from now on; `Free` reports when
+                // the earlier lanes are done.
                 DeviceOutput::Switch { model, to, .. } => {
                     let partition = to.first().and_then(|lane| self.scheduler().lane(*lane)).map(|lane| lane.partition);
                     if let Some((Resident { model, .. }, partition)) = self.models.get(&model).zip(partition) {

@@ -10,13 +10,14 @@ use downbeat_engine::{Model, State, Tensor};
 use super::padding::Padding;
 use crate::batch_codec::{Admitted, BatchCodec};
 
-/// The input ring of a device: the memory that requests are written to on arrival, a ring for each input tensor, all with the same slots.
+/// The input rings of a device: the memory that requests are written to on arrival. Each input
+/// tensor has a ring, and all rings have the same slots.
 #[derive(Debug)]
 pub struct InputRings {
     rings: Vec<Tensors>,
-    /// How many each ring has.
+    /// The slots of each ring.
     pub slots: u32,
-    /// What every request is padded to; 0 where nothing varies.
+    /// The length that every request is padded to; 0 if the model's shapes are fixed.
     pub length: u32,
 }
 
@@ -31,7 +32,7 @@ impl InputRings {
     /// Rings of at least `least` slots, of one item each, where the lanes of `model` on a device take them. Requests that vary are padded to `padding`'s longest.
     ///
     /// # Errors
-    /// Why the model's inputs have no ring, and what to do.
+    /// A text with a remedy, if the model's inputs can have no ring.
     pub fn new(
         model: &dyn Model,
         device: usize,
@@ -89,8 +90,8 @@ impl InputRings {
         self.rings.iter().map(bytes).sum()
     }
 
-    /// Writes a request's inputs into its slots: the one copy on their way. `false` if somebody still uses a slot: then the request stays
-    /// with the host.
+    /// Writes a request's inputs into its slots: the one copy on their way. Returns `false` if a
+    /// slot is still in use: then the request's inputs stay with the host.
     pub fn write(&self, codec: &BatchCodec, padding: Option<&Padding>, request: &Admitted, run: RingRun) -> bool {
         self.rings.iter().enumerate().all(|(index, ring)| {
             let Some(mut slots) = ring.memory.write(run) else { return false };
@@ -105,7 +106,8 @@ impl InputRings {
                 }
             }
             if ring.datatype == DataType::Bool {
-                // Engines read them as C++ `bool`, where any other value is undefined, and on a device nobody looks at them before.
+                // Engines read the values as C++ `bool`, where a value above 1 is undefined, and a
+                // device never checks them.
                 slots.iter_mut().for_each(|value| *value = u8::from(*value != 0));
             }
             slots.finish().is_ok()

@@ -1,4 +1,4 @@
-//! Metrics of device policies: what was launched, what became of batches, what is padding.
+//! Metrics of device policies: launches, events of batches, and padding.
 
 use downbeat_core::Duration;
 use downbeat_core::device::{Launch, Note, PoolStats};
@@ -43,7 +43,7 @@ metric_table! {
 const GROUP_SIZES: [&str; 2] = ["one", "several"];
 
 impl LaneMetricsFamily {
-    /// What became of looks at padded requests of a model version: same, different.
+    /// Counters of a model version for checks of padded requests: same answer, different answer.
     pub fn padding_checks(&self, model: &str, version: &str) -> [IntCounter; 2] {
         ["same", "different"].map(|result| self.padding_checks.with_label_values(&[model, version, result]))
     }
@@ -83,7 +83,7 @@ impl LaneMetricsFamily {
             for family in
                 [&self.lanes, &self.lanes_busy, &self.ring_slots, &self.ring_occupied, &self.ring_most_occupied]
             {
-                // An error means that there was no such gauge, which is what is wanted.
+                // An error means that there was no such gauge: then nothing is left to remove.
                 let _ = family.remove_label_values(&[model, version, &device]);
             }
         }

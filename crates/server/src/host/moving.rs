@@ -43,7 +43,8 @@ impl DeviceHost {
         switched
     }
 
-    /// From its next batch on those of a model have at most so many items; says whether its policy is one whose batches can be limited.
+    /// Limits the model's next batches to `rows` items. Returns whether its policy has batches that
+    /// can be limited.
     pub fn limit(&self, model: &HostedModel, rows: u32) -> bool {
         let limit = |inner: &mut super::device_state::DeviceState, now| {
             matches!(inner.journal.apply(now, DeviceInput::Limit(model.id, rows)), Ok(true))
@@ -66,7 +67,8 @@ impl DeviceHost {
                     started.iter().for_each(|seat| seat.stop());
                     return Err("the device is stopped".to_owned());
                 }
-                // Before they are said to be there: if nobody wants them any more they are free at once.
+                // The host lists the lanes before the policy hears of them: a lane that the policy
+                // no longer wants is freed at once.
                 inner.put_lanes(lanes, started);
                 Ok(())
             });

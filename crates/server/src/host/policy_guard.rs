@@ -41,14 +41,14 @@ struct Stay {
 }
 
 impl Spot {
-    /// How long others have had the partitions where it was, while it was there.
+    /// How long other models have had the model's partitions, while it was on them.
     fn others(&self, now: Time, model: ModelId, stay: &Stay) -> Duration {
         stay.before + self.occupancy.others(now, stay.partition, model).saturating_sub(stay.begin)
     }
 }
 
 impl Devices {
-    /// How long they have been busy for other models by now, on average.
+    /// How long the devices have been busy for other models by now, on average.
     fn others(&self, now: Time) -> Duration {
         let busy = self.spots.iter().map(|spot| spot.others(now, self.model, &spot.at.lock()));
         let sum = busy.fold(Duration::ZERO, |sum, busy| sum + busy);
@@ -83,7 +83,7 @@ impl PolicyGuard {
         self.guard.lock().report().clone()
     }
 
-    /// Whether the model is to go back to `exclusive`.
+    /// Whether the model must go back to `exclusive`.
     pub fn has_lost(&self) -> bool {
         self.guard.lock().report().state == GuardState::Back
     }
@@ -100,7 +100,7 @@ impl PolicyGuard {
     }
 }
 
-/// A request that is watched, for as long as this is there.
+/// A request that the guard watches, as long as this object lives.
 pub struct Watched {
     guard: Arc<PolicyGuard>,
     request: RequestId,
@@ -108,7 +108,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// It ends now, and so.
+    /// Ends the request now, with this outcome.
     pub(super) fn end(mut self, end: GuardEnd) {
         self.end = end;
     }

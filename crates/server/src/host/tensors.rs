@@ -18,11 +18,11 @@ const QUICK_BYTES: usize = 4 << 10;
 pub struct Member {
     pub request: RequestId,
     pub rows: u32,
-    /// Of its inputs; 0 where nothing varies.
+    /// The length of its inputs; 0 if the model's shapes are fixed.
     pub length: u32,
-    /// Its inputs, where they are not in slots of the ring.
+    /// Its inputs, if the ring does not have them.
     pub input: Option<Admitted>,
-    /// Its slots of the ring, where its inputs are there.
+    /// Its slots of the ring, if the ring has its inputs.
     pub slots: Option<RingRun>,
 }
 
@@ -49,12 +49,12 @@ impl BatchTensors {
         self.rings.as_ref().is_some_and(written)
     }
 
-    /// Whether that takes no longer than to take a lock for it.
+    /// Whether the copy into the slots takes no longer than a lock.
     pub fn writes_quickly(&self, slots: RingRun) -> bool {
         self.rings.as_ref().is_some_and(|rings| rings.host_bytes(slots).is_some_and(|bytes| bytes <= QUICK_BYTES))
     }
 
-    /// What a request of `length` is padded to before it meets others.
+    /// The length that a request of `length` is padded to before it meets other requests.
     pub fn padded_length(&self, length: u32) -> u32 {
         match (&self.rings, &self.padding) {
             (Some(rings), _) if rings.length > 0 && !self.is_padding_off() => rings.length,
@@ -73,10 +73,10 @@ impl BatchTensors {
         self.row_watch.as_ref().is_some_and(|watch| watch.is_off())
     }
 
-    /// What a member's inputs are padded to when it runs by itself.
+    /// The length that a member's inputs are padded to when it runs by itself.
     pub fn length_alone(&self, member: &Member) -> u32 {
         match (&self.rings, &member.input) {
-            // It is in the ring as it is.
+            // The ring holds the inputs at its length already.
             (Some(rings), input) if rings.length > 0 && (input.is_none() || !self.is_padding_off()) => rings.length,
             _ => member.length,
         }
@@ -155,7 +155,7 @@ impl BatchTensors {
         }
     }
 
-    /// Cuts outputs back to what a request of `length` would have got alone.
+    /// Cuts outputs back to the shape that a request of `length` would have got alone.
     pub fn cut(&self, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
         match &self.padding {
             Some(padding) if length < padded => padding.cut(&self.codec, outputs, length, padded),

@@ -1,4 +1,4 @@
-//! A model on a device of its own, for tests of what a host carries out.
+//! A model on a device of its own, for tests of device hosts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,7 +27,7 @@ use crate::policy_report::{AskedFor, PolicyReport};
 use crate::reply::Reply;
 use crate::watchdog::Watchdog;
 
-/// What a client waits for.
+/// The receiver of a client's answer.
 pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
 
 /// A model on a device.
@@ -151,7 +151,7 @@ pub fn item(answer: Answer) -> u8 {
     answer.blocking_recv().unwrap().unwrap()[0].data[0]
 }
 
-/// What a client was told instead of one.
+/// The error that a client got instead of an answer.
 pub fn failure(answer: Answer) -> String {
     answer.blocking_recv().unwrap().unwrap_err().to_string()
 }

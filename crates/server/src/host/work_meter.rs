@@ -1,4 +1,4 @@
-//! What a model does on a device, to be read every so often.
+//! Meters a model's work on a device; controllers read it at intervals.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,7 +6,7 @@ use downbeat_core::device::spatial::MeasuredWindow;
 use downbeat_core::{Duration, Time};
 use parking_lot::Mutex;
 
-/// What a model has done on a device.
+/// The work of a model on a device, up to now.
 #[derive(Default)]
 pub struct WorkMeter {
     /// Items, also those that were refused.
@@ -24,11 +24,11 @@ struct Work {
     /// Batches that came to their end, with their items.
     batches: u64,
     items: u64,
-    /// What launches took.
+    /// The sum of the launches' times.
     took: Duration,
 }
 
-/// What a model had done by some time.
+/// The work of a model up to some time.
 #[derive(Clone, Copy)]
 pub struct Worked {
     at: Time,
@@ -66,7 +66,7 @@ impl WorkMeter {
         }
     }
 
-    /// What it has done by now.
+    /// Reads the work up to now.
     pub fn read(&self, now: Time) -> Worked {
         let mut work = *self.work.lock();
         if work.running > 0 {
@@ -77,7 +77,7 @@ impl WorkMeter {
 }
 
 impl Worked {
-    /// What it has done since another time.
+    /// The work since another reading.
     pub fn since(&self, before: &Worked) -> MeasuredWindow {
         let (now, then) = (&self.work, &before.work);
         let batches = now.batches - then.batches;

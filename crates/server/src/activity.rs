@@ -69,11 +69,12 @@ impl Activity {
         }
     }
 
-    /// The watchdog's sleep between two looks. The last `quiet` looks found no run and no load. After enough such looks this
-    /// blocks until the next run or load begins. Gives how many of the looks count for the next sleep.
+    /// The watchdog's sleep between two looks. The last `quiet` looks found no run and no load.
+    /// After enough such looks this blocks until the next run or load begins. Returns how many of
+    /// the looks count for the next sleep.
     ///
-    /// A run may begin in the moment in which the server lies down, and not see that it has to wake the server. So the
-    /// watchdog looks once more, a tick later, before this blocks.
+    /// A run may begin in the moment in which the server falls asleep, and not notice that it must
+    /// wake the server. So the watchdog looks once more, a tick later, before this blocks.
     #[expect(clippy::disallowed_methods, reason = "a thread of its own, which decides nothing by the clock")]
     pub fn sleep(&self, quiet: u32, tick: Duration) -> u32 {
         if quiet < QUIET_LOOKS {

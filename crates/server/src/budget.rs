@@ -10,9 +10,9 @@ use crate::error::ServiceError;
 
 /// Requests up to this size may use the whole budget: a few clients with large ones do not shut out all others.
 const SMALL: u64 = 64 << 10;
-/// The part of the budget that only small requests may use: one of so many.
+/// The part of the budget that only small requests may use: one in this many.
 const KEPT_FOR_SMALL: u64 = 8;
-/// Answers below this size are not counted while they are written: a connection has one of them.
+/// Answers below this size are not counted while they are written: a connection has at most one.
 const HELD_FROM: usize = 16 << 10;
 /// When to try again: bodies come and go within about that.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
@@ -51,7 +51,7 @@ impl ByteBudget {
         self.refused.load(Relaxed)
     }
 
-    /// What a new request holds: nothing yet.
+    /// The reservation of a new request, which holds no bytes yet.
     pub fn reservation(self: &Arc<Self>) -> Reservation {
         Reservation { budget: Arc::clone(self), bytes: 0 }
     }

@@ -52,7 +52,7 @@ impl Call {
         self.fail(Unanswered::QueueFull, ServiceError::InvalidArgument(message), now);
     }
 
-    /// Answers a request whose deadline is over before any device is expected to be done with it.
+    /// Answers a request whose deadline comes before any device is expected to finish it.
     pub(crate) fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
         let error = refusal::busy_until(&self.loaded.name, needed, allowed);
         self.fail(Unanswered::Impossible, error, now);

@@ -19,18 +19,18 @@ use crate::offload;
 pub(crate) enum Coding {
     /// RFC 1952.
     Gzip,
-    /// The zlib format (RFC 1950), which is what HTTP and gRPC mean by `deflate`.
+    /// The zlib format (RFC 1950), which HTTP and gRPC call `deflate`.
     Deflate,
 }
 
 /// Why a body could not be decompressed.
 #[derive(Debug)]
 pub(crate) enum InflateError {
-    /// It is not in this coding, or cut off.
+    /// The body is not in this coding, or cut off.
     Malformed(std::io::Error),
     /// More than the limit would come out.
     TooLarge,
-    /// There is no room for what comes out.
+    /// The budget has no room for the decompressed bytes.
     Refused(ServiceError),
 }
 
@@ -54,8 +54,8 @@ impl Coding {
         }
     }
 
-    /// Decompresses at most `limit` bytes, beside the event loop if they may be many. What comes out is held by
-    /// `held` in the place of what went in.
+    /// Decompresses at most `limit` bytes, beside the event loop if they may be many. `held` then
+    /// holds the decompressed bytes instead of the compressed ones.
     pub async fn inflate(
         self,
         client: Client,

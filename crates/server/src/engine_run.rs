@@ -16,9 +16,10 @@ use crate::watchdog::Post;
 pub enum RunFailure {
     /// The error of the engine, or of the codec.
     Engine(String),
-    /// It took too long and was ended, or was left behind: why.
+    /// The run took too long and was ended, or was left behind, for this reason.
     Ended(String),
-    /// The model is out of service, as a run of it does not end or its process has ended: why.
+    /// The model is out of service, as a run of it does not end or its process has ended, for this
+    /// reason.
     Refused(String),
 }
 
@@ -35,7 +36,7 @@ impl std::fmt::Display for RunFailure {
     }
 }
 
-/// Who watches a thread's runs, and what for.
+/// The watch over a run: the thread's post, the model's health, and the limit.
 #[derive(Clone)]
 pub struct Watch<'a> {
     pub post: &'a Post,
@@ -71,7 +72,7 @@ impl Running<'_> {
     /// If the run fails or is ended.
     pub fn end(self) -> Result<State, RunFailure> {
         let Running { watch, pending, _count } = self;
-        // It has a limit of its own from when the one before it is over.
+        // The run has a limit of its own, which begins when the run before it is over.
         watch.begin();
         end(&watch, caught(|| pending.wait()))
     }
@@ -99,7 +100,7 @@ pub fn begin<'a>(
     }
 }
 
-/// What the engine does, and its words where it fails.
+/// Runs the engine, and turns its error or panic into a failure.
 fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunFailure> {
     // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
     match std::panic::catch_unwind(AssertUnwindSafe(run)) {

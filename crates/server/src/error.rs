@@ -3,7 +3,7 @@
 use downbeat_core::Duration;
 use http::StatusCode;
 
-/// Why a request got no result. The message says what was wrong and what was expected.
+/// Why a request got no result. The message names the defect and the expected value.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ServiceError {
     /// The request cannot be understood or does not fit the model: HTTP 400, `INVALID_ARGUMENT`.
@@ -44,7 +44,7 @@ pub enum ServiceError {
 }
 
 impl ServiceError {
-    /// The same error, its message led by what it was about.
+    /// The same error, with its subject in front of its message.
     pub fn within(mut self, context: impl std::fmt::Display) -> Self {
         let message = match &mut self {
             ServiceError::InvalidArgument(message)

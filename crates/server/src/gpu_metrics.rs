@@ -1,11 +1,11 @@
-//! What NVML says of GPUs, in metrics by Triton's names.
+//! NVML's measurements of GPUs, in metrics by Triton's names.
 
 use downbeat_engine::cuda::nvml::NvmlSample;
 
 use crate::metric_table::metric_table;
 
 metric_table! {
-    /// What NVML says of GPUs, by Triton's names. A clone is the same.
+    /// NVML's measurements of GPUs, by Triton's names. A clone shares its metrics.
     #[derive(Clone)]
     pub struct GpuMetrics {
         utilization: GaugeVec["gpu_uuid"], "nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0]";

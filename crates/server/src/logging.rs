@@ -1,4 +1,4 @@
-//! What the server writes about itself: structured lines on standard error.
+//! The server's log: structured lines on standard error.
 //!
 //! ```text
 //! event -> filter by level -> limits: too many of a kind? -> one line, escaped -> queue -> writer thread -> stderr
@@ -38,8 +38,8 @@ use queue::LogQueue;
 
 /// The end of the process waits at most this long for the reader of the log.
 const FLUSHES_WITHIN: Duration = Duration::from_secs(1);
-/// A bare level such as `info` is for lines whose targets begin so. Other libraries write errors
-/// alone: clients decide how often a library warns.
+/// A bare level such as `info` applies to lines whose targets begin with one of these. Other
+/// libraries write errors alone: clients decide how often a library warns.
 const OWN_TARGETS: [&str; 2] = ["downbeat", "onnxruntime"];
 
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
@@ -48,7 +48,7 @@ static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 /// Whether the writer thread runs.
 static IS_STARTED: AtomicBool = AtomicBool::new(false);
 
-/// The progress bars of this process. They make room for lines of the log.
+/// The progress bars of this process. They step aside for lines of the log.
 pub fn bars() -> &'static MultiProgress {
     &BARS
 }

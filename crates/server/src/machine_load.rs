@@ -1,11 +1,11 @@
-//! What else a machine does, by Linux's own counts.
+//! The other load of a machine, by Linux's own counts.
 
 /// Processor time up to some moment, in the kernel's ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Ticks {
     /// Of all cores, idle ones included.
     all: u64,
-    /// Of all cores, at work for whomever.
+    /// Of all cores, at work for any process.
     busy: u64,
     /// Of this process.
     own: u64,
@@ -29,7 +29,7 @@ impl LoadWatch {
         share(others(now).saturating_sub(others(before)), now.all.saturating_sub(before.all))
     }
 
-    /// The share that went to anybody, this process included.
+    /// The share of the time that any process had, this one included.
     pub fn all(&self) -> Option<f64> {
         let (before, now) = (self.0?, ticks()?);
         share(now.busy.saturating_sub(before.busy), now.all.saturating_sub(before.all))
@@ -45,8 +45,9 @@ fn ticks() -> Option<Ticks> {
     Some(Ticks { all, busy, own: own(&std::fs::read_to_string("/proc/self/stat").ok()?)? })
 }
 
-/// All and busy ticks, by the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal, and guests, who are in the first
-/// two already. Stolen time is busy: another machine had the core.
+/// All and busy ticks, by the first line of `/proc/stat`: user, nice, system, idle, iowait, irq,
+/// softirq, steal, and guests. The first two include guests already. Stolen time is busy: another
+/// machine had the core.
 fn machine(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let numbers: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
@@ -64,7 +65,7 @@ fn own(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// What the processor is called, as far as the system says.
+/// The processor's name, if the system tells it.
 pub fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = |name: &str| {

@@ -1,8 +1,9 @@
 //! The time for measuring before a model version serves, and the rest that is measured behind its service.
 //!
-//! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites, segments, two lanes together, and rows. A
-//! step that the time left does not allow is left out. The version serves with what is known, and is measured again when the
-//! machine is idle. Then nothing is left out, but another load ends the measuring.
+//! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites, segments,
+//! overlap of two lanes, and rows. A step that the remaining time does not allow is left out. The
+//! version serves with the known values, and is measured again when the machine is idle. The second
+//! time no step is left out, but another load ends the measuring.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -65,7 +66,7 @@ impl MeasuringTime {
         self.is_short.store(true, Ordering::Relaxed);
     }
 
-    /// Whether something was left out: it is to be measured behind the service.
+    /// Whether a step was left out: it must be measured again behind the service.
     pub fn is_short(&self) -> bool {
         self.is_short.load(Ordering::Relaxed)
     }

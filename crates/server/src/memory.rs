@@ -33,14 +33,16 @@ const FALLBACK_BUDGET: u64 = 1 << 30;
 /// The least default budget: one HTTP body of the default largest size, with room beside it.
 const LEAST_BUDGET: u64 = 128 << 20;
 
-/// The default budget of bytes in flight: a quarter of the memory this process may have (the machine's or, if that is
-/// less, what its control groups allow), and at most half of what is free at the start. Models have the rest.
+/// The default budget of bytes in flight: a quarter of the memory this process may have, and at
+/// most half of the free memory at the start. The process may have the machine's memory, or the
+/// limit of its control groups if that is less. Models have the rest.
 pub fn default_budget() -> u64 {
     let meminfo = read(Path::new(MEMINFO)).unwrap_or_default();
     budget_of(allowed(), kilobytes(&meminfo, "MemAvailable"))
 }
 
-/// What this process may have, by the machine or, if that is less, its control groups, bytes; `None` where the system does not tell.
+/// The bytes that this process may have: the machine's, or the limit of its control groups if that
+/// is less. `None` if the system does not tell.
 pub fn allowed() -> Option<u64> {
     let meminfo = read(Path::new(MEMINFO)).unwrap_or_default();
     let groups = read(Path::new(CGROUPS)).unwrap_or_default();
@@ -51,7 +53,7 @@ fn least(total: Option<u64>, group: Option<u64>) -> Option<u64> {
     total.into_iter().chain(group).min()
 }
 
-/// What the runs of all models may take together, bytes; `None`: nobody limits them.
+/// The bytes that the runs of all models may take together; `None`: no limit.
 pub fn run_budget(options: &ServerOptions) -> Option<u64> {
     let budget = options.run_memory_bytes.map_or_else(default_budget, |bytes| bytes as u64);
     Some(budget).filter(|bytes| *bytes > 0)
@@ -72,8 +74,8 @@ fn kilobytes(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The least limit of the control groups in `groups` (the text of `/proc/self/cgroup`) and those above them, version 1
-/// or 2, bytes; `None` if there is none.
+/// The least limit in bytes of the control groups in `groups` (the text of `/proc/self/cgroup`) and
+/// their parents, version 1 or 2; `None` if there is no limit.
 fn group_limit(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut least = None;
     for line in groups.lines() {

@@ -45,7 +45,8 @@ kinds! {
     HistogramVec: |opts, labels, buckets| HistogramVec::new(HistogramOpts::from(opts).buckets(buckets.to_vec()), labels);
 }
 
-/// A struct of metrics and `register`, which makes them: for each its field and kind, its labels, the buckets of a histogram, its name, and its help.
+/// A struct of metrics, and `register`, which makes them. Each metric has its field and kind, its
+/// labels, the buckets of a histogram, its name, and its help.
 macro_rules! metric_table {
     ($(#[$doc:meta])* $visibility:vis struct $table:ident {
         $($field:ident: $kind:ident[$($label:expr),*] $($buckets:ident)?, $name:literal, $help:literal;)*

@@ -1,5 +1,5 @@
-//! The metrics port: `GET /metrics` in Prometheus' text format, and the probes. It has connections of its own, so that
-//! whatever clients do on the other ports the server can be looked at.
+//! The metrics port: `GET /metrics` in Prometheus' text format, and the probes. It has connections
+//! of its own, so that load on the other ports does not block monitoring.
 
 use std::sync::Arc;
 

@@ -12,9 +12,10 @@ use crate::sampler::{self, Subject, Watch, at_once};
 const HALVINGS: usize = 4;
 /// Mixes that are run in all rounds.
 const KEPT: usize = 3;
-/// Runs of each mix before any is left out: the fewest, however little time there is, and the most. One alone may have been stalled.
+/// Runs of each mix before any is left out: the fewest, under any time, and the most. A single run
+/// may have been stalled.
 const FIRST_RUNS: [usize; 2] = [2, 3];
-/// Rounds behind them, at most.
+/// The most rounds after the first runs.
 const MOST_ROUNDS: usize = 200;
 
 /// A mix and how long the items of its lanes took, all lanes at once.
@@ -50,12 +51,12 @@ fn median_of(values: &[u64]) -> u64 {
     median(values.iter().copied()).unwrap_or(0)
 }
 
-/// Runs every mix of lanes of up to `largest` items for each load of `totals`, in about `budget` for all: each a few times, then the faster half
-/// again, and so on.
-/// Gives the mixes of each load, the fastest first. `watch` hears of each load.
+/// Runs every mix of lanes of up to `largest` items for each load of `totals`, in about `budget`
+/// for all. Each mix runs a few times, then the faster half again, and so on. Returns the mixes of
+/// each load, the fastest first. `watch` hears of each load.
 ///
 /// # Errors
-/// What the engine says, if it has no memory for the lanes or cannot run such a batch.
+/// The error of the engine, if it has no memory for the lanes or cannot run such a batch.
 pub fn measure(
     subject: &Subject<'_>,
     totals: &[u32],
@@ -66,7 +67,7 @@ pub fn measure(
     let most = totals.iter().max().copied().unwrap_or(0);
     let mut lanes = (0..most).map(|_| subject.lane_at(Place::default())).collect::<Result<Vec<_>, _>>()?;
     let item = subject.item()?;
-    // What the first run of each size allocates and plans is not measured.
+    // The first run of each size allocates and plans: it is not measured.
     let sizes = (0..).map(|exponent| 1u32 << exponent).take_while(|size| *size <= largest.min(most));
     for (lane, size) in lanes.iter_mut().zip(sizes) {
         subject.run(&mut **lane, &item, size as usize)?;

@@ -24,7 +24,7 @@ static POOL: LazyLock<WorkPool> = LazyLock::new(|| {
 });
 
 tokio::task_local! {
-    /// The sender of the request that the task answers, where the service may have large work for it.
+    /// The sender of the request that the task answers, if the service may have large work for it.
     static SENDER: Client;
 }
 
@@ -61,7 +61,7 @@ pub fn run_if<T: Send + 'static>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = Result<T, ServiceError>> + Send {
-    // Neither the work nor the way beside the loop is kept in the request's future, which small requests would move for
-    // nothing.
+    // The request's future contains neither the work nor the boxed future: small requests would
+    // move their bytes for nothing.
     if heavy { Either::Left(Box::pin(run(client, bytes, work))) } else { Either::Right(ready(Ok(work()))) }
 }

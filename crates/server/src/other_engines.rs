@@ -109,7 +109,7 @@ impl OtherEngines {
     /// An engine on the CPU. Slow the first time.
     ///
     /// # Errors
-    /// In words, if it cannot be used here.
+    /// A text, if the engine cannot be used on this machine.
     pub fn get(&self, preference: Preference) -> Result<&Made, String> {
         let place = match preference {
             Preference::Rten => &self.rten,

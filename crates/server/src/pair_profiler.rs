@@ -54,8 +54,9 @@ pub struct PairMeasurement {
     pub by_device: bool,
 }
 
-/// What running both at the same time takes, as a share of what the same batches take one after the other: 1 is nothing gained, 0.5 is the most
-/// there can be. In a time in which each of the two goes on at its latency together, `t / together` batches are done, which take `alone / together * t` alone.
+/// The time of running both at once, as a share of the time of the same batches one after the
+/// other: 1 is no gain, 0.5 is the most. In a time `t` each of the two does `t / together` batches,
+/// which take `alone / together * t` alone.
 ///
 /// Abacus §8 does not place models on one GPU whose duration together "always equals that of sequential execution".
 pub fn share_of_sequential(alone_ns: [u64; 2], together_ns: [u64; 2]) -> f64 {
@@ -64,7 +65,7 @@ pub fn share_of_sequential(alone_ns: [u64; 2], together_ns: [u64; 2]) -> f64 {
     1.0 / done
 }
 
-/// One of the two.
+/// One subject of the pair.
 struct Side<'a> {
     subject: &'a Subject<'a>,
     lane: Box<dyn Lane>,
@@ -86,7 +87,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// One after the other, each alone.
+/// Runs one after the other, each alone.
 fn alone(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Result<Vec<Vec<TimedRun>>, RunError> {
     let sides = sides.iter_mut().zip(batches).zip([0.5, 1.0]);
     sides.map(|((side, batch), share)| turn.part(share).runs(RUNS, || side.run(batch))).collect()
@@ -99,7 +100,8 @@ fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Re
     let go = |side: &mut Side<'_>, batch, mine: &AtomicBool| {
         let is_done = Done(mine);
         let mut runs = Vec::new();
-        // Whoever is done goes on until the other is, so that every run but the last has company throughout.
+        // The faster one goes on until the other is done, so that every run but the last has
+        // company throughout.
         while !done.iter().all(|done| done.load(Ordering::Acquire)) {
             let run = side.run(batch)?;
             runs.truncate(most - 1);
@@ -173,7 +175,8 @@ mod tests {
         assert_eq!(share_of_sequential([10, 30], [10, 30]), 0.5);
         // Each takes as long as both alone, as when they run in turns.
         assert_eq!(share_of_sequential([10, 10], [20, 20]), 1.0);
-        // In 80 ns four runs of the first (40 ns alone) and one of the second (40 ns alone): in turns they are done in 80 ns too.
+        // In 80 ns, four runs of the first (40 ns alone) and one of the second (40 ns alone) are
+        // done: as many as in turns.
         assert_eq!(share_of_sequential([10, 40], [20, 80]), 1.0);
         assert!(share_of_sequential([10, 10], [25, 25]) > 1.0);
     }

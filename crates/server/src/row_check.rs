@@ -1,8 +1,10 @@
-//! Whether a model answers a request alike alone and beside others: tried at load, where the graph does not say.
+//! Whether a request gets the same answer alone and beside others: tried at load, if the graph does
+//! not tell.
 //!
-//! Example: requests `a` and `b` run alone, then as the batches `[a, b]`, `[b, a]`, `[a, 0]` and `[a, b, c, 0]`.
-//! The values of `b` are thirty times as large as those of `a`. A scale that the model computes over the whole batch
-//! then changes the answer to `a`. Draws prove nothing: the server goes on looking in service.
+//! Example: requests `a` and `b` run alone, then as the batches `[a, b]`, `[b, a]`, `[a, 0]` and
+//! `[a, b, c, 0]`. The values of `b` are thirty times as large as the values of `a`. A scale that
+//! the model computes over the whole batch then changes the answer to `a`. Draws prove nothing: the
+//! server goes on looking in service.
 
 use downbeat_core::tensor::DataType;
 use downbeat_engine::{Fill, State};
@@ -15,7 +17,7 @@ use crate::warm_up::LENGTHS;
 
 /// A model must pass the first number of draws. The check goes on to the second number while there is time.
 const DRAWS: [u64; 2] = [2, 4];
-/// The factor between the values of a request and those of its neighbour.
+/// The factor between the values of a request and of its neighbour.
 const SCALE: f64 = 30.0;
 /// The largest batch that is tried, items.
 const LARGEST: u32 = 8;
@@ -39,7 +41,7 @@ pub struct RowCheck<'a> {
     pub is_time: &'a dyn Fn() -> bool,
     /// Whether the check must end: then nothing is known.
     pub is_over: &'a dyn Fn() -> bool,
-    /// Batches whose answers were compared with those of their requests alone; 0 at first.
+    /// Batches whose answers were compared with the answers of lone requests; 0 at first.
     pub compared: u32,
 }
 
@@ -153,7 +155,8 @@ impl RowCheck<'_> {
         }
     }
 
-    /// How an answer in a batch of this shape differs from the answer alone; `None`: it does not.
+    /// The difference between an answer in a batch of this shape and the answer alone; `None`: they
+    /// are equal.
     fn differs(&mut self, draw: &Draw, shape: Shape) -> Result<Option<String>, Stop> {
         if (self.is_over)() {
             return Err(Stop::Unknown(NO_TIME.to_owned()));

@@ -12,7 +12,8 @@ pub struct RowJudgement {
     pub verdict: RowVerdict,
     /// The key that a check's verdict is stored under; `None`: the verdict rests on no check.
     pub key: Option<String>,
-    /// The largest batch that the user's configuration asks for, whatever the verdict; `None`: the server decides.
+    /// The largest batch that the user's configuration asks for, under any verdict; `None`: the
+    /// server decides.
     pub asked: Option<u32>,
 }
 

@@ -10,7 +10,7 @@ use crate::sized_cases::{CaseSize, SizedCases};
 /// The fewest runs that are timed for one batch size on one share, however little time there is, and the most.
 const RUNS: [usize; 2] = [3, 100];
 
-/// What batches of one size took on one share of a device.
+/// The time of batches of one size on one share of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareMeasurement {
     /// Compute units; `None`: all, of a device that does not say how many it has.

@@ -10,15 +10,16 @@ use crate::host::{DeviceHost, HostedModel};
 use crate::loaded_version::LoadedVersion;
 use crate::unanswered::Unanswered;
 
-/// Who decides about a request.
+/// The part that decides about a request.
 pub enum Decider {
     /// The scheduler: the request is in this queue.
     Scheduler(Arc<Driver>, QueueHandle),
-    /// The policy that a model has on a device.
+    /// The policy of a model on a device.
     Device(Arc<DeviceHost>, Arc<HostedModel>),
 }
 
-/// The right to cancel a request: by dropping it. Whoever drops it has the request counted, in whatever state it is.
+/// The right to cancel a request: by dropping the ticket. The drop also counts the request, in any
+/// state.
 pub struct Ticket {
     decider: Decider,
     loaded: Arc<LoadedVersion>,

@@ -52,7 +52,7 @@ pub fn end() {
         return;
     }
     for work in due.drain(..) {
-        // It would end the thread, and with it all of its connections.
+        // An uncaught panic would end the thread, and with it all of its connections.
         if std::panic::catch_unwind(work).is_err() {
             tracing::error!("what was left for the end of a turn ended in a panic: this is a defect");
         }

@@ -19,20 +19,22 @@ pub enum Unanswered {
     Timeout,
     /// The client went away.
     Cancelled,
-    /// Its model was unloaded.
+    /// The request's model was unloaded.
     Unloaded,
     /// The engine failed.
     Engine,
-    /// Its run took too long and was ended, or is out of service as one could not be ended.
+    /// The run took too long and was ended, or the version is out of service because a run could
+    /// not be ended.
     RunEnded,
-    /// The process that ran it is lost, or nobody led who could have found one.
+    /// The process that ran it is lost, or no scheduler led that could have found another.
     Lost,
 }
 
 impl Unanswered {
-    /// For each, in the order of the enum: the `reason` of `downbeat_requests_not_answered_total`, Triton's of `nv_inference_request_failure`, and
-    /// whether it means that the request was not served in time, which a bad rate counts. The others are the client's or the model's doing, which
-    /// more devices would not mend.
+    /// For each variant, in order: the `reason` of `downbeat_requests_not_answered_total`, Triton's
+    /// of `nv_inference_request_failure`, and whether the request was not served in time, which a
+    /// bad rate counts. Clients or models cause the other reasons, which more devices would not
+    /// mend.
     const TABLE: [(Unanswered, &str, &str, bool); 11] = [
         (Unanswered::QueueFull, "queue_full", "REJECTED", true),
         (Unanswered::Impossible, "deadline_impossible", "REJECTED", true),
@@ -78,7 +80,7 @@ impl Unanswered {
     }
 }
 
-// What is counted is found by its place.
+// The table is indexed by the variant's number.
 const _: () = {
     let mut place = 0;
     while place < Unanswered::COUNT {

@@ -6,11 +6,11 @@
 //! **Rule.** At each level of the tree, the branch whose turns took the least time goes first. Among equal branches the
 //! oldest goes first. A new branch starts with the least time of its siblings. A branch without work is forgotten.
 //!
-//! **Order in a connection.** Work that has begun goes before work that has not. Then the earliest deadline goes first,
-//! and equal ones go in the order in which they came.
+//! **Order in a connection.** Work that has begun goes before new work. Then the earliest deadline
+//! goes first, and equal deadlines go in the order of arrival.
 //!
-//! **Quotas.** Only so much of a connection, and of a group of one size, is begun at the same time. An address or a model
-//! with turns that are overdue begins nothing more until some of them end.
+//! **Quotas.** A connection, and a group of one size, may have a limited amount of begun work. An
+//! address or a model with overdue turns begins nothing more until some of these end.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -68,7 +68,7 @@ pub struct Waiting<T> {
     pub has_begun: bool,
     /// When it should be done.
     pub deadline: Time,
-    /// Its number, in the order of arrival.
+    /// The work's number, in the order of arrival.
     pub number: u64,
     /// The work.
     pub work: T,
@@ -327,8 +327,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in whatever order: all of it gets turns, and two connections that both wait all the time differ
-        /// by one slice at most.
+        /// Work of any size in any order all gets turns. Two connections that both wait all the
+        /// time differ by one slice at most.
         #[test]
         fn connections_that_wait_are_served_alike(addresses in vec(0_u8..3, 1..12), size in 0_u64..1 << 19) {
             let mut line = WorkLine::new(2);

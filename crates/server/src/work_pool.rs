@@ -1,17 +1,18 @@
 //! Threads for work that would hold up connections: reading and writing large bodies, decoding pictures and texts,
 //! listing and rendering what the server has.
 //!
-//! **Turns.** Only so many threads work at the same time: they have a turn each. Work that calls
-//! [`step`](downbeat_protocol::pace::step) gives its turn up after each slice, if the line has work that was served less
-//! (`work_line.rs`). Its thread waits until it has a turn again.
+//! **Turns.** Only `turns` threads work at the same time: each has a turn. Work that calls
+//! [`step`](downbeat_protocol::pace::step) gives its turn up after each slice, if the line has work
+//! that was served less (`work_line.rs`). Its thread waits until it has a turn again.
 //!
-//! **Work that cannot stop.** A tokenizer knows no steps. A turn that takes long is overdue: a further one is given out
-//! until it ends. So one text does not hold up others. Only few turns may be overdue, and fewer of a model or an address.
+//! **Work that cannot stop.** A tokenizer knows no steps. A turn that takes long is overdue: the
+//! pool grants another turn until it ends, so that one text does not hold up others. Only few turns
+//! may be overdue, and fewer of a model or an address.
 //!
 //! **End.** Work ends at its next step once its future is dropped, or after 30 s in turns.
 //!
-//! **Bound.** What waits holds its bytes of the budget of all requests. A thread is started when work needs one. As many
-//! threads as there are turns stay, and sleep while there is no work.
+//! **Bound.** Waiting work holds its bytes of the budget of all requests. A thread is started when
+//! work needs one. As many threads as there are turns stay, and sleep while there is no work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -131,7 +132,7 @@ struct Asker {
 struct Ended;
 
 impl WorkPool {
-    /// A pool with so many turns, at least one. Its threads are called `name`.
+    /// Makes a pool with `turns` turns, at least one. `name` names its threads.
     pub fn new(name: &'static str, turns: usize) -> Self {
         let turns = u32::try_from(turns).unwrap_or(u32::MAX).max(1);
         let state = State {
@@ -236,7 +237,7 @@ impl Shared {
             let held = Held { path: next.path, since: Instant::now(), takes, is_overdue: false };
             state.held.insert(next.number, held);
             match next.work {
-                // The thread waits for it.
+                // The work's thread waits for the turn.
                 Work::GoOn(turn, _) => drop(turn.send(())),
                 Work::Begin(_) => {
                     state.ready.push_back(next);

@@ -1,4 +1,4 @@
-//! What requests have to be like to enter a batch.
+//! Checks whether requests can enter a batch.
 
 use bytes::Bytes;
 use downbeat_protocol::{InferRequest, InferTensor};
@@ -31,7 +31,7 @@ impl BatchCodec {
     /// Checks a request and takes its input bytes.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    /// `InvalidArgument`, with the tensor, the expected value and the actual one.
     pub fn admit(&self, request: &mut InferRequest) -> Result<Admitted, ServiceError> {
         let model = &request.model_name;
         let least = self.defaults.iter().filter(|default| default.is_none()).count();
@@ -216,7 +216,7 @@ fn show(dims: &[i64]) -> String {
     format!("[{}]", dims.join(","))
 }
 
-/// The number of length-prefixed elements in `data`; `None` if it ends inside one.
+/// The number of length-prefixed elements in `data`; `None` if it ends inside an element.
 fn count_strings(mut data: &[u8]) -> Option<u64> {
     let mut count = 0;
     while !data.is_empty() {

@@ -150,7 +150,7 @@ fn requests_of_different_shapes_have_different_keys() {
 }
 
 proptest! {
-    /// What goes into a batch comes out of it, each request its own rows.
+    /// Requests that enter a batch come out of it unchanged, each with its own rows.
     #[test]
     fn a_batch_separates_into_what_it_was_made_of(
         members in prop::collection::vec(prop::collection::vec((any::<[i16; 2]>(), ".{0,5}"), 1..4), 1..6)

@@ -58,17 +58,18 @@ impl BatchCodec {
         self.sample.as_ref().map_or_else(|| self.shape_key_of(PROFILED_LENGTH), |sample| self.shape_key(sample))
     }
 
-    /// The sample that stands for a request of this length, where the model has one.
+    /// The sample that stands for a request of this length, if the model has one.
     fn sample_of(&self, varying: i64) -> Option<&Admitted> {
         let is_alike = |_: &&Admitted| varying == PROFILED_LENGTH || !self.has_varying_shapes();
         self.sample.as_ref().filter(is_alike)
     }
 
-    /// A request of one item that the model is timed and warmed up with, every varying dimension `varying` long: random as far as the model takes that.
-    /// For [`PROFILED_LENGTH`] it is the model's sample, where it has one.
+    /// A request of one item that the model is timed and warmed up with, every varying dimension
+    /// `varying` long. Its values are random as far as the model takes them. For
+    /// [`PROFILED_LENGTH`] it is the model's sample, if there is one.
     ///
     /// # Errors
-    /// In words, if it takes more than [`LARGEST_TRIAL`], or there is no memory for it.
+    /// A text, if it takes more than [`LARGEST_TRIAL`], or there is not enough memory.
     pub fn trial(&self, varying: i64) -> Result<Admitted, String> {
         self.sample_of(varying).map_or_else(|| self.sample(self.fill, varying), |sample| Ok(sample.clone()))
     }

@@ -41,9 +41,9 @@ fn seconds(duration: &Duration) -> String {
     format!("{} s", duration.as_secs_f64())
 }
 
-/// What a body consists of.
+/// The frames of a body.
 pub(crate) enum Framing {
-    /// One request: it has to come.
+    /// A single request: all of it must come.
     Whole,
     /// gRPC messages, between which the client may take its time.
     Messages(Messages),
@@ -67,9 +67,9 @@ impl Framing {
 #[derive(Default)]
 pub(crate) struct Messages {
     prefix: [u8; PREFIX],
-    /// Bytes of the prefix that are here; 0 between messages.
+    /// Bytes of the prefix that have come; 0 between messages.
     prefixed: usize,
-    /// Bytes of the message that are not.
+    /// Bytes of the message that have not come.
     missing: usize,
 }
 

@@ -5,14 +5,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Files that are not connections of the frontends: ports, logs, model files, libraries, the metrics port's connections,
 /// and clients that are being refused.
 const RESERVE: u64 = 40;
-/// Files of an event loop that connections are on: what it waits at, and what wakes it.
+/// Files of an event loop with connections: its epoll instance, and the file that wakes it.
 const OF_EVENT_LOOP: u64 = 4;
-/// Fewest connections, however few files there may be.
+/// Fewest connections, under any limit of files.
 const LEAST: u64 = 8;
 /// The default limit of connections. A connection takes some 20 KiB while it is used, and less while it is idle.
 const MOST: usize = 32_768;
 
-/// Raises the soft limit of open files to the hard one. Gives the limit there is now; `None`: there is none.
+/// Raises the soft limit of open files to the hard one. Returns the new limit; `None`: no limit.
 pub fn raise_file_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {

@@ -75,7 +75,8 @@ impl<C: Driven> Driving<C> {
         let mut polled = Pin::new(&mut **connection).poll(cx);
         match watched.asked() {
             Request::Finish if polled.is_pending() && !self.finishing => {
-                // Over HTTP the client cannot be told: only an idle connection may end. It was when it was asked to.
+                // HTTP has no message for this: only an idle connection may end. It was idle when
+                // it was asked to end.
                 if watched.protocol == Protocol::Http && !watched.seen().is_idle() {
                     watched.settle(Request::Finish);
                     return Poll::Pending;

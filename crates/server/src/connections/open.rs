@@ -16,15 +16,16 @@ use super::watched::{Request, Watched};
 use super::{ConnectionOptions, Protocol};
 use crate::memory;
 
-/// How long a connection that has had requests must have been idle to make room for another: below, its next request may
-/// be on its way.
+/// How long a used connection must have been idle to make room for another: before that, its next
+/// request may be on its way.
 const IDLE_BEFORE_MAKING_ROOM: Duration = Duration::from_secs(1);
-/// The same for one that never had any.
+/// The same for a connection that never had a request.
 const UNUSED_BEFORE_MAKING_ROOM: Duration = Duration::from_millis(100);
 /// How long the connection that makes room for another may take to end, and then, once it is broken off, its task.
 const ROOM_LIMITS: [(Request, Duration); 2] =
     [(Request::Finish, Duration::from_millis(100)), (Request::Stop, Duration::from_secs(1))];
-/// The buffers of a connection, bytes, about. They stay behind when it ends, as do the bytes that it moved.
+/// The buffers of a connection, bytes, about. They stay allocated when it ends, as do the bytes
+/// that it moved.
 const CONNECTION_BYTES: u64 = 16 << 10;
 /// Bytes that ended connections leave behind before the threads give memory back while others are at work. Each time costs
 /// about a millisecond.
@@ -54,12 +55,12 @@ struct Open {
 }
 
 impl Connections {
-    /// None yet. They will be on whatever threads accept them.
+    /// Makes an empty table. The threads that accept connections will serve them.
     pub fn new(options: ConnectionOptions) -> Self {
         Connections::with(options, None)
     }
 
-    /// The same, on threads of their own.
+    /// Makes an empty table whose connections have threads of their own.
     pub fn on(options: ConnectionOptions, threads: FrontendThreads) -> Self {
         Connections::with(options, Some(threads))
     }
@@ -167,7 +168,8 @@ impl Connections {
         }
     }
 
-    /// Notes that a client is refused. Gives what it holds while it is told, if not too many are at the moment.
+    /// Notes that a client is refused. Returns a guard for the time of its answer, unless too many
+    /// are answered at the moment.
     pub(super) fn refuse(&self, protocol: Protocol, most: usize) -> Option<Refusing> {
         tracing::warn!(
             max_connections = self.options().max,

@@ -24,8 +24,9 @@ impl PortState {
         self.leaving.load(Relaxed)
     }
 
-    /// From now on a connection that moves bytes completes [`PortState::stirred`]. A connection that moves bytes at this
-    /// moment may miss that. So the port looks once more before it relies on this.
+    /// From now on a connection that moves bytes completes [`PortState::stirred`]. A connection
+    /// that moves bytes at this moment may miss the change. So the port looks once more before it
+    /// relies on the signal.
     pub fn doze(&self) {
         self.dozes.store(true, Relaxed);
     }

@@ -70,7 +70,7 @@ impl WatchedStream {
     fn wrote(&self, polled: &Poll<io::Result<usize>>) {
         match polled {
             Poll::Ready(Ok(count)) => {
-                // One writer: no need for an atomic addition.
+                // Only one thread writes: no need for an atomic addition.
                 self.watched.sent.store(self.watched.sent.load(Relaxed) + *count as u64, Relaxed);
                 self.watched.write_blocked.store(false, Relaxed);
             }

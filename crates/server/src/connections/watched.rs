@@ -1,4 +1,4 @@
-//! One connection: what it counts, and how it is asked to end.
+//! A connection: its counts, and the requests for its end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use super::Protocol;
 use super::port_state::PortState;
 
-/// What a connection is asked to do.
+/// A port's request to a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum Request {
@@ -24,7 +24,7 @@ pub(super) enum Request {
     Stop = 3,
 }
 
-/// What a connection has done so far. Its task counts, its port looks.
+/// The work of a connection so far. Its task counts, its port looks.
 pub(crate) struct Watched {
     pub(super) protocol: Protocol,
     pub(super) port: Arc<PortState>,
@@ -42,7 +42,7 @@ pub(crate) struct Watched {
     pub(super) sent: AtomicU64,
     /// The peer takes no more of the answer.
     pub(super) write_blocked: AtomicBool,
-    /// The end of the connection waits for what the peer still sends.
+    /// The end of the connection waits for its peer's last bytes.
     pub(super) closing: AtomicBool,
     /// The connection is a socket and nothing else until the peer sends something.
     pub(super) rests: AtomicBool,

@@ -181,7 +181,7 @@ impl<T: Stream<Item = Result<Pieces, Status>> + Unpin> Body for AnswerBody<T> {
             this.ended = true;
             this.more = None;
             let mut trailers = HeaderMap::new();
-            // What cannot be a header is left out of the message; the code is always there.
+            // A message that cannot be a header is left out; the code is always sent.
             let _ = status.add_header(&mut trailers);
             return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
         }

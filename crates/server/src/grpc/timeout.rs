@@ -27,13 +27,13 @@ pub(super) fn call_timeout_us(headers: &HeaderMap) -> Option<u64> {
     })
 }
 
-/// Bounds the request by the call: an answer after that would find nobody.
+/// Bounds the request by the call's timeout: no client reads a later answer.
 pub(super) fn bound(request: &mut InferRequest, call_timeout_us: Option<u64>) {
     let Some(call) = call_timeout_us else { return };
     // 0 would mean no timeout.
     let call = call.max(1);
     let tighter = match request.parameters.get(TIMEOUT) {
-        // Zero and less: none, so far. What is no number is left for the service to refuse.
+        // Zero or less means no timeout. The service refuses other types than numbers.
         Some(Parameter::Int64(own)) => u64::try_from(*own).is_ok_and(|own| own == 0 || call < own),
         Some(Parameter::Uint64(own)) => *own == 0 || call < *own,
         Some(_) => false,

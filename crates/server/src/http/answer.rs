@@ -16,7 +16,7 @@ pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json"
 /// An answer whose body is whole.
 pub(super) type Answer = Response<Bytes>;
 
-/// A request that failed: its status, what was wrong, and what the client should do with the connection.
+/// A failed request: its status, its error message, and whether its connection ends.
 #[derive(Debug)]
 pub(super) struct HttpError {
     status: StatusCode,
@@ -94,7 +94,7 @@ pub(super) fn json_text(status: StatusCode, text: String) -> Answer {
     answer
 }
 
-/// What a handler returns.
+/// The result of a handler.
 pub(super) type HandlerResult = Result<axum::response::Response, HttpError>;
 
 /// A handler's 200 with a JSON body.

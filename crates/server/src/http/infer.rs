@@ -42,7 +42,8 @@ pub(super) async fn handler<S: Service>(
     Ok(answer(encoded, headers).map(Body::from))
 }
 
-/// The answer with this body. Its headers take the memory of the request's `headers`.
+/// The answer with this body. The memory of the request's `headers` serves for the answer's
+/// headers.
 pub(super) fn answer(encoded: EncodedBody, mut headers: HeaderMap) -> Answer {
     headers.clear();
     match encoded.header_length {
@@ -115,7 +116,7 @@ fn picture_type(headers: &HeaderMap) -> Option<&str> {
     media.starts_with("image/").then_some(media)
 }
 
-/// A body that is a picture, for a model that takes pictures. Its answer is JSON alone.
+/// A request whose body is a picture, for a model that takes pictures. The answer is always JSON.
 fn picture_request<S: Service>(
     service: &S,
     path: ModelPath,
@@ -160,7 +161,8 @@ fn check_head<S: Service>(service: &S, path: &ModelPath, headers: &HeaderMap) ->
     Ok(Head { header_length: header_length(headers)?, coding })
 }
 
-/// What writing an output takes, in bytes of JSON read: a number takes as long as some tens of bytes that are copied.
+/// The cost of writing an output, in bytes of JSON read: a number takes as long as some tens of
+/// copied bytes.
 fn writing_cost(forms: &OutputForms, output: &InferTensor) -> usize {
     let bytes = output.data.len();
     if forms.is_binary(&output.name) { bytes / (offload::COPY_FROM / offload::PARSE_FROM) } else { bytes }

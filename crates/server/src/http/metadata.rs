@@ -1,4 +1,4 @@
-//! What the server and its models are and what they have done: metadata, configuration, policies, statistics.
+//! The server and its models: metadata, configuration, policies, statistics.
 
 use axum::body::Body;
 use axum::extract::State;

@@ -33,7 +33,7 @@ pub async fn serve<S: Service>(listener: TcpListener, connections: Connections, 
     serve_answers(listener, connections, Frontend { router: router(state.clone()), state }, &names, stages).await;
 }
 
-/// What answers the requests of a port.
+/// Answers the requests of a port.
 pub(crate) trait Answers: Send + Sync + 'static {
     type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin;
 

@@ -11,7 +11,7 @@ use crate::policy_choice::Why;
 /// This engine finds out only in a run what it lacks.
 const LACKS_AT_RUNS: &str = "rten";
 
-/// Whether another engine may do what one could not.
+/// Whether another engine may succeed after this error.
 fn may_go_elsewhere(error: &anyhow::Error) -> bool {
     match (error.downcast_ref::<LoadError>(), error.downcast_ref::<RunError>()) {
         (Some(error), _) => may_load_elsewhere(error),
@@ -57,7 +57,8 @@ impl<'a> Loading<'a> {
         context.engines.instead(&self.definition.name, &context.options, &**self.source.engine, self.isolation)
     }
 
-    /// The error that sends the model to another engine, after its own answered no request that was made up for it. `None`: there is no other engine to try.
+    /// The error that sends the model to another engine, after its own engine answered no made-up
+    /// request. `None`: there is no other engine to try.
     pub(super) fn elsewhere(&self, reason: impl ToString) -> Option<anyhow::Error> {
         let engine = self.source.engine.info().name;
         let may_go = engine == LACKS_AT_RUNS && self.other_engine().is_some();

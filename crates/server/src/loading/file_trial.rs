@@ -66,7 +66,7 @@ impl Loading<'_> {
             Err(error) => return Err(error),
         };
         tracing::debug!(model = %self.definition.name, version = %self.version, "its file was tried in a process");
-        // The engine would find the same here.
+        // The engine in this process would come to the same verdict.
         if let Some(rows) = rows.filter(|_| !self.on_gpus) {
             self.context.keep_rows(self.source.rows_key().ok().as_deref(), &rows);
         }

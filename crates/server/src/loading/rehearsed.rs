@@ -1,4 +1,4 @@
-//! What the rehearsal of device policies gets to know of a version that `auto` was asked for.
+//! Describes a version under `auto` to the rehearsal of device policies.
 
 use std::sync::Arc;
 
@@ -15,11 +15,12 @@ use crate::model_source::is_emulated;
 use crate::policy_choice::Chosen;
 use crate::queue::Queue;
 
-/// How many stages are tried of a model that need not be measured in them.
+/// The numbers of stages that are tried of an emulated model, which need no measuring.
 const STAGES: [usize; 2] = [2, 4];
 
 impl Loading<'_> {
-    /// The version by the policy that was chosen, with what its segments take as that has it cut.
+    /// The version with its chosen policy. `segments` has the times of its segments, as that policy
+    /// cuts the model.
     pub(super) fn auto_model(&self, mut chosen: Chosen, segments: &SegmentProfile) -> AutoModel {
         let Loading { context, definition, placed, .. } = self;
         let written = context.options.written_settings(&definition.name);
@@ -35,7 +36,7 @@ impl Loading<'_> {
         AutoModel::new(definition.name.clone(), self.version.clone(), chosen, on, events)
     }
 
-    /// The version as it is rehearsed; `None`: it is not.
+    /// The version as the rehearsal replays it; `None`: it is not rehearsed.
     fn rehearsed(&self, chosen: &Chosen, segments: &SegmentProfile) -> Option<RehearsedModel> {
         let Loading { context, definition, placed, .. } = self;
         let (options, inputs) = (&context.options, &chosen.inputs);
@@ -71,7 +72,8 @@ impl Loading<'_> {
         })
     }
 
-    /// What is known of its segments: as it is cut now, or what follows without measuring.
+    /// The known profiles of its segments: of the present cut, or of an emulated model's cuts,
+    /// which need no measuring.
     fn cuts(&self, profile: &LatencyProfile, segments: &SegmentProfile) -> Vec<SegmentProfile> {
         if !is_emulated(&self.definition) {
             return if segments.segments() > 1 { vec![segments.clone()] } else { Vec::new() };

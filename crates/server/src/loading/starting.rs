@@ -1,4 +1,4 @@
-//! What a version that is loaded is on its devices, and the lanes that it gets there.
+//! Starts a loaded version on its devices, and gives it lanes.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::row_judgement::RowJudgement;
 use crate::warm_up;
 
 impl Loading<'_> {
-    /// What it is to the models whose operators run in groups, if it is one of them.
+    /// The version's part in operator groups, if its policy runs groups.
     pub(super) fn group(&self, model: &dyn Model, threads: usize) -> Option<GroupMember> {
         let (predictor, engine) = (self.context.predictor.clone(), self.source.engine.info());
         let place = (&engine, threads, self.part.map(|part| &*part.size));
@@ -78,7 +78,7 @@ impl Loading<'_> {
         let mut warm_up = self.warm_up(&*model, &codec);
         let mut count = 1;
         let hosted = if self.routed {
-            // There are more lanes than one now.
+            // The sizes were found for one lane; now the version has more.
             warm_up.run = None;
             host::start(setup, padding, |device, specs, lanes| {
                 count = lanes.len();
@@ -109,7 +109,7 @@ impl Loading<'_> {
     fn lanes_wanted(&self, measured: usize, first: Option<Box<dyn Lane>>) -> LanesWanted {
         match self.context.at_once(&self.definition) as usize {
             _ if self.on_gpus => LanesWanted::EachDevice(first.map(|lane| (measured, lane))),
-            // Nobody said how many devices there are to be: there come to be more.
+            // The options do not set the number of devices: it may still grow.
             at_once if self.context.executors_grow() => LanesWanted::AnyDevice(at_once.min(MOST_EXECUTORS)),
             at_once => LanesWanted::AnyDevice(at_once.min(self.placed.devices.len())),
         }

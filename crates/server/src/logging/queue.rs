@@ -13,7 +13,7 @@ const MOST_BYTES: usize = 1 << 20;
 /// The lines that wait for the writer thread. Their bound is [`MOST_BYTES`]. A line beyond it is
 /// lost and counted, so that no thread of the server ever waits for the reader of the log.
 ///
-/// Bounded in bytes and not in lines, as clients decide how long a line is.
+/// The bound is in bytes and not in lines, as clients decide how long a line is.
 pub struct LogQueue {
     state: Mutex<State>,
     /// Notified when a line has come.

@@ -34,7 +34,7 @@ struct LoadThread {
 }
 
 impl LoadThread {
-    /// Hands the outcome over; gives it back if nobody waits for it.
+    /// Hands the outcome over; returns it if the caller has gone.
     fn finish(&self, outcome: Result<LoadedModel, LoadFailure>) -> Option<Result<LoadedModel, LoadFailure>> {
         match self.done.lock().take() {
             Some(done) => done.send(outcome).err(),
@@ -59,8 +59,8 @@ impl From<ServiceError> for LoadFailure {
     }
 }
 
-/// Loads a model on a thread of its own, at a low priority, so that this does not take the processor from those who are served. If a run of it does not end, what
-/// comes of it is given up.
+/// Loads a model on a thread of its own at a low priority, so that serving keeps the processor. If
+/// a run of it does not end, the load is given up.
 pub async fn load_on_thread(
     name: &str,
     (watchdog, serving): (Arc<Watchdog>, Arc<Serving>),

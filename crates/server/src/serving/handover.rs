@@ -1,8 +1,9 @@
 //! Requests that a thread of connections hands to the scheduler together.
 //!
-//! Example: 16 requests of one thread are ready at the same time. If the thread handed over the first request at once, a lane's thread would wake and run a
-//! batch of one. So the thread reads all 16 requests and hands them over at the end of its turn. They share a batch. If that batch is brief, the
-//! thread runs the batch itself and wakes no other thread.
+//! Example: 16 requests of one thread are ready at the same time. If the thread handed over the
+//! first request at once, a lane's thread would wake and run a batch of one. So the thread reads
+//! all 16 requests and hands them over at the end of its turn. Then they share a batch. If that
+//! batch is brief, the thread runs it and wakes no other thread.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -12,14 +12,14 @@ use crate::error::ServiceError;
 /// Longest name of a shared memory object (`NAME_MAX` of Linux), bytes.
 const MAX_KEY_BYTES: usize = 255;
 
-/// What is known of a registered region.
+/// The status of a registered region.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct RegionStatus {
     /// The name requests use.
     pub name: String,
     /// The name of the shared memory object.
     pub key: String,
-    /// Where in the object the region begins, bytes.
+    /// The region's begin in the object, bytes.
     pub offset: u64,
     /// Size of the region, bytes.
     pub byte_size: u64,
@@ -28,7 +28,7 @@ pub struct RegionStatus {
 /// A registered region, with its object open.
 #[derive(Debug)]
 pub(super) struct SystemRegion {
-    /// What is known of it.
+    /// The region's status.
     pub status: RegionStatus,
     object: OwnedFd,
 }
@@ -141,8 +141,8 @@ impl SystemRegion {
     }
 }
 
-/// Checks that a key names a shared memory object and nothing else: one leading slash (which may be left out, as
-/// `shm_open` allows) and no other.
+/// Checks that a key names a shared memory object: one leading slash (which may be left out, as
+/// `shm_open` allows) and no further slash.
 fn object_name(region: &str, key: &str) -> Result<CString, ServiceError> {
     let wrong = || {
         let shown: String = key.chars().take(64).collect();

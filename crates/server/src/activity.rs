@@ -6,14 +6,14 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
-/// How often in a row the watchdog has to find nothing to watch before the server rests: 5 s.
+/// The watchdog must find no work in this many looks in a row before the server rests: 5 s.
 const QUIET_LOOKS: u32 = 25;
 
-/// Whether models run or load. The watchdog says when none has for a while, and the thread that begins a run or a load says
-/// that one does.
+/// Whether models run or load. The watchdog reports a quiet time, and the thread that begins a run
+/// or a load reports its begin.
 #[derive(Debug)]
 pub struct Activity {
-    /// The next run or load has to wake the server. Every thread that begins a run reads this.
+    /// The next run or load must wake the server. Every thread that begins a run reads this.
     rests: AtomicBool,
     lock: Mutex<()>,
     woken: Condvar,
@@ -91,7 +91,7 @@ impl Activity {
         quiet
     }
 
-    /// Says that the server rests, unless something has begun.
+    /// Notes that the server rests, unless a run or load has begun.
     fn rests_for_good(&self) -> bool {
         let _lock = self.lock.lock();
         let rests = self.rests.load(Relaxed);

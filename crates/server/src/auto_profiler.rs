@@ -1,4 +1,4 @@
-//! Measures what `auto` decides by, and remembers it for the next start.
+//! Takes the measurements that `auto` decides by, and stores them for the next start.
 
 use std::sync::mpsc;
 
@@ -12,9 +12,10 @@ use crate::sampler::Subject;
 
 /// About how long two lanes are tried together.
 const BUDGET: Duration = Duration::from_millis(200);
-/// How often something is handed over to see what that takes, at least.
+/// The least number of hand-overs in a measurement.
 const ROUNDS: usize = 400;
-/// The hand-over is tried for at least so long. The kernel counts other programs' time in steps of 10 ms.
+/// The hand-over is repeated for at least this long. The kernel counts other programs' time in
+/// steps of 10 ms.
 const HANDS_OVER_FOR: Duration = Duration::from_millis(50);
 
 /// The stored measurements of a model file for `auto`.

@@ -1,4 +1,5 @@
-//! Watches what a server or a cluster has done, and says how many devices it should have (Symphony §3.5).
+//! Watches the load of a server or a cluster, and advises how many devices it should have (Symphony
+//! §3.5).
 
 use downbeat_core::Time;
 use downbeat_core::cluster::{Advice, Autoscale, AutoscaleOptions, AutoscaleSample, BadAutoscaleOptions};

@@ -43,7 +43,7 @@ pub struct BatchCodec {
     /// The most items of a batch.
     pub max_batch: u32,
     input_memory: InputMemory,
-    /// What requests of our own making hold.
+    /// The values of made-up requests.
     fill: Fill,
     /// A request of one item that the model is known to answer, if requests of [`PROFILED_LENGTH`]
     /// do not suit it.
@@ -81,7 +81,8 @@ impl std::fmt::Debug for InputMemory {
 pub struct CodecParts {
     inputs: Vec<TensorBinding>,
     outputs: Vec<TensorBinding>,
-    /// For each input the sizes and elements of an item where a request leaves it out.
+    /// For each input, the sizes and elements of an item that stand for it if a request leaves it
+    /// out.
     defaults: Vec<Option<(Vec<i64>, Vec<u8>)>>,
     /// 0: the model has no batch dimension.
     max_batch: u32,
@@ -122,8 +123,8 @@ impl Admitted {
         request
     }
 
-    /// The request with other elements: `changes` gives the bytes of each input anew, in the engine's order, or
-    /// `None` where they stay. The sizes stay.
+    /// The request with other elements: `changes` gives the new bytes of each input, in the
+    /// engine's order, or `None` for the same bytes. The sizes stay.
     #[must_use]
     pub fn map_inputs<F: Fn(&[u8]) -> Option<Vec<u8>>>(mut self, changes: impl Iterator<Item = F>) -> Self {
         for (data, change) in self.inputs.iter_mut().zip(changes) {
@@ -252,7 +253,8 @@ impl BatchCodec {
         Signature { inputs: specs(&self.inputs), outputs: specs(&self.outputs) }
     }
 
-    /// The shapes that the model's inputs have in service; `longest`: what varies beside the batch is at most so long, where that is known.
+    /// The shapes of the model's inputs in service. `longest` bounds the dimensions that vary
+    /// beside the batch, if the bound is known.
     pub fn shape_ranges(&self, longest: Option<u32>) -> Vec<ShapeRange> {
         let range = |input: &TensorBinding| {
             let sizes = input.model_dims.iter().enumerate().map(|(axis, size)| match usize::try_from(*size) {
@@ -389,7 +391,8 @@ impl BatchCodec {
         Ok(members)
     }
 
-    /// The model serves from now on: the log is to tell of the first answer that has other sizes than declared.
+    /// The model serves from now on: the log reports the first answer that has other sizes than
+    /// declared.
     pub fn begin_service(&self) {
         self.is_misfit_told.store(false, Ordering::Relaxed);
     }

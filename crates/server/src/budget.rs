@@ -1,4 +1,4 @@
-//! The one budget of bytes in flight: what requests and their answers hold of the server's memory.
+//! The budget of bytes in flight: the memory of the server that requests and their answers hold.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -31,7 +31,7 @@ impl ByteBudget {
         Arc::new(ByteBudget { limit, in_flight: AtomicU64::new(0), refused: AtomicU64::new(0) })
     }
 
-    /// No bound; what is in flight is counted all the same.
+    /// No bound; bytes in flight are counted all the same.
     pub fn unbounded() -> Arc<Self> {
         ByteBudget::new(u64::MAX)
     }
@@ -115,7 +115,7 @@ impl Reservation {
         Bytes::from_owner(Held { bytes, _reservation: self })
     }
 
-    /// Gives back what is held beyond `bytes`.
+    /// Gives back the bytes beyond `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         if let Some(less) = self.bytes.checked_sub(bytes) {
             self.budget.in_flight.fetch_sub(less, Relaxed);

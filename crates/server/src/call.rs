@@ -17,18 +17,19 @@ pub struct Call {
     pub admitted: Admitted,
     pub loaded: Arc<LoadedVersion>,
     pub arrival: Time,
-    /// When it has to be finished; [`Time::MAX`] if it may take any time.
+    /// When it must be finished; [`Time::MAX`] if it may take any time.
     pub deadline: Time,
     /// Whether the deadline is the model's SLO, not a limit that the client set.
     pub deadline_is_slo: bool,
-    /// Whether it came to a device's policy without a deadline, to see what the model takes.
+    /// Whether it came to a device's policy without a deadline, to measure the model.
     pub is_probe: bool,
-    /// Where the answer goes. Closed: the client is gone.
+    /// The receiver of the answer. Closed: the client is gone.
     pub reply: Reply,
 }
 
 impl Call {
-    /// Whether a request goes on without a deadline though by the model's `profile` it cannot meet its own.
+    /// Whether a request runs without a deadline as a probe, though the model's `profile` says that
+    /// it cannot meet its own.
     pub(crate) fn may_probe(&mut self, profile: &LatencyProfile, now: Time) -> bool {
         let doubt = profile.doubt(self.admitted.rows, self.deadline.since(now));
         let needed = profile.latency(self.admitted.rows);
@@ -67,7 +68,7 @@ impl Call {
     /// Answers with an error, and counts it.
     pub(crate) fn fail(self, reason: Unanswered, error: ServiceError, now: Time) {
         self.loaded.record_not_answered(reason, now.since(self.arrival));
-        // A receiver that is gone was counted all the same: the request was not answered.
+        // The request counts as unanswered even if its client has gone.
         self.reply.send(Err(error));
     }
 }

@@ -15,14 +15,14 @@ pub const FRONTEND_PORT: u16 = 8004;
 
 /// Whether this build has UCX.
 pub const HAS_UCX: bool = cfg!(feature = "ucx");
-/// Says how to get UCX, in one sentence.
+/// How to get UCX, in one sentence.
 pub const NO_UCX: &str =
     "this build has no UCX (--ucx, `ucx` in [cluster]); `cargo build --release --features ucx` adds it";
 
 named! {
     /// Which processes' large tensors are read by UCX.
     UcxUse as "use of UCX" {
-        /// Nobody's.
+        /// No tensors.
         Off = "off",
         /// Tensors of processes on other machines, whose memory cannot be mapped.
         Auto = "auto",

@@ -36,7 +36,8 @@ pub(crate) enum InflateError {
 
 /// Bytes that are decompressed between two looks at the budget.
 const STEP: usize = 256 << 10;
-/// Compressed bodies below this size may turn out small: tried at once, as far as that takes about a millisecond.
+/// Compressed bodies below this size may turn out small: decompressing is tried at once, for about
+/// a millisecond.
 const TRIED_BELOW: usize = 16 << 10;
 /// Compressed bytes between two steps. Each gzip member of them costs some microseconds, and may be 20 bytes long.
 const SLICE: usize = 4 << 10;
@@ -124,7 +125,7 @@ impl Coding {
     }
 }
 
-/// Bytes that are read in steps, each of which costs so much.
+/// Bytes that are read in steps, with the cost of a step.
 struct Steps<'a>(&'a [u8], u64);
 
 impl Read for Steps<'_> {

@@ -144,7 +144,7 @@ impl DecisionLog {
         Ok(DecisionLog { shared, files: files.collect(), writer: Mutex::new(Some(writer)), _lock: lock })
     }
 
-    /// Writes what has been appended, and ends. Nothing is written after it.
+    /// Writes the appended bytes, and ends the log.
     pub fn close(&self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         if let Some(writer) = self.writer.lock().take() {

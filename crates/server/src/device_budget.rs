@@ -51,7 +51,7 @@ impl<'a> DeviceBudget<'a> {
         }
     }
 
-    /// Says that from now on the lanes are made that are to serve.
+    /// Notes that the serving lanes are made from now on.
     pub fn begin_lanes(&mut self, model: &dyn Model) {
         for (device, on) in self.devices.iter_mut().enumerate() {
             if let Some(on) = on {
@@ -231,7 +231,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A device with so much that is taken of its memory, and a model on it.
+    /// A fake device with `taken` bytes of memory in use, and a model on it.
     #[derive(Default)]
     struct Fake {
         taken: AtomicU64,
@@ -279,7 +279,8 @@ mod tests {
 
     const SIZES: [usize; 7] = [64, 32, 16, 8, 4, 2, 1];
 
-    /// Which sizes a model is warmed up with that may take so much, with so many lanes, and how many MiB it has taken then.
+    /// The sizes that a model warms up within `limit`, beside `others` lanes, and the MiB that it
+    /// has taken then.
     fn warmed(limit: u64, others: f64) -> (Vec<usize>, u64) {
         let fake = Fake::default();
         let budget = DeviceBudget::before(&fake, &[0], Some(limit * MIB));
@@ -304,7 +305,7 @@ mod tests {
         // Another lane as large takes the sessions and the rows again.
         assert_eq!(warmed(606, 1.0).0, [64, 8, 1]);
         assert_eq!(warmed(605, 1.0).0, [64, 1]);
-        // The largest is run in any case: what it takes is known after that.
+        // The largest size runs in any case: its memory is known only after that.
         assert_eq!(warmed(50, 0.0), (vec![64], 224));
     }
 

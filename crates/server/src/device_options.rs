@@ -1,4 +1,4 @@
-//! By which device policy a model's batches are made, as the options say.
+//! Chooses the device policy of each model from the options.
 
 use downbeat_core::device::{BadSettings, Candidate, ChosenPolicy, WrittenSettings};
 use downbeat_repository::policy::{DispatchPolicy, PolicyName};
@@ -33,7 +33,7 @@ impl ServerOptions {
     /// it, else of the group of all others.
     ///
     /// # Errors
-    /// If they are none of this policy, and the group says that they are.
+    /// If this policy does not know them, and the group assigns them to it.
     pub fn chosen_policy(&self, model: &str, configured: Option<PolicyName>) -> Result<ChosenPolicy, BadSettings> {
         self.settings_of(model, self.device_policy(model, configured))
     }
@@ -41,7 +41,7 @@ impl ServerOptions {
     /// A policy for a model, with the settings of the group that names the model, else of the group of all others.
     ///
     /// # Errors
-    /// If they are none of this policy, and the group says that they are.
+    /// If this policy does not know them, and the group assigns them to it.
     pub fn settings_of(&self, model: &str, policy: PolicyName) -> Result<ChosenPolicy, BadSettings> {
         match self.device.group(model).or(self.device.others()) {
             None => policy.read(&WrittenSettings::new()),

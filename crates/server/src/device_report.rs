@@ -65,7 +65,7 @@ pub struct GroupsReport {
 /// Results of training a predictor with served groups.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub struct RetrainingReport {
-    /// Trainings that came to an end.
+    /// Trainings that were finished.
     pub trainings: u64,
     /// Trainings that changed the predictor.
     pub adopted: u64,

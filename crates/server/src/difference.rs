@@ -7,7 +7,7 @@ use crate::classification::numbers;
 /// order for another batch size.
 const TOLERANCE: f64 = 1e-3;
 
-/// The first output, and the numbers, in which two answers differ.
+/// The first output with a difference between two answers, and the two numbers.
 pub fn difference(codec: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
     for ((a, b), binding) in a.iter().zip(b).zip(&codec.outputs) {
         if a.data == b.data {

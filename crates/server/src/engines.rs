@@ -184,7 +184,8 @@ pub fn executors(at_once: impl Iterator<Item = u32>, cores: usize) -> usize {
     (models.clamp(1, side_by_side) + asked).min(MOST_EXECUTORS)
 }
 
-/// How models have processes of their own. Only the program itself says what runs as one, so that no other program that has a server within starts itself.
+/// The executor processes of models. Only the program itself enables them by `executor`, so that
+/// another program with an embedded server does not start itself.
 fn processes(options: &ServerOptions) -> Processes {
     let limits = TrialLimits { time: options.trial_timeout.into(), memory: memory::allowed() };
     let is_tried = options.trial_timeout > Duration::ZERO && options.executor.is_some();
@@ -195,7 +196,7 @@ fn processes(options: &ServerOptions) -> Processes {
     }
 }
 
-/// Threads of one run, at most: what was asked for, or this device's share of the cores.
+/// The most threads of one run: the options' number, or this device's share of the cores.
 pub fn most_threads(options: &ServerOptions) -> usize {
     match options.threads {
         0 => (std::thread::available_parallelism().map_or(1, usize::from) / options.devices.max(1)).max(1),

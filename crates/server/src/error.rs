@@ -32,7 +32,7 @@ pub enum ServiceError {
     /// The client went away: HTTP 499, `CANCELLED`.
     #[error("{0}")]
     Cancelled(String),
-    /// The model is there but not ready, or the server drains: HTTP 503, `UNAVAILABLE`.
+    /// The model is not ready, or the server drains: HTTP 503, `UNAVAILABLE`.
     #[error("{0}")]
     Unavailable(String),
     /// Something the protocol has and this server does not: HTTP 501, `UNIMPLEMENTED`.
@@ -62,7 +62,8 @@ impl ServiceError {
         self
     }
 
-    /// The kind of error as backends say it to frontends, from 0 in the order above.
+    /// The number of the error's kind in messages from backends to frontends, from 0 in the order
+    /// above.
     pub fn code(&self) -> u16 {
         match self {
             ServiceError::InvalidArgument(_) => 0,
@@ -103,7 +104,7 @@ impl ServiceError {
             ServiceError::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, tonic::Code::ResourceExhausted),
             ServiceError::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::ResourceExhausted),
             ServiceError::DeadlineExceeded(_) => (StatusCode::GATEWAY_TIMEOUT, tonic::Code::DeadlineExceeded),
-            // nginx's "client closed request"; no registered status says it.
+            // nginx's "client closed request"; no registered status means that.
             ServiceError::Cancelled(_) => {
                 (StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST), tonic::Code::Cancelled)
             }
@@ -133,8 +134,8 @@ impl ServiceError {
 }
 
 impl From<ServiceError> for tonic::Status {
-    /// A full queue also says when to come back: `retry-after` in whole seconds (rounded up), as over HTTP, and
-    /// `grpc-retry-pushback-ms`, which gRPC clients with a retry policy heed.
+    /// A full queue also tells when to come back: `retry-after` in whole seconds (rounded up), as
+    /// over HTTP, and `grpc-retry-pushback-ms`, which gRPC clients with a retry policy heed.
     fn from(error: ServiceError) -> Self {
         let mut status = tonic::Status::new(error.grpc_code(), error.to_string());
         if let ServiceError::QueueFull { retry_after, .. } = error {

@@ -79,7 +79,7 @@ pub async fn infer<S: Service>(
         }
         return service.infer(request).await;
     }
-    // Looked up before: by the time the answer is here, another version may serve under the name.
+    // Read before the run: when the answer comes, another version may serve under the name.
     let (name, version) = (request.model_name.clone(), request.model_version.clone());
     let batched = service.model_config(&name, &version).is_ok_and(|config| config.max_batch_size > 0);
     let names: Vec<Vec<String>> = extended.iter().map(|output| service.labels(&name, &version, &output.name)).collect();
@@ -116,7 +116,7 @@ async fn copy_inputs<S: Service>(
     SharedInputs { bytes, waits }: SharedInputs,
     held: &mut Reservation,
 ) -> Result<InferRequest, ServiceError> {
-    // All that can be told from the request's few bytes comes before the many.
+    // Checks of the request's few bytes come before the many bytes are copied.
     service.check_inputs(&request)?;
     held.grow(bytes)?;
     let memory = Arc::clone(memory);
@@ -126,7 +126,8 @@ async fn copy_inputs<S: Service>(
         .await?
 }
 
-/// Checks what the inputs say of their places in shared memory; gives what they take together.
+/// Checks the inputs' places in shared memory. Returns their total size, and whether a copy waits
+/// for a GPU.
 fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -> Result<SharedInputs, ServiceError> {
     let mut shared = SharedInputs::default();
     for input in &request.inputs {
@@ -184,7 +185,8 @@ fn check_byte_size(input: &InferTensor, byte_size: u64) -> Result<(), ServiceErr
     }
 }
 
-/// Applies what was asked of the outputs: classes instead of values, and data in shared memory instead of the answer.
+/// Applies the client's wishes for outputs: classes instead of values, and data in shared memory
+/// instead of the answer.
 ///
 /// `labels` gives the labels of an output's classes in class order; `batched` tells that the first dimension is the
 /// batch, so that each row has its own classes. Outputs that are requested but not in the answer are left to the
@@ -192,7 +194,7 @@ fn check_byte_size(input: &InferTensor, byte_size: u64) -> Result<(), ServiceErr
 ///
 /// # Errors
 /// `InvalidArgument` if the parameters are wrong, the output's datatype has no order, or the shared memory is too
-/// small; those of [`SharedMemory::write`].
+/// small; the errors of [`SharedMemory::write`].
 pub fn apply_outputs(
     memory: &SharedMemory,
     client: Client,

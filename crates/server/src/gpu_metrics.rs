@@ -19,7 +19,8 @@ metric_table! {
 }
 
 impl GpuMetrics {
-    /// Sets what was measured of a GPU, and adds the energy that it has taken since the last time, joules.
+    /// Sets the measurements of a GPU, and adds the energy that it has used since the last time,
+    /// joules.
     pub fn set(&self, gpu: &str, sample: &NvmlSample, energy: f64) {
         let Self { utilization, power, power_limit, memory, memory_used, .. } = self;
         let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);

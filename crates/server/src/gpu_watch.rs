@@ -1,5 +1,6 @@
-//! The thread that asks NVML how the GPUs are: Triton's `nv_gpu_*` metrics, and GPUs that are out of service once the driver reports an Xid after which they
-//! have to be reset. A thread of its own, as NVML may take its time where a GPU is not well; scrapes get what it found last.
+//! The thread that reads the GPUs' state from NVML. It sets Triton's `nv_gpu_*` metrics, and takes
+//! GPUs out of service once the driver reports an Xid that needs a reset. NVML may be slow for a
+//! failing GPU, so it has its own thread; scrapes get the last measurements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +13,10 @@ use downbeat_engine::cuda::nvml::{Nvml, NvmlEvent, NvmlEvents, NvmlGpu};
 
 use crate::gpu_metrics::GpuMetrics;
 
-/// How often GPUs are looked at where no metrics are wanted.
+/// How often GPUs are checked if no metrics are wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(5_000);
 
-/// How often waiting for reports may fail in a row, as it does where a GPU is lost.
+/// How often waiting for reports may fail in a row. It fails if a GPU is lost.
 const MOST_FAILURES: u32 = 3;
 
 /// Xids of NVIDIA's catalogue. A GPU is used no more if the catalogue asks for a reset of the GPU

@@ -72,7 +72,8 @@ impl<'a> GroupLanes<'a> {
 }
 
 impl Side<'_> {
-    /// Runs its operators so many times, each when all are there; begins and ends.
+    /// Runs the part's operators `runs` times, each time after the barrier. Returns the begin and
+    /// end of each run.
     fn run(&mut self, part: GroupPart, runs: usize, barrier: &Barrier) -> Result<Vec<(Time, Time)>, RunError> {
         let clock = self.subject.clock;
         let mut prepared = caught(|| self.prepare(part));

@@ -150,7 +150,7 @@ impl LoadContext {
             return Isolation::None;
         }
         let reason = if file.may_come_again {
-            // The engine says what is wrong with such a file.
+            // The engine reports the defect of such a file.
             downbeat_engine::hazard(file.path).unwrap_or_else(|_| Some("its file cannot be read".to_owned()))
         } else {
             Some("its files came with a load request".to_owned())
@@ -205,7 +205,7 @@ impl LoadContext {
     /// The steps from pictures or texts to a model's inputs, if the options give it some.
     ///
     /// # Errors
-    /// Which step is wrong, or why what they give does not fit the model.
+    /// The wrong step, or why the steps' tensors do not fit the model.
     pub fn preprocess(
         &self,
         definition: &ModelDefinition,

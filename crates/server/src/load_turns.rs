@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How long a load onto a GPU waits at most for others.
 pub const LONGEST_TURN: Duration = Duration::from_secs(60);
-/// How often one that waits looks whether it is to end.
+/// How often a waiting load checks whether it must end.
 const TICK: Duration = Duration::from_millis(50);
 
 /// The turns of all loads of a server.
@@ -63,7 +63,7 @@ impl LoadTurns {
         LoadTurn { turns: self, id, patience: Mutex::new(patience) }
     }
 
-    /// Waits as long as `condition` holds, while there is patience, and not where the thread is to end.
+    /// Waits while `condition` holds and patience is left, unless the thread must end.
     fn wait_while(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -114,7 +114,7 @@ impl LoadTurn<'_> {
         if state.timing == Some(id) {
             state.timing = None;
         }
-        // No other times now: this load goes on first, so that it comes to its end.
+        // No other load times now: this load goes on first, so that it gets done.
         state.at_work.insert(id);
         drop(state);
         turns.changed.notify_all();

@@ -56,11 +56,11 @@ pub struct LoadedVersion {
     pub health: Arc<ModelHealth>,
     pub hosts: HostedVersion,
     policy: PolicyReport,
-    /// The steps from pictures or texts to its inputs, where it has some.
+    /// The steps from pictures or texts to its inputs, if it has some.
     pub preprocess: Option<Arc<Preprocess>>,
     /// Where `auto` was asked for, and could look at it.
     pub auto: Option<Arc<AutoModel>>,
-    /// Whether its requests may share batches, where that was asked.
+    /// Whether its requests may share batches, if that was checked.
     pub rows: Option<RowJudgement>,
     /// Whether the server has taken note that its requests run alone, as an answer was wrong.
     pub is_parted: AtomicBool,
@@ -86,7 +86,7 @@ impl KnownToFit {
         KnownToFit { varies, rows: AtomicU64::new(0) }
     }
 
-    /// The bit of so many rows; 0 where it is not kept.
+    /// The bit of this number of rows; 0 if there is no bit for it.
     fn of(&self, rows: u32) -> u64 {
         if self.varies { 0 } else { 1u64.checked_shl(rows).unwrap_or(0) }
     }
@@ -143,7 +143,7 @@ impl LoadedVersion {
         }
     }
 
-    /// The steps that a request has to go through, if it is not of tensors already.
+    /// The steps that a request must go through, if its inputs are not tensors already.
     pub fn preprocess_of(&self, request: &InferRequest) -> Option<&Arc<Preprocess>> {
         self.preprocess.as_ref().filter(|preprocess| preprocess.is_for(request))
     }
@@ -240,7 +240,7 @@ impl LoadedVersion {
         }
     }
 
-    /// Takes out the queue for one shape, if it is still this one; says whether it was.
+    /// Takes out the queue for one shape, if it is still this one. Returns whether it was.
     pub fn remove_queue(&self, key: &ShapeKey, queue: &Arc<Queue>) -> bool {
         let mut queues = self.queues.write();
         let is_it = queues.get(key).is_some_and(|there| Arc::ptr_eq(there, queue));

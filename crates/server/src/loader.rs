@@ -1,4 +1,4 @@
-//! Loads model versions: by which policy, and by `exclusive` where that cannot be.
+//! Loads model versions: with their policies, or with `exclusive` if that fails.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -167,7 +167,8 @@ impl Loader {
         true
     }
 
-    /// A version's policy has lost against `exclusive`, by which it is loaded from now on; whether that is new.
+    /// Notes that a version's policy has lost against `exclusive`, which loads it from now on.
+    /// Returns whether that is new.
     pub fn remember_loss(&self, loaded: &LoadedVersion) -> bool {
         let report = loaded.policy();
         let last = report.guard.as_ref().and_then(|guard| guard.last).map(|last| last.to_string());
@@ -215,8 +216,8 @@ impl Loader {
     }
 }
 
-/// Whether `exclusive` serves a model that its policy cannot have. That holds where the policy is not named for just
-/// this model, and where no trial could tell whether the policy suits the model.
+/// Whether `exclusive` serves a model that its policy cannot have. That holds if the policy is not
+/// named for just this model, or if no trial could tell whether the policy suits the model.
 fn may_be_left(error: &anyhow::Error, is_named: bool) -> bool {
     error.downcast_ref::<PolicyError>().is_some_and(|error| error.is_untried || !is_named)
 }

@@ -323,7 +323,7 @@ impl<'a> Loading<'a> {
         Ok((of(&self.definition)?, padding))
     }
 
-    /// Says what of the model's queue policies a device policy passes over.
+    /// Warns about the model's queue policies that a device policy ignores.
     fn warn_of_levels(&self) {
         let (levels, policy) = (&self.definition.batching.levels, self.policy.name);
         if levels.len() > 1 {
@@ -417,7 +417,7 @@ impl<'a> Loading<'a> {
         Ok(profiled)
     }
 
-    /// Has so many of the model's batches run at the same time, as measured. 0: that was not measured.
+    /// Lets `at_once` of the model's batches run at the same time, as measured. 0: not measured.
     ///
     /// The model's configuration stays as the files have it: backends of a cluster that measured different numbers still
     /// serve the same model.
@@ -469,7 +469,7 @@ impl<'a> Loading<'a> {
         measuring.segments(&subject, profile, lane)
     }
 
-    /// Gives it a queue, where the scheduler makes its batches, and says that it is loaded.
+    /// Gives it a queue, if the scheduler makes its batches, and logs that it is ready.
     fn finish(
         self,
         hosts: HostedVersion,
@@ -509,7 +509,7 @@ impl<'a> Loading<'a> {
     }
 }
 
-/// Keeps the batches of a model to so many items, and says why.
+/// Limits the batches of a model to `most` items, and logs why.
 fn limit_batches(definition: &mut ModelDefinition, most: u32, why: &str) {
     if most < definition.batching.max_batch_size {
         tracing::info!(model = %definition.name, max_batch_size = most, "{why}");

@@ -69,7 +69,7 @@ pub fn flush() {
     QUEUE.flush(FLUSHES_WITHIN);
 }
 
-/// Says why the process ends and waits a moment until that is written; false if logging was not
+/// Logs why the process ends, and waits a moment until that is written; false if logging was not
 /// started.
 pub fn last_words(text: &str) -> bool {
     if IS_STARTED.load(Relaxed) {
@@ -140,7 +140,7 @@ fn misspelled_crate(directive: &str) -> Option<(&str, String)> {
     (!hint.is_empty() && module.starts_with("downbeat")).then_some((module, hint))
 }
 
-/// The filter of a level. Errors of all modules pass it, unless it says otherwise of all.
+/// The filter of a level. Errors of all modules pass it, unless the level itself names all modules.
 fn filter(level: &str) -> Result<EnvFilter, String> {
     let filter = EnvFilter::try_new(format!("error,{}", directives(level)));
     filter.map_err(|error| format!("'{level}': {error}; levels are {}", LEVELS.join(", ")))

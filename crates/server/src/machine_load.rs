@@ -5,13 +5,13 @@
 struct Ticks {
     /// Of all cores, idle ones included.
     all: u64,
-    /// Of all cores, at work for any process.
+    /// Of all cores, busy with any process.
     busy: u64,
     /// Of this process.
     own: u64,
 }
 
-/// Watches what a machine does from a moment on.
+/// Watches the load of a machine from a moment on.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadWatch(Option<Ticks>);
 
@@ -21,8 +21,8 @@ impl LoadWatch {
         LoadWatch(ticks())
     }
 
-    /// The share of the machine's processor time that went to others since the start; `None` where it cannot be known, or for a moment too short
-    /// to tell.
+    /// The share of the machine's processor time that other processes had since the start. `None`
+    /// if it is unknown, or the time was too short to tell.
     pub fn others(&self) -> Option<f64> {
         let (before, now) = (self.0?, ticks()?);
         let others = |t: Ticks| t.busy.saturating_sub(t.own);

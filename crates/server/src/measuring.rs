@@ -25,7 +25,8 @@ use crate::segment_profiler::SegmentSubject;
 
 /// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
 const WORTH_THREADS: Duration = Duration::from_micros(500);
-/// A model that takes longer for one item on one thread is taken to be faster on several, where there is no time to try.
+/// A model slower than this with one item on one thread is assumed to be faster on several, if
+/// there is no time to try.
 const SLOW: Duration = Duration::from_millis(50);
 /// Runs of one item that a comparison of threads takes at least.
 const COMPARED_RUNS: u64 = 7;
@@ -87,7 +88,7 @@ impl Measuring<'_> {
         let path = self.source.options.path.display();
         let (measurements, at_once) = match measured {
             Ok(measured) => measured,
-            // A model may refuse what is made up (an index, a length); that is no reason not to serve it.
+            // A model may refuse made-up values (an index, a length); it is served all the same.
             Err(error) => {
                 tracing::warn!(%path, %error, "cannot be measured with requests of our own making; its latency is learned in service");
                 return known(unknown()?, threads);
@@ -110,13 +111,14 @@ impl Measuring<'_> {
         Ok(Profiled { profile, threads, at_once })
     }
 
-    /// The most lanes that it may have side by side, of so many threads each.
+    /// The most lanes that it may have side by side, of `threads` threads each.
     fn most_lanes(&self, threads: usize) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if self.chooses_lanes { (cores / threads.max(1)).min(MOST_EXECUTORS) } else { 1 }
     }
 
-    /// How many batches are worth running at the same time; 0: that cannot be measured, or there is no choice. `measurements` say which batches take too long to try it with.
+    /// How many batches are worth running at the same time; 0: not measurable, or there is no
+    /// choice. `measurements` show which batches take too long to try.
     fn at_once(&self, model: &dyn Model, threads: usize, measurements: &[Measurement]) -> u32 {
         let most = self.most_lanes(threads);
         if most < 2 {
@@ -186,7 +188,8 @@ impl Measuring<'_> {
         Some((self.fitted(model, &stored.measurements).ok()?, stored))
     }
 
-    /// Keeps what was measured, on so many threads, and how many batches are worth running at the same time.
+    /// Stores the measurements with this number of threads, and how many batches are worth running
+    /// at the same time.
     fn keep(
         &self,
         key: Result<String, String>,
@@ -239,7 +242,7 @@ impl Measuring<'_> {
     /// Whether more threads may be worth it for a model that takes `one` for one item: its largest batch takes long.
     fn is_worth_trying(&self, model: &dyn Model, lane: &mut dyn Lane, one: Duration) -> anyhow::Result<bool> {
         let (largest, part) = (self.codec.max_batch, self.time.part(0.1));
-        // The first run of one item says nothing that is certain about a brief model.
+        // For a brief model, the first run of one item is no reliable measure.
         if one.saturating_mul(3 * u64::from(largest)) > part {
             return Ok(one > SLOW || self.time.left() > Duration::ZERO);
         }

@@ -29,7 +29,8 @@ impl MeasuringTime {
         MeasuringTime { budget, is_behind: false, spent_ns: AtomicU64::new(0), is_short: AtomicBool::new(false) }
     }
 
-    /// As much as it takes, behind a version that serves. `budget` says how long the runs of a step are repeated.
+    /// Unlimited time, behind a version that serves. `budget` is how long the runs of a step are
+    /// repeated.
     pub fn behind_service(budget: Duration) -> Self {
         MeasuringTime { is_behind: true, ..MeasuringTime::before_service(budget) }
     }

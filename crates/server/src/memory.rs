@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 
 use crate::options::ServerOptions;
 
-/// Where the kernel tells of the machine's memory.
+/// The kernel's file about the machine's memory.
 const MEMINFO: &str = "/proc/meminfo";
-/// Where the kernel tells which control groups this process is in.
+/// The kernel's file about the control groups of this process.
 const CGROUPS: &str = "/proc/self/cgroup";
 /// Where control groups are mounted.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
@@ -15,7 +15,8 @@ const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// Has the allocator give memory back that nothing holds.
 static RELEASE: OnceLock<fn()> = OnceLock::new();
 
-/// Says how the program's allocator gives memory back. The server calls this while nothing runs. Only the first call counts.
+/// Sets the function by which the program's allocator gives memory back. The server calls it in
+/// idle times. Only the first call counts.
 pub fn set_release(release: fn()) {
     // A second call changes nothing, as the allocator is the same.
     let _ = RELEASE.set(release);
@@ -28,7 +29,7 @@ pub(crate) fn release() {
     }
 }
 
-/// The default budget of bytes in flight where the system does not tell its memory.
+/// The default budget of bytes in flight if the system does not tell its memory.
 const FALLBACK_BUDGET: u64 = 1 << 30;
 /// The least default budget: one HTTP body of the default largest size, with room beside it.
 const LEAST_BUDGET: u64 = 128 << 20;

@@ -14,7 +14,7 @@ pub trait Metric: Collector + Clone + Sized + 'static {
     /// If it cannot be called that.
     fn make(opts: Opts, labels: &[&str], buckets: &[f64]) -> Result<Self, Error>;
 
-    /// As [`Metric::make`], among those of a registry.
+    /// As [`Metric::make`], and adds the metric to a registry.
     ///
     /// # Errors
     /// If it cannot be called that, or another is: a defect.
@@ -57,7 +57,7 @@ macro_rules! metric_table {
         }
 
         impl $table {
-            /// Makes the metrics, among those of a registry.
+            /// Makes the metrics, and adds them to a registry.
             ///
             /// # Errors
             /// If two metrics had the same name: a defect.

@@ -118,11 +118,11 @@ pub struct Totals {
 
 /// Counters of the scheduler's rehearsal.
 pub struct RehearsalMetrics {
-    /// Trials that came to an end.
+    /// Trials that were finished.
     pub trials: IntCounter,
     /// Trials that changed the models' behaviour.
     pub changes: IntCounter,
-    /// Trials of device policies that came to an end.
+    /// Trials of device policies that were finished.
     pub device_trials: IntCounter,
     /// Trials of device policies that found a better one.
     pub device_changes: IntCounter,
@@ -131,7 +131,7 @@ pub struct RehearsalMetrics {
     /// Requests in windows of time that were left out, because more requests came than a shard has
     /// room for.
     pub arrivals_lost: IntCounter,
-    /// Trainings of the predictor of operator groups that came to an end.
+    /// Trainings of the predictor of operator groups that were finished.
     pub trainings: IntCounter,
     /// Trainings whose outcome was better, and was adopted.
     pub adoptions: IntCounter,
@@ -222,14 +222,14 @@ impl Metrics {
         self.table.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
     }
 
-    /// Sets what a version holds of the CPU's memory for each of `MODEL_PARTS`, bytes.
+    /// Sets the CPU memory of a version for each of `MODEL_PARTS`, bytes.
     pub fn set_model_memory(&self, name: &str, version: &str, parts: [u64; 3]) {
         for (part, bytes) in MODEL_PARTS.into_iter().zip(parts) {
             self.table.model_memory.with_label_values(&[name, version, part]).set(bytes as f64);
         }
     }
 
-    /// Sets what all models hold of the CPU's memory, and may hold, bytes; `None`: there is no limit.
+    /// Sets the CPU memory of all models and its limit, bytes; `None`: no limit.
     pub fn set_models_memory(&self, held: u64, limit: Option<u64>) {
         self.table.models_memory.set(held as f64);
         self.table.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
@@ -273,7 +273,7 @@ impl Metrics {
         }
     }
 
-    /// Sets what the autoscale advisor says of so many devices.
+    /// Sets the autoscale advisor's advice for a number of devices.
     pub fn set_autoscale(&self, devices: u32, wanted: Option<u32>, advice: &Advice) {
         self.table.devices.set(f64::from(devices));
         self.table.autoscale_devices.set(wanted.map_or(f64::NAN, f64::from));
@@ -398,7 +398,8 @@ impl ModelMetrics {
 
 /// The metrics of one device, looked up once.
 pub struct DeviceMetrics {
-    /// Seconds in which at least one launch ran; of a partition of the device as much as it is of the device.
+    /// Seconds in which at least one launch ran; a partition's seconds count with its part of the
+    /// device.
     pub busy: prometheus::Counter,
     /// Launches that run on it now.
     pub running: prometheus::IntGauge,

@@ -16,7 +16,7 @@ use crate::http::{HttpState, Routed, health_routes, serve_answers, with_slashes}
 use crate::offload;
 use crate::service::Service;
 
-/// Gives what is answered at `/metrics`.
+/// Makes the answer at `/metrics`.
 pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;
 
 /// Answers scrapes and probes until the process ends: the last moments of a drain should be seen, too.

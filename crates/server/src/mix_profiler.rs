@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::batch_codec::Admitted;
 use crate::sampler::{self, Subject, Watch, at_once};
 
-/// Rounds in which the slower half of the mixes of a load is left out.
+/// Rounds that leave out the slower half of the mixes of a load.
 const HALVINGS: usize = 4;
 /// Mixes that are run in all rounds.
 const KEPT: usize = 3;
@@ -41,7 +41,8 @@ struct Runs {
 }
 
 impl Runs {
-    /// The fastest run, by which it is judged while there are few: a stall only adds time, and would leave out the best.
+    /// The fastest run, which judges a mix while there are few runs: a stall only adds time, and
+    /// would leave out the best mix.
     fn fastest(&self) -> u64 {
         self.mean_ns.iter().copied().min().unwrap_or(u64::MAX)
     }

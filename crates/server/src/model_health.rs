@@ -1,4 +1,4 @@
-//! Whether a model version can be relied on: what became of its runs that took too long.
+//! Whether a model version can be relied on: tracks its runs that took too long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -17,7 +17,7 @@ const NOT_READY_FOR: Duration = Duration::from_millis(60_000);
 pub struct ModelHealth {
     pub name: String,
     pub version: String,
-    /// Whether there is trouble: what a request looks at.
+    /// Whether there is trouble: requests read this.
     troubled: AtomicBool,
     trouble: Mutex<Trouble>,
     running: AtomicU32,
@@ -44,18 +44,18 @@ impl ModelHealth {
         }
     }
 
-    /// A run begins; it ends when what this gives is dropped.
+    /// Counts a run; dropping the returned guard ends it.
     pub fn begin_run(self: &Arc<Self>) -> RunCount {
         self.running.fetch_add(1, Ordering::AcqRel);
         RunCount(self.clone())
     }
 
-    /// Runs that go on, also those that were left behind.
+    /// Runs that go on, including runs that were left behind.
     pub fn running(&self) -> u32 {
         self.running.load(Ordering::Acquire)
     }
 
-    /// Runs that go on though they were to end.
+    /// Runs that go on though they were told to end.
     pub fn left_behind(&self) -> u32 {
         self.trouble.lock().left_behind
     }

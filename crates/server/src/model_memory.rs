@@ -94,7 +94,7 @@ impl ModelMemory {
 }
 
 impl HeldMemory {
-    /// Holds so much more for a part.
+    /// Holds this many more bytes for a part.
     ///
     /// # Errors
     /// If there is no room for it, with the numbers; then nothing more is held.
@@ -133,7 +133,7 @@ impl HeldMemory {
         }
     }
 
-    /// Says what it holds, in the log and in metrics.
+    /// Reports its memory, in the log and in metrics.
     pub fn say(&self, metrics: &Metrics, name: &str, version: &str) {
         let held = self.memory.held.lock();
         let bytes = held.versions.get(&self.id).map_or([0; 3], |version| version.bytes);

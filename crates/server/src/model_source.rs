@@ -1,4 +1,4 @@
-//! A model file with the engine that reads it, and where what is found out about it is kept.
+//! A model file with the engine that reads it, and the store of its measurements.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -37,8 +37,8 @@ pub struct ModelSource<'a> {
 }
 
 impl<'a> ModelSource<'a> {
-    /// Opens the file that `options` name, with the settings of its configuration. If the settings
-    /// are large, they go into a file of their own.
+    /// Opens the file that `options` name. If the configuration declares more of its tensors than
+    /// the file, a rewritten copy of the file is loaded.
     ///
     /// # Errors
     /// If it cannot be read, or does not suit its configuration.

@@ -38,7 +38,8 @@ pub fn sender() -> Client {
     SENDER.try_with(|sender| *sender).unwrap_or_default()
 }
 
-/// Runs work of `client` on about so many bytes beside the event loop. Dropping the future ends the work at its next step.
+/// Runs work of `client` on about `bytes` bytes beside the event loop. Dropping the future ends the
+/// work at its next step.
 ///
 /// # Errors
 /// `TooLarge` if the work used more time than work may; `Internal` if the work panicked, or the system has no thread left.

@@ -58,7 +58,7 @@ macro_rules! with_defaults {
 pub(crate) use with_defaults;
 
 with_defaults! {
-    /// Everything the server can be told.
+    /// All options of the server.
     #[derive(Clone, PartialEq, Debug)]
     pub struct ServerOptions {
         /// The folders of the model repositories: models of all of them are served.
@@ -85,7 +85,8 @@ with_defaults! {
         pub health_port: Option<u16> = None,
         /// Which engine runs ONNX models.
         pub engine: EngineChoice = EngineChoice::Auto,
-        /// Threads inside one run of a model; 0: one, or the cores divided by `devices` where that is measured to be faster.
+        /// Threads inside one run of a model; 0: one, or the cores divided by `devices` if that was
+        /// measured to be faster.
         pub threads: usize = 0,
         /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many as the models want
         /// (docs/configuration.md, Threads and executors).
@@ -104,8 +105,8 @@ with_defaults! {
         pub rehearsal_cpu: f64 = 0.05,
         /// When a batch leaves.
         pub dispatch: DispatchPolicy = DispatchPolicy::Adaptive,
-        /// Which requests of a queue that cannot make their deadline are given up; `None`: what suits the dispatch policy
-        /// (see [`ServerOptions::drop_policy`]).
+        /// The drop policy: which requests of a queue that cannot make their deadline are given up.
+        /// `None`: the one that suits the dispatch policy (see [`ServerOptions::drop_policy`]).
         pub drop: Option<DropPolicy> = None,
         /// The order in which batches of all models get a device.
         pub order: OrderPolicy = OrderPolicy::default(),
@@ -161,7 +162,8 @@ with_defaults! {
         pub idle_timeout: Duration = Duration::from_millis(600_000),
         /// How long the head of a request may take, and the time in which `min_rate` is measured; zero: for ever.
         pub transfer_timeout: Duration = Duration::from_millis(30_000),
-        /// Least rate of a request's body, and of an answer that a client reads, bytes per second.
+        /// Least rate of the body of a request that the server waits for, and of a client's reading
+        /// of its answer, bytes per second.
         pub min_rate: u64 = 500,
         /// How long a server that got SIGTERM goes on accepting, while it reports that it is not
         /// ready. Clients and balancers need this time to stop sending. Part of `drain_timeout`.
@@ -179,16 +181,18 @@ with_defaults! {
         pub allow_empty: bool = false,
         /// Whether symbolic links that lead out of a model repository are followed.
         pub follow_symlinks: bool = false,
-        /// Which configuration models have: `configs/NAME.pbtxt` in their folders, where there is one; `None`: `config.pbtxt`.
+        /// The configuration of models: `configs/NAME.pbtxt` in their folders, if that exists;
+        /// `None`: `config.pbtxt`.
         pub model_config_name: Option<String> = None,
         /// Whether a model's configuration is completed from its file.
         pub auto_complete_config: bool = true,
         /// Stop at start if a model does not load, instead of serving the others.
         pub exit_on_error: bool = false,
-        /// Stop where only a new process can mend what is wrong, instead of saying that the server is not live.
+        /// End the process when only a new one helps, instead of reporting that the server is not
+        /// live.
         pub exit_when_not_live: bool = false,
-        /// The server repeats one in this many requests of shared batches alone, where no graph proves that the model
-        /// keeps rows apart; 0: none.
+        /// The server repeats one in this many requests of shared batches alone, unless the graph
+        /// proves that the model keeps rows apart; 0: none.
         pub row_check_every: u32 = 1024,
         /// Measuring latency profiles.
         pub profiling: ProfilingOptions = ProfilingOptions::default(),
@@ -247,8 +251,8 @@ impl ServerOptions {
         }
     }
 
-    /// The SLO of a model: what `downbeat.toml` or a flag says, else what its configuration says
-    /// (`slo_ms`), else the default.
+    /// The SLO of a model: from `downbeat.toml` or a flag, else from its configuration (`slo_ms`),
+    /// else the default.
     pub fn slo(&self, model: &str, configured: Option<Duration>) -> Option<Duration> {
         self.models.get(model).and_then(|m| m.slo).or(configured).or(self.default_slo)
     }
@@ -314,7 +318,7 @@ with_defaults! {
         pub groups: Vec<DeviceGroup> = Vec::new(),
         /// The file of the predictor of operator groups, for the policy overlap.
         pub predictor: Option<PathBuf> = None,
-        /// In which order requests of the policy overlap run.
+        /// The order of requests under the policy overlap.
         pub order: GroupOrder = GroupOrder::Headroom,
         /// The parts of each device, as its engine reads them: cores of the CPU, compute units of a
         /// GPU. Empty: devices are not divided.
@@ -323,7 +327,7 @@ with_defaults! {
         pub shares: SharesBy = SharesBy::Fixed,
         /// How the batch sizes of these models are chosen, if their shares are automatic.
         pub share_batches: BatchesBy = BatchesBy::Policy,
-        /// How often shares are looked at, where they follow what models do (GSLICE figure 16: 2 s).
+        /// How often shares are adjusted, if they follow the models' needs (GSLICE figure 16: 2 s).
         pub share_period: Duration = Duration::from_millis(2_000),
         /// How long the share of a model stays as it is after it was changed (GSLICE §3.2.1: 10 s).
         pub share_hold_down: Duration = Duration::from_millis(10_000),
@@ -360,7 +364,8 @@ pub struct ModelOptions {
     pub threads: Option<usize>,
     /// Whether its requests may share a batch; `None`: as [`BatchingChoice::Check`].
     pub batching: Option<BatchingChoice>,
-    /// The engine that it runs on, and no other; `None`: that of all models, or another where that one cannot run it.
+    /// The only engine that it may run on. `None`: the engine of all models, or another if that one
+    /// cannot run it.
     pub engine: Option<ModelEngine>,
     /// Whether it runs in a process of its own; `None`: [`ServerOptions::isolation`].
     pub isolation: Option<Isolation>,
@@ -398,7 +403,7 @@ with_defaults! {
     /// How long a run may take before it is ended.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct RunLimits {
-        /// In service: so many times what its profile says.
+        /// In service: this many times the profile's latency.
         pub factor: u32 = 50,
         /// In service: at least this; zero: no limit.
         pub least: Duration = Duration::from_millis(15_000),
@@ -410,7 +415,7 @@ with_defaults! {
 }
 
 with_defaults! {
-    /// Latency profiles: whether and for how long they are measured, where they are kept.
+    /// Latency profiles: whether and for how long they are measured, and their store.
     #[derive(Clone, PartialEq, Debug)]
     pub struct ProfilingOptions {
         /// Measure a model at load if there is no stored profile.

@@ -44,7 +44,7 @@ impl Made {
         self.processes.limits
     }
 
-    /// The engine where a file is tried in a process; `None`: there are no such trials.
+    /// The engine that a trial process loads; `None`: files have no trial.
     ///
     /// # Errors
     /// As [`Made::isolated`].

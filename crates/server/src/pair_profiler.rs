@@ -44,7 +44,7 @@ pub struct PairMeasurement {
     pub batches: [u32; 2],
     /// Each alone on the whole device.
     pub alone: [Latencies; 2],
-    /// Each alone in its partition, where they have partitions.
+    /// Each alone in its partition, if they have partitions.
     pub alone_in_partition: Option<[Latencies; 2]>,
     /// Each while the other runs its batches one after another.
     pub together: [Latencies; 2],
@@ -78,7 +78,7 @@ impl Side<'_> {
     }
 }
 
-/// Says that a side is done, also where it fails or panics: the other would wait for it for ever.
+/// Notes that a side is done, also if it fails or panics: the other would wait for ever.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -118,8 +118,9 @@ fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Re
     at_once(both.map(|((side, batch), mine)| move || go(side, batch, mine)))
 }
 
-/// Runs two models at the same time on a device, for each pair of batch sizes, in about `budget` for all. `split`: the first model has so many compute
-/// units, the second the others; otherwise both have all. `watch` hears of each pair.
+/// Runs two models at the same time on a device, for each pair of batch sizes, in about `budget`
+/// for all. `split`: the compute units of the first model, of which the second has the rest;
+/// otherwise both have all. `watch` hears of each pair.
 ///
 /// # Errors
 /// If the device cannot be split so, or an engine cannot run such a batch.

@@ -100,7 +100,8 @@ impl Partitions {
         Some((index, self.parts.get(index)?))
     }
 
-    /// All that a model is on, first the one that [`of`](Self::of) gives; none where the devices are not divided.
+    /// All partitions of a model, first the one that [`of`](Self::of) gives; none if the devices
+    /// are not divided.
     pub fn all_of(&self, model: &str) -> Vec<usize> {
         let first = self.of(model).map(|(index, _)| index);
         let more = first.and_then(|_| self.more.get(model)).into_iter().flatten();

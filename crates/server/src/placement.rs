@@ -76,7 +76,8 @@ impl Placement {
         Some(devices)
     }
 
-    /// Where a model is, of `all` devices that there are now, on these of their partitions if they are divided. `by_scheduler`: the scheduler makes its batches.
+    /// The places of a model, of `all` devices that there are now, on these of their partitions if
+    /// they are divided. `by_scheduler`: the scheduler makes its batches.
     ///
     /// # Errors
     /// If the scheduler does not tell these devices from others.
@@ -122,7 +123,7 @@ impl Placement {
 }
 
 impl Placed {
-    /// On all of so many devices, which are alike.
+    /// A place on all of `devices` devices, which are alike.
     pub fn everywhere(devices: usize) -> Self {
         let (hardware, partitions) = (vec![0; devices].into(), [PartitionId::default()].into());
         Placed { devices: (0..devices).collect(), partitions, kinds: None, hardware }
@@ -138,7 +139,8 @@ impl Placed {
         self.devices.iter().flat_map(|device| self.partitions.iter().map(|partition| (*device, *partition)))
     }
 
-    /// A number for where it runs: partitions of the same number run it alike.
+    /// The number of its site on a device and partition: it runs alike on all places of the same
+    /// site.
     pub fn site(&self, device: usize, partition: PartitionId) -> usize {
         let hardware = self.hardware.get(device).copied().unwrap_or(0);
         let position = self.partitions.iter().position(|its| *its == partition).unwrap_or(0);

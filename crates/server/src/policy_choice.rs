@@ -19,7 +19,7 @@ pub struct AutoSubject<'a> {
     pub definition: &'a ModelDefinition,
     pub codec: &'a BatchCodec,
     pub profile: &'a LatencyProfile,
-    /// Whether it answers requests of our own making, so that the profile is measured.
+    /// Whether it answers made-up requests, so that the profile is measured.
     pub is_measured: bool,
     /// Cores that lanes and frontends share.
     pub cores: usize,
@@ -36,7 +36,7 @@ pub struct AutoSubject<'a> {
 pub struct Chosen {
     /// The policy, and why.
     pub report: PolicyReport,
-    /// The policy with its settings, beside those that were written for the model.
+    /// The policy with its settings, beside the settings that were written for the model.
     pub candidate: Candidate,
     /// The inputs of the choice at load.
     pub inputs: AutoInputs,
@@ -77,7 +77,7 @@ pub enum Why {
 }
 
 impl AutoSubject<'_> {
-    /// Chooses; `launch` and `overlap` measure what is needed for it, if it is.
+    /// Chooses; `launch` and `overlap` measure the inputs of the choice if it needs them.
     pub fn choose(
         &self,
         launch: impl FnOnce() -> Option<Duration>,

@@ -1,4 +1,4 @@
-//! The ports of a process: what answers there, and how it leaves them.
+//! The ports of a process: their servers, and their end.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -203,7 +203,7 @@ impl Terminate {
     }
 }
 
-/// Whether `status`, the text of [`STATUS`], says that the process ignores a signal.
+/// Whether the process ignores a signal, by `status`, the text of [`STATUS`].
 fn is_ignored(status: &str, kind: SignalKind) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -211,8 +211,9 @@ fn is_ignored(status: &str, kind: SignalKind) -> bool {
     mask >> (kind.as_raw_value() - 1) & 1 == 1
 }
 
-/// Has frontends go on accepting for `grace`, then finish what they have, `limit` in all; says whether they have. A second signal ends
-/// the wait. Then they have finished if no request is under way (`is_idle`).
+/// Lets frontends accept for `grace` and then finish their requests, within `limit` in all. Returns
+/// whether they have. A second signal ends the wait. Then they count as finished if no request is
+/// under way (`is_idle`).
 pub async fn leave(
     stage: &watch::Sender<Stage>,
     mut frontends: Vec<JoinHandle<()>>,

@@ -22,7 +22,8 @@ use crate::unanswered::Unanswered;
 use crate::work_line::path_by_model;
 use crate::work_pool::{Place, WorkPool};
 
-/// The parameters of a model's configuration that say what it takes besides tensors: the input, of datatype BYTES and shape [n] or [n, 1].
+/// The parameters of a model's configuration about its input besides tensors: the input's name, of
+/// datatype BYTES and shape [n] or [n, 1].
 pub const INPUT_PARAMETER: &str = "preprocess_input";
 /// The media types of its items.
 pub const MEDIA_PARAMETER: &str = "preprocess_media";
@@ -55,7 +56,7 @@ pub struct Preprocessing {
 }
 
 impl Preprocessing {
-    /// As the options say; nothing is started yet.
+    /// Reads the options; starts no thread yet.
     pub fn new(options: &ServerOptions, clock: Clock) -> Self {
         let most_pixels = u64::from(options.max_megapixels) * 1_000_000;
         Preprocessing {
@@ -67,7 +68,7 @@ impl Preprocessing {
         }
     }
 
-    /// The threads, one fewer than there are cores unless the options say how many.
+    /// The threads: one fewer than there are cores, unless the options set the number.
     fn pool(&self) -> Arc<WorkPool> {
         let threads = || match self.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from) - 1,
@@ -85,7 +86,7 @@ impl Preprocessing {
     /// The steps of a model whose requests are like `codec`'s.
     ///
     /// # Errors
-    /// In words, which step is wrong, or why what they give does not fit the model.
+    /// A text with the wrong step, or why the steps' tensors do not fit the model.
     pub fn steps(&self, recipe: &Recipe, codec: &BatchCodec) -> Result<Arc<Preprocess>, String> {
         let pipeline = Pipeline::new(recipe, &codec.signature().inputs, codec.batched, self.most_pixels)?;
         let number = self.steps.fetch_add(1, Relaxed);
@@ -114,7 +115,7 @@ impl Preprocess {
         input.datatype == DataType::Bytes && input.name == self.pipeline.input()
     }
 
-    /// Says in a model's configuration what it takes besides tensors.
+    /// Adds the input besides tensors to a model's configuration.
     pub fn describe(&self, config: &mut ModelConfig) {
         let fills = self.pipeline.fills().collect::<Vec<_>>().join(",");
         let said = [

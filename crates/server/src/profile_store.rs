@@ -1,4 +1,4 @@
-//! Keeps what was measured of models for the next start.
+//! Stores measurements of models for the next start.
 
 use std::path::{Path, PathBuf};
 
@@ -49,7 +49,7 @@ pub struct StoredOperators {
 pub struct StoredShares {
     /// The model's file.
     pub model: PathBuf,
-    /// What ran it.
+    /// The engine that ran it.
     pub engine: String,
     /// By batch size, ascending: the compute units beyond which a batch is hardly faster.
     pub knees: Vec<(u32, u32)>,
@@ -69,7 +69,7 @@ impl StoredShares {
 /// A folder of measured profiles. Losing it costs time at the next start, nothing else.
 #[derive(Clone, Debug)]
 pub struct ProfileStore {
-    /// Where it is; `None`: nowhere.
+    /// The store's folder; `None`: no store.
     pub folder: Option<PathBuf>,
 }
 
@@ -147,7 +147,7 @@ impl ProfileStore {
     /// The files of the store, in order of their names.
     ///
     /// # Errors
-    /// If the folder is there and cannot be read.
+    /// If the folder exists and cannot be read.
     fn files(&self) -> std::io::Result<Vec<PathBuf>> {
         let Some(folder) = &self.folder else { return Ok(Vec::new()) };
         let entries = match std::fs::read_dir(folder) {

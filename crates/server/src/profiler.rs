@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::sampler::{self, Subject, Watch};
 use crate::sized_cases::{self, CaseSize, SizedCases};
 
-/// Most runs that are timed for one batch size; one has to be enough where there is no time.
+/// Most runs that are timed for one batch size; one run suffices if time is short.
 const RUNS: [usize; 2] = [0, 200];
 
 /// How long one batch size took.
@@ -50,14 +50,15 @@ pub fn few_sizes(max_batch: u32) -> Vec<u32> {
     (0..16).map(|exponent| 1 << (2 * exponent)).take_while(|size| *size < max_batch).chain([max_batch.max(1)]).collect()
 }
 
-/// How much faster on several threads a batch has to be to be worth them.
+/// Several threads are worth using if a batch is faster by this factor.
 const WORTH_SPEEDUP: f64 = 1.25;
 /// Rounds of a comparison, the least, the fewest that tell something, and the most. The first is for models so slow that the
 /// second would take more than twice the time that there is.
 const ROUNDS: [usize; 3] = [2, 5, 60];
 /// A comparison is by batches that take at most this part of the time there is for it, so that there are some rounds.
 const ROUND_SHARE: u64 = 16;
-/// A machine on which others take more than this share of the processor time says little about a model.
+/// Other programs may take this share of the processor time; with more, measurements of a model are
+/// unreliable.
 pub const NOISE: f64 = 0.15;
 
 /// Whether a machine was quiet while something was timed. `others` is the share of the processor time that other programs took; `None`: unknown. `served` is
@@ -194,7 +195,7 @@ mod tests {
     use crate::warm_up::WarmUp;
     use crate::{mix_profiler, pair_profiler};
 
-    /// A model that remembers what it was run with.
+    /// A model that records its runs.
     #[derive(Clone, Default)]
     struct Spy {
         signature: Signature,
@@ -285,7 +286,7 @@ mod tests {
                 assert!(item.len() > 60, "{what}: {} different numbers of 64", item.len());
             }
         }
-        // Where a model takes nothing else.
+        // The model takes zeros alone.
         let zeros = codec.with_fill(Fill::Zeros).trial(1).unwrap();
         assert_eq!(zeros.input(0), [0; 256]);
     }
@@ -394,7 +395,7 @@ mod tests {
         times.iter().map(|ms| Duration::from_millis(*ms)).collect()
     }
 
-    /// Timed in turns: of the runs in which a neighbour had a core some are left in which it had none.
+    /// Runs in turns: though a neighbour takes a core in many runs, some runs are left without it.
     #[test]
     fn threads_are_judged_by_what_they_can_do() {
         assert!(is_worth_threads(&ms(&[10, 10, 10, 10]), &ms(&[20, 6, 25, 6])));

@@ -16,7 +16,7 @@ use crate::refiner::ProfileRefiner;
 
 /// The scheduler's queue for the requests of one shape.
 pub struct Queue {
-    /// Where it is in the scheduler.
+    /// The queue's place in the scheduler.
     pub place: QueueHandle,
     /// Whether requests wait for others of their shape, for a time that is set.
     pub gathers: bool,

@@ -3,26 +3,27 @@
 use downbeat_core::isotonic::isotonic_fit;
 use downbeat_core::{Duration, LatencyProfile, Time};
 
-/// An average looks back on about so many observations: the weight of a size beside others is at most this.
+/// An average looks back on about this many observations: no size has more weight than that.
 const WINDOW: u32 = 16;
 /// Observations of a batch size that was measured at load before its own average counts.
 const ENOUGH: u32 = 4;
 /// Observations between two rebuilt profiles, unless an average has moved far.
 const PERIOD: u32 = 32;
-/// By this part an average has to move for the profile to be rebuilt at once.
+/// If an average moves by this part, the profile is rebuilt at once.
 const FAR: f64 = 0.25;
 /// Mean absolute deviations above the mean in a prediction: batches should meet deadlines, not meet
 /// them half of the time.
 const MARGIN: f64 = 2.0;
-/// A single observation counts at most this many times the present mean. Example: a laptop's lid preempts a run for a second. The
-/// model must not look unservable for that. The limit does not go by the estimate, which has the margin. Then
-/// one preempted run of ten would raise the estimate to the length of a preemption. An observation so many times faster shows that the runs
-/// before stalled.
+/// A single observation counts at most this many times the present mean. Example: closing a
+/// laptop's lid stops a run for a second, and the model must not look unservable after that. The
+/// limit is relative to the mean, not to the estimate with its margin: otherwise one stopped run in
+/// ten would raise the estimate to the length of the stop. An observation this many times faster
+/// shows that the runs before stalled.
 const OUTLIER: f64 = 4.0;
 /// Mean absolute deviations below the mean at which a fast run is no chance.
 const CLEAR: f64 = 4.0;
-/// After a pause of so long, a run that is [`OUTLIER`] times as fast as the estimate shows that a busy time is over. The deviation of
-/// the busy time says nothing about such a run.
+/// After a pause of this length, a run that is [`OUTLIER`] times as fast as the estimate shows that
+/// a busy time is over. The deviation of the busy time does not apply to such a run.
 const REST: Duration = Duration::from_millis(1_000);
 
 /// The latency of batches of one size.
@@ -46,8 +47,9 @@ impl Average {
     }
 
     fn observe(&mut self, ns: f64, is_rested: bool) {
-        // No run is faster than the model is: the slow ones before were stalled, or of a busy time. A model may have an
-        // early exit for some requests, so two fast runs in a row have to show that, unless little is known.
+        // No run is faster than the model: slow runs before a fast one were stalled, or of a busy
+        // time. A model may have an early exit for some requests, so that takes two fast runs in a
+        // row, unless few runs are known.
         let is_far_faster = ns * OUTLIER < self.mean_ns && ns < self.mean_ns - CLEAR * self.deviation_ns;
         let is_busy_over = is_rested && ns * OUTLIER < self.estimate_ns();
         let shows_stall = is_far_faster && (self.was_far_faster || self.count < ENOUGH) || is_busy_over;
@@ -259,7 +261,7 @@ mod tests {
         }
     }
 
-    /// Fast runs also end what the refiner believed in a busy time.
+    /// Fast runs also end the high estimates of a busy time.
     #[test]
     fn two_fast_runs_end_the_belief_of_a_busy_time() {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
@@ -288,8 +290,8 @@ mod tests {
         assert!(refiner.profile().latency(1) < micros(200), "{:?}", refiner.profile());
     }
 
-    /// Sixty clients kept both cores busy: some runs of 17 us took 4 ms. Then each request was refused for its SLO of 1 ms, and
-    /// one fast run after a pause has to end that.
+    /// Sixty clients kept both cores busy: some runs of 17 us took 4 ms. Then each request was
+    /// refused for its SLO of 1 ms. A single fast run after a pause must end that.
     #[test]
     fn a_fast_run_after_a_pause_ends_the_belief_of_a_busy_time() {
         let base = LatencyProfile::linear(micros(1), micros(16), 8).unwrap().learned(8);

@@ -44,7 +44,7 @@ pub fn rejected(model: &str, reject: &Reject, deadline_is_slo: bool, full: FullB
     }
 }
 
-/// Of a request that was given up after it had waited so long.
+/// The answer to a request that was given up after it had waited for `waited`.
 pub fn dropped(model: &str, reason: DropReason, waited: Duration) -> (Unanswered, ServiceError) {
     let late = |why: &str| {
         ServiceError::DeadlineExceeded(format!("dropped after {waited} in the queue of model '{model}': {why}"))

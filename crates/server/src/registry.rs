@@ -143,7 +143,7 @@ impl Registry {
         without.map(|definition| definition.name.clone()).collect()
     }
 
-    /// The verdicts on the rows of a model's versions in service, where that was asked.
+    /// The verdicts on the rows of a model's versions in service, if they were checked.
     pub fn row_judgements(&self, name: &str) -> Vec<(u64, RowJudgement)> {
         let Some(served) = self.serving.get(name) else { return Vec::new() };
         served.versions.iter().filter_map(|(number, version)| Some((*number, version.rows.clone()?))).collect()
@@ -354,7 +354,8 @@ impl Registry {
         load_on_thread(name, (self.watchdog.clone(), self.serving.clone()), load).await
     }
 
-    /// Loads every selected version: all or nothing if the model is not served yet or none loads, else those that do.
+    /// Loads every selected version, and serves the ones that succeed. If the model is not served
+    /// yet, or none loads, one failure fails the load.
     fn load_files(
         &self,
         name: &str,
@@ -489,7 +490,7 @@ impl Registry {
         has_ended
     }
 
-    /// Looks at the folder and follows what changed since `seen`; gives what it saw.
+    /// Looks at the folder and applies the changes since `seen`. Returns the present fingerprints.
     pub async fn follow(
         &self,
         seen: BTreeMap<String, Fingerprint>,
@@ -526,8 +527,9 @@ impl Registry {
         Ok(self.names()?.into_iter().map(|name| (name.clone(), self.repository.fingerprint(&name))).collect())
     }
 
-    /// The models that clients may load and unload, with the bytes of their files: all of its
-    /// repositories, if the server was started in the explicit mode.
+    /// The models that a cluster's scheduler may have the server load and unload, with the bytes of
+    /// their files. These are all of its repositories, if the server was started in the explicit
+    /// mode.
     pub fn loadable(&self) -> Vec<(String, u64)> {
         if !matches!(self.options.model_control, ModelControl::Explicit { .. }) {
             return Vec::new();
@@ -564,7 +566,7 @@ impl Registry {
         self.serving.all().iter().flat_map(of_model).collect()
     }
 
-    /// Writes out what there is of the decision log, and ends it; at the end.
+    /// Writes the rest of the decision log, and ends it. Called at the end of the server.
     pub fn close_decision_log(&self) {
         self.driver.close_log();
     }

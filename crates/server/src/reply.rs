@@ -24,7 +24,8 @@ pub type Parcel = SmallVec<[Delivery; 1]>;
 
 type Way = mpsc::UnboundedSender<Parcel>;
 
-/// Where the answer of a request goes. An event loop is woken once for all answers of a batch, not for each.
+/// The destination of a request's answer. An event loop is woken once for all answers of a batch,
+/// not for each.
 pub struct Reply {
     to: To,
     way: Option<Way>,
@@ -82,7 +83,7 @@ impl Reply {
     }
 }
 
-/// Sends what is in the outbox, also where a panic ends the answering.
+/// Sends the answers in the outbox, also if a panic ends the answering.
 struct Outbox;
 
 impl Drop for Outbox {

@@ -24,7 +24,7 @@ const LARGEST: u32 = 8;
 /// Integers of a wide range, for models that take them.
 const WIDE: Fill = Fill::Random { least: 1, most: 99, seed: 1 };
 
-/// Why a check that had no time says nothing.
+/// The reason of a check without a verdict, for lack of time.
 pub const NO_TIME: &str = "the check takes longer than --profiling-budget; it is made when the machine is idle";
 
 /// Runs a model to see whether requests may share a batch.
@@ -33,7 +33,7 @@ pub struct RowCheck<'a> {
     pub codec: &'a BatchCodec,
     /// The contents of made-up requests that the model answers.
     pub fill: Fill,
-    /// The requests of its `model_warmup`; none: requests of our own making are tried.
+    /// The requests of its `model_warmup`; none: made-up requests are tried.
     pub samples: Vec<Admitted>,
     /// Runs a batch.
     pub run: &'a mut dyn FnMut(State) -> Result<State, String>,
@@ -171,7 +171,7 @@ impl RowCheck<'_> {
         if members.len() < 2 || rows > self.codec.max_batch.min(LARGEST.max(2)) {
             return Ok(None);
         }
-        // A request that the model cannot answer alone says nothing about batches.
+        // If the model cannot answer a request alone, its batches prove nothing.
         let Ok(alone) = members.iter().map(|member| self.answers(&[member])).collect::<Result<Vec<_>, _>>() else {
             return Ok(None);
         };
@@ -227,7 +227,7 @@ impl Shape {
     }
 }
 
-/// The fill with another seed, where it draws at random.
+/// The fill with another seed, if it is random.
 fn seeded(fill: Fill, seed: u64) -> Fill {
     match fill {
         Fill::Random { least, most, .. } => Fill::Random { least, most, seed },

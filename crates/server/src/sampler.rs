@@ -131,7 +131,8 @@ impl Turn<'_> {
         Ok(settled(runs))
     }
 
-    /// Runs a case again that is warm: at least and at most so many times. Gives the results of `run`.
+    /// Runs a warm case again, with a least and a most number of runs. Returns the results of
+    /// `run`.
     ///
     /// # Errors
     /// The error of `run`.
@@ -310,7 +311,7 @@ mod tests {
 
     use std::sync::atomic::AtomicUsize;
 
-    /// Ends it after so many looks.
+    /// Ends the measuring after this many looks.
     struct Ends(AtomicUsize);
 
     impl Watch<u32> for Ends {

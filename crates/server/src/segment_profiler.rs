@@ -53,8 +53,9 @@ impl SegmentSubject<'_> {
         self.checked(&stored)
     }
 
-    /// The profile, measured, and stored under `key`; `None` if the model cannot run it, or there is no time to measure it. `timed` times something,
-    /// and says whether the machine had nothing else to do meanwhile.
+    /// The profile, measured, and stored under `key`; `None` if the model cannot run it, or there
+    /// is no time. `timed` times something, and reports whether the machine was otherwise idle
+    /// meanwhile.
     pub fn measured(
         &self,
         lane: &mut dyn Lane,
@@ -119,7 +120,7 @@ impl SegmentSubject<'_> {
             if !stored.lengths.is_empty() && !watch.fits(share, left) {
                 break;
             }
-            // Longer than the model takes: what it would take is drawn from the others.
+            // The model does not take this length: its time is extrapolated from shorter ones.
             let Some(by_segment) = self.measure_length(lane, length, share.min(left), watch) else { break };
             stored.lengths.push(length);
             for (all, points) in stored.segments.iter_mut().zip(by_segment) {
@@ -140,7 +141,7 @@ impl SegmentSubject<'_> {
         let subject = Subject { varying: i64::from(length.max(1)), ..self.subject };
         let sizes = subject.timed(&few_sizes(subject.codec.max_batch));
         let item = subject.item().ok()?;
-        // The first segment has what it takes to join the requests, too.
+        // The first segment's time includes joining the requests.
         let taken = |run: &TimedRun, segment: usize| {
             let joining = if segment == 0 { run.joining } else { Duration::ZERO };
             Some((*run.segments_on_host.get(segment)? + joining).as_nanos())

@@ -26,14 +26,14 @@ use crate::roles::BackendProcess;
 use crate::service::{LoadOverrides, Service};
 use crate::trouble::{self, TroubleWatch};
 
-/// How long loads have to end once a server has stopped, so that they leave no files behind.
+/// How long loads may take to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
-/// Most threads that accept connections and do what is no inference. Requests are on the frontends' threads, models run on
-/// lanes.
+/// Most threads that accept connections and do other work than inference. Requests are on the
+/// frontends' threads, models run on lanes.
 const MOST_SERVER_THREADS: usize = 4;
 /// How often the server checks that it is live, if it ends otherwise.
 const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
-/// How long the disk has to take what is left of the decision log.
+/// How long the disk may take for the rest of the decision log.
 const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 
 /// Serves until SIGTERM, SIGHUP, SIGQUIT or SIGINT, then drains. The option `exit_when_not_live` ends the service too.
@@ -52,7 +52,7 @@ pub fn serve_backend(options: ServerOptions) -> anyhow::Result<()> {
     start(options, |options| run(options, true))
 }
 
-/// Does what every process does that is started: says what there is to say, and runs.
+/// The common start of every process: logs its notices, and runs.
 pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
     options: ServerOptions,
     run: impl FnOnce(ServerOptions) -> R,
@@ -76,12 +76,13 @@ pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
 /// Why the server ends.
 struct End {
     outcome: anyhow::Result<()>,
-    /// How long it goes on accepting.
+    /// How long the server goes on accepting.
     grace: Duration,
     is_live: bool,
 }
 
-/// Ends the process itself where something goes on that would have to be waited for.
+/// Runs the server. Ends the process itself if a run or load still goes on at the end, as returning
+/// would wait for it.
 async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     let options = Arc::new(options);
     // The ports first: a port in use should be said at once, not after the models are loaded.
@@ -168,7 +169,7 @@ async fn until_stopped(
     Ok(end)
 }
 
-/// Has the server drain and end; says whether nothing of it goes on.
+/// Drains and ends the server. Returns whether all its work has ended.
 async fn stop(
     options: &ServerOptions,
     registry: &Registry,
@@ -209,7 +210,7 @@ async fn not_live(registry: &Registry) -> String {
     }
 }
 
-/// Waits a moment for loads, which were told to end; says whether they have.
+/// Waits a moment for loads that were told to end. Returns whether they have.
 async fn loads_end(registry: &Registry) -> bool {
     let ended = async {
         while registry.watchdog().end_loads() {
@@ -234,7 +235,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
             result.err().map(|_| name)
         }
     };
-    // The registry lets so many large ones and so many small ones be loaded side by side.
+    // The registry limits how many large and how many small models load side by side.
     let side_by_side = 2 * options.load_threads.clamp(1, MOST_LOAD_THREADS);
     let by_size = registry.wanted_by_size();
     let loads = futures_util::stream::iter(by_size).map(load).buffer_unordered(side_by_side);
@@ -317,7 +318,7 @@ async fn watch_load(registry: Registry) {
     }
 }
 
-/// Says which models are in trouble, once a minute and before the server rests, until the process ends.
+/// Logs the models in trouble, once a minute and before the server rests, until the process ends.
 async fn watch_trouble(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     let mut watch = TroubleWatch::default();
@@ -359,7 +360,8 @@ async fn divide_devices(registry: Registry) {
     }
 }
 
-/// Loads anew what was measured while the machine had other things to do, once it has had none for a while.
+/// Repeats measurements that were made on a busy machine, once the machine has been idle for a
+/// while.
 async fn measure_again(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     let mut remeasuring = Remeasuring::default();

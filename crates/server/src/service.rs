@@ -24,7 +24,7 @@ pub trait Service: Send + Sync + 'static {
         crate::options::SERVER_NAME
     }
 
-    /// Whether the server can go on at all; false where only a new process can mend what is wrong.
+    /// Whether the server can go on at all; false if only a new process helps.
     fn is_live(&self) -> bool {
         true
     }
@@ -83,7 +83,8 @@ pub trait Service: Send + Sync + 'static {
     /// Loads or reloads a model; the old version serves until the new one is warm. Answers when it is done.
     ///
     /// # Errors
-    /// `NotFound`, `InvalidArgument` (the configuration or the file is wrong; what served before goes on serving).
+    /// `NotFound`, `InvalidArgument` (the configuration or the file is wrong; versions in service
+    /// go on).
     fn load(&self, name: &str, overrides: LoadOverrides) -> impl Future<Output = Result<(), ServiceError>> + Send;
 
     /// Unloads a model after its queued requests are answered. Unloading a model that is not loaded is no error.
@@ -161,13 +162,13 @@ pub struct ModelMetadata {
     pub name: String,
     /// Ready versions, ascending.
     pub versions: Vec<String>,
-    /// `onnxruntime_onnx`, or what the configuration says.
+    /// `onnxruntime_onnx`, or the configuration's platform.
     pub platform: String,
     /// Inputs and outputs; the batch dimension is -1.
     pub signature: Signature,
 }
 
-/// A line of the repository index. As JSON it is without what is empty, as Triton's.
+/// A line of the repository index. Its JSON leaves out empty fields, as Triton's does.
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct ModelIndexEntry {
     /// Model name.

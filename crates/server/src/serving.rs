@@ -114,8 +114,8 @@ impl Serving {
         }
     }
 
-    /// From now on the server and its models are not ready. Requests that still come are answered: who sent them had not
-    /// heard of it yet, and it is the frontends that end connections.
+    /// From now on the server and its models are not ready. Requests that still come are answered:
+    /// their clients do not know it yet, and the frontends end connections.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
@@ -153,7 +153,7 @@ impl Serving {
         let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?;
         let prepared = match loaded.preprocess_of(&request) {
-            // Boxed, as other requests would move what it keeps for nothing.
+            // The future is boxed: other requests would move its memory for nothing.
             Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),
             None => None,
         };

@@ -1,4 +1,5 @@
-//! Measures what the segments of a model take, by batch size and by share of a device's compute units (GSLICE figures 2 and 3).
+//! Measures the time of a model's segments, by batch size and by share of a device's compute units
+//! (GSLICE figures 2 and 3).
 
 use downbeat_core::{Duration, median, quantiles};
 use downbeat_engine::{Place, RunError, Share};
@@ -13,7 +14,7 @@ const RUNS: [usize; 2] = [3, 100];
 /// The time of batches of one size on one share of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareMeasurement {
-    /// Compute units; `None`: all, of a device that does not say how many it has.
+    /// Compute units; `None`: all, of a device that does not report how many it has.
     pub units: Option<u32>,
     /// Items in the batch.
     pub batch: u32,
@@ -27,7 +28,7 @@ pub struct ShareMeasurement {
     pub segments_ns: Vec<u64>,
     /// The median by the host's clock, from joining the requests to separating the outputs, nanoseconds.
     pub host_ns: u64,
-    /// Whether the device's clock measured, for which the host's part is left out.
+    /// Whether the device's clock measured; then the host's part is left out.
     pub by_device: bool,
 }
 

@@ -243,8 +243,8 @@ impl SharedMemory {
         drop(gone);
     }
 
-    /// The region of `client` of that name, or all of its regions, ordered by name; those of the system. As in Triton,
-    /// there are none where shared memory is disabled.
+    /// The region of system memory of `client` of that name, or all of its regions, ordered by
+    /// name. As in Triton, the list is empty if shared memory is disabled.
     ///
     /// # Errors
     /// `NotFound` if there is none of that name.
@@ -259,7 +259,8 @@ impl SharedMemory {
         }
     }
 
-    /// As [`SharedMemory::status`], of regions of GPUs' memory; that there are none, also where there cannot be any.
+    /// As [`SharedMemory::status`], for regions of GPUs' memory. The list is also empty on servers
+    /// without GPUs.
     ///
     /// # Errors
     /// `NotFound` if there is none of that name, in Triton's words.
@@ -283,7 +284,8 @@ impl SharedMemory {
         wanted.filter_map(|region| pick(region)).collect()
     }
 
-    /// Checks that a range is inside a region of `client`; says whether it is a GPU's memory, which is waited for.
+    /// Checks that a range is inside a region of `client`. Returns whether it is a GPU's memory, so
+    /// that copies wait.
     ///
     /// # Errors
     /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it; `Unimplemented` if

@@ -228,7 +228,8 @@ impl DeviceShares {
             waiting: Vec::new(),
         };
         state.models.insert(model.id, shared);
-        // Without an SLO what counts is that it can answer what comes. Otherwise what makes its batches knows how large they may be.
+        // Without an SLO, the share must only suffice for the arrivals. Without a batch control,
+        // the device policy bounds the batches itself.
         let slo = if batch.is_some() { of_batch } else { slo }.unwrap_or(Duration::from_nanos(u64::MAX));
         let comes = SpatialModel { slo, knee: self.knee(model), batch: batch.unwrap_or(BatchControl::Fixed(u32::MAX)) };
         state.spatial.handle_model(now, model.id, Some(comes));
@@ -324,7 +325,7 @@ impl DeviceShares {
         }
     }
 
-    /// Has lanes made in a partition; what became of it, if that is known at once.
+    /// Has lanes made in a partition. Returns the outcome, if it is known at once.
     fn prepare(&self, shared: &Shared, to: usize) -> Option<Result<(), String>> {
         let (id, made, wake) = (shared.model.id, self.made.clone(), self.wake.clone());
         let ready = Box::new(move |what| {

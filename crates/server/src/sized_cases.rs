@@ -5,7 +5,8 @@ use downbeat_core::{Duration, median};
 use crate::clock::Clock;
 use crate::sampler::{self, Turn, Watch};
 
-/// A case lies far above its neighbours if it took more than so many times what they allow.
+/// A case lies far above its neighbours if it took more than this many times the time that they
+/// allow.
 const FAR: f64 = 2.0;
 /// How often a case is repeated that lies far above its neighbours.
 const MOST_REPEATS: u32 = 2;
@@ -22,7 +23,7 @@ pub struct CaseSize {
 }
 
 impl CaseSize {
-    /// A case of so many items.
+    /// A case of `rows` items.
     pub fn rows(rows: u32) -> Self {
         CaseSize { rows, units: 1 }
     }
@@ -198,7 +199,7 @@ mod tests {
         assert_eq!(found, [(1, vec![2, 2]), (2, vec![3]), (4, vec![5, 5])]);
         assert_eq!(heard, [1, 2, 4, 1], "the first is told of again");
         assert_eq!(measured(&[(1, &[700, 2])]).0, [(1, vec![2, 2])], "one that has no neighbours");
-        // A stall that goes on over several sizes.
+        // A stall that spans several sizes.
         let (found, _) = measured(&[(1, &[2]), (2, &[500, 3]), (4, &[900, 5])]);
         assert_eq!(found, [(1, vec![2]), (2, vec![3, 3]), (4, vec![5, 5])]);
     }

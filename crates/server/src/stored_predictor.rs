@@ -218,7 +218,8 @@ impl StoredPredictor {
     /// Reads one.
     ///
     /// # Errors
-    /// If the file cannot be read, is something else or of another version of the format, or what it says is no predictor.
+    /// If the file cannot be read, has another format or version, or its content makes no
+    /// predictor.
     pub fn load(path: &Path) -> Result<Self, PredictorFileError> {
         let file = || path.to_owned();
         let bytes = std::fs::read(path).map_err(|source| PredictorFileError::File { path: file(), source })?;
@@ -316,7 +317,8 @@ impl StoredPredictor {
         StoredPredictor { predictor, error, mean_error, ..self.clone() }.checked()
     }
 
-    /// The predictor where models have these numbers. Of one that has none it says nothing.
+    /// The predictor with these numbers for models. It predicts nothing of a model without a
+    /// number.
     pub fn predictor(&self, number: impl Fn(&PredictedModel) -> Option<ModelId>) -> LearnedPredictor {
         let numbers: Vec<Option<ModelId>> = self.models.iter().map(number).collect();
         let of = |model: ModelId| numbers.get(model.0 as usize).copied().flatten();

@@ -25,7 +25,7 @@ pub struct Ticket {
     loaded: Arc<LoadedVersion>,
     request: RequestId,
     arrival: Time,
-    /// What to count it as; `None`: it is answered.
+    /// The count that the end belongs to; `None`: the request is answered.
     end: Option<Unanswered>,
 }
 

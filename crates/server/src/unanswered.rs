@@ -69,7 +69,7 @@ impl Unanswered {
         Unanswered::TABLE.map(|(_, _, label, _)| label)
     }
 
-    /// Whether what is counted under this label counts for a bad rate.
+    /// Whether requests under this label count for a bad rate.
     pub fn is_bad(label: &str) -> bool {
         Unanswered::TABLE.iter().any(|(reason, known, ..)| *known == label && reason.is_for_want_of_time())
     }

@@ -1,4 +1,5 @@
-//! The first runs of lanes, before they are in service: what an engine takes and plans then, no client waits for.
+//! The first runs of lanes, before they are in service: no client waits while an engine allocates
+//! and plans.
 
 use std::sync::Arc;
 
@@ -14,13 +15,13 @@ use crate::host::WarmUpLanes;
 
 /// A request that a lane is warmed up with.
 pub struct Sample {
-    /// What the configuration calls it; `None`: it is of our own making.
+    /// The sample's name in the configuration; `None`: the request is made up.
     pub name: Option<String>,
     pub count: u32,
     pub request: Admitted,
 }
 
-/// The samples that a model's configuration has, or a request of our own making if there are none.
+/// The samples of a model's configuration, or a made-up request if there are none.
 ///
 /// # Errors
 /// If one does not suit the model.
@@ -38,7 +39,7 @@ pub fn samples(definition: &ModelDefinition, codec: &BatchCodec) -> anyhow::Resu
     definition.warmups.iter().map(of).collect()
 }
 
-/// Runs lanes for the first time that are made beside those that serve: what they take is held to the same limit.
+/// Warms up lanes that are made beside serving ones, within the same memory limit.
 pub fn later(
     engine: Arc<dyn Engine>,
     name: String,
@@ -57,7 +58,7 @@ pub fn later(
     })
 }
 
-/// Warms up the lanes of a model, within what it may take of its devices.
+/// Warms up the lanes of a model, within its limits of device memory.
 pub struct WarmUp<'a> {
     pub name: &'a str,
     pub model: &'a dyn Model,
@@ -111,7 +112,8 @@ impl WarmUp<'_> {
             return self.samples(samples, through);
         }
         let mut order: Vec<(&LaneSpec, &mut Box<dyn Lane>)> = specs.iter().zip(lanes).collect();
-        // The largest lane first: the others can have at most the sizes that it leaves memory for.
+        // The largest lane first: sizes with enough memory for it leave enough for the other lanes,
+        // too.
         order.sort_by_key(|(spec, _)| std::cmp::Reverse(spec.max_rows));
         let all: f64 = specs.iter().map(|spec| f64::from(spec.max_rows)).sum();
         for (spec, lane) in order {
@@ -144,7 +146,7 @@ impl WarmUp<'_> {
                     !error.of_device,
                     "a batch of {size} does not run: {error}. A smaller max_batch_size takes less memory"
                 );
-                // A model may refuse what is made up.
+                // A model may refuse made-up values.
                 tracing::debug!(model = self.name, size, %error, "a batch of our own making does not run");
                 return Ok(false);
             }
@@ -172,7 +174,7 @@ impl WarmUp<'_> {
         self.budget.check(self.model, device)
     }
 
-    /// Says what the model takes, with so many lanes on each device.
+    /// Logs the memory of the model, with `lanes` lanes on each device.
     pub fn say(&self, lanes: usize) {
         let run = self.run.as_deref().unwrap_or_default();
         self.budget.say(self.name, self.model, lanes, [&self.wanted, run]);
@@ -185,13 +187,13 @@ impl WarmUp<'_> {
     ) -> anyhow::Result<()> {
         for Sample { name, count, request } in samples {
             for _ in 0..*count {
-                // Not every engine ends a run that is to end.
+                // Not every engine ends a run when told.
                 anyhow::ensure!(!Stop::of_this_thread().is_stopped(), STOPPED);
                 let mut state = self.codec.assemble(std::iter::once(request)).map_err(anyhow::Error::msg)?;
                 match (run(&mut state), name) {
                     (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
                     (Err(error), None) if error.of_device => anyhow::bail!("{error}"),
-                    // A model may refuse what is made up.
+                    // A model may refuse made-up values.
                     (Err(_), None) | (Ok(()), _) => {}
                 }
             }
@@ -209,7 +211,7 @@ pub fn largest_run(model: &dyn Model, codec: &BatchCodec) -> u64 {
     memory.estimate(shapes.iter().map(|shape| &shape[..]))
 }
 
-/// The lanes in the order in which a batch passes them, if each of them is passed once.
+/// The lanes in the order in which a batch passes them, if it passes each lane once.
 fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = (0..specs.len()).collect();
     order.sort_by_key(|lane| specs[*lane].segments.first);

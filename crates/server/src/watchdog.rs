@@ -24,7 +24,7 @@ use crate::options::RunLimits;
 
 /// How often it looks, while there is something to watch.
 const TICK: std::time::Duration = std::time::Duration::from_millis(200);
-/// Most time that a run has to end once it was told to, if its limit is not less.
+/// Most time for a run to end once it was told to, unless its limit is less.
 const GRACE: Duration = Duration::from_millis(5_000);
 
 /// How long a run may go on without a waiting client: a shorter run is over soon.
@@ -86,7 +86,7 @@ struct Run {
     limit: Duration,
     /// Whether it was told to end because no client waits for it.
     is_useless: bool,
-    /// Since when it has to end, and why.
+    /// Since when it must end, and why.
     told: Option<(Time, String)>,
     /// Whether its executor process was ended because of it.
     is_killed: bool,
@@ -151,7 +151,7 @@ impl Watchdog {
         }
     }
 
-    /// Has all loads end as soon as their engines can; says whether one is going on.
+    /// Tells all loads to end as soon as their engines can. Returns whether a load is under way.
     pub fn end_loads(&self) -> bool {
         let mut is_loading = false;
         for post in self.posts() {
@@ -167,13 +167,13 @@ impl Watchdog {
         is_loading
     }
 
-    /// Whether a thread is at work, or was left behind.
+    /// Whether a thread runs or loads a model, or was left behind.
     pub fn is_busy(&self) -> bool {
         let left_behind = self.state.lock().left_behind;
         left_behind > 0 || self.posts().iter().any(|post| !matches!(*post.doing.lock(), Doing::Nothing))
     }
 
-    /// Only a new process can mend what is wrong: `reason`.
+    /// Notes that only a new process helps, for `reason`.
     pub fn give_up(&self, reason: String) {
         let mut state = self.state.lock();
         if state.hopeless.is_none() {
@@ -200,7 +200,7 @@ impl Watchdog {
     }
 
     fn look(&self) {
-        // Says it, also if no probe asks.
+        // Logs the state, even if no probe asks.
         self.hopeless();
         for post in self.posts() {
             let Some(reason) = post.look(self.clock.now(), &self.limits) else { continue };
@@ -299,7 +299,8 @@ impl Post {
         reason
     }
 
-    /// Ends the process that the thread's run goes on in, once, where it has one of its own: whether it does.
+    /// Ends the executor process of the thread's run, once. Returns whether there is such a
+    /// process.
     fn kill(&self, is_killed: &mut bool) -> bool {
         !std::mem::replace(is_killed, true) && self.stop.kill()
     }

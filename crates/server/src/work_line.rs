@@ -44,7 +44,7 @@ pub enum Branch {
 /// The way from the root of the tree to a connection.
 pub type Path = [Branch; 3];
 
-/// The path of a client's work on so many bytes. Sizes within a factor of four are one group.
+/// The path of a client's work on `bytes` bytes. Sizes within a factor of four are one group.
 pub fn path_by_size(client: Client, bytes: u64) -> Path {
     let bits = u64::BITS - (bytes >> 17).leading_zeros();
     path(Branch::Size(u8::try_from(bits / 2).unwrap_or(u8::MAX)), client)

@@ -32,7 +32,7 @@ use crate::work_line::{Path, Waiting, WorkLine};
 
 /// Bytes of a slice: about a millisecond of reading JSON.
 const SLICE: u64 = 128 << 10;
-/// A turn is overdue after so long.
+/// A turn is overdue after this long.
 const OVERDUE_AFTER: std::time::Duration = std::time::Duration::from_millis(50);
 /// Most turns of a pool that are overdue at the same time.
 const MOST_OVERDUE: u32 = 8;
@@ -199,7 +199,7 @@ impl WorkPool {
         self.shared.grant(&mut state);
     }
 
-    /// How long what came now with this deadline would wait: nothing where a turn is free.
+    /// How long work with this deadline would wait if it came now: zero if a turn is free.
     pub fn wait(&self, deadline: Time) -> Duration {
         let state = self.shared.state.lock();
         if state.has_turn(self.shared.turns) {

@@ -49,7 +49,7 @@ fn good() -> Vec<InferTensor> {
     ]
 }
 
-/// Sizes that the configuration fixes are not those that vary in the file.
+/// Sizes that the configuration fixes do not vary, though they vary in the file.
 #[test]
 fn the_shapes_in_service_are_bounded_by_the_largest_batch_and_the_longest_request() {
     let (mut table, image) =

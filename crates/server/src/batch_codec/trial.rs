@@ -1,4 +1,4 @@
-//! Requests of our own making: what a model is tried, timed and warmed up with.
+//! Made-up requests, which a model is tried, timed and warmed up with.
 
 use downbeat_engine::{Buffer, Fill};
 use downbeat_repository::TensorBinding;
@@ -97,7 +97,7 @@ impl BatchCodec {
         Ok(Admitted { inputs, shapes: shapes.into(), rows: 1, is_empty: false })
     }
 
-    /// Says that one item of this length is too large to be tried.
+    /// The error that an item of this length is too large to be tried.
     fn too_large(&self, varying: i64) -> String {
         let shape = |input: &TensorBinding| {
             format!("'{}' {:?}", input.client.name, self.sizes(input, varying).collect::<Vec<_>>())

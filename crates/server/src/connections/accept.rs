@@ -122,7 +122,7 @@ where
             // The client has gone already; it still can be tried.
             tracing::debug!(%error, "cannot set the options of a connection");
         }
-        // A port that dozes has to learn that another connection's idle time begins.
+        // A port that dozes must notice that another connection's idle time begins.
         self.state.stir();
         let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.state)));
         if let Some(entry) = self.connections.admit(self.protocol, &watched).await {
@@ -192,7 +192,8 @@ fn move_to(event_loop: &Handle, stream: TcpStream) -> io::Result<TcpStream> {
     TcpStream::from_std(stream)
 }
 
-/// Lets the kernel drop what begins a connection (SYN). A client sends it again after a second, and is refused then.
+/// Lets the kernel drop packets that begin a connection (SYN). A client sends the packet again
+/// after a second, and is then refused.
 fn let_nobody_in(listener: &TcpListener) -> io::Result<()> {
     const FLAGS_OF_TCP: u32 = 13;
     const SYN: u32 = 2;

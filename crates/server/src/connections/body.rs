@@ -102,8 +102,8 @@ impl Messages {
     }
 }
 
-/// A body that ends with an error when the client is waited for too long. Only waiting counts: what the server leaves
-/// unread is not the client's fault.
+/// A body that ends with an error when the server waits too long for the client. Only waiting
+/// counts: bytes that the server leaves unread are not the client's fault.
 pub(crate) struct WatchedBody {
     body: Incoming,
     framing: Framing,
@@ -116,7 +116,7 @@ pub(crate) struct WatchedBody {
     waited: Duration,
     /// Since when the client is waited for, if it is.
     since: Option<Instant>,
-    /// Whether `watched` counts this body among those that are waited for.
+    /// Whether `watched` counts this body as awaited.
     is_awaited: bool,
     /// There once the client had to be waited for, which most bodies come without. Fires when `waited` may be `within`, or before.
     timer: Option<Pin<Box<Sleep>>>,

@@ -27,7 +27,8 @@ pub fn raise_file_limit() -> Option<u64> {
     }
 }
 
-/// How many connections a process has room for that may have `files` files open, where they are on so many event loops.
+/// How many connections a process has room for that may have `files` files open, with `event_loops`
+/// event loops.
 pub fn room_for_connections(files: Option<u64>, event_loops: usize) -> usize {
     let reserve = RESERVE.saturating_add(OF_EVENT_LOOP.saturating_mul(event_loops as u64));
     let room = files.unwrap_or(u64::MAX).saturating_sub(reserve).max(LEAST);

@@ -57,7 +57,8 @@ impl Frames {
         self.left <= FREE
     }
 
-    /// Counts what was read, where `sent` bytes of answers have been written.
+    /// Counts the frames in bytes that were read, at a time when `sent` bytes of answers have been
+    /// written.
     pub fn count(&mut self, mut bytes: &[u8], sent: u64) {
         let (mut spent, mut earned) = (0u32, 0u64);
         loop {

@@ -61,7 +61,8 @@ impl Look {
         (seen.is_idle() && seen.served == self.served && seen.asked <= Request::Rest).then_some(self.active)
     }
 
-    /// When it has to be looked at again unless bytes move on it: `Some(now)`: again and again; `None`: never.
+    /// When the port must look at it again unless bytes move on it. `Some(now)`: again and again;
+    /// `None`: never.
     pub fn due(&self, now: Instant, seen: &Seen, options: &ConnectionOptions) -> Option<Instant> {
         let rests = seen.rests || !seen.may_rest();
         if !seen.is_idle() || seen.closing || !rests || seen.asked > Request::Rest {

@@ -27,8 +27,8 @@ impl Looks {
         self.timer.as_mut().await;
     }
 
-    /// The port has looked, and has to again at `next` unless bytes move on a connection; `None`: never. Whether it dozes
-    /// from now on.
+    /// Notes that the port has looked, and must look again at `next` unless bytes move on a
+    /// connection; `None`: never. Returns whether the port dozes from now on.
     pub fn looked(&mut self, next: Option<Instant>, port: &PortState) -> bool {
         let now = Instant::now();
         let soon = now + self.every;

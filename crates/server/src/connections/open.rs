@@ -27,8 +27,8 @@ const ROOM_LIMITS: [(Request, Duration); 2] =
 /// The buffers of a connection, bytes, about. They stay allocated when it ends, as do the bytes
 /// that it moved.
 const CONNECTION_BYTES: u64 = 16 << 10;
-/// Bytes that ended connections leave behind before the threads give memory back while others are at work. Each time costs
-/// about a millisecond.
+/// Bytes of ended connections after which the threads give memory back while others work. Each time
+/// costs about a millisecond.
 const RELEASE_FROM: u64 = 8 << 20;
 
 /// The open connections of the ports that share a cap.
@@ -131,8 +131,8 @@ impl Connections {
         }
     }
 
-    /// Looks at all connections of a protocol's port. Gives when it has to again unless bytes move on one of them; `None`:
-    /// never.
+    /// Looks at all connections of a protocol's port. Returns when the port must look again unless
+    /// bytes move on one of them; `None`: never.
     pub(super) fn look(&self, protocol: Protocol, draining: bool) -> Option<Instant> {
         let now = Instant::now();
         let mut next: Option<Instant> = None;

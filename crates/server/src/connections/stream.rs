@@ -1,4 +1,4 @@
-//! The socket of a connection, which counts what it moves.
+//! The socket of a connection, which counts the bytes that it moves.
 
 use std::io;
 use std::pin::Pin;

@@ -19,7 +19,7 @@ const MOST_AT_ONCE: usize = 256;
 const HELPERS_LIVE: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// Where a thread of connections leaves what may take its time.
+    /// The runtime to which a thread of connections hands slow work.
     static OTHERS: RefCell<Option<Handle>> = const { RefCell::new(None) };
 }
 
@@ -93,7 +93,8 @@ async fn deliver(mut ended: oneshot::Receiver<()>) {
     }
 }
 
-/// Does `work` where it holds up no connection: what looks at files, or waits for a lock that is held while files are looked at. Dropping this ends it.
+/// Does `work` on a runtime where it holds up no connection: work that looks at files, or waits for
+/// a lock that is held for that. Dropping the future ends the work.
 pub(crate) async fn beside<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let Some(others) = OTHERS.with_borrow(Clone::clone) else { return work.await };
     let mut task = JoinSet::new();

@@ -107,7 +107,7 @@ impl Watched {
         }
     }
 
-    /// A request has begun; it ends when what is given is dropped.
+    /// Notes that a request has begun; dropping the returned guard ends it.
     pub fn request(self: &Arc<Self>) -> InRequest {
         self.requests.fetch_add(1, Relaxed);
         self.served.fetch_add(1, Relaxed);
@@ -133,7 +133,8 @@ impl Watched {
             requests: self.requests.load(Relaxed),
             served: self.served.load(Relaxed),
             awaited: self.awaited.load(Relaxed),
-            // Before what it is compared with: between the two loads, both only grow.
+            // Loaded before the count that it is compared with: between the two loads, both only
+            // grow.
             received: self.received.load(Relaxed),
             settled: self.settled.load(Relaxed),
             sent: self.sent.load(Relaxed),

@@ -32,8 +32,9 @@ const INFER_RESPONSE: u32 = 2;
 /// A message on the wire, in pieces.
 pub(super) type Pieces = Vec<Bytes>;
 
-/// The coding that answers have: that of the client's messages, if it takes it. Most clients only say that they *accept*
-/// gzip, and would get answers for which compressing takes longer than the model.
+/// The coding of answers: the coding of the client's messages, if the client accepts it. Most
+/// clients only announce that they *accept* gzip. For them, compressing would take longer than the
+/// model.
 pub(super) fn coding_of_answers(headers: &HeaderMap, coding: Option<Coding>) -> Option<Coding> {
     let accepted = headers.get(&ACCEPT_ENCODING)?.to_str().ok()?;
     coding.filter(|coding| accepted.split(',').any(|name| name.trim() == coding.name()))

@@ -68,7 +68,7 @@ pub(super) struct RawMessage {
     pub held: Reservation,
 }
 
-/// What came.
+/// The result of reading.
 pub(super) enum Received {
     Message(RawMessage),
     /// A message that is not taken, of which the rest is thrown away.
@@ -170,7 +170,7 @@ where
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Takes what is here; `None` if more is needed.
+    /// Reads from the bytes that have come; `None` if more are needed.
     fn take_rest(&mut self) -> Result<Option<Received>, Status> {
         if self.partial.is_none() {
             let Some(partial) = self.begin()? else { return Ok(None) };

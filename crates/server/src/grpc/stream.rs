@@ -22,7 +22,7 @@ use crate::error::ServiceError;
 use crate::extension;
 use crate::service::Service;
 
-/// Says of an answer in a stream that no other follows for the same request.
+/// Marks the last answer of a request in a stream.
 const FINAL: &str = "triton_final_response";
 
 /// Runs a stream's requests side by side and gives their answers in the order of the requests (as

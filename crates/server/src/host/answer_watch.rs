@@ -18,7 +18,7 @@ use super::padding::Padding;
 use crate::batch_codec::{BatchCodec, Outputs};
 use crate::difference::difference;
 
-/// The watch looks at one in this many padded requests unless the settings say otherwise.
+/// The watch repeats one in this many padded requests unless the settings give another number.
 pub const PADDED_EVERY: u32 = 256;
 
 /// An answered request, to be run once more alone.
@@ -63,12 +63,13 @@ pub struct Watched {
     pub place: Place,
     /// Counts the answers that a repeated run confirmed, and the answers that it contradicted.
     pub results: [IntCounter; 2],
-    /// Whether a wrong answer ends the sharing of batches. Where the user asked for batches, it is only logged.
+    /// Whether a wrong answer ends the sharing of batches. If the user asked for batches, it is
+    /// only logged.
     pub acts: bool,
     /// The lane that repeats requests. The first sample makes the lane.
     pub lane: Mutex<Option<Box<dyn Lane>>>,
-    /// An answer of a shared batch was wrong once. A second one has to repeat that: the first may be a tie that another
-    /// batch size rounds otherwise.
+    /// An answer of a shared batch was wrong once. Only a second wrong answer counts: the first may
+    /// be a tie that another batch size rounds otherwise.
     pub is_suspected: AtomicBool,
     /// Whether requests are kept apart since an answer was wrong.
     pub is_off: AtomicBool,
@@ -123,7 +124,7 @@ impl AnswerWatch {
         let watched = self.watched.clone();
         // Before the thread can be done with the sample, or nothing would ever end this.
         self.is_busy.store(true, Ordering::Relaxed);
-        // Refused while another sample waits, after which the thread says that it is free.
+        // The channel refuses the sample if another waits; the thread is free after that one.
         let _ = self.samples.try_send(Sample { watched, state, rows, length, padded, outputs });
     }
 }

@@ -17,7 +17,7 @@ use super::launch::Work;
 
 /// The threads of a partition's lanes.
 pub struct Crew {
-    /// Where they run; `None`: anywhere.
+    /// The cores of the threads; `None`: any.
     pub cores: Option<CoreSet>,
     duty: Mutex<Duty>,
 }

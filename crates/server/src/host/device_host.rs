@@ -1,4 +1,5 @@
-//! A device: the models on it and their requests, its lanes, and the lock around what is decided about them.
+//! A device: the models on it and their requests, its lanes, and the lock around its scheduler and
+//! tables.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -230,7 +231,7 @@ impl DeviceHost {
         self.alarm.notify_all();
     }
 
-    /// A batch that the scheduler made comes to a slot, dispatched at `dispatched`.
+    /// Brings a batch of the scheduler, dispatched at `dispatched`, to a slot.
     pub fn grant(&self, slot: usize, batch: BatchId, mut jobs: Vec<(RequestId, QueuedCall)>, dispatched: Time) {
         let first = jobs.first().map(|(_, job)| (job.queue.clone(), job.call.loaded.hosts.on_device(self.device)));
         let Some((queue, Some(model))) = first else {
@@ -346,7 +347,7 @@ impl DeviceHost {
         }
     }
 
-    /// Learns what a batch of so many items took in a partition, which ended at the given time.
+    /// Learns the time of a batch of `rows` items in a partition, which ended at the given time.
     fn learn(&self, grant: &Grant, (partition, rows, end): (PartitionId, u32, Time)) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         // The scheduler plans with the time from dispatch to completion, not with the engine's run
@@ -383,7 +384,8 @@ impl DeviceHost {
         }
     }
 
-    /// Takes the device's slots out of the scheduler's service, unless they are the last: those go on, to answer with errors what is queued.
+    /// Takes the device's slots out of the scheduler's service, unless they are the last: those
+    /// stay, to answer queued requests with errors.
     fn retire(&self) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         let slots: SmallVec<[DeviceId; 4]> = self.inner.lock().slots.iter().map(|(slot, _)| *slot).collect();
@@ -393,7 +395,7 @@ impl DeviceHost {
         }
     }
 
-    /// Tells something of a model, and takes what is decided.
+    /// Tells the device's scheduler something about a model, and takes its decisions.
     pub(super) fn decide<R>(
         &self,
         model: &HostedModel,
@@ -417,7 +419,7 @@ impl DeviceHost {
         (told, actions)
     }
 
-    /// Takes what was decided, and sees to it that the alarm rings in time.
+    /// Takes the decisions, and sets the alarm for the next timeout.
     fn settle(&self, inner: &mut DeviceState, now: Time, actions: &mut Actions) {
         inner.take_outputs(now, self.device, actions);
         if inner.is_mixed {

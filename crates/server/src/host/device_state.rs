@@ -48,13 +48,13 @@ pub struct Resident {
     pub running: u32,
 }
 
-/// A lane for which there is a thread.
+/// A lane that has a thread.
 #[derive(Clone)]
 pub struct HostLane {
     pub seat: Arc<Seat>,
     /// Which of its model's lanes it is, or of its partition's slots.
     pub index: usize,
-    /// Where it is.
+    /// The lane's partition.
     pub partition: PartitionId,
     /// The grant of the batch that is about to be launched on this lane.
     pub grant: Option<Grant>,
@@ -130,7 +130,7 @@ impl DeviceState {
         own.next().is_some_and(|first| own.any(|other| other != first))
     }
 
-    /// Tells the scheduler how groups of operators of the models that are here are made.
+    /// Tells the scheduler how to make operator groups of the resident models.
     pub fn tell_groups(&mut self, now: Time) {
         let members =
             || self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
@@ -173,7 +173,7 @@ impl DeviceState {
         first.and_then(|lane| self.scheduler().lane(*lane)).map_or(model.partition, |spec| spec.partition)
     }
 
-    /// Tells the scheduler what it cannot refuse.
+    /// Tells the scheduler something that it cannot refuse.
     pub fn tell(&mut self, now: Time, input: DeviceInput) {
         let told = self.journal.apply(now, input);
         assert!(told.is_ok(), "only layouts, models, requests and batches are refused");
@@ -188,7 +188,8 @@ impl DeviceState {
         }
     }
 
-    /// The inputs of a request have been copied into its slots, or not: then their launch takes them from where they are. Gives back what is not needed any more.
+    /// Notes whether the inputs of a request have been copied into its slots. If not, its launch
+    /// takes the inputs themselves. Returns the write, whose memory the caller frees.
     pub fn written(&mut self, now: Time, mut write: Write, written: bool) -> Write {
         if let Some(entry) = self.table.get(write.request) {
             entry.slots = written.then_some(write.slots);
@@ -244,7 +245,7 @@ impl DeviceState {
         Some(seat)
     }
 
-    /// Takes what was decided about `device`.
+    /// Takes the decisions about `device`.
     pub fn take_outputs(&mut self, now: Time, device: usize, actions: &mut Actions) {
         while let Some(output) = self.journal.poll() {
             match output {
@@ -254,7 +255,7 @@ impl DeviceState {
                     let is_quick = model.tensors.writes_quickly(slots);
                     let write = Write { model, request, slots, input };
                     if is_quick {
-                        // The lock would have to be taken once more for it, which takes longer.
+                        // Copied under the lock: taking the lock again would take longer.
                         let written = write.copy();
                         self.written(now, write, written);
                     } else {

@@ -74,7 +74,7 @@ impl Exit {
         Ok(Exit { segment, decides, confidence: *confidence, values })
     }
 
-    /// Brings here what the exit looks at and answers with, where it is on a device.
+    /// Brings the exit's deciding tensor and values to the host, if they are on a device.
     ///
     /// # Errors
     /// In words, if the device is lost.

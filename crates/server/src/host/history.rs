@@ -16,7 +16,7 @@ pub const REMEMBERED: Duration = Duration::from_millis(60_000);
 pub struct PastLaunch {
     /// Index of its lane.
     pub lane: u32,
-    /// The partition that it ran on; 0 where the device is not divided.
+    /// The partition of the launch; 0 if the device is not divided.
     #[serde(default)]
     pub partition: u32,
     /// The batch's number, as the device counts.
@@ -68,7 +68,8 @@ pub struct History {
 }
 
 impl History {
-    /// Remembers a launch, on which of its model's lanes in which partition it ran. Lanes that end at nearly the same time may say so in either order.
+    /// Remembers a launch with its model's lane and its partition. Lanes that end at nearly the
+    /// same time may report in either order.
     pub fn push(&mut self, launch: &Launch, lane: usize, partition: PartitionId, begin: Time, end: Time) {
         while self.launches.front().is_some_and(|(_, first)| end.since(Time::from_nanos(first.end_ns)) > REMEMBERED) {
             self.launches.pop_front();

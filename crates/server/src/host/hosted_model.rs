@@ -33,7 +33,8 @@ pub struct HostedModel {
     pub tensors: BatchTensors,
     /// The latencies of its batches.
     pub profile: LatencyProfile,
-    /// Compute units beyond which all its lanes together are hardly faster, where that is known (GSLICE §2.1.3).
+    /// Compute units beyond which all its lanes together are hardly faster, if known (GSLICE
+    /// §2.1.3).
     pub knee: Option<u32>,
     /// Where requests may leave before the last segment.
     pub exits: Arc<[Exit]>,
@@ -79,7 +80,7 @@ impl HostedModel {
         }
     }
 
-    /// Tells of a whole batch that has run.
+    /// Reports a whole batch that has run to the batch control.
     pub(super) fn tell_batch(&self, launch: &Launch, span: Span) {
         if let Some(control) = self.batch_control.get().filter(|_| usize::from(launch.segments.end) == self.segments())
         {

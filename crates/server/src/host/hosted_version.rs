@@ -54,7 +54,7 @@ impl HostedVersion {
         self.first().guard.as_deref()
     }
 
-    /// The length of a request, 0 where nothing varies.
+    /// The length of a request, 0 if the model's shapes are fixed.
     ///
     /// # Errors
     /// `InvalidArgument` if it cannot be padded.

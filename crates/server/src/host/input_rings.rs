@@ -29,7 +29,8 @@ struct Tensors {
 }
 
 impl InputRings {
-    /// Rings of at least `least` slots, of one item each, where the lanes of `model` on a device take them. Requests that vary are padded to `padding`'s longest.
+    /// Makes rings of at least `least` slots, of one item each, in memory that the lanes of `model`
+    /// on a device read. Requests that vary are padded to `padding`'s longest.
     ///
     /// # Errors
     /// A text with a remedy, if the model's inputs can have no ring.
@@ -83,7 +84,7 @@ impl InputRings {
         self.rings.iter().map(|ring| ring.memory.slot_bytes() as u64 * u64::from(self.slots)).sum()
     }
 
-    /// Bytes of a run of slots, where they are in the host's memory alone.
+    /// Bytes of a run of slots, if all of them are in the host's memory.
     pub fn host_bytes(&self, run: RingRun) -> Option<usize> {
         let bytes =
             |ring: &Tensors| (!ring.memory.is_on_device()).then(|| ring.memory.slot_bytes() * run.count as usize);

@@ -63,7 +63,7 @@ struct Run<'a> {
     watch: Watch<'a>,
     host: &'a DeviceHost,
     seat: Arc<Seat>,
-    /// Which of the model's lanes, as far as it matters.
+    /// The number of the model's lane.
     lane: usize,
     partition: PartitionId,
     is_granted: bool,
@@ -332,7 +332,7 @@ impl Owner for Worker {
     }
 }
 
-/// Has a launch begun by the engine, as far as that may be done before the one before it is answered.
+/// Has the engine begin a launch, as far as possible before the launch before it is answered.
 fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<'a> {
     // All its members have gone.
     if body.members.is_empty() {
@@ -419,7 +419,7 @@ fn exits(run: &Run<'_>, body: &Body, segment: usize, state: &mut State) -> Resul
     Ok(left)
 }
 
-/// Each member's rows of the outputs, cut back where they were padded.
+/// Each member's rows of the outputs, without padding.
 fn answers(run: &Run<'_>, body: &Body, state: State) -> Result<Vec<(RequestId, Outputs)>, String> {
     let (tensors, fill) = (&run.model.tensors, run.fill());
     let rows: Vec<u32> = body.members.iter().map(|member| member.rows).chain((fill > 0).then_some(fill)).collect();

@@ -32,8 +32,8 @@ use crate::model_memory::{HeldMemory, MemoryPart};
 
 /// About how long requests of ever greater lengths are tried padded, at load.
 const PADDING_BUDGET: Duration = Duration::from_millis(5_000);
-/// The thread of a frontend may run launches up to this long. Its other clients notice no less, and
-/// two threads need about as long to change places.
+/// The thread of a frontend may run launches up to this long. Its other clients do not notice such
+/// a delay, and two threads need about as long to change places.
 pub(crate) const BRIEF: Duration = Duration::from_micros(100);
 
 /// Why a device policy cannot have a model that can be served otherwise.
@@ -82,7 +82,7 @@ pub struct LaneSetup<'a> {
     pub group: Option<GroupMember>,
     /// Cores that run its launches, if it is on the CPU.
     pub cores: Option<u32>,
-    /// Compute units beyond which a launch of it is hardly faster, where that is known.
+    /// Compute units beyond which a launch of it is hardly faster, if known.
     pub knee: Option<u32>,
     pub metrics: &'a LaneMetricsFamily,
     /// Looks at answers in service.
@@ -183,7 +183,7 @@ impl LaneSetup<'_> {
         self.looker.watch(watched, every).map(Arc::new)
     }
 
-    /// Starts to look at answers of shared batches, where the setup asks for that.
+    /// Starts to look at answers of shared batches, if the setup asks for it.
     fn row_watch(&self, padding: Option<&Arc<Padding>>) -> std::io::Result<Option<Arc<AnswerWatch>>> {
         let watch = |(every, acts)| self.watch(Suspicion::Rows, padding.cloned(), every, acts);
         self.watch_rows.map(watch).transpose()
@@ -272,7 +272,7 @@ impl Drop for Started<'_> {
 /// Brings a model version whose batches the scheduler makes onto all devices, once `warm_up` has run its lanes.
 ///
 /// # Errors
-/// If the engine has no memory for a lane; what `warm_up` says.
+/// If the engine has no memory for a lane; the error of `warm_up`.
 pub fn start_granted(
     setup: LaneSetup<'_>,
     lanes: LanesWanted,
@@ -326,7 +326,7 @@ pub fn start_granted(
 /// runs its lanes on each of them before.
 ///
 /// # Errors
-/// A [`PolicyError`] if the policy cannot have this model; what `warm_up` says.
+/// A [`PolicyError`] if the policy cannot have this model; the error of `warm_up`.
 pub fn start(
     setup: LaneSetup<'_>,
     padding: Option<Arc<Padding>>,

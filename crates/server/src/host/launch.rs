@@ -94,7 +94,7 @@ impl Work {
         self.head.launch.computed_rows <= self.head.model.brief_rows
     }
 
-    /// Whether it goes on with a batch that has run in part.
+    /// Whether it continues a batch that has run in part.
     pub fn goes_on(&self) -> bool {
         self.head.launch.segments.first > 0
     }

@@ -143,7 +143,7 @@ impl LaneMetrics {
     fn record_group(&self, requests: usize, predicted: Option<Duration>, took: Duration) {
         let of_size = usize::from(requests > 1);
         self.groups[of_size].inc();
-        // Only those that were predicted can be compared.
+        // Only groups with a prediction can be compared.
         if let Some(predicted) = predicted {
             self.group_seconds[of_size][0].inc_by(predicted.as_secs_f64());
             self.group_seconds[of_size][1].inc_by(took.as_secs_f64());

@@ -1,4 +1,5 @@
-//! Devices at work: [`downbeat_core::device`] and the scheduler decide, threads here carry it out.
+//! Devices at work: [`downbeat_core::device`] and the scheduler decide, the threads of this module
+//! carry the decisions out.
 //!
 //! All work of a device runs on its lanes, and has one of two sources. The scheduler grants a batch
 //! a *slot*, a lane for batches of any model. A model's device policy gets each request of the

@@ -13,8 +13,10 @@ use super::hosted_model::HostedModel;
 pub type MoveReady = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 impl DeviceHost {
-    /// Makes lanes for a model in another partition, in the background, beside those on which it goes on. `ready` hears when they are there, or why they will never be;
-    /// [`change_over`](Self::change_over) is next. `false`: the model is there already, lanes that were ready elsewhere go, and `ready` hears nothing.
+    /// Makes lanes for a model in another partition, in the background, while it goes on with its
+    /// present ones. `ready` hears when the lanes are ready, or why they failed;
+    /// [`change_over`](Self::change_over) is next. `false`: the model is on that partition already.
+    /// Then lanes that were ready elsewhere go, and `ready` is not called.
     ///
     /// # Errors
     /// If it cannot move, or not now; `ready` hears nothing then.
@@ -33,7 +35,8 @@ impl DeviceHost {
         told
     }
 
-    /// From its next launch on a model runs on the lanes that are ready in another partition; says whether there were any.
+    /// Moves a model's next launches to the lanes that are ready in another partition. Returns
+    /// whether there were any.
     pub fn change_over(&self, model: &HostedModel) -> bool {
         let switch = |inner: &mut super::device_state::DeviceState, now| {
             matches!(inner.journal.apply(now, DeviceInput::Switch(model.id)), Ok(true))

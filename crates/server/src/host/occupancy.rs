@@ -96,7 +96,7 @@ impl Occupancy {
         self.running.lock().reach.iter_mut().for_each(|reach| reach.used.forget(model));
     }
 
-    /// How much of the device is at work where so many launches run in each partition.
+    /// The busy part of the device, with this many launches in each partition.
     fn at_work(&self, launches: &[u32]) -> f64 {
         let Some(cpus) = &self.cpus else {
             let at_work = self.weights.iter().zip(launches).filter(|(_, launches)| **launches > 0);

@@ -49,7 +49,8 @@ impl Drop for Withdrawn {
     }
 }
 
-/// Hands something over by `submit`, and runs the launch that comes of it, if it is brief and the thread `may`.
+/// Hands something over by `submit`, and runs the launch that follows, if it is brief and the
+/// thread `may`.
 pub fn run_own<T>(may: bool, submit: impl FnOnce() -> T) -> T {
     if !may {
         return submit();

@@ -213,7 +213,7 @@ impl Padding {
         let cut = |((part, axes), binding): ((OutputPart, &Vec<usize>), &downbeat_repository::TensorBinding)| {
             let mut want = part.shape.clone();
             for axis in axes {
-                // The batch dimension stands before those of an item.
+                // An item's dimensions come after the batch dimension.
                 let dim = want.get_mut(axis + 1).filter(|dim| **dim == i64::from(padded));
                 let Some(dim) = dim else {
                     return Err(format!(

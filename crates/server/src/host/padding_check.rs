@@ -71,7 +71,7 @@ fn lengths(longest: u32) -> Vec<u32> {
     lengths
 }
 
-/// Says that answers differ.
+/// Fails if the answers differ.
 fn compare(
     codec: &BatchCodec,
     (length, alone): (u32, &Outputs),
@@ -102,7 +102,7 @@ impl Trial<'_> {
     /// The answer to a request that is padded to another length, beside a request of that length.
     fn beside(&mut self, fill: Fill, length: u32, padded: u32) -> Result<Outputs, String> {
         let (request, longer) = (self.codec.sample(fill, length.into())?, self.codec.sample(fill, padded.into())?);
-        // Where the model takes no batch of two, alone and padded.
+        // If the model takes no batch of two, the request runs alone, padded.
         let both: &[&Admitted] = if self.codec.max_batch > 1 { &[&request, &longer] } else { &[&request] };
         self.first(both, length, padded)
     }

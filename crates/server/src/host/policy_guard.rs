@@ -17,13 +17,13 @@ pub struct PolicyGuard {
     devices: Devices,
 }
 
-/// Where a model is.
+/// The devices of a model.
 struct Devices {
     spots: Box<[Spot]>,
     model: ModelId,
 }
 
-/// Where it is on a device.
+/// The model's place on a device.
 struct Spot {
     device: usize,
     occupancy: Arc<Occupancy>,
@@ -36,7 +36,7 @@ struct Stay {
     partition: PartitionId,
     /// How long others had had the partition when it came.
     begin: Duration,
-    /// How long others had those where it was before, meanwhile.
+    /// How long others have had its earlier partitions, while it was on them.
     before: Duration,
 }
 

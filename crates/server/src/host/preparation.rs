@@ -62,7 +62,7 @@ impl Preparing {
         self.tell(made);
     }
 
-    /// The lanes, warm and waiting for work; what was made is gone if one fails.
+    /// Makes the lanes, warm and waiting for work. If one fails, all of them are dropped.
     fn make(&self, partition: PartitionId, specs: &[LaneSpec]) -> Result<Made, String> {
         let (host, model) = (&self.host, &self.model);
         let place = Place { device: host.device, share: host.share(partition) };

@@ -128,14 +128,16 @@ impl RequestTable {
         }
     }
 
-    /// Keeps the answer of a request that leaves before the last segment; what its launch took is known by [`RequestTable::keep`].
+    /// Keeps the answer of a request that leaves before the last segment. [`RequestTable::keep`]
+    /// notes the time of its launch.
     pub fn exit(&mut self, request: RequestId, outputs: Outputs) {
         if let Some(entry) = self.entries.get_mut(&request) {
             entry.outputs = Some(outputs);
         }
     }
 
-    /// Keeps what a launch left for the next segments, and its members' inputs: a later launch may fail.
+    /// Keeps the state of a launch for the next segments, and its members' inputs: a later launch
+    /// may fail.
     pub fn keep(&mut self, members: Vec<Member>, state: State, begin: Time, phases: Phases) {
         let (mut waits, mut rows) = (false, Vec::with_capacity(members.len()));
         for member in members {
@@ -174,7 +176,7 @@ impl RequestTable {
         Some(Member { request, rows, length, input: entry.input.take(), slots })
     }
 
-    /// Takes out what a launch left, if another goes on with just that.
+    /// Takes out the state of a launch, if another launch continues exactly that batch.
     fn take_if_whole(&mut self, batch: u64, launch: &Launch) -> Option<Batch> {
         let its = self.batches.get(&batch)?.members.iter().map(|(member, _)| member);
         if its.eq(&launch.members) { self.take(batch) } else { None }
@@ -202,7 +204,7 @@ impl RequestTable {
         let order: HashMap<RequestId, usize, BuildHasherDefault<CounterHasher>> =
             launch.members.iter().enumerate().map(|(place, member)| (*member, place)).collect();
         let mut parts: Vec<(usize, Batch)> = Vec::new();
-        // Rows that went lost when what a neighbour's launch found could not be parted.
+        // Rows were lost if a state could not be split for a neighbour's launch.
         let lost = |request: &RequestId| self.entries.contains_key(request) && !self.places.contains_key(request);
         let mut broken =
             launch.members.iter().any(lost).then(|| "its rows could not be parted from its neighbours'".to_owned());

@@ -11,7 +11,7 @@ use super::input_rings::InputRings;
 use super::padding::Padding;
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 
-/// A copy of so many bytes takes some 100 ns.
+/// A copy of this many bytes takes some 100 ns.
 const QUICK_BYTES: usize = 4 << 10;
 
 /// A request in a launch.
@@ -33,14 +33,15 @@ pub struct BatchTensors {
     pub rings: Option<InputRings>,
     /// How requests of different lengths share a batch.
     pub padding: Option<Arc<Padding>>,
-    /// Looks whether padding changes their answers.
+    /// Checks in service whether padding changes their answers.
     pub padding_watch: Option<Arc<AnswerWatch>>,
-    /// Looks whether the requests beside a request change its answer.
+    /// Checks in service whether the requests beside a request change its answer.
     pub row_watch: Option<Arc<AnswerWatch>>,
 }
 
 impl BatchTensors {
-    /// Copies a request's inputs into its slots of the ring; `false`: they stay where they are.
+    /// Copies a request's inputs into its slots of the ring; `false`: the inputs stay with the
+    /// caller.
     pub fn write(&self, input: &Admitted, slots: RingRun) -> bool {
         if self.is_padding_off() {
             return false;

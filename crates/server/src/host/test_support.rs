@@ -113,7 +113,7 @@ impl Served {
         self.send_with(item, Time::MAX, false)
     }
 
-    /// Sends one that would have had to be done by `deadline`, if it was let through to see what the model takes.
+    /// Sends a request; a probe has `deadline` as the deadline that it would have had.
     pub fn send_with(&self, item: u8, deadline: Time, is_probe: bool) -> (RequestId, Answer) {
         let (reply, answer) = Reply::channel();
         let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 /// The work of a model on a device, up to now.
 #[derive(Default)]
 pub struct WorkMeter {
-    /// Items, also those that were refused.
+    /// Items that came, also rejected ones.
     arrivals: AtomicU64,
     work: Mutex<Work>,
 }
@@ -19,9 +19,9 @@ struct Work {
     /// Launches that run, and since when any does.
     running: u32,
     since: Time,
-    /// The time in which any did.
+    /// The time in which any launch ran.
     busy: Duration,
-    /// Batches that came to their end, with their items.
+    /// Finished batches, with their items.
     batches: u64,
     items: u64,
     /// The sum of the launches' times.
@@ -37,7 +37,7 @@ pub struct Worked {
 }
 
 impl WorkMeter {
-    /// A request of so many items came.
+    /// Counts a request of `items` items.
     pub fn came(&self, items: u32) {
         self.arrivals.fetch_add(items.into(), Ordering::Relaxed);
     }
@@ -51,7 +51,7 @@ impl WorkMeter {
         work.running += 1;
     }
 
-    /// A launch that took so long has ended; `items`: those of its batch, if that is over now.
+    /// Ends a launch that took `took`; `items`: the items of its batch, if that is over now.
     pub fn end(&self, now: Time, took: Duration, items: Option<u32>) {
         let mut work = self.work.lock();
         work.running = work.running.saturating_sub(1);

@@ -30,7 +30,7 @@ impl HttpError {
         HttpError { status, message, retry_after: None, close: false }
     }
 
-    /// Says that the connection ends with this answer.
+    /// Ends the connection with this answer.
     pub fn closing(mut self) -> HttpError {
         self.close = true;
         self

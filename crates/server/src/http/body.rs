@@ -208,7 +208,7 @@ where
 {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| unfinished(&error))?;
-        // Trailers say nothing that this protocol needs.
+        // Trailers are ignored: this protocol needs none.
         if let Ok(data) = frame.into_data()
             && !data.is_empty()
         {

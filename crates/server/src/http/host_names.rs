@@ -40,7 +40,7 @@ impl HostNames {
     /// Checks the head of a request. Every port calls this before the request is routed, so no route can forget it.
     ///
     /// # Errors
-    /// The answer, where the request is not taken.
+    /// The error answer to a request that is not allowed.
     pub fn check<B>(&self, request: &Request<B>) -> Result<(), HttpError> {
         let host = host_of(request)?;
         if self.is_checked && !self.allows(host) {
@@ -75,7 +75,7 @@ fn refused(message: String) -> HttpError {
     HttpError::new(StatusCode::FORBIDDEN, message).closing()
 }
 
-/// The host that a request is for, with its port; empty where the request names none.
+/// The host that a request names, with its port; empty if it names none.
 fn host_of<B>(request: &Request<B>) -> Result<&[u8], HttpError> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let host = hosts.next();
@@ -83,12 +83,12 @@ fn host_of<B>(request: &Request<B>) -> Result<&[u8], HttpError> {
         let message = "the request has several Host headers; expected one".to_owned();
         return Err(HttpError::new(StatusCode::BAD_REQUEST, message).closing());
     }
-    // The target of a request, where it is a whole URI, wins over the header (RFC 9112 §3.2.2).
+    // If the target of a request is a whole URI, it wins over the header (RFC 9112 §3.2.2).
     let target = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     Ok(target.or(host.map(|host| host.as_bytes())).unwrap_or_default())
 }
 
-/// A host without its port; the whole where the end is no port.
+/// A host without its port; the whole text if it ends in no port.
 fn without_port(host: &[u8]) -> &[u8] {
     let Some(colon) = host.iter().rposition(|byte| *byte == b':') else { return host };
     match host.split_at(colon) {

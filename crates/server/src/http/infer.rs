@@ -180,8 +180,9 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, HttpError> {
     })
 }
 
-/// Triton's raw binary request: the whole body is the one input of the model, which tells its name and shape. At most
-/// one dimension besides the batch may vary; it takes what the others leave. The words of errors are Triton's.
+/// Triton's raw binary request: the whole body is the model's only input, and the model tells its
+/// name and shape. At most one dimension besides the batch may vary; its size follows from the
+/// others. Error messages use Triton's words.
 fn raw_request<S: Service>(
     service: &S,
     path: ModelPath,

@@ -7,7 +7,7 @@ use percent_encoding::percent_decode_str;
 
 use super::answer::HttpError;
 
-/// `{model}` and `{version}`; the version is empty where the path has none.
+/// `{model}` and `{version}`; the version is empty if the path has none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ModelPath {
     pub model: String,
@@ -34,7 +34,7 @@ impl ModelPath {
     }
 }
 
-/// `{region}`; empty where the path has none, which means all.
+/// `{region}`; empty if the path has none, which means all.
 pub(super) struct RegionPath {
     pub name: String,
 }

@@ -1,4 +1,4 @@
-//! The model repository: what is in it, loading, unloading.
+//! The model repository: its index, loading, unloading.
 
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -26,8 +26,9 @@ use crate::client::Client;
 use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
 use crate::service::Service;
 
-/// Answers HTTP requests on `listener`, with connections among `connections`, as far as `stages` say: from
-/// [`Stage::Leaving`](connections::Stage::Leaving) on each answer is the last of its connection.
+/// Answers HTTP requests on `listener`, with connections among `connections`, until `stages` end
+/// it. From [`Stage::Leaving`](connections::Stage::Leaving) on, each answer is the last of its
+/// connection.
 pub async fn serve<S: Service>(listener: TcpListener, connections: Connections, state: HttpState<S>, stages: Stages) {
     let names = state.options().allow_host.clone();
     serve_answers(listener, connections, Frontend { router: router(state.clone()), state }, &names, stages).await;
@@ -159,7 +160,7 @@ impl Answers for Routed {
     }
 }
 
-/// The body of an answer: bytes, or what the router made.
+/// The body of an answer: bytes, or the router's body.
 pub(crate) enum AnswerBody {
     Whole(Option<Bytes>),
     Routed(axum::body::Body),

@@ -8,7 +8,7 @@ use super::{Loading, Runnable};
 use crate::load_context::LoadContext;
 use crate::policy_choice::Why;
 
-/// This engine finds out only in a run what it lacks.
+/// This engine finds out only in a run that it lacks an operator.
 const LACKS_AT_RUNS: &str = "rten";
 
 /// Whether another engine may succeed after this error.

@@ -101,7 +101,7 @@ impl Loading<'_> {
             let mut state = codec.assemble(std::iter::once(&sample.request)).map_err(anyhow::Error::msg)?;
             match lane.run(0..model.segments(), &mut state) {
                 Err(error) if error.of_executor => return Err(error.into()),
-                // The load says what it refuses.
+                // The load reports a refused file.
                 Ok(()) | Err(_) => {}
             }
         }

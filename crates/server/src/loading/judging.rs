@@ -1,4 +1,5 @@
-//! Whether requests of a version may share batches: by its graph, or by a check where the graph does not say.
+//! Judges whether requests of a version may share batches: by its graph, or by a check if the graph
+//! does not tell.
 
 use downbeat_core::Duration;
 use downbeat_engine::{Model, Place, RunError, Share, State};

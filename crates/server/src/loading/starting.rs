@@ -105,7 +105,8 @@ impl Loading<'_> {
         (every > 0).then_some((every, acts))
     }
 
-    /// The lanes of a model whose batches the scheduler makes; `first` is there already, on the device that it was measured on.
+    /// The lanes of a model whose batches the scheduler makes. `first` exists already, on the
+    /// device of the measurements.
     fn lanes_wanted(&self, measured: usize, first: Option<Box<dyn Lane>>) -> LanesWanted {
         match self.context.at_once(&self.definition) as usize {
             _ if self.on_gpus => LanesWanted::EachDevice(first.map(|lane| (measured, lane))),

@@ -1,5 +1,5 @@
-//! The trial of a model at load, with requests of our own making. The trial only advises, since made-up numbers suit
-//! not every model.
+//! The trial of a model at load, with made-up requests. The trial only advises, since made-up
+//! numbers suit not every model.
 
 use anyhow::ensure;
 use downbeat_core::device::PolicyName;

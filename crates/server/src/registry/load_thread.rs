@@ -26,7 +26,7 @@ pub struct LoadFailure {
     pub versions: BTreeMap<u64, String>,
 }
 
-/// A load that goes on.
+/// A load under way.
 struct LoadThread {
     model: String,
     /// Where its outcome goes; `None`: it was left behind.
@@ -81,7 +81,7 @@ pub async fn load_on_thread(
                 drop(loading.finish(Err(loading.failure(&reason))));
                 Some(loaded)
             }
-            // A receiver that is gone was a client that did not wait.
+            // The receiver is gone if the client did not wait.
             None => loading.finish(loaded),
         };
         if let Some(Ok(loaded)) = given_up {

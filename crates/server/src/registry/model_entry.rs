@@ -12,7 +12,7 @@ use crate::serving::ServedModel;
 /// Why a model is not there yet whose turn to be loaded has not come.
 pub const WAITING: &str = "waiting to be loaded";
 
-/// Where a model version stands, as the repository index says it.
+/// The state of a model version in the repository index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VersionState {
     Loading,
@@ -22,7 +22,7 @@ pub enum VersionState {
 }
 
 impl VersionState {
-    /// As the repository index says it.
+    /// The state's name in the repository index.
     pub fn name(self) -> &'static str {
         match self {
             VersionState::Loading => "LOADING",

@@ -71,7 +71,7 @@ impl Registry {
         }
     }
 
-    /// Puts a model onto a partition, where it is left alone, or has its devices say again where it runs.
+    /// Puts a model onto a partition, where it stays, or leaves it to its devices' shares again.
     async fn set_share(&self, name: &str, to: Option<usize>) -> Result<(), ServiceError> {
         let of_model = |reason: String| format!("model '{name}': {reason}");
         // A model that was just loaded gets its share now.

@@ -194,7 +194,8 @@ mod tests {
         random_group(set, rng, |_| 4, |_, rng| (rng.random_range(1..=8), 0))
     }
 
-    /// Serves so many groups of both models that take `times` what is predicted, give or take 10%; what came of each training.
+    /// Serves `groups` groups of both models that take `times` the prediction, give or take 10%.
+    /// Returns the outcome of each training.
     fn serve(predictor: &Arc<GroupPredictor>, groups: u64, times: f64) -> Vec<Judged> {
         let (mut retrainer, mut rng) = (GroupRetrainer::new(predictor.clone()), Pcg64::seed_from_u64(1));
         let (stored, mut judged) = (stored(), Vec::new());

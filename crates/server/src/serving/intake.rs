@@ -17,7 +17,7 @@ use crate::error::ServiceError;
 use crate::offload;
 use crate::reply::Answer;
 
-/// When to try again where a model's share of the budget of bytes is used up.
+/// When to try again after a model's share of the budget of bytes was used up.
 pub const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
 /// The demands of a model version on its requests.
@@ -40,7 +40,8 @@ pub struct Looked {
 
 /// When a request has to be answered.
 pub struct Limits {
-    /// The model's SLO or the request's own timeout, whichever ends first; [`Time::MAX`]: at any
+    /// The model's SLO or the request's own timeout, the earlier of both; [`Time::MAX`]: at any
+    /// time.
     /// time.
     pub deadline: Time,
     /// Whether that is the SLO.

@@ -136,7 +136,7 @@ impl Serving {
         }
     }
 
-    /// Refuses at once what could not be ready, or have a device, in time.
+    /// Refuses a request at once that could not be ready, or have a device, in time.
     fn check_in_time(
         &self,
         loaded: &LoadedVersion,
@@ -154,7 +154,7 @@ impl Serving {
             false => moment.expected_free,
         };
         let start = preprocess.begins(moment.now, limits.deadline).max(free);
-        // Where nothing is in the way it is let through: what is thought of the model may be wrong.
+        // A request that can begin now is let through: the model's profile may be wrong.
         if start <= moment.now || start <= latest {
             return Ok(());
         }

@@ -61,7 +61,8 @@ impl SystemRegion {
         Ok(region)
     }
 
-    /// Copies `length` bytes from `position` of the object; `no_memory`: what there is no memory for.
+    /// Copies `length` bytes from `position` of the object; `no_memory` makes the error for lack of
+    /// memory.
     ///
     /// # Errors
     /// `InvalidArgument` if the object has shrunk; `Internal` if it cannot be read.

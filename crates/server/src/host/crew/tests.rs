@@ -109,7 +109,7 @@ fn what_else_follows_is_for_another_thread_at_once() {
     let sent = Mutex::new(sent);
     let first_stages = |runs: &[(usize, ThreadId)]| runs.iter().filter(|(stage, _)| *stage == 0).count();
     let waits = move |stage| match stage {
-        // Until the second request is there, to follow as the first leaves the stage.
+        // Waits until the second request has come, which follows as the first leaves the stage.
         0 => drop(sent.lock().recv()),
         _ => its.wait_until("the second request waits for the thread of the first", |runs| first_stages(runs) == 2),
     };

@@ -303,7 +303,7 @@ fn a_launch_that_fails_is_answered_in_its_turn_and_its_neighbour_is_none_the_wor
                 }
             }
         }
-        // The lane goes on.
+        // The lane serves the next request.
         served.device.end(1);
         assert_eq!(item(served.send(3)), 3);
     }
@@ -337,7 +337,7 @@ fn a_brief_launch_runs_on_the_thread_that_brought_its_request() {
         served.device.end(1000);
         let mut answer = run_own(may, || served.send(7));
         if here {
-            // Answered before the thread goes on.
+            // The answer comes before `send` returns.
             assert_eq!(answer.try_recv().unwrap().unwrap()[0].data[0], 7);
         } else {
             assert_eq!(item(answer), 7);

@@ -289,7 +289,7 @@ fn what_runs_ends_where_it_is_and_what_comes_runs_on_the_other_lanes() {
     device.close(0);
     let (_, mut first) = served.send(1);
     device.wait_until("the first does not run", |state| state.begun.get(&0) == Some(&1));
-    // Asks for lanes, and is launched where it can be now.
+    // The second request asks for lanes, and is launched on the present ones.
     let (_, mut second) = served.send(2);
     until("the model is not moved", || events(&served, "switch") == 1.0);
     let (_, third) = served.send(3);
@@ -398,7 +398,8 @@ fn moved_by_hand(served: &Served, rng: &mut Pcg64Mcg) -> u32 {
         let (ready, is_ready) = std::sync::mpsc::channel();
         let to = PartitionId(rng.random_range(0..PARTITIONS));
         let ready = Box::new(move |made| ready.send(made).unwrap());
-        // Refused while its policy has lanes made, or where it has gone: then it is not heard of again.
+        // The host refuses a move while the policy has lanes made, or after the model has gone:
+        // then `ready` is not called.
         if let Ok(true) = served.host.prepare_move(&served.model, to, ready)
             && is_ready.recv().expect("each move comes to an end").is_ok()
             && rng.random_bool(0.8)
@@ -425,7 +426,7 @@ fn under_load(seed: u64) -> (f64, f64) {
                     assert_eq!(outputs[0].data[0], sent, "of whoever asked");
                     answered += 1;
                 }
-                // Only what came after the model was removed, or waited then.
+                // Only requests that came after the removal, or waited then, may fail.
                 Ok(Err(error)) => assert!(removed, "{error}"),
                 Err(_) => panic!("a request is lost"),
             };

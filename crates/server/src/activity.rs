@@ -1,4 +1,5 @@
-//! Whether models run or load. While none does, periodic work rests, so that no thread of an idle server runs.
+//! Whether models run or load. While none does, periodic work rests, so that no thread of an idle
+//! server runs.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -36,7 +37,8 @@ impl Default for Activity {
 }
 
 impl Activity {
-    /// Wakes the server, for a run or a load that has begun. Costs one load of a flag while the server is awake.
+    /// Wakes the server, for a run or a load that has begun. Costs one load of a flag while the
+    /// server is awake.
     pub fn stir(&self) {
         if self.rests.load(Relaxed) {
             self.wake();
@@ -102,7 +104,8 @@ impl Activity {
     }
 }
 
-/// Completes after `every`. If the server rests by then, completes when the next run or load begins.
+/// Completes after `every`. If the server rests by then, completes when the next run or load
+/// begins.
 pub async fn tick(awake: &mut Awake, every: Duration) {
     tokio::time::sleep(every).await;
     // An error: the server ends.

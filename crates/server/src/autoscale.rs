@@ -53,7 +53,8 @@ impl AutoscaleWatch {
     pub fn look(&self, now: Time, seen: AutoscaleSample, metrics: &Metrics) {
         let mut state = self.state.lock();
         let before = state.sample;
-        // The counters are read one after the other while requests end, so that a difference of two may be behind for a moment.
+        // The counters are read one after the other while requests end, so that a difference of two
+        // may be behind for a moment.
         let sample = AutoscaleSample {
             good: seen.good.max(before.good),
             bad: seen.bad.max(before.bad),

@@ -157,8 +157,8 @@ pub struct OutputPart {
 pub type Outputs = SmallVec<[OutputPart; 2]>;
 
 impl BatchCodec {
-    /// That of a model with these tensors. `max_batch` 0: the model has no batch dimension, every request runs
-    /// alone.
+    /// That of a model with these tensors. `max_batch` 0: the model has no batch dimension, every
+    /// request runs alone.
     pub fn new(mut inputs: Vec<TensorBinding>, outputs: Vec<TensorBinding>, max_batch: u32) -> Self {
         inputs.sort_by_key(|input| input.model_index);
         BatchCodec {
@@ -182,7 +182,8 @@ impl BatchCodec {
         BatchCodec { model: model.to_owned(), ..self }
     }
 
-    /// The same, with requests that may leave inputs out, which then are `defaults`, by name. An optional input that has none is required.
+    /// The same, with requests that may leave inputs out, which then are `defaults`, by name. An
+    /// optional input that has none is required.
     ///
     /// # Errors
     /// In words, if a value does not have the sizes of its input.
@@ -283,7 +284,8 @@ impl BatchCodec {
         })
     }
 
-    /// The shape in which the engine gets input `index` of a batch of `rows` items of the sizes `item`.
+    /// The shape in which the engine gets input `index` of a batch of `rows` items of the sizes
+    /// `item`.
     pub fn engine_shape(&self, index: usize, rows: usize, item: &[usize]) -> Vec<usize> {
         let batch = self.batched.then_some(rows);
         let shape: Vec<usize> = batch.into_iter().chain(item.iter().copied()).collect();
@@ -293,7 +295,8 @@ impl BatchCodec {
         binding.model_shape(&wire).unwrap_or(shape)
     }
 
-    /// The shapes in which the engine gets the inputs of a batch of `rows` items of a request's sizes.
+    /// The shapes in which the engine gets the inputs of a batch of `rows` items of a request's
+    /// sizes.
     pub fn engine_shapes<'a>(&'a self, request: &'a Admitted, rows: usize) -> impl Iterator<Item = Vec<usize>> + 'a {
         self.item_shapes(request).enumerate().map(move |(index, item)| {
             let item: SmallVec<[usize; 6]> = item.iter().map(|d| (*d).max(0) as usize).collect();
@@ -334,7 +337,8 @@ impl BatchCodec {
         Ok(State { tensors: tensors.collect::<Result<_, String>>()? })
     }
 
-    /// Gives each request of a batch its rows of the outputs. `rows` are the members' batch dimensions.
+    /// Gives each request of a batch its rows of the outputs. `rows` are the members' batch
+    /// dimensions.
     ///
     /// # Errors
     /// In words, if the model's outputs do not have a row for each row of the inputs.

@@ -8,7 +8,8 @@ use downbeat_core::Duration;
 
 use crate::error::ServiceError;
 
-/// Requests up to this size may use the whole budget: a few clients with large ones do not shut out all others.
+/// Requests up to this size may use the whole budget: a few clients with large ones do not shut out
+/// all others.
 const SMALL: u64 = 64 << 10;
 /// The part of the budget that only small requests may use: one in this many.
 const KEPT_FOR_SMALL: u64 = 8;
@@ -17,7 +18,8 @@ const HELD_FROM: usize = 16 << 10;
 /// When to try again: bodies come and go within about that.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
-/// How many bytes the requests in flight may hold, all together, from their first byte to their answer's last.
+/// How many bytes the requests in flight may hold, all together, from their first byte to their
+/// answer's last.
 #[derive(Debug)]
 pub struct ByteBudget {
     limit: u64,
@@ -102,8 +104,8 @@ impl Reservation {
         })
     }
 
-    /// Counts the bytes of an answer in place of the request's bytes, until the last part of the answer is dropped. An answer is never
-    /// refused. Short answers are not counted.
+    /// Counts the bytes of an answer in place of the request's bytes, until the last part of the
+    /// answer is dropped. An answer is never refused. Short answers are not counted.
     pub fn hold(mut self, bytes: Bytes) -> Bytes {
         if bytes.len() < HELD_FROM {
             return bytes;

@@ -2,7 +2,8 @@
 
 use downbeat_core::Time;
 
-/// Reads the time since it was made, so that `downbeat-core` sees small integers and never an epoch.
+/// Reads the time since it was made, so that `downbeat-core` sees small integers and never an
+/// epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: std::time::Instant,

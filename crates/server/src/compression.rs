@@ -39,7 +39,8 @@ const STEP: usize = 256 << 10;
 /// Compressed bodies below this size may turn out small: decompressing is tried at once, for about
 /// a millisecond.
 const TRIED_BELOW: usize = 16 << 10;
-/// Compressed bytes between two steps. Each gzip member of them costs some microseconds, and may be 20 bytes long.
+/// Compressed bytes between two steps. Each gzip member of them costs some microseconds, and may be
+/// 20 bytes long.
 const SLICE: usize = 4 << 10;
 /// The time that a compressed byte takes at most, in bytes of JSON read.
 const INFLATE_COST: u64 = 16;
@@ -80,7 +81,8 @@ impl Coding {
         offload::run(client, length, work).await.unwrap_or_else(|error| Err(InflateError::Refused(error)))
     }
 
-    /// Decompresses on the event loop. `None`: a gzip body has several members, of which each may take its time.
+    /// Decompresses on the event loop. `None`: a gzip body has several members, of which each may
+    /// take its time.
     fn inflate_small(self, body: &[u8], limit: usize, held: &mut Reservation) -> Option<Result<Bytes, InflateError>> {
         if self == Coding::Deflate {
             return Some(self.inflate_now(body, limit, held));

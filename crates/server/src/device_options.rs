@@ -38,7 +38,8 @@ impl ServerOptions {
         self.settings_of(model, self.device_policy(model, configured))
     }
 
-    /// A policy for a model, with the settings of the group that names the model, else of the group of all others.
+    /// A policy for a model, with the settings of the group that names the model, else of the group
+    /// of all others.
     ///
     /// # Errors
     /// If this policy does not know them, and the group assigns them to it.

@@ -78,7 +78,8 @@ impl Running<'_> {
     }
 }
 
-/// Begins to run segments on a batch, while another run of the thread may be going on. An engine that panics has failed.
+/// Begins to run segments on a batch, while another run of the thread may be going on. An engine
+/// that panics has failed.
 ///
 /// # Errors
 /// If the run fails, is ended, or the model is out of service.
@@ -102,7 +103,8 @@ pub fn begin<'a>(
 
 /// Runs the engine, and turns its error or panic into a failure.
 fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunFailure> {
-    // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
+    // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run
+    // will tell.
     match std::panic::catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(ran)) => Ok(ran),
         Ok(Err(error)) if error.of_executor => Err(RunFailure::Refused(error.reason)),

@@ -70,7 +70,8 @@ impl Engines {
     /// The engine of a model: the one that its options name, or the one of all models.
     ///
     /// # Errors
-    /// If that engine cannot be used here, or if its options ask for a process of its own and the model is on a GPU.
+    /// If that engine cannot be used here, or if its options ask for a process of its own and the
+    /// model is on a GPU.
     pub fn of(
         &self,
         name: &str,
@@ -125,8 +126,9 @@ impl Engines {
         }
     }
 
-    /// The engine that tries files in processes before `engine` loads them: the same, or on GPUs its library on the CPU. `None`: the options ask for no trials, or `engine`
-    /// itself runs in processes.
+    /// The engine that tries files in processes before `engine` loads them: the same, or on GPUs
+    /// its library on the CPU. `None`: the options ask for no trials, or `engine` itself runs in
+    /// processes.
     ///
     /// # Errors
     /// In words, if the operating system has no thread left.

@@ -18,7 +18,8 @@ pub enum ServiceError {
     /// The body is larger than the server takes: HTTP 413, `RESOURCE_EXHAUSTED`.
     #[error("{0}")]
     TooLarge(String),
-    /// The queue is full (rejected at admission): HTTP 503 with `Retry-After`, `RESOURCE_EXHAUSTED`.
+    /// The queue is full (rejected at admission): HTTP 503 with `Retry-After`,
+    /// `RESOURCE_EXHAUSTED`.
     #[error("{message}")]
     QueueFull {
         /// Which queue, its bound.
@@ -26,7 +27,8 @@ pub enum ServiceError {
         /// When there should be room again.
         retry_after: Duration,
     },
-    /// The deadline cannot be met, or the time the client allowed in the queue is over: HTTP 504, `DEADLINE_EXCEEDED`.
+    /// The deadline cannot be met, or the time the client allowed in the queue is over: HTTP 504,
+    /// `DEADLINE_EXCEEDED`.
     #[error("{0}")]
     DeadlineExceeded(String),
     /// The client went away: HTTP 499, `CANCELLED`.
@@ -124,7 +126,8 @@ impl ServiceError {
         self.status().0
     }
 
-    /// The value of `Retry-After`, in whole seconds, rounded up; `None` if trying again later is not the remedy.
+    /// The value of `Retry-After`, in whole seconds, rounded up; `None` if trying again later is
+    /// not the remedy.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             ServiceError::QueueFull { retry_after, .. } => Some(retry_after.as_nanos().div_ceil(1_000_000_000).max(1)),

@@ -1,4 +1,5 @@
-//! The protocol's extensions that work on the tensors of any frontend: shared memory and classification.
+//! The protocol's extensions that work on the tensors of any frontend: shared memory and
+//! classification.
 
 use std::sync::Arc;
 
@@ -85,7 +86,8 @@ pub async fn infer<S: Service>(
     let names: Vec<Vec<String>> = extended.iter().map(|output| service.labels(&name, &version, &output.name)).collect();
     let mut response = Box::pin(offload::with_sender(client, service.infer(request))).await?;
     let memory = Arc::clone(memory);
-    // Ranking a row takes longer than copying it, and a write to shared memory may be the first to a page.
+    // Ranking a row takes longer than copying it, and a write to shared memory may be the first to
+    // a page.
     let bytes = response.outputs.iter().map(|output| output.data.len()).sum::<usize>();
     let heavy = waits || bytes >= offload::PARSE_FROM;
     offload::run_if(heavy, client, bytes, move || {
@@ -188,13 +190,13 @@ fn check_byte_size(input: &InferTensor, byte_size: u64) -> Result<(), ServiceErr
 /// Applies the client's wishes for outputs: classes instead of values, and data in shared memory
 /// instead of the answer.
 ///
-/// `labels` gives the labels of an output's classes in class order; `batched` tells that the first dimension is the
-/// batch, so that each row has its own classes. Outputs that are requested but not in the answer are left to the
-/// service to refuse.
+/// `labels` gives the labels of an output's classes in class order; `batched` tells that the first
+/// dimension is the batch, so that each row has its own classes. Outputs that are requested but not
+/// in the answer are left to the service to refuse.
 ///
 /// # Errors
-/// `InvalidArgument` if the parameters are wrong, the output's datatype has no order, or the shared memory is too
-/// small; the errors of [`SharedMemory::write`].
+/// `InvalidArgument` if the parameters are wrong, the output's datatype has no order, or the shared
+/// memory is too small; the errors of [`SharedMemory::write`].
 pub fn apply_outputs(
     memory: &SharedMemory,
     client: Client,

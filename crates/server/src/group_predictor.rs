@@ -26,9 +26,9 @@ pub struct GroupPredictor {
 }
 
 impl GroupPredictor {
-    /// The predictor in a file. A wrong file is an error in the log, and the reason why models run alone: the server goes on.
-    /// The predictor is trained with served groups if there is time (`may_learn`) and the build has the feature `retraining`.
-    /// The file stays as it is.
+    /// The predictor in a file. A wrong file is an error in the log, and the reason why models run
+    /// alone: the server goes on. The predictor is trained with served groups if there is time
+    /// (`may_learn`) and the build has the feature `retraining`. The file stays as it is.
     pub fn open(DeviceOptions { predictor, order, .. }: &DeviceOptions, may_learn: bool) -> Self {
         let loaded = match predictor {
             Some(path) => StoredPredictor::load(path).map(|stored| (path, stored)).map_err(|error| error.to_string()),

@@ -1,7 +1,8 @@
 //! The HTTP frontend: Open Inference Protocol v2 with Triton's extensions, over any [`Service`].
 //!
-//! [`serve`] accepts connections and answers them until told to stop; [`router`] is the same protocol as an axum router,
-//! to be put into another server. Inference does not pass through the router: it is the one route whose cost counts.
+//! [`serve`] accepts connections and answers them until told to stop; [`router`] is the same
+//! protocol as an axum router, to be put into another server. Inference does not pass through the
+//! router: it is the one route whose cost counts.
 
 mod answer;
 mod autoscale;
@@ -44,8 +45,8 @@ pub struct HttpOptions {
     pub max_body_bytes: usize,
     /// The budget of bytes that bodies, answers and all other requests share.
     pub budget: Arc<ByteBudget>,
-    /// Names that requests may have in `Host`, in lower case. Without names a port on a loopback address takes
-    /// `localhost` and IP addresses alone, and any other port takes every name.
+    /// Names that requests may have in `Host`, in lower case. Without names a port on a loopback
+    /// address takes `localhost` and IP addresses alone, and any other port takes every name.
     pub allow_host: Vec<String>,
 }
 
@@ -91,8 +92,8 @@ impl<S: Service> HttpState<S> {
     }
 }
 
-/// The protocol as an axum router. Every path may end in a slash. [`serve`]
-/// checks the `Host` and the `Origin` of each request. A server that embeds the router must do the same.
+/// The protocol as an axum router. Every path may end in a slash. [`serve`] checks the `Host` and
+/// the `Origin` of each request. A server that embeds the router must do the same.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
     let routes = Router::new()
         .route("/v2", get(metadata::server::<S>))

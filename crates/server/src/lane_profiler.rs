@@ -57,7 +57,8 @@ pub fn step(latencies: impl Iterator<Item = Duration>) -> Duration {
     latencies.fold(Duration::ZERO, |sum, latency| sum + latency.saturating_mul(runs).max(SLICE))
 }
 
-/// Whether lanes that do `more` batches a second are worth having instead of half as many, which do `before`: by batch size.
+/// Whether lanes that do `more` batches a second are worth having instead of half as many, which do
+/// `before`: by batch size.
 fn are_worth_it(before: &[f64], more: &[f64]) -> bool {
     before.iter().zip(more).all(|(before, more)| *more >= WORTH * before)
 }

@@ -47,7 +47,8 @@ pub struct VersionFile<'a> {
     pub path: &'a Path,
     /// Whether it could be loaded once more.
     pub may_come_again: bool,
-    /// Whether the version in service answered its trial, so that this one may replace it only if it answers, too.
+    /// Whether the version in service answered its trial, so that this one may replace it only if
+    /// it answers, too.
     pub must_answer: bool,
     /// Hears how the load goes on.
     pub progress: &'a dyn LoadProgress,
@@ -138,7 +139,8 @@ impl LoadContext {
         !is_emulated(definition) && !self.engines.gpus.is_empty()
     }
 
-    /// Whether a version runs in a process of its own. The log has the reason if `auto` chose a process.
+    /// Whether a version runs in a process of its own. The log has the reason if `auto` chose a
+    /// process.
     pub fn isolation(&self, definition: &ModelDefinition, file: &VersionFile<'_>) -> Isolation {
         let name = &definition.name;
         let chosen = self.options.isolation(name);
@@ -160,7 +162,8 @@ impl LoadContext {
         Isolation::Process
     }
 
-    /// Whether the number of batches of a model that run at the same time is measured: the options and the configuration give none.
+    /// Whether the number of batches of a model that run at the same time is measured: the options
+    /// and the configuration give none.
     pub fn chooses_lanes(&self, definition: &ModelDefinition) -> bool {
         definition.instances == 0
             && self.executors_grow()
@@ -193,7 +196,8 @@ impl LoadContext {
         Some(bound.unwrap_or(self.options.max_queue_size)).filter(|bound| *bound > 0).unwrap_or(u32::MAX)
     }
 
-    /// Remembers a verdict on a model's rows, here and for the next start. The next start repeats a check that failed.
+    /// Remembers a verdict on a model's rows, here and for the next start. The next start repeats a
+    /// check that failed.
     pub fn keep_rows(&self, key: Option<&str>, verdict: &RowVerdict) {
         let Some(key) = key else { return };
         self.rows.lock().insert(key.to_owned(), verdict.clone());

@@ -30,7 +30,8 @@ use crate::statistics::{Phases, Statistics};
 use crate::trouble::{Means, Sample};
 use crate::unanswered::Unanswered;
 
-/// A model version in service. Lives until its last request is answered, also after a newer version took its place.
+/// A model version in service. Lives until its last request is answered, also after a newer version
+/// took its place.
 pub struct LoadedVersion {
     pub name: String,
     pub version: String,
@@ -148,7 +149,8 @@ impl LoadedVersion {
         self.preprocess.as_ref().filter(|preprocess| preprocess.is_for(request))
     }
 
-    /// Whether an answer was wrong because its request shared a batch, so that each request runs alone by now.
+    /// Whether an answer was wrong because its request shared a batch, so that each request runs
+    /// alone by now.
     pub fn has_mixed_rows(&self) -> bool {
         self.hosts.first().tensors.is_sharing_off()
     }
@@ -287,7 +289,8 @@ impl LoadedVersion {
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
 
-    /// The outcomes of the version's requests, and how fast it is. `slo`: its requests may take this long.
+    /// The outcomes of the version's requests, and how fast it is. `slo`: its requests may take
+    /// this long.
     pub fn sample(&self, slo: Option<Duration>) -> Sample {
         let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
         Sample { model: name, version, counts, means: Some(self.means(slo)) }
@@ -310,7 +313,8 @@ impl LoadedVersion {
 
     /// Counts a request that got no result, `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
-        // A model that refuses all requests runs nothing, and the server would rest instead of naming the trouble.
+        // A model that refuses all requests runs nothing, and the server would rest instead of
+        // naming the trouble.
         self.hosts.stir();
         self.metrics.record_not_answered(reason);
         if let Some(auto) = self.auto.as_ref().filter(|_| reason.is_for_want_of_time()) {

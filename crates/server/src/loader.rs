@@ -25,7 +25,8 @@ pub struct Loader {
     context: LoadContext,
     /// The versions in service with how many of their batches may run at once.
     wishes: Mutex<Vec<(Weak<LoadedVersion>, u32)>>,
-    /// The versions whose policy was decided in service: theirs has lost against `exclusive`, or another was found to suit them better.
+    /// The versions whose policy was decided in service: theirs has lost against `exclusive`, or
+    /// another was found to suit them better.
     decided: Mutex<BTreeMap<(String, u64), Chosen>>,
 }
 
@@ -40,7 +41,8 @@ impl Loader {
         &self.context.partitions
     }
 
-    /// Loads, warms up and measures one version, and gives it a queue. Completes its model's definition.
+    /// Loads, warms up and measures one version, and gives it a queue. Completes its model's
+    /// definition.
     ///
     /// # Errors
     /// The defect of the file or its configuration, with a remedy.
@@ -181,8 +183,8 @@ impl Loader {
         is_new
     }
 
-    /// A request has changed the answer of another that shared its batch: from the next load on the version's requests
-    /// run alone. Whether that is new.
+    /// A request has changed the answer of another that shared its batch: from the next load on the
+    /// version's requests run alone. Whether that is new.
     pub fn remember_mixed_rows(&self, loaded: &LoadedVersion) -> bool {
         let Some(RowJudgement { verdict, key: Some(key), .. }) = &loaded.rows else { return false };
         // Another model with the same file may have been found before.

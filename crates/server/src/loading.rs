@@ -291,7 +291,8 @@ impl<'a> Loading<'a> {
         }
     }
 
-    /// How requests become batches of the model, and whether they are padded for that. Completes the definition.
+    /// How requests become batches of the model, and whether they are padded for that. Completes
+    /// the definition.
     fn codec(&mut self, model: &dyn Model) -> anyhow::Result<(BatchCodec, Option<Arc<Padding>>)> {
         self.definition.complete(model.signature())?;
         if let Some(most) = model.profile(Share::Whole).map(|profile| profile.max_batch()) {
@@ -372,7 +373,8 @@ impl<'a> Loading<'a> {
         }
         let codec = Arc::new(if self.on_gpus { codec.for_model(model.clone()) } else { codec });
         if let Some(lane) = lane.as_mut().filter(|_| self.on_gpus) {
-            // Before it is measured, so that no more sizes are set up for that than there is memory for.
+            // Before it is measured, so that no more sizes are set up for that than there is memory
+            // for.
             let mut warm_up = self.warm_up(&*model, &codec);
             warm_up.whole(&[], device, &mut **lane)?;
             self.warmed = (warm_up.wanted, warm_up.run);
@@ -419,8 +421,8 @@ impl<'a> Loading<'a> {
 
     /// Lets `at_once` of the model's batches run at the same time, as measured. 0: not measured.
     ///
-    /// The model's configuration stays as the files have it: backends of a cluster that measured different numbers still
-    /// serve the same model.
+    /// The model's configuration stays as the files have it: backends of a cluster that measured
+    /// different numbers still serve the same model.
     fn take_lanes(&mut self, at_once: u32) {
         if at_once > 1 && self.context.chooses_lanes(&self.definition) {
             self.definition.instances = at_once;

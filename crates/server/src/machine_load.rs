@@ -56,7 +56,8 @@ fn machine(stat: &str) -> Option<(u64, u64)> {
     Some((all, all - idle))
 }
 
-/// User and system ticks, by `/proc/self/stat`. The second field, the program's name, may hold anything.
+/// User and system ticks, by `/proc/self/stat`. The second field, the program's name, may hold
+/// anything.
 fn own(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace().skip(11);

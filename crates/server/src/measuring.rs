@@ -23,7 +23,8 @@ use crate::profiler::{self, Measurement, Threads, is_quiet};
 use crate::sampler::{Subject, Watch};
 use crate::segment_profiler::SegmentSubject;
 
-/// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
+/// A model whose largest batch takes less than this on one thread is left on one: waking others
+/// costs more.
 const WORTH_THREADS: Duration = Duration::from_micros(500);
 /// A model slower than this with one item on one thread is assumed to be faster on several, if
 /// there is no time to try.
@@ -48,7 +49,8 @@ pub struct Measuring<'a> {
     pub threads: Threads,
     /// Whether it answers made-up requests.
     pub answers: bool,
-    /// Whether the number of batches that run at the same time is measured: the options and the configuration give none.
+    /// Whether the number of batches that run at the same time is measured: the options and the
+    /// configuration give none.
     pub chooses_lanes: bool,
     pub progress: &'a dyn LoadProgress,
     /// The time for measuring.
@@ -138,13 +140,15 @@ impl Measuring<'_> {
         lanes.ok().flatten().map_or(0, |lanes| lanes as u32)
     }
 
-    /// Times something; gives it, and whether the machine had nothing else to do meanwhile. If it had, the version is measured again once there is nothing else.
+    /// Times something; gives it, and whether the machine had nothing else to do meanwhile. If it
+    /// had, the version is measured again once there is nothing else.
     fn timed<T>(&self, what: impl FnOnce() -> T) -> (T, bool) {
         let LoadContext { metrics, clock, unsettled, .. } = self.context;
         let ((done, is_quiet), was_alone) = self.source.turn.timed(|| {
             let (watch, busy_before, begin) = (LoadWatch::start(), metrics.totals().busy, clock.now());
             let done = what();
-            // Neighbours, or this server's own models: either has had the cores that were counted on.
+            // Neighbours, or this server's own models: either has had the cores that were counted
+            // on.
             let took = clock.now().since(begin).as_secs_f64().max(f64::MIN_POSITIVE);
             let served = metrics.totals().busy.saturating_sub(busy_before).as_secs_f64() / took;
             (done, is_quiet(watch.others(), served))
@@ -170,8 +174,9 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// The stored profile, with the file that holds it. Before the service, a profile serves too that was measured in part, on
-    /// a busy machine, or is not `whole`. Then the version is measured again behind the service.
+    /// The stored profile, with the file that holds it. Before the service, a profile serves too
+    /// that was measured in part, on a busy machine, or is not `whole`. Then the version is
+    /// measured again behind the service.
     fn stored(
         &self,
         key: &Result<String, String>,
@@ -202,8 +207,9 @@ impl Measuring<'_> {
         self.source.store.keep(key, "the latency profile", &stored);
     }
 
-    /// Measures the batch sizes that there is time for: on one thread, or on all its threads if these are faster. Then measures how
-    /// many batches are worth running at the same time, as of [`Measuring::at_once`].
+    /// Measures the batch sizes that there is time for: on one thread, or on all its threads if
+    /// these are faster. Then measures how many batches are worth running at the same time, as of
+    /// [`Measuring::at_once`].
     fn measure(
         &self,
         model: &mut Arc<dyn Model>,
@@ -239,7 +245,8 @@ impl Measuring<'_> {
         Ok((measurements, at_once))
     }
 
-    /// Whether more threads may be worth it for a model that takes `one` for one item: its largest batch takes long.
+    /// Whether more threads may be worth it for a model that takes `one` for one item: its largest
+    /// batch takes long.
     fn is_worth_trying(&self, model: &dyn Model, lane: &mut dyn Lane, one: Duration) -> anyhow::Result<bool> {
         let (largest, part) = (self.codec.max_batch, self.time.part(0.1));
         // For a brief model, the first run of one item is no reliable measure.
@@ -250,8 +257,8 @@ impl Measuring<'_> {
         Ok(measured.is_empty() || measured.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()))
     }
 
-    /// Measures as many sizes as there is time for, the smallest first. `one` is the time of a single item before. Without
-    /// any time left, the profile rests on this time alone.
+    /// Measures as many sizes as there is time for, the smallest first. `one` is the time of a
+    /// single item before. Without any time left, the profile rests on this time alone.
     fn sizes(&self, model: &dyn Model, lane: &mut dyn Lane, one: Duration) -> anyhow::Result<Vec<Measurement>> {
         if !self.time.allows(one) {
             return Ok(vec![Measurement::of(1, &[one])]);
@@ -270,7 +277,8 @@ impl Measuring<'_> {
         Ok(if measured.is_empty() { vec![Measurement::of(1, &[one])] } else { measured })
     }
 
-    /// Fits a profile to the measurements. For larger sizes the profile guesses times in proportion to the size.
+    /// Fits a profile to the measurements. For larger sizes the profile guesses times in proportion
+    /// to the size.
     fn fitted(&self, model: &dyn Model, measurements: &[Measurement]) -> anyhow::Result<LatencyProfile> {
         let profile = profiler::profile(measurements)?;
         let sizes = self.subject(model).timed(&profiler::default_sizes(self.codec.max_batch));

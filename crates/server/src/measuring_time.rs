@@ -1,4 +1,5 @@
-//! The time for measuring before a model version serves, and the rest that is measured behind its service.
+//! The time for measuring before a model version serves, and the rest that is measured behind its
+//! service.
 //!
 //! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites, segments,
 //! overlap of two lanes, and rows. A step that the remaining time does not allow is left out. The
@@ -53,7 +54,8 @@ impl MeasuringTime {
         Duration::from_secs_f64(self.left().as_secs_f64() * share)
     }
 
-    /// Whether a step may begin that is expected to take `expected`. If not, the version was not measured in full.
+    /// Whether a step may begin that is expected to take `expected`. If not, the version was not
+    /// measured in full.
     pub fn allows(&self, expected: Duration) -> bool {
         let is_allowed = self.is_behind || expected <= self.left();
         if !is_allowed {
@@ -81,7 +83,8 @@ impl MeasuringTime {
     }
 }
 
-/// Ends measuring that the time does not allow, or that keeps another load waiting behind the service.
+/// Ends measuring that the time does not allow, or that keeps another load waiting behind the
+/// service.
 pub struct Within<'a, M> {
     pub time: &'a MeasuringTime,
     pub turn: &'a LoadTurn<'a>,

@@ -89,9 +89,11 @@ fn group_limit(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u
         } else {
             continue;
         };
-        // In a container the group's path is often that of the host, and the container's own group is mounted at the root.
+        // In a container the group's path is often that of the host, and the container's own group
+        // is mounted at the root.
         for above in Path::new(group.trim_start_matches('/')).ancestors() {
-            // "max" is no number: no limit. Version 1 has a number near 2^63 for that, which the machine's memory beats.
+            // "max" is no number: no limit. Version 1 has a number near 2^63 for that, which the
+            // machine's memory beats.
             let limit = read(&root.join(above).join(file)).and_then(|text| text.trim().parse::<u64>().ok());
             least = least.into_iter().chain(limit).min();
         }

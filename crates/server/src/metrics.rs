@@ -1,4 +1,5 @@
-//! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over; `downbeat_*` otherwise.
+//! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over;
+//! `downbeat_*` otherwise.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -196,7 +197,8 @@ impl Metrics {
         }
     }
 
-    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go back.
+    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go
+    /// back.
     pub fn forget(&self, name: &str, version: &str) {
         // An error means that there was no such gauge: then nothing is left to remove.
         let _ = self.table.pending.remove_label_values(&[name, version]);
@@ -249,7 +251,8 @@ impl Metrics {
         self.table.decision_log_bytes.with_label_values::<&str>(&[])
     }
 
-    /// Counts the ends of a file of the decision log before the server's own, 0 or 1 in a run; `file`: its name without the extension.
+    /// Counts the ends of a file of the decision log before the server's own, 0 or 1 in a run;
+    /// `file`: its name without the extension.
     pub fn decision_log_ended(&self, file: &str) -> IntCounter {
         self.table.decision_log_ended.with_label_values(&[file])
     }

@@ -19,7 +19,8 @@ use crate::service::Service;
 /// Makes the answer at `/metrics`.
 pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;
 
-/// Answers scrapes and probes until the process ends: the last moments of a drain should be seen, too.
+/// Answers scrapes and probes until the process ends: the last moments of a drain should be seen,
+/// too.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     connections: Connections,

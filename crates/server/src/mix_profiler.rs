@@ -1,4 +1,5 @@
-//! Measures which mix of lanes answers soonest, for each load: the offline phase of E-Ebird (E²bird §7.3.2).
+//! Measures which mix of lanes answers soonest, for each load: the offline phase of E-Ebird (E²bird
+//! §7.3.2).
 
 use downbeat_core::device::LaneMix;
 use downbeat_core::{Duration, median};
@@ -27,7 +28,8 @@ pub struct MeasuredMix {
     pub total: u32,
     /// Times it was run.
     pub runs: u32,
-    /// From the common start to the end of an item's batch, the mean over items, the median over runs; nanoseconds.
+    /// From the common start to the end of an item's batch, the mean over items, the median over
+    /// runs; nanoseconds.
     pub mean_ns: u64,
     /// Until the last lane was done, the median over runs; nanoseconds.
     pub longest_ns: u64,

@@ -127,7 +127,8 @@ impl<'a> ModelSource<'a> {
         Ok(ProfileStore::key(file, &self.engine.info(), threads, self.part.map(|part| &*part.size)))
     }
 
-    /// The key for the verdict on its rows. The file and the engine decide the verdict; the machine does not.
+    /// The key for the verdict on its rows. The file and the engine decide the verdict; the machine
+    /// does not.
     ///
     /// # Errors
     /// If the file cannot be read.

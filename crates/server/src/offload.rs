@@ -11,8 +11,8 @@ use crate::error::ServiceError;
 use crate::work_line::path_by_size;
 use crate::work_pool::{Place, WorkPool};
 
-/// Bytes that are parsed or written in about a millisecond: from here on that is done beside the event loop. Handing
-/// over costs some tens of microseconds, which small requests do not pay.
+/// Bytes that are parsed or written in about a millisecond: from here on that is done beside the
+/// event loop. Handing over costs some tens of microseconds, which small requests do not pay.
 pub const PARSE_FROM: usize = 128 << 10;
 /// The same for bytes that are only copied or looked at once.
 pub const COPY_FROM: usize = 2 << 20;
@@ -42,7 +42,8 @@ pub fn sender() -> Client {
 /// work at its next step.
 ///
 /// # Errors
-/// `TooLarge` if the work used more time than work may; `Internal` if the work panicked, or the system has no thread left.
+/// `TooLarge` if the work used more time than work may; `Internal` if the work panicked, or the
+/// system has no thread left.
 pub async fn run<T: Send + 'static>(
     client: Client,
     bytes: usize,

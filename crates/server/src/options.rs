@@ -65,7 +65,8 @@ with_defaults! {
         pub repositories: Vec<PathBuf> = Vec::new(),
         /// The server's name in its metadata. Triton's is `triton`; some clients insist on that.
         pub server_name: String = SERVER_NAME.to_owned(),
-        /// Address that all three ports are bound on. Default: this machine alone, as no port asks who a client is.
+        /// Address that all three ports are bound on. Default: this machine alone, as no port asks
+        /// who a client is.
         pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST),
         /// Names of this server that requests over HTTP may have in `Host`, in lower case.
         pub allow_host: Vec<String> = Vec::new(),
@@ -81,15 +82,16 @@ with_defaults! {
         pub grpc_port: Option<u16> = Some(8001),
         /// Port of `/metrics`; 0: chosen by the operating system; `None`: no metrics port.
         pub metrics_port: Option<u16> = Some(8002),
-        /// Port of probes alone, with a thread of its own; 0: chosen by the operating system; `None`: no such port.
+        /// Port of probes alone, with a thread of its own; 0: chosen by the operating system;
+        /// `None`: no such port.
         pub health_port: Option<u16> = None,
         /// Which engine runs ONNX models.
         pub engine: EngineChoice = EngineChoice::Auto,
         /// Threads inside one run of a model; 0: one, or the cores divided by `devices` if that was
         /// measured to be faster.
         pub threads: usize = 0,
-        /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many as the models want
-        /// (docs/configuration.md, Threads and executors).
+        /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many
+        /// as the models want (docs/configuration.md, Threads and executors).
         pub devices: usize = 0,
         /// Models that are loaded side by side, at most [`MOST_LOAD_THREADS`].
         pub load_threads: usize = 3,
@@ -108,14 +110,15 @@ with_defaults! {
         /// The drop policy: which requests of a queue that cannot make their deadline are given up.
         /// `None`: the one that suits the dispatch policy (see [`ServerOptions::drop_policy`]).
         pub drop: Option<DropPolicy> = None,
-        /// The order in which batches of all models get a device.
+        /// The order in which waiting batches of all models get a free device.
         pub order: OrderPolicy = OrderPolicy::default(),
         /// SLO of models without an SLO of their own; `None`: no deadline unless the request has
         /// one.
         pub default_slo: Option<Duration> = None,
         /// The device policies and the models that they serve.
         pub device: DeviceOptions = DeviceOptions::default(),
-        /// The devices of models that are not on all, by their numbers from 0. Wins over `instance_group`.
+        /// The devices of models that are not on all, by their numbers from 0. Wins over
+        /// `instance_group`.
         pub placement: BTreeMap<String, Vec<usize>> = BTreeMap::new(),
         /// A plan of which models share devices. Wins over `placement`.
         pub plan: Option<PlacementPlan> = None,
@@ -129,12 +132,14 @@ with_defaults! {
         pub max_queue_wait: Duration = Duration::from_millis(3_000),
         /// Largest batch of a model without a configuration whose dimensions allow batches.
         pub default_max_batch_size: u32 = 32,
-        /// Largest request body over HTTP, bytes, as sent and once decompressed. Default: 64 MiB, as Triton.
+        /// Largest request body over HTTP, bytes, as sent and once decompressed. Default: 64 MiB,
+        /// as Triton.
         pub max_body_bytes: usize = 64 << 20,
-        /// Largest message over gRPC, bytes, as sent and once decompressed. Default: 2 GiB less one byte, as Triton.
+        /// Largest message over gRPC, bytes, as sent and once decompressed. Default: 2 GiB less one
+        /// byte, as Triton.
         pub max_grpc_message_bytes: usize = i32::MAX as usize,
-        /// Bytes that all requests in flight may hold, from their first byte to their answer's last; `None`: a quarter of
-        /// the memory this process may have.
+        /// Bytes that all requests in flight may hold, from their first byte to their answer's
+        /// last; `None`: a quarter of the memory this process may have.
         pub max_in_flight_bytes: Option<usize> = None,
         /// Threads that turn pictures and texts into tensors. 0: one less than the number of cores,
         /// at least one.
@@ -149,18 +154,22 @@ with_defaults! {
         pub run_memory_bytes: Option<usize> = None,
         /// Whether models run in processes of their own, unless their own options decide.
         pub isolation: Isolation = Isolation::Auto,
-        /// The program of executor processes; `None`: this program, and files have no trial in a process.
+        /// The program of executor processes; `None`: this program, and files have no trial in a
+        /// process.
         pub executor: Option<ExecutorProgram> = None,
-        /// How long the trial of a new model file in a process of its own may take; zero: there is none.
+        /// How long the trial of a new model file in a process of its own may take; zero: there is
+        /// none.
         pub trial_timeout: Duration = Duration::from_millis(300_000),
         /// Bytes of memory that models on the CPU may hold together. `None`: the memory that this
-        /// process may have, less `max_in_flight_bytes`. 0: no limit.
+        /// process may have, less `max_in_flight_bytes`, but at least half of it. 0: no limit.
         pub model_memory_bytes: Option<usize> = None,
-        /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves room for.
+        /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves
+        /// room for.
         pub max_connections: usize = 0,
         /// How long a connection may be without a request; zero: for ever.
         pub idle_timeout: Duration = Duration::from_millis(600_000),
-        /// How long the head of a request may take, and the time in which `min_rate` is measured; zero: for ever.
+        /// How long the head of a request may take, and the time in which `min_rate` is measured;
+        /// zero: for ever.
         pub transfer_timeout: Duration = Duration::from_millis(30_000),
         /// Least rate of the body of a request that the server waits for, and of a client's reading
         /// of its answer, bytes per second.
@@ -263,15 +272,16 @@ impl ServerOptions {
         own.or((self.threads > 0).then_some(self.threads))
     }
 
-    /// How long a model's requests without a deadline may wait, by the same order as [`ServerOptions::slo`]; `None`: as long as it takes.
+    /// How long a model's requests without a deadline may wait, by the same order as
+    /// [`ServerOptions::slo`]; `None`: as long as it takes.
     pub fn max_queue_wait(&self, model: &str) -> Option<Duration> {
         let wait = self.models.get(model).and_then(|m| m.max_queue_wait).unwrap_or(self.max_queue_wait);
         (wait > Duration::ZERO).then_some(wait)
     }
 
     /// How long a request of a model waits for company: the `configured` time. Beyond
-    /// [`Batching::LONGEST_QUEUE_DELAY`] a batch waits until it is full; a request that stays alone leaves after
-    /// [`ServerOptions::max_queue_wait`].
+    /// [`Batching::LONGEST_QUEUE_DELAY`] a batch waits until it is full; a request that stays alone
+    /// leaves after [`ServerOptions::max_queue_wait`].
     pub fn queue_delay(&self, model: &str, configured: Duration) -> Duration {
         match configured > Batching::LONGEST_QUEUE_DELAY {
             false => configured,
@@ -284,7 +294,8 @@ impl ServerOptions {
         self.models.get(model).and_then(|m| m.dispatch).or(configured).unwrap_or(self.dispatch)
     }
 
-    /// The drop policy of a model that is dispatched by `dispatch`, by the same order as [`ServerOptions::slo`].
+    /// The drop policy of a model that is dispatched by `dispatch`, by the same order as
+    /// [`ServerOptions::slo`].
     ///
     /// Without a setting, it depends on the dispatch policy. The adaptive dispatch policies get the
     /// adaptive drop policy. It holds at least as much as the best of the others on nearly every
@@ -294,9 +305,9 @@ impl ServerOptions {
     /// The other dispatch policies get window drop on one device: it gives up heads that stand in
     /// the way of a large batch. On one device it has the highest capacity under any dispatch, and
     /// goodput does not collapse under overload. Head drop would serve ever smaller batches of
-    /// requests that are nearly late (docs/results/serving.md). On several devices, eager dispatch
-    /// sends small batches anyway, and heads given up for a large one are lost for nothing: it gets
-    /// head drop.
+    /// requests that are nearly late (docs/results/serving.md). On several devices, only dispatch
+    /// that waits (deferred, latest) gets window drop. Eager dispatch sends small batches there
+    /// anyway, and heads given up for a large one are lost for nothing: it gets head drop.
     pub fn drop_policy(&self, model: &str, configured: Option<DropPolicy>, dispatch: DispatchPolicy) -> DropPolicy {
         let waits = matches!(dispatch, DispatchPolicy::Deferred | DispatchPolicy::Latest);
         let suits = match dispatch {
@@ -433,8 +444,9 @@ with_defaults! {
     pub struct LogOptions {
         /// Their form.
         pub format: LogFormat = LogFormat::Text,
-        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of `tracing_subscriber::EnvFilter`. A bare level
-        /// is for lines of the server; of libraries that the filter does not name, only errors are written.
+        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of
+        /// `tracing_subscriber::EnvFilter`. A bare level is for lines of the server; of libraries
+        /// that the filter does not name, only errors are written.
         pub level: String = "info".to_owned(),
     }
 }
@@ -460,7 +472,8 @@ named! {
     /// The engine that runs ONNX models. Emulated models run on the emulated engine under any
     /// choice.
     EngineChoice as "engine" {
-        /// ONNX Runtime on the GPUs if there are some with all that they need, else on the CPU if its library is found, else rten.
+        /// ONNX Runtime on the GPUs if there are some with all that they need, else on the CPU if
+        /// its library is found, else rten.
         Auto = "auto",
         /// ONNX Runtime on NVIDIA GPUs, with its CUDA provider.
         Cuda = "cuda",
@@ -502,7 +515,8 @@ named! {
         None = "none",
         /// From the server and the other models: it runs in a process of its own.
         Process = "process",
-        /// A process if the model came with a load request, may end its process, or may take any memory; else none.
+        /// A process if the model came with a load request, may end its process, or may take any
+        /// memory; else none.
         Auto = "auto",
     }
 }

@@ -1,4 +1,5 @@
-//! The engines on the CPU beside the engine of most models. Each is made when the first model needs it.
+//! The engines on the CPU beside the engine of most models. Each is made when the first model needs
+//! it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -86,7 +87,8 @@ impl Engine for OnCpu {
     }
 }
 
-/// Makes engines at the priority of the server. Threads of an engine inherit the priority of the thread that makes the engine, and loads have a low priority.
+/// Makes engines at the priority of the server. Threads of an engine inherit the priority of the
+/// thread that makes the engine, and loads have a low priority.
 pub struct OtherEngines {
     search: Search,
     processes: Processes,

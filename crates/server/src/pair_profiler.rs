@@ -1,4 +1,5 @@
-//! Measures two models that run at the same time on a device, against each of them alone (Abacus figure 3).
+//! Measures two models that run at the same time on a device, against each of them alone (Abacus
+//! figure 3).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::batch_codec::Admitted;
 use crate::sampler::{self, Subject, TimedRun, Turn, Watch, at_once};
 
-/// The fewest runs of each that are timed for one pair of batch sizes, however little time there is, and the most.
+/// The fewest runs of each that are timed for one pair of batch sizes, however little time there
+/// is, and the most.
 const RUNS: [usize; 2] = [3, 1000];
 
 /// How long runs took.
@@ -58,7 +60,8 @@ pub struct PairMeasurement {
 /// other: 1 is no gain, 0.5 is the most. In a time `t` each of the two does `t / together` batches,
 /// which take `alone / together * t` alone.
 ///
-/// Abacus §8 does not place models on one GPU whose duration together "always equals that of sequential execution".
+/// Abacus §8 does not place models on one GPU whose duration together "always equals that of
+/// sequential execution".
 pub fn share_of_sequential(alone_ns: [u64; 2], together_ns: [u64; 2]) -> f64 {
     let done: f64 =
         alone_ns.iter().zip(together_ns).map(|(alone, together)| *alone as f64 / together.max(1) as f64).sum();
@@ -93,7 +96,8 @@ fn alone(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Resul
     sides.map(|((side, batch), share)| turn.part(share).runs(RUNS, || side.run(batch))).collect()
 }
 
-/// Both at once, each one batch after another, until the time is over and the slower has run a few times.
+/// Both at once, each one batch after another, until the time is over and the slower has run a few
+/// times.
 fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Result<Vec<Vec<TimedRun>>, RunError> {
     let done = [AtomicBool::new(false), AtomicBool::new(false)];
     let [least, most] = RUNS;

@@ -168,10 +168,12 @@ pub fn devices_named(options: &ServerOptions) -> usize {
     placed.max(planned).min(MOST_DEVICES)
 }
 
-/// The devices of each model that the options keep to some of `devices`. `names` are the models of the repositories.
+/// The devices of each model that the options keep to some of `devices`. `names` are the models of
+/// the repositories.
 ///
 /// # Errors
-/// If a model is put on no device or one that there is not; if the plan has more sub-clusters than there are devices.
+/// If a model is put on no device or one that there is not; if the plan has more sub-clusters than
+/// there are devices.
 pub fn chosen(
     options: &ServerOptions,
     devices: usize,

@@ -33,7 +33,8 @@ pub const FILLS_PARAMETER: &str = "preprocess_fills";
 /// The weight of a new measurement of the pace: one part in this many.
 const LEARNS: f64 = 8.0;
 
-/// A model's steps from pictures or texts to its inputs, with the threads that take them and how long they took so far.
+/// A model's steps from pictures or texts to its inputs, with the threads that take them and how
+/// long they took so far.
 #[derive(Debug)]
 pub struct Preprocess {
     pipeline: Pipeline,
@@ -243,8 +244,8 @@ impl Preprocess {
         }
     }
 
-    /// Has items made into tensors, in the order of deadlines. Work whose turn comes after `latest` is not done. Dropping the
-    /// future cancels it.
+    /// Has items made into tensors, in the order of deadlines. Work whose turn comes after `latest`
+    /// is not done. Dropping the future cancels it.
     async fn run(
         self: &Arc<Self>,
         items: Vec<Bytes>,

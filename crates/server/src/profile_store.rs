@@ -110,7 +110,8 @@ impl ProfileStore {
         ProfileStore::engine_key(file, engine, "knees")
     }
 
-    /// The key for the verdict on a file's rows, by the engine that ran the check. The number is the check's version.
+    /// The key for the verdict on a file's rows, by the engine that ran the check. The number is
+    /// the check's version.
     pub fn rows_key(file: &str, engine: &EngineInfo) -> String {
         ProfileStore::engine_key(file, engine, "rows1")
     }

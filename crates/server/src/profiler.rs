@@ -52,17 +52,19 @@ pub fn few_sizes(max_batch: u32) -> Vec<u32> {
 
 /// Several threads are worth using if a batch is faster by this factor.
 const WORTH_SPEEDUP: f64 = 1.25;
-/// Rounds of a comparison, the least, the fewest that tell something, and the most. The first is for models so slow that the
-/// second would take more than twice the time that there is.
+/// Rounds of a comparison, the least, the fewest that tell something, and the most. The first is
+/// for models so slow that the second would take more than twice the time that there is.
 const ROUNDS: [usize; 3] = [2, 5, 60];
-/// A comparison is by batches that take at most this part of the time there is for it, so that there are some rounds.
+/// A comparison is by batches that take at most this part of the time there is for it, so that
+/// there are some rounds.
 const ROUND_SHARE: u64 = 16;
 /// Other programs may take this share of the processor time; with more, measurements of a model are
 /// unreliable.
 pub const NOISE: f64 = 0.15;
 
-/// Whether a machine was quiet while something was timed. `others` is the share of the processor time that other programs took; `None`: unknown. `served` is
-/// the share of a core that the server's own models took.
+/// Whether a machine was quiet while something was timed. `others` is the share of the processor
+/// time that other programs took; `None`: unknown. `served` is the share of a core that the
+/// server's own models took.
 pub fn is_quiet(others: Option<f64>, served: f64) -> bool {
     others.is_none_or(|others| others <= NOISE) && served <= NOISE
 }
@@ -112,7 +114,8 @@ pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> 
     let (mut one, mut several) = (alone.model.lane()?, together.model.lane()?);
     let item = alone.item()?;
     let most = Duration::from_nanos(budget.as_nanos() / ROUND_SHARE);
-    // The largest batch that leaves time for the rounds. A size that is run for the first time allocates and plans.
+    // The largest batch that leaves time for the rounds. A size that is run for the first time
+    // allocates and plans.
     let mut twice = |batch| alone.run(&mut *one, &item, batch).and_then(|_| alone.run(&mut *one, &item, batch));
     let mut batch = 1;
     let mut took = twice(batch)?;
@@ -165,7 +168,8 @@ pub fn profile(measurements: &[Measurement]) -> Result<LatencyProfile, ProfileEr
     Ok(fitted.learned(known))
 }
 
-/// Whether stored measurements need not be repeated: none is a stalled run that nothing was compared with.
+/// Whether stored measurements need not be repeated: none is a stalled run that nothing was
+/// compared with.
 pub fn are_trusted(measurements: &[Measurement]) -> bool {
     let cases: Vec<_> = measurements.iter().map(|m| (CaseSize::rows(m.batch), m.median(), m.runs)).collect();
     sized_cases::are_trusted(&cases)
@@ -330,7 +334,8 @@ mod tests {
         BatchCodec::new(vec![binding], vec![], 32)
     }
 
-    /// All sizes once would take 63 items. Runs never take less than their time, however busy the machine is.
+    /// All sizes once would take 63 items. Runs never take less than their time, however busy the
+    /// machine is.
     #[test]
     fn measuring_takes_no_longer_than_its_budget_and_one_run() {
         let (model, codec, clock) = (Slow::default(), slow_codec(), Clock::start());

@@ -68,14 +68,16 @@ impl Average {
         self.is_fresh = true;
     }
 
-    /// Whether the present profile is far from the estimate: above it, or anywhere while little is known. A slower time than before may be a single stall.
+    /// Whether the present profile is far from the estimate: above it, or anywhere while little is
+    /// known. A slower time than before may be a single stall.
     fn is_news(&self) -> bool {
         let moved = self.estimate_ns() - self.built_ns;
         let far = FAR * self.built_ns;
         moved < -far || self.count <= ENOUGH && moved > far
     }
 
-    /// Ends a period. A size that was not run in it counts less: a wrong belief may be the reason that it was not run.
+    /// Ends a period. A size that was not run in it counts less: a wrong belief may be the reason
+    /// that it was not run.
     fn age(&mut self) {
         self.count = self.count.saturating_sub(u32::from(!std::mem::take(&mut self.is_fresh)));
     }
@@ -110,7 +112,8 @@ impl ProfileRefiner {
         &self.current
     }
 
-    /// Takes in the latency of a batch of `size` items that ended at `end`. Gives a new profile when one is due.
+    /// Takes in the latency of a batch of `size` items that ended at `end`. Gives a new profile
+    /// when one is due.
     pub fn observe(&mut self, size: u32, latency: Duration, end: Time) -> Option<LatencyProfile> {
         let is_rested = end.since(self.last) >= REST;
         self.last = end;
@@ -248,7 +251,8 @@ mod tests {
         assert_eq!(refiner.observations, 0);
     }
 
-    /// The first run stalled for 8.4 s. The second run shows the stall, and the average forgets the first.
+    /// The first run stalled for 8.4 s. The second run shows the stall, and the average forgets the
+    /// first.
     #[test]
     fn a_run_that_is_far_faster_shows_that_those_before_were_stalled() {
         for base in [LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(0), guess()] {
@@ -339,7 +343,8 @@ mod tests {
     }
 
     proptest! {
-        /// A profile never falls, and guesses for other sizes neither raise nor lower a size that was observed.
+        /// A profile never falls, and guesses for other sizes neither raise nor lower a size that
+        /// was observed.
         #[test]
         fn guesses_move_no_size_that_was_observed(
             seen in prop::collection::btree_map(1..33u32, 1..1_000u64, 1..6),

@@ -120,7 +120,8 @@ impl Registry {
         &self.watchdog
     }
 
-    /// The models to measure again once the machine has nothing else to do: none before the server has started or while it stops.
+    /// The models to measure again once the machine has nothing else to do: none before the server
+    /// has started or while it stops.
     pub fn to_measure_again(&self) -> Vec<String> {
         if !self.started.load(Ordering::Acquire) || self.serving.is_draining() {
             return Vec::new();
@@ -162,8 +163,8 @@ impl Registry {
         names
     }
 
-    /// Whether the server has no model by mistake: its repositories are empty, and the model control mode loads their
-    /// models without being asked by clients.
+    /// Whether the server has no model by mistake: its repositories are empty, and the model
+    /// control mode loads their models without being asked by clients.
     pub(crate) fn lacks_models(&self) -> bool {
         let by_request = match &self.options.model_control {
             ModelControl::Explicit { load } => !load.iter().any(|name| name == "*"),
@@ -206,8 +207,9 @@ impl Registry {
         }
     }
 
-    /// Loads the versions anew of which an answer was wrong because its request shared a batch: none is batched from
-    /// then on. Files that came with a load request stay as they are, and their requests run alone already.
+    /// Loads the versions anew of which an answer was wrong because its request shared a batch:
+    /// none is batched from then on. Files that came with a load request stay as they are, and
+    /// their requests run alone already.
     pub async fn part_mixed_rows(&self) {
         for served in self.serving.all() {
             let name = &served.definition.name;
@@ -224,7 +226,8 @@ impl Registry {
         self.entries.lock().get(name).is_some_and(|entry| entry.overlay.lock().is_some())
     }
 
-    /// Loads and measures a model anew beside the one that serves. Decisions in service about its policy rest on the old measurements: the server forgets them.
+    /// Loads and measures a model anew beside the one that serves. Decisions in service about its
+    /// policy rest on the old measurements: the server forgets them.
     pub async fn measure_again(&self, name: &str) {
         self.loader.forget_decisions(name);
         self.load_beside(name, MeasuringTime::behind_service).await;
@@ -280,7 +283,8 @@ impl Registry {
         progress: Arc<dyn LoadProgress>,
         measuring: fn(Duration) -> MeasuringTime,
     ) -> Result<(), ServiceError> {
-        // A folder without a configuration may be none of the models, and yet is one with that of the request.
+        // A folder without a configuration may be none of the models, and yet is one with that of
+        // the request.
         let is_there = self.names()?.iter().any(|known| known == name)
             || (overrides.config.is_some() && self.repository.has(name));
         if !is_there {
@@ -340,7 +344,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Loads a model once fewer than [`ServerOptions::load_threads`] of its kind, large or small, are being loaded.
+    /// Loads a model once fewer than [`ServerOptions::load_threads`] of its kind, large or small,
+    /// are being loaded.
     async fn load_in_turn(
         &self,
         name: &str,
@@ -419,7 +424,8 @@ impl Registry {
             let reason = if reasons.is_empty() { "no version to load".to_owned() } else { reasons.join("; ") };
             return failed(reason, failures);
         }
-        // A newest version that is broken must not take the place of one that works, with an older one as the newest.
+        // A newest version that is broken must not take the place of one that works, with an older
+        // one as the newest.
         if let Some((newest, reason)) = failures.last_key_value()
             && versions.last_key_value().is_none_or(|(v, _)| v < newest)
             && self.serving.get(name).is_some()
@@ -548,7 +554,8 @@ impl Registry {
         self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
     }
 
-    /// Takes a sample of the counters for the autoscale advice. The caller does so once a second while the server is awake, and before it reads the advice.
+    /// Takes a sample of the counters for the autoscale advice. The caller does so once a second
+    /// while the server is awake, and before it reads the advice.
     pub fn watch_load(&self) {
         if let Some(watch) = &self.autoscale {
             let Totals { good, bad, busy } = self.metrics.totals();

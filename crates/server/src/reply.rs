@@ -13,7 +13,8 @@ use crate::error::ServiceError;
 pub type Answer = Result<Outputs, ServiceError>;
 
 thread_local! {
-    /// How answers come to the requests of this thread, if it is one of an event loop that takes them together.
+    /// How answers come to the requests of this thread, if it is one of an event loop that takes
+    /// them together.
     static WAY: RefCell<Option<Way>> = const { RefCell::new(None) };
     /// The answers of this thread that are not sent yet, while it sends answers together.
     static OUTBOX: RefCell<Option<Vec<(Way, Parcel)>>> = const { RefCell::new(None) };
@@ -38,7 +39,8 @@ enum To {
     Batch(Arc<Gathered>, usize),
 }
 
-/// The answers to the requests of a batch, each with its place in it, in the order in which they came.
+/// The answers to the requests of a batch, each with its place in it, in the order in which they
+/// came.
 pub type Gathered = Mutex<Vec<(usize, Answer)>>;
 
 pub struct Delivery {

@@ -15,7 +15,8 @@ use crate::batch_codec::{Admitted, BatchCodec, Outputs, PROFILED_LENGTH};
 use crate::difference::difference;
 use crate::warm_up::LENGTHS;
 
-/// A model must pass the first number of draws. The check goes on to the second number while there is time.
+/// A model must pass the first number of draws. The check goes on to the second number while there
+/// is time.
 const DRAWS: [u64; 2] = [2, 4];
 /// The factor between the values of a request and of its neighbour.
 const SCALE: f64 = 30.0;

@@ -18,8 +18,8 @@ pub struct RowJudgement {
 }
 
 impl RowJudgement {
-    /// Whether the server should look at answers of shared batches. The value says whether a wrong answer ends the
-    /// sharing.
+    /// Whether the server should look at answers of shared batches. The value says whether a wrong
+    /// answer ends the sharing.
     ///
     /// A proof needs no look. The log has named a mixed model that the user batches all the same.
     pub fn watch(&self) -> Option<bool> {

@@ -1,4 +1,5 @@
-//! Runs the same again and again and times it: one case after another, in the time that there is for all.
+//! Runs the same again and again and times it: one case after another, in the time that there is
+//! for all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,8 +22,8 @@ pub trait Watch<M>: Sync {
         true
     }
 
-    /// Whether to run a case of this `expected` time, with this time `left` for all cases. A case that is left out ends the
-    /// measuring.
+    /// Whether to run a case of this `expected` time, with this time `left` for all cases. A case
+    /// that is left out ends the measuring.
     fn fits(&self, _expected: Duration, _left: Duration) -> bool {
         true
     }
@@ -176,7 +177,8 @@ fn settled<T: Ord>(mut runs: Vec<T>) -> Vec<T> {
     runs.into_iter().min().into_iter().collect()
 }
 
-/// Does all at the same time, each on a thread of its own: they begin when there is a thread for each.
+/// Does all at the same time, each on a thread of its own: they begin when there is a thread for
+/// each.
 ///
 /// # Errors
 /// If there is none, or one of them fails.

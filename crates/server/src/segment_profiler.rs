@@ -47,7 +47,8 @@ pub struct SegmentPoint {
 }
 
 impl SegmentSubject<'_> {
-    /// The profile, as it was stored under `key`; `None` too if it was measured while the machine had other things to do.
+    /// The profile, as it was stored under `key`; `None` too if it was measured while the machine
+    /// had other things to do.
     pub fn stored(&self, store: &ProfileStore, key: &str) -> Option<SegmentProfile> {
         let stored = store.get::<StoredSegments>(&self.own_key(key)).filter(|stored| stored.settled)?;
         self.checked(&stored)

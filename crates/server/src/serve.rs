@@ -36,15 +36,18 @@ const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
 /// How long the disk may take for the rest of the decision log.
 const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 
-/// Serves until SIGTERM, SIGHUP, SIGQUIT or SIGINT, then drains. The option `exit_when_not_live` ends the service too.
+/// Serves until SIGTERM, SIGHUP, SIGQUIT or SIGINT, then drains. The option `exit_when_not_live`
+/// ends the service too.
 ///
 /// # Errors
-/// If the options cannot be followed (no such repository, a port in use, no such engine), before anything is served.
+/// If the options cannot be followed (no such repository, a port in use, no such engine), before
+/// anything is served.
 pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
     start(options, |options| run(options, false))
 }
 
-/// Runs the models of its repositories for a cluster whose schedulers the options name, and otherwise as [`serve`].
+/// Runs the models of its repositories for a cluster whose schedulers the options name, and
+/// otherwise as [`serve`].
 ///
 /// # Errors
 /// As [`serve`].
@@ -336,8 +339,8 @@ async fn watch_trouble(registry: Registry) {
     }
 }
 
-/// Loads models anew by the evidence of service, until the process ends. A model that mixes the rows of a batch gets no
-/// more batches. A model whose policy loses goes to another policy.
+/// Loads models anew by the evidence of service, until the process ends. A model that mixes the
+/// rows of a batch gets no more batches. A model whose policy loses goes to another policy.
 async fn change_policies(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     loop {
@@ -377,7 +380,8 @@ async fn measure_again(registry: Registry) {
             }
         }
         if unsettled.is_empty() {
-            // Only a load can add a model to measure, and a load wakes the server. An error: the server ends.
+            // Only a load can add a model to measure, and a load wakes the server. An error: the
+            // server ends.
             let _ = awake.wait_for(|awake| *awake).await;
         }
     }

@@ -32,7 +32,8 @@ pub trait Service: Send + Sync + 'static {
     /// Whether every model that was asked for is ready, and the server does not drain.
     fn is_ready(&self) -> bool;
 
-    /// Whether the model (any version if `version` is empty) can answer now. False if there is no such model.
+    /// Whether the model (any version if `version` is empty) can answer now. False if there is no
+    /// such model.
     fn is_model_ready(&self, name: &str, version: &str) -> bool;
 
     /// Name, inputs and outputs of a model.
@@ -80,14 +81,16 @@ pub trait Service: Send + Sync + 'static {
     /// Every model in the repository, loaded or not; only the ready ones if `ready_only`.
     fn repository_index(&self, ready_only: bool) -> Vec<ModelIndexEntry>;
 
-    /// Loads or reloads a model; the old version serves until the new one is warm. Answers when it is done.
+    /// Loads or reloads a model; the old version serves until the new one is warm. Answers when it
+    /// is done.
     ///
     /// # Errors
     /// `NotFound`, `InvalidArgument` (the configuration or the file is wrong; versions in service
     /// go on).
     fn load(&self, name: &str, overrides: LoadOverrides) -> impl Future<Output = Result<(), ServiceError>> + Send;
 
-    /// Unloads a model after its queued requests are answered. Unloading a model that is not loaded is no error.
+    /// Unloads a model after its queued requests are answered. Unloading a model that is not loaded
+    /// is no error.
     ///
     /// # Errors
     /// `NotFound`.
@@ -151,7 +154,8 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// The labels of an output's classes (`label_filename` in the configuration), in class order; empty if there are none.
+    /// The labels of an output's classes (`label_filename` in the configuration), in class order;
+    /// empty if there are none.
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String>;
 }
 

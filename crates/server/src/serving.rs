@@ -210,8 +210,8 @@ impl Serving {
         Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs))
     }
 
-    /// The queue for a request's shape. A shape that is new gets one, with the profile of the most similar shape
-    /// there is, scaled by the number of elements.
+    /// The queue for a request's shape. A shape that is new gets one, with the profile of the most
+    /// similar shape there is, scaled by the number of elements.
     ///
     /// # Errors
     /// `Unavailable` if it has had too many shapes lately.
@@ -271,7 +271,8 @@ pub fn unknown_model(name: &str, known: &[String]) -> String {
     format!("Request for unknown model: '{shown}' is not found{hint} (the repository index lists the models)")
 }
 
-/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known; empty if none is.
+/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known;
+/// empty if none is.
 fn guessed_profiles(known: &[(ShapeKey, Arc<Queue>)], key: &ShapeKey, slo: Option<Duration>) -> Vec<LatencyProfile> {
     let nearest = nearest_shape(known.iter().map(|(key, queue)| (key.as_slice(), queue)), key);
     let Some((queue, scale)) = nearest else { return Vec::new() };

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::sampler::{Subject, TimedRun, Watch};
 use crate::sized_cases::{CaseSize, SizedCases};
 
-/// The fewest runs that are timed for one batch size on one share, however little time there is, and the most.
+/// The fewest runs that are timed for one batch size on one share, however little time there is,
+/// and the most.
 const RUNS: [usize; 2] = [3, 100];
 
 /// The time of batches of one size on one share of a device.
@@ -26,15 +27,17 @@ pub struct ShareMeasurement {
     pub p95_ns: u64,
     /// The median of each segment, nanoseconds.
     pub segments_ns: Vec<u64>,
-    /// The median by the host's clock, from joining the requests to separating the outputs, nanoseconds.
+    /// The median by the host's clock, from joining the requests to separating the outputs,
+    /// nanoseconds.
     pub host_ns: u64,
     /// Whether the device's clock measured; then the host's part is left out.
     pub by_device: bool,
 }
 
 impl Subject<'_> {
-    /// Times batches of each of `sizes` on each share of the first device, spending about `budget` in all. A case that takes far longer than the others allow is timed again. A share has the number of units that is reported.
-    /// `watch` hears of each measurement.
+    /// Times batches of each of `sizes` on each share of the first device, spending about `budget`
+    /// in all. A case that takes far longer than the others allow is timed again. A share has the
+    /// number of units that is reported. `watch` hears of each measurement.
     ///
     /// # Errors
     /// If the device cannot give a share, or the engine cannot run such a batch.

@@ -1,4 +1,5 @@
-//! The shared memory regions that clients have registered: of the system (POSIX), and of GPUs (CUDA).
+//! The shared memory regions that clients have registered: of the system (POSIX), and of GPUs
+//! (CUDA).
 
 mod system_region;
 
@@ -16,7 +17,8 @@ use crate::error::ServiceError;
 pub use system_region::RegionStatus;
 use system_region::SystemRegion;
 
-/// Most regions at once: each holds a file descriptor, and a client must not take all of them from the listeners.
+/// Most regions at once: each holds a file descriptor, and a client must not take all of them from
+/// the listeners.
 pub const MAX_REGIONS: usize = 1024;
 
 /// The registered regions, by client and by the name that the client chose.
@@ -72,7 +74,8 @@ impl SharedMemory {
         SharedMemory { disabled: true, ..SharedMemory::default() }
     }
 
-    /// The same, where clients may also register memory of these GPUs, by ordinal. An engine runs on them.
+    /// The same, where clients may also register memory of these GPUs, by ordinal. An engine runs
+    /// on them.
     ///
     /// # Errors
     /// If one is lost or out of memory.
@@ -104,8 +107,9 @@ impl SharedMemory {
     /// `client`.
     ///
     /// # Errors
-    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if the key is not a name of a shared memory object or the object is smaller than that;
-    /// `NotFound` if there is no such object; `AlreadyExists` if the name is taken; `TooLarge` beyond [`MAX_REGIONS`].
+    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if the key is not a name of
+    /// a shared memory object or the object is smaller than that; `NotFound` if there is no such
+    /// object; `AlreadyExists` if the name is taken; `TooLarge` beyond [`MAX_REGIONS`].
     pub fn register(
         &self,
         client: Client,
@@ -118,12 +122,14 @@ impl SharedMemory {
         self.insert(client, name, Region::System(SystemRegion::open(name, key, offset, byte_size)?))
     }
 
-    /// Registers `byte_size` bytes of the memory of the GPU `device_id` that a client's process has given the handle `raw_handle` to, as `name`. Waits for
-    /// the GPU. The words of errors begin with Triton's.
+    /// Registers `byte_size` bytes of the memory of the GPU `device_id` that a client's process has
+    /// given the handle `raw_handle` to, as `name`. Waits for the GPU. The words of errors begin
+    /// with Triton's.
     ///
     /// # Errors
-    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if no such GPU is in use, the handle is none or its memory is smaller than that;
-    /// `AlreadyExists` if the name is taken; `TooLarge` beyond [`MAX_REGIONS`]; `Unavailable` if the GPU is lost.
+    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if no such GPU is in use,
+    /// the handle is none or its memory is smaller than that; `AlreadyExists` if the name is taken;
+    /// `TooLarge` beyond [`MAX_REGIONS`]; `Unavailable` if the GPU is lost.
     pub fn register_cuda(
         &self,
         client: Client,
@@ -203,7 +209,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Forgets a region of the system of `client`. No error if there is none of that name, as in Triton.
+    /// Forgets a region of the system of `client`. No error if there is none of that name, as in
+    /// Triton.
     ///
     /// # Errors
     /// `Unimplemented` if shared memory is disabled.
@@ -288,8 +295,8 @@ impl SharedMemory {
     /// that copies wait.
     ///
     /// # Errors
-    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it; `Unimplemented` if
-    /// shared memory is disabled.
+    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it;
+    /// `Unimplemented` if shared memory is disabled.
     pub fn check(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<bool, ServiceError> {
         self.check_enabled()?;
         // `region` would return a reference that outlives the lock. Dropping the last reference to
@@ -301,11 +308,13 @@ impl SharedMemory {
         Ok(found.is_cuda())
     }
 
-    /// Copies `byte_size` bytes from `offset` within a region of `client`: the client may change them at any time.
+    /// Copies `byte_size` bytes from `offset` within a region of `client`: the client may change
+    /// them at any time.
     ///
     /// # Errors
-    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or its object has
-    /// shrunk; `TooLarge` if there is no memory for the copy; `Unavailable` if its GPU is lost.
+    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or
+    /// its object has shrunk; `TooLarge` if there is no memory for the copy; `Unavailable` if its
+    /// GPU is lost.
     pub fn read(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<Bytes, ServiceError> {
         let region = self.region(client, region)?;
         let position = region.locate(offset, byte_size)?;
@@ -329,8 +338,8 @@ impl SharedMemory {
     /// Copies `data` to `offset` within a region of `client`.
     ///
     /// # Errors
-    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or its object has
-    /// shrunk; `Unavailable` if its GPU is lost.
+    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or
+    /// its object has shrunk; `Unavailable` if its GPU is lost.
     pub fn write(&self, client: Client, region: &str, offset: u64, data: &[u8]) -> Result<(), ServiceError> {
         let region = self.region(client, region)?;
         let position = region.locate(offset, data.len() as u64)?;
@@ -373,7 +382,8 @@ impl Region {
         matches!(self, Region::Cuda { .. })
     }
 
-    /// Where in the object or the memory the range begins, after a check that it is inside the region.
+    /// Where in the object or the memory the range begins, after a check that it is inside the
+    /// region.
     fn locate(&self, offset: u64, byte_size: u64) -> Result<u64, ServiceError> {
         let (start, size) = match self {
             Region::System(region) => (region.status.offset, region.status.byte_size),

@@ -1,4 +1,5 @@
-//! Times cases of one model that differ in size, and repeats a case that took far longer than the other cases allow.
+//! Times cases of one model that differ in size, and repeats a case that took far longer than the
+//! other cases allow.
 
 use downbeat_core::{Duration, median};
 
@@ -28,8 +29,8 @@ impl CaseSize {
         CaseSize { rows, units: 1 }
     }
 
-    /// How many times as long as `other` it takes at most: an item more adds at most its share, and so does a unit less. A case is no
-    /// slower than a case of more items or on fewer units.
+    /// How many times as long as `other` it takes at most: an item more adds at most its share, and
+    /// so does a unit less. A case is no slower than a case of more items or on fewer units.
     fn at_most(self, other: CaseSize) -> f64 {
         let times = |more: u32, less: u32| (f64::from(more) / f64::from(less.max(1))).max(1.0);
         times(self.rows, other.rows) * times(other.units, self.units)
@@ -67,7 +68,8 @@ impl<C, T: Ord> Timed<C, T> {
         Duration::from_secs_f64(self.fastest(took).as_secs_f64() * size.at_most(self.size))
     }
 
-    /// Takes in the runs of a repetition. A stall only adds time: so if they are faster they count alone.
+    /// Takes in the runs of a repetition. A stall only adds time: so if they are faster they count
+    /// alone.
     fn repeat(&mut self, runs: Vec<T>, took: &impl Fn(&T) -> Duration) {
         self.repeats += 1;
         let is_faster = median(runs.iter().map(took)) < median(self.runs.iter().map(took));

@@ -307,7 +307,8 @@ impl StoredPredictor {
         self.predictor.mlp()
     }
 
-    /// The same with other weights, which were found to have these errors: below the first for 95% of the groups, and on average.
+    /// The same with other weights, which were found to have these errors: below the first for 95%
+    /// of the groups, and on average.
     ///
     /// # Errors
     /// As [`Self::new`].

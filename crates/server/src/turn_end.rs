@@ -1,11 +1,12 @@
-//! Work that a thread of connections leaves for the end of a turn of its event loop. A turn ends once all ready tasks have run.
+//! Work that a thread of connections leaves for the end of a turn of its event loop. A turn ends
+//! once all ready tasks have run.
 
 use std::cell::{Cell, RefCell};
 
 use downbeat_core::Duration;
 
-/// How long a thread of connections holds a request back, at most. A batch that the thread runs itself takes at most half
-/// as long.
+/// How long a thread of connections holds a request back, at most. A batch that the thread runs
+/// itself takes at most half as long.
 pub const LONGEST: Duration = Duration::from_micros(200);
 
 thread_local! {
@@ -25,8 +26,8 @@ pub fn follow(longest: Duration) {
     MOST_HELD.set(longest);
 }
 
-/// How long a request may be held back for the end of a turn. After that time the thread hands over at its next
-/// request, in the middle of the turn.
+/// How long a request may be held back for the end of a turn. After that time the thread hands over
+/// at its next request, in the middle of the turn.
 pub fn most_held() -> Duration {
     MOST_HELD.get()
 }

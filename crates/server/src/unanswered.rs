@@ -13,7 +13,8 @@ pub enum Unanswered {
     Hopeless,
     /// Dropped from the queue's head for a larger batch behind it (window drop).
     Sacrificed,
-    /// Dropped: longer in the queue than the queue policy allows, or than a request without a deadline may wait.
+    /// Dropped: longer in the queue than the queue policy allows, or than a request without a
+    /// deadline may wait.
     QueueTimeout,
     /// The client's own `timeout` ended while it ran.
     Timeout,

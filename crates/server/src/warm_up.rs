@@ -74,7 +74,8 @@ impl WarmUp<'_> {
     /// Warms up a lane that runs whole batches of any size.
     ///
     /// # Errors
-    /// If a sample that was named does not run, the device is lost or out of memory, or the model takes more than it may.
+    /// If a sample that was named does not run, the device is lost or out of memory, or the model
+    /// takes more than it may.
     pub fn whole(&mut self, samples: &[Sample], device: usize, lane: &mut dyn Lane) -> anyhow::Result<()> {
         let segments = self.model.segments();
         self.sizes(device, self.codec.max_batch, 0.0, |state| lane.run(0..segments, state))?;

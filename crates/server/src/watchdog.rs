@@ -7,9 +7,9 @@
 //! 1. The watchdog tells the engine.
 //! 2. If the run goes on after a while, the model's executor process is ended, if it has one.
 //!   Otherwise the thread's owner answers its requests and starts another thread.
-//! 3. Only a new process helps if more threads are left behind than the machine has cores, or no
+//! 3. Only a new process helps if as many threads are left behind as the machine has cores, or no
 //!   thread can be started. The server is then not live any more; the same holds once the engine
-//!   has lost its device.
+//!   has no device left.
 
 use std::sync::{Arc, Weak};
 
@@ -102,7 +102,8 @@ struct Load {
 }
 
 impl Watchdog {
-    /// Starts its thread, which ends with the last who knows the watchdog. `engine` is the one whose devices may be lost.
+    /// Starts its thread, which ends with the last who knows the watchdog. `engine` is the one
+    /// whose devices may be lost.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -259,7 +260,8 @@ impl Post {
         if least == Duration::ZERO { Duration::MAX } else { expected.saturating_mul(u64::from(factor)).max(least) }
     }
 
-    /// The thread begins a run that may take `limit`. Not so while it is in the middle of another one, behind which this one waits: `false`.
+    /// The thread begins a run that may take `limit`. Not so while it is in the middle of another
+    /// one, behind which this one waits: `false`.
     pub fn begin(&self, health: &Arc<ModelHealth>, device: usize, limit: Duration) -> bool {
         let mut doing = self.doing.lock();
         let is_first = matches!(*doing, Doing::Nothing);

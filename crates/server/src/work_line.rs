@@ -1,10 +1,13 @@
-//! The order in which the work of clients gets its turns: a tree of groups, addresses and connections.
+//! The order in which the work of clients gets its turns: a tree of groups, addresses and
+//! connections.
 //!
-//! Example: sixteen connections have 48 MB of JSON each, and one has 300 kB. The two sizes are two groups, so the small
-//! body gets every second turn. The other turns go to the first large bodies, until they are read.
+//! Example: sixteen connections have 48 MB of JSON each, and one has 300 kB. The two sizes are two
+//! groups, so the small body gets every second turn. The other turns go to the first large bodies,
+//! until they are read.
 //!
-//! **Rule.** At each level of the tree, the branch whose turns took the least time goes first. Among equal branches the
-//! oldest goes first. A new branch starts with the least time of its siblings. A branch without work is forgotten.
+//! **Rule.** At each level of the tree, the branch whose turns took the least time goes first.
+//! Among equal branches the oldest goes first. A new branch starts with the least time of its
+//! siblings. A branch without work is forgotten.
 //!
 //! **Order in a connection.** Work that has begun goes before new work. Then the earliest deadline
 //! goes first, and equal deadlines go in the order of arrival.
@@ -20,8 +23,8 @@ use downbeat_core::Time;
 
 use crate::client::Client;
 
-/// Most work of the smallest size that is begun at the same time, and half as much of each size above. Work that has begun
-/// holds a thread and memory while others have their turns.
+/// Most work of the smallest size that is begun at the same time, and half as much of each size
+/// above. Work that has begun holds a thread and memory while others have their turns.
 const MOST_BEGUN_OF_SMALLEST: u32 = 32;
 /// Overdue turns of a model at which it begins no more work.
 const MOST_OVERDUE_OF_MODEL: u32 = 2;
@@ -121,7 +124,8 @@ impl<T> WorkLine<T> {
         self.root.pop(self.quota, true)
     }
 
-    /// Counts the time of a turn. A turn that took no time counts too, so that work without steps does not stay first.
+    /// Counts the time of a turn. A turn that took no time counts too, so that work without steps
+    /// does not stay first.
     pub fn serve(&mut self, path: &Path, took: Duration) {
         let took = took.max(Duration::from_nanos(1));
         self.each(path, |node| node.served = node.served.saturating_add(took));
@@ -227,7 +231,8 @@ mod tests {
         Waiting { path, has_begun: false, deadline: Time::MAX, number, work: 0 }
     }
 
-    /// The numbers of the next `turns` turns. Each one takes a nanosecond, and goes on with its work after that.
+    /// The numbers of the next `turns` turns. Each one takes a nanosecond, and goes on with its
+    /// work after that.
     fn turns(line: &mut WorkLine<u64>, turns: usize) -> Vec<u64> {
         let turn = |_| {
             let next = line.pop()?;

@@ -1,5 +1,5 @@
-//! Threads for work that would hold up connections: reading and writing large bodies, decoding pictures and texts,
-//! listing and rendering what the server has.
+//! Threads for work that would hold up connections: reading and writing large bodies, decoding
+//! pictures and texts, listing and rendering what the server has.
 //!
 //! **Turns.** Only `turns` threads work at the same time: each has a turn. Work that calls
 //! [`step`](downbeat_protocol::pace::step) gives its turn up after each slice, if the line has work
@@ -152,7 +152,8 @@ impl WorkPool {
     /// Has `work` done. Dropping the future ends the work at its next step.
     ///
     /// # Errors
-    /// `TooLarge` if it used more time than work may; `Internal` if it panicked, or the system has no thread left.
+    /// `TooLarge` if it used more time than work may; `Internal` if it panicked, or the system has
+    /// no thread left.
     pub async fn run<T: Send + 'static>(
         &self,
         place: Place,
@@ -258,7 +259,8 @@ impl Shared {
             Ok(_) => state.threads += 1,
             Err(error) => {
                 tracing::error!(%error, "no thread for the work of a request");
-                // Another thread takes it. Without one, the work is dropped, and its request is answered with an error.
+                // Another thread takes it. Without one, the work is dropped, and its request is
+                // answered with an error.
                 if state.threads == 0
                     && let Some(lost) = state.ready.pop_back()
                 {

@@ -9,8 +9,8 @@ use super::{Admitted, BatchCodec};
 use crate::error::ServiceError;
 
 impl BatchCodec {
-    /// Checks names, datatypes, shapes and batch dimension of a request's inputs, and not their data, which may be
-    /// elsewhere still.
+    /// Checks names, datatypes, shapes and batch dimension of a request's inputs, and not their
+    /// data, which may be elsewhere still.
     ///
     /// # Errors
     /// As [`BatchCodec::admit`].

@@ -10,14 +10,15 @@ use super::{Admitted, BatchCodec, OutputPart, Outputs, PROFILED_LENGTH};
 use crate::error::ServiceError;
 
 /// The most bytes of an item that is made up for a request. A request without items sends no bytes,
-/// so an attacker could ask for this memory for free.
+/// so its item must be small.
 const LARGEST: usize = 4 << 20;
 
 impl BatchCodec {
     /// Makes an item for a request without items, with the item sizes `shapes` of its inputs.
     ///
     /// # Errors
-    /// `InvalidArgument` if an item takes more than 4 MiB and its sizes vary, or the model has no item that can be made up.
+    /// `InvalidArgument` if an item takes more than 4 MiB and its sizes vary, or the model has no
+    /// item that can be made up.
     pub(super) fn standing_in(&self, model: &str, shapes: &[i64]) -> Result<Admitted, ServiceError> {
         let refused = |reason: String| {
             ServiceError::InvalidArgument(format!(

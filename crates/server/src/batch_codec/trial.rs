@@ -7,13 +7,15 @@ use smallvec::SmallVec;
 use super::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH, ShapeKey};
 
 impl BatchCodec {
-    /// The same, for a model that answers requests that hold this ([`crate::warm_up::find_answer`]).
+    /// The same, for a model that answers requests that hold this
+    /// ([`crate::warm_up::find_answer`]).
     #[must_use]
     pub fn with_fill(self, fill: Fill) -> Self {
         BatchCodec { fill, ..self }
     }
 
-    /// The same, for a model that answers this request of one item, which it is timed and warmed up with.
+    /// The same, for a model that answers this request of one item, which it is timed and warmed up
+    /// with.
     #[must_use]
     pub fn with_sample(self, sample: Admitted) -> Self {
         BatchCodec { sample: Some(sample), ..self }
@@ -25,7 +27,8 @@ impl BatchCodec {
         dims.iter().map(move |dim| if *dim < 0 { varying } else { *dim })
     }
 
-    /// Bytes that the inputs of the request take that [`BatchCodec::trial`] gives for this length; `None` if that is more than memory.
+    /// Bytes that the inputs of the request take that [`BatchCodec::trial`] gives for this length;
+    /// `None` if that is more than memory.
     pub fn item_bytes(&self, varying: i64) -> Option<usize> {
         if let Some(sample) = self.sample_of(varying) {
             return usize::try_from(sample.bytes()).ok();

@@ -2,14 +2,15 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Files that are not connections of the frontends: ports, logs, model files, libraries, the metrics port's connections,
-/// and clients that are being refused.
+/// Files that are not connections of the frontends: ports, logs, model files, libraries, the
+/// metrics port's connections, and clients that are being refused.
 const RESERVE: u64 = 40;
 /// Files of an event loop with connections: its epoll instance, and the file that wakes it.
 const OF_EVENT_LOOP: u64 = 4;
 /// Fewest connections, under any limit of files.
 const LEAST: u64 = 8;
-/// The default limit of connections. A connection takes some 20 KiB while it is used, and less while it is idle.
+/// The default limit of connections. A connection takes some 20 KiB while it is used, and less
+/// while it is idle.
 const MOST: usize = 32_768;
 
 /// Raises the soft limit of open files to the hard one. Returns the new limit; `None`: no limit.

@@ -21,9 +21,9 @@ pub(crate) trait Driven: Future<Output = Result<(), hyper::Error>> + Unpin {
     fn rest(self: Box<Self>) -> Result<WatchedStream, Box<Self>>;
 }
 
-/// Drives a connection to its end. The port may ask for that end. `begin` makes the state of the protocol once the peer has
-/// sent a byte. Until then, and between two requests that lie apart, the connection rests: it is a socket and a task of
-/// some hundred bytes.
+/// Drives a connection to its end. The port may ask for that end. `begin` makes the state of the
+/// protocol once the peer has sent a byte. Until then, and between two requests that lie apart, the
+/// connection rests: it is a socket and a task of some hundred bytes.
 pub(crate) async fn keep<C: Driven>(
     mut stream: WatchedStream,
     watched: Arc<Watched>,

@@ -9,7 +9,8 @@ use super::{ConnectionOptions, Protocol};
 
 /// The limit for a connection to end that was asked to and has nothing under way.
 const FINISH_LIMIT: Duration = Duration::from_secs(5);
-/// The shortest silence after which a client counts as stopped while the server drains. A lost packet takes less.
+/// The shortest silence after which a client counts as stopped while the server drains. A lost
+/// packet takes less.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 /// How long the end of a connection waits for its peer's last bytes.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);

@@ -1,4 +1,5 @@
-//! Connections of every port: accepted up to a cap, watched, and brought to an end without losing a request.
+//! Connections of every port: accepted up to a cap, watched, and brought to an end without losing a
+//! request.
 //!
 //! One table ([`Connections`]) holds the connections of the ports that share a cap. Each connection
 //! counts its bytes and requests (`watched.rs`). Its port looks at the counts a few times in each
@@ -40,15 +41,15 @@ pub(crate) use watched::Answering;
 /// The limits of connections.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionOptions {
-    /// Most connections at once. At the cap, one that has been idle makes room for a new one; without such a one the new
-    /// one is refused.
+    /// Most connections at once. At the cap, one that has been idle makes room for a new one;
+    /// without such a one the new one is refused.
     pub max: usize,
     /// How long a connection may be without a request; `None`: for ever.
     pub idle_timeout: Option<Duration>,
-    /// How long the head of a request may take once it has begun, and the time in which `min_rate` is measured; `None`: for
-    /// ever.
+    /// How long the head of a request may take once it has begun, and the time in which `min_rate`
+    /// is measured; `None`: for ever.
     pub transfer_timeout: Option<Duration>,
-    /// Least rate of a request's body, and of an answer that the client reads, bytes per second on
+    /// Least rate of a request's body, and of a client's reading of its answer, bytes per second on
     /// average over each `transfer_timeout`. At least one byte must move in that time.
     pub min_rate: u64,
     /// How long a used or new connection may yet bring a request once the server drains. A request
@@ -112,7 +113,8 @@ pub enum Stage {
     /// Not at all.
     #[default]
     Serving,
-    /// Still accepting and answering while clients learn that they should go elsewhere: HTTP answers end their connection.
+    /// Still accepting and answering while clients learn that they should go elsewhere: HTTP
+    /// answers end their connection.
     Leaving,
     /// The ports accept no more. Requests under way are finished, then the connections are closed.
     Draining,

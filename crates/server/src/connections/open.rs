@@ -21,7 +21,8 @@ use crate::memory;
 const IDLE_BEFORE_MAKING_ROOM: Duration = Duration::from_secs(1);
 /// The same for a connection that never had a request.
 const UNUSED_BEFORE_MAKING_ROOM: Duration = Duration::from_millis(100);
-/// How long the connection that makes room for another may take to end, and then, once it is broken off, its task.
+/// How long the connection that makes room for another may take to end, and then, once it is broken
+/// off, its task.
 const ROOM_LIMITS: [(Request, Duration); 2] =
     [(Request::Finish, Duration::from_millis(100)), (Request::Stop, Duration::from_secs(1))];
 /// The buffers of a connection, bytes, about. They stay allocated when it ends, as do the bytes

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tokio::sync::Notify;
 
-/// The state that a port shares with its connections. Connections only read this state. The first connection that moves
-/// bytes while the port dozes writes it.
+/// The state that a port shares with its connections. Connections only read this state. The first
+/// connection that moves bytes while the port dozes writes it.
 #[derive(Debug, Default)]
 pub(super) struct PortState {
     /// The port has left [`Stage::Serving`](super::Stage::Serving).

@@ -14,8 +14,8 @@ use super::Protocol;
 use super::frames::{FEW_BYTES, Frames};
 use super::watched::Watched;
 
-/// Most bytes that are read of a request after its answer. A socket that is closed with unread bytes resets the connection, and the
-/// client may lose the answer.
+/// Most bytes that are read of a request after its answer. A socket that is closed with unread
+/// bytes resets the connection, and the client may lose the answer.
 const MAX_DISCARDED: usize = 1 << 20;
 
 /// Bytes that a connection reads before it lets other connections have the thread.
@@ -205,7 +205,8 @@ mod tests {
         for _ in 0..100 {
             stream.poll_turn(&mut read, &mut scratch);
         }
-        // The first free frames, the free frames of the first second, and the rest of the last read.
+        // The first free frames, the free frames of the first second, and the rest of the last
+        // read.
         assert!((FEW_BYTES..=3 * FEW_BYTES).contains(&read), "{read}");
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let before = read;

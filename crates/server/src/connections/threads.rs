@@ -86,7 +86,8 @@ async fn deliver(mut ended: oneshot::Receiver<()>) {
             _ = &mut ended => return,
             _ = answers.recv_many(&mut some, MOST_AT_ONCE) => {
                 some.drain(..).flatten().for_each(reply::Delivery::deliver);
-                // While answers come one after another the thread never waits for events, which ends a turn otherwise.
+                // While answers come one after another the thread never waits for events, which
+                // ends a turn otherwise.
                 turn_end::end();
             }
         }

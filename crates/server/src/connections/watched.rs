@@ -67,7 +67,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether the rest of a head is awaited. A gRPC connection has frames of its own between calls.
+    /// Whether the rest of a head is awaited. A gRPC connection has frames of its own between
+    /// calls.
     pub fn is_in_head(&self) -> bool {
         self.protocol == Protocol::Http && self.requests == 0 && self.received > self.settled
     }
@@ -82,7 +83,8 @@ impl Seen {
         self.requests == 0 && !self.write_blocked && !self.is_in_head()
     }
 
-    /// Whether the connection can rest. HTTP/2 cannot: both sides remember headers and windows of the other.
+    /// Whether the connection can rest. HTTP/2 cannot: both sides remember headers and windows of
+    /// the other.
     pub fn may_rest(&self) -> bool {
         self.protocol == Protocol::Http && self.is_idle() && !self.closing
     }
@@ -159,7 +161,8 @@ impl Watched {
         }
     }
 
-    /// Takes a request back that is carried out, or cannot be carried out now. A stronger request stands.
+    /// Takes a request back that is carried out, or cannot be carried out now. A stronger request
+    /// stands.
     pub(super) fn settle(&self, request: Request) {
         let _ = self.asked.compare_exchange(request as u8, Request::Stay as u8, Relaxed, Relaxed);
     }

@@ -1,4 +1,5 @@
-//! Answers to inferences as they go out: tensors are not copied into messages, they follow their heads.
+//! Answers to inferences as they go out: tensors are not copied into messages, they follow their
+//! heads.
 
 use std::collections::VecDeque;
 use std::pin::Pin;

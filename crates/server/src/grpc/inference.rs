@@ -1,4 +1,5 @@
-//! `GRPCInferenceService` without its inferences: messages in, calls of the [`Service`], messages out.
+//! `GRPCInferenceService` without its inferences: messages in, calls of the [`Service`], messages
+//! out.
 
 use std::sync::Arc;
 

@@ -313,7 +313,8 @@ impl RawMessage {
             }
             let message = ModelInferRequest::decode(bytes)
                 .map_err(|error| Status::internal(format!("the message is no ModelInferRequest: {error}")))?;
-            // Raw tensors are slices of the message. Others take more, and are counted as they are brought into form.
+            // Raw tensors are slices of the message. Others take more, and are counted as they are
+            // brought into form.
             if message.inputs.iter().all(|input| input.contents.is_none()) {
                 held.shrink_to(before);
             }
@@ -323,7 +324,8 @@ impl RawMessage {
     }
 }
 
-/// The request in a message; numbers that are not raw are brought into form beside the event loop if they are many.
+/// The request in a message; numbers that are not raw are brought into form beside the event loop
+/// if they are many.
 pub(super) async fn read_request(
     client: Client,
     message: ModelInferRequest,
@@ -342,8 +344,9 @@ pub(super) async fn read_request(
     .await?
 }
 
-/// A body for tonic. Each message is whole when it begins, and its coding is undone: tonic would undo the coding without
-/// the budget. [`WholeMessages::held`] has the last message's part of the budget for as long as the call needs it.
+/// A body for tonic. Each message is whole when it begins, and its coding is undone: tonic would
+/// undo the coding without the budget. [`WholeMessages::held`] has the last message's part of the
+/// budget for as long as the call needs it.
 pub(super) struct WholeMessages<B> {
     client: Client,
     reader: MessageReader<B>,

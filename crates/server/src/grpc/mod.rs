@@ -1,4 +1,5 @@
-//! The gRPC frontend: `GRPCInferenceService`, health (`grpc.health.v1`) and reflection, over any [`Service`].
+//! The gRPC frontend: `GRPCInferenceService`, health (`grpc.health.v1`) and reflection, over any
+//! [`Service`].
 
 mod answer;
 mod call;

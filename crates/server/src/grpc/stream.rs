@@ -35,7 +35,8 @@ pub(super) struct AnswerStream<S, B> {
     inference: Arc<Inference<S>>,
     client: Client,
     codings: Codings,
-    /// `None`: nothing more is read. The client is done, the stream is broken, or the server drains.
+    /// `None`: nothing more is read. The client is done, the stream is broken, or the server
+    /// drains.
     requests: Option<MessageReader<B>>,
     running: FuturesOrdered<BoxFuture<'static, Result<Pieces, Status>>>,
     bound: usize,

@@ -6,8 +6,8 @@ use http::{HeaderMap, HeaderName};
 const TIMEOUT: &str = "timeout";
 const CALL_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The time a client gives this call, microseconds, rounded up; `None` if it gives none or nothing that can be read
-/// (gRPC: 1 to 8 digits and a unit).
+/// The time a client gives this call, microseconds, rounded up; `None` if it gives none or nothing
+/// that can be read (gRPC: 1 to 8 digits and a unit).
 pub(super) fn call_timeout_us(headers: &HeaderMap) -> Option<u64> {
     let text = headers.get(&CALL_TIMEOUT)?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;

@@ -32,7 +32,8 @@ struct Sample {
     outputs: Outputs,
 }
 
-/// The thread that looks at answers. The first watch starts the thread, and the thread ends with the last watch.
+/// The thread that looks at answers. The first watch starts the thread, and the thread ends with
+/// the last watch.
 #[derive(Default)]
 pub struct AnswerLooker {
     /// Holds one sample.
@@ -75,8 +76,8 @@ pub struct Watched {
     pub is_off: AtomicBool,
 }
 
-/// Passes one in `every` requests of a model version to the thread. Once an answer was wrong, requests of this
-/// version are padded no more, or share no batch any more.
+/// Passes one in `every` requests of a model version to the thread. Once an answer was wrong,
+/// requests of this version are padded no more, or share no batch any more.
 pub struct AnswerWatch {
     watched: Arc<Watched>,
     every: u32,
@@ -118,8 +119,8 @@ impl AnswerWatch {
         is_next && !self.is_busy.load(Ordering::Relaxed)
     }
 
-    /// Takes a request of `rows` items; `state` holds its inputs, not padded. The watch passes over the request while
-    /// the thread looks at another.
+    /// Takes a request of `rows` items; `state` holds its inputs, not padded. The watch passes over
+    /// the request while the thread looks at another.
     pub fn offer(&self, state: State, rows: u32, length: u32, padded: u32, outputs: Outputs) {
         let watched = self.watched.clone();
         // Before the thread can be done with the sample, or nothing would ever end this.
@@ -153,7 +154,8 @@ impl Watched {
             same.inc();
             return Ok(());
         };
-        // A model that draws at random answers one request in two ways. Batches are not to blame then.
+        // A model that draws at random answers one request in two ways. Batches are not to blame
+        // then.
         let second = self.alone(state, rows, length)?;
         if difference(&self.codec, &first, &second).is_some() {
             return Err(format!("output '{output}' differs from run to run"));

@@ -1,5 +1,5 @@
-//! The threads of a partition's lanes. There are as many as lanes; a free thread takes any lane
-//! that has a launch and no thread.
+//! The threads of a partition's lanes, as many as lanes. A free thread takes any lane that has a
+//! launch and no thread.
 //!
 //! A thread also runs the next segment of the batch that it has just run, though another lane has
 //! that segment. The batch then changes no threads.

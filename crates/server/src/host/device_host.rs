@@ -103,7 +103,8 @@ impl DeviceHost {
         assert!(was_free, "a device has one scheduler");
     }
 
-    /// Makes a lane for the scheduler's batches in a partition, which calls it `slot`; gives its thread and which it is.
+    /// Makes a lane for the scheduler's batches in a partition, which calls it `slot`; gives its
+    /// thread and which it is.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -265,7 +266,8 @@ impl DeviceHost {
         self.carry_out(actions, None);
     }
 
-    /// Takes a request of `length` in, for the model's policy to decide about. The answer comes through the call's `reply`, always.
+    /// Takes a request of `length` in, for the model's policy to decide about. The answer comes
+    /// through the call's `reply`, always.
     pub fn submit(&self, model: &HostedModel, id: RequestId, call: Call, length: u32) {
         let size = call.admitted.rows;
         model.work.came(size);
@@ -329,7 +331,8 @@ impl DeviceHost {
             model.tell_batch(&launch, span);
         }
         let ran = (!alone && !has_failed).then_some((partition, launch.rows, end));
-        // A client that asks again at once must not meet the guess that its answer has just replaced.
+        // A client that asks again at once must not meet the guess that its answer has just
+        // replaced.
         let tried = grant.as_ref().filter(|grant| grant.is_guess).zip(ran);
         tried.into_iter().for_each(|(grant, ran)| self.learn(grant, ran));
         let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
@@ -435,7 +438,8 @@ impl DeviceHost {
         }
     }
 
-    /// Tells the scheduler until when models with lanes of their own have work in the partitions of its slots.
+    /// Tells the scheduler until when models with lanes of their own have work in the partitions of
+    /// its slots.
     fn tell_loads(&self, inner: &DeviceState, now: Time) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         let scheduler = inner.scheduler();

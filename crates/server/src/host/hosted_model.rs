@@ -63,7 +63,8 @@ pub struct HostedModel {
 /// Runs the engine's lanes of a device for the first time, each with its lane's spec.
 pub type WarmUpLanes = Arc<dyn Fn(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()> + Send + Sync>;
 
-/// Hears of a model's batches, before the next one is made: how many items each had, and when it ran.
+/// Hears of a model's batches, before the next one is made: how many items each had, and when it
+/// ran.
 pub type BatchControl = Box<dyn Fn(&HostedModel, u32, Span) + Send + Sync>;
 
 impl HostedModel {

@@ -1,4 +1,5 @@
-//! The input ring of a device: the memory that requests are written to on arrival, a ring for each input tensor.
+//! The input ring of a device: the memory that requests are written to on arrival, a ring for each
+//! input tensor.
 
 use std::sync::Arc;
 
@@ -115,7 +116,8 @@ impl InputRings {
         })
     }
 
-    /// The requests in a run of slots as a batch, without a copy; `None` if a slot is being written.
+    /// The requests in a run of slots as a batch, without a copy; `None` if a slot is being
+    /// written.
     pub fn read(&self, codec: &BatchCodec, run: RingRun) -> Option<State> {
         let tensors = self.rings.iter().enumerate().map(|(index, ring)| {
             let data = ring.memory.read(run)?;

@@ -239,8 +239,8 @@ impl Worker {
         Ok(Begun { run, body, begin, assembled, stage })
     }
 
-    /// Waits for the end of a launch. The lane ended the launch before this one at `done`. Gives when the lane began this launch, when the launch
-    /// ended, and its outcome.
+    /// Waits for the end of a launch. The lane ended the launch before this one at `done`. Gives
+    /// when the lane began this launch, when the launch ended, and its outcome.
     fn end(&self, begun: Begun<'_>, done: Time) -> (Time, Time, Outcome) {
         let Begun { run, body, begin, assembled, stage } = begun;
         // The launch before it ended at `done`: work on this one until then does not count as its
@@ -357,7 +357,8 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
     }
 }
 
-/// Waits for the end of a launch that began at `begin` and whose tensors were assembled at `assembled`. Gives when the launch ended, and its outcome.
+/// Waits for the end of a launch that began at `begin` and whose tensors were assembled at
+/// `assembled`. Gives when the launch ended, and its outcome.
 fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> (Time, Outcome) {
     let clock = run.host.clock;
     let end = usize::from(run.segments.end);

@@ -1,4 +1,5 @@
-//! Brings a device policy into service for a loaded model: checks that it can, measures, starts its lanes.
+//! Brings a device policy into service for a loaded model: checks that it can, measures, starts its
+//! lanes.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -72,7 +73,8 @@ pub struct LaneSetup<'a> {
     pub guard: Option<Arc<PolicyGuard>>,
     /// Receives the model's launches, if the user asked for `auto`.
     pub auto: Option<Arc<AutoModel>>,
-    /// How long a request waits for company by the configuration ([`ServerOptions::queue_delay`](crate::options::ServerOptions::queue_delay)).
+    /// How long a request waits for company by the configuration
+    /// ([`ServerOptions::queue_delay`](crate::options::ServerOptions::queue_delay)).
     pub queue_delay: Duration,
     /// Whether requests that cannot make their deadline are given up.
     pub drop: bool,
@@ -87,8 +89,8 @@ pub struct LaneSetup<'a> {
     pub metrics: &'a LaneMetricsFamily,
     /// Looks at answers in service.
     pub looker: &'a AnswerLooker,
-    /// The watch looks at one in this many answers of shared batches. The flag says whether a wrong answer ends the
-    /// sharing. `None`: no watch.
+    /// The watch looks at one in this many answers of shared batches. The flag says whether a wrong
+    /// answer ends the sharing. `None`: no watch.
     pub watch_rows: Option<(u32, bool)>,
     /// The CPU memory that the model holds, if it is on the CPU.
     pub memory: Option<&'a HeldMemory>,
@@ -269,7 +271,8 @@ impl Drop for Started<'_> {
     }
 }
 
-/// Brings a model version whose batches the scheduler makes onto all devices, once `warm_up` has run its lanes.
+/// Brings a model version whose batches the scheduler makes onto all devices, once `warm_up` has
+/// run its lanes.
 ///
 /// # Errors
 /// If the engine has no memory for a lane; the error of `warm_up`.

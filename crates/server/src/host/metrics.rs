@@ -48,7 +48,8 @@ impl LaneMetricsFamily {
         ["same", "different"].map(|result| self.padding_checks.with_label_values(&[model, version, result]))
     }
 
-    /// Counters of a model version for repeated requests of shared batches: same answer, different answer.
+    /// Counters of a model version for repeated requests of shared batches: same answer, different
+    /// answer.
     pub fn row_checks(&self, model: &str, version: &str) -> [IntCounter; 2] {
         ["same", "different"].map(|result| self.row_checks.with_label_values(&[model, version, result]))
     }
@@ -76,7 +77,8 @@ impl LaneMetricsFamily {
         }
     }
 
-    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go back.
+    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go
+    /// back.
     pub fn forget(&self, model: &str, version: &str) {
         for device in 0..MOST_DEVICES {
             let device = device.to_string();

@@ -1,4 +1,5 @@
-//! Models that go to another partition while they serve: new lanes first, then the change between two launches (GSLICE §3.2.4).
+//! Models that go to another partition while they serve: new lanes first, then the change between
+//! two launches (GSLICE §3.2.4).
 
 use std::sync::Arc;
 

@@ -71,8 +71,8 @@ impl Occupancy {
         });
     }
 
-    /// Ends a launch. Returns whether it surely had the partition, with the compute units that
-    /// others share, for itself.
+    /// Ends a launch. Returns whether its partition surely ran no other launch meanwhile, not even
+    /// on the compute units that other partitions share with it.
     pub fn end(&self, now: Time, partition: PartitionId, model: ModelId) -> bool {
         let mut running = self.running.lock();
         self.count(&mut running, now, partition, |launches| launches.saturating_sub(1));

@@ -26,8 +26,8 @@ pub(super) enum Wanted {
     Brief,
     /// A brief launch that goes on with a batch.
     BriefRest,
-    /// A launch of this crew's lanes that goes on with a batch, or is brief. Another thread begins
-    /// any other launch while this thread answers the ended one.
+    /// A launch of this crew's lanes that goes on with a batch, or is brief. While this thread
+    /// answers the ended launch, another thread begins any other one.
     Of(Arc<Crew>),
 }
 
@@ -37,7 +37,8 @@ struct Taken {
     seat: Arc<Seat>,
 }
 
-/// The thread takes no launch any more. A lane that it holds and will not run, as it panics, is held no more.
+/// The thread takes no launch any more. A lane that it holds and will not run, as it panics, is
+/// held no more.
 struct Withdrawn;
 
 impl Drop for Withdrawn {

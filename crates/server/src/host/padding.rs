@@ -108,7 +108,8 @@ impl Padding {
         self.max_length.map_or(length, |most| codec.filled_length(length).min(most).max(length))
     }
 
-    /// Joins requests into the tensors of a batch, padded to `length`; `fill` rows of zeros behind them.
+    /// Joins requests into the tensors of a batch, padded to `length`; `fill` rows of zeros behind
+    /// them.
     ///
     /// # Errors
     /// A text, if there is no memory for the tensors.

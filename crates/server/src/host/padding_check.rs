@@ -15,7 +15,8 @@ const FIRST: (u32, u32) = (5, 12);
 /// Random numbers that a model is tried with, the widest range that it takes.
 const RANDOM: [Fill; 2] = [Fill::Random { least: 1, most: 99, seed: 7 }, Fill::Random { least: 1, most: 1, seed: 7 }];
 
-/// Runs requests alone, and padded beside longer ones, and compares their answers, for as long as there `is_time`.
+/// Runs requests alone, and padded beside longer ones, and compares their answers, for as long as
+/// there `is_time`.
 ///
 /// # Errors
 /// If they differ, or the model cannot run the first.
@@ -107,8 +108,8 @@ impl Trial<'_> {
         self.first(both, length, padded)
     }
 
-    /// The first answer of a batch of requests padded to `padded`, cut back to `length`. An output
-    /// that varies by other than the length fails the cut.
+    /// The first answer of a batch of requests padded to `padded`, cut back to `length`. The cut
+    /// fails if an output's varying dimension is not the length.
     fn first(&mut self, requests: &[&Admitted], length: u32, padded: u32) -> Result<Outputs, String> {
         let state = self.padding.assemble(self.codec, requests.iter().copied(), padded, 0)?;
         let answers = self.codec.separate((self.run)(state)?, &vec![1; requests.len()])?;

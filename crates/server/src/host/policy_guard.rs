@@ -1,4 +1,5 @@
-//! Watches the requests of a model whose policy was chosen for it: whether it is better than `exclusive` would be.
+//! Watches the requests of a model whose policy was chosen for it: whether it is better than
+//! `exclusive` would be.
 
 use std::sync::Arc;
 

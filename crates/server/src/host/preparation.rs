@@ -1,4 +1,5 @@
-//! Lanes that a model's policy asks for while others serve: made, and run for the first time, on a thread of their own.
+//! Lanes that a model's policy asks for while others serve: made, and run for the first time, on a
+//! thread of their own.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};

@@ -1,4 +1,5 @@
-//! The tensors of a model's batches on a device: made of requests' inputs, and parted into their answers.
+//! The tensors of a model's batches on a device: made of requests' inputs, and parted into their
+//! answers.
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ pub struct Member {
     pub slots: Option<RingRun>,
 }
 
-/// How the tensors of a model's batches on a device are made of requests' inputs, and parted into their answers.
+/// How the tensors of a model's batches on a device are made of requests' inputs, and parted into
+/// their answers.
 pub struct BatchTensors {
     pub codec: Arc<BatchCodec>,
     /// The ring that requests enter on arrival.
@@ -69,7 +71,8 @@ impl BatchTensors {
         self.padding_watch.as_ref().is_some_and(|watch| watch.is_off())
     }
 
-    /// Whether an answer was wrong because its request shared a batch, so that each request runs alone.
+    /// Whether an answer was wrong because its request shared a batch, so that each request runs
+    /// alone.
     pub fn is_sharing_off(&self) -> bool {
         self.row_watch.as_ref().is_some_and(|watch| watch.is_off())
     }
@@ -83,8 +86,8 @@ impl BatchTensors {
         }
     }
 
-    /// Offers a member's answer to the watches whose turn it is. The batch was padded to `padded`; `others`: the batch
-    /// had other rows.
+    /// Offers a member's answer to the watches whose turn it is. The batch was padded to `padded`;
+    /// `others`: the batch had other rows.
     pub fn watch(&self, member: &Member, padded: u32, others: bool, outputs: &Outputs) {
         let is_padded = member.length < padded && self.padding.is_some();
         let padding = self.padding_watch.as_ref().filter(|watch| is_padded && watch.wants_next());
@@ -111,7 +114,8 @@ impl BatchTensors {
         self.rings.as_ref()?.read(&self.codec, run)
     }
 
-    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros behind them, for `engine` to run.
+    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros
+    /// behind them, for `engine` to run.
     pub fn join_inputs(
         &self,
         engine: &mut dyn Lane,

@@ -123,8 +123,8 @@ pub(super) fn parse_json<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<
         .map_err(|e| HttpError::new(StatusCode::BAD_REQUEST, format!("the body is not the JSON that is expected: {e}")))
 }
 
-/// The answer to a body that is too large, as sent or once decompressed. The words are partly Triton's, which clients
-/// look for.
+/// The answer to a body that is too large, as sent or once decompressed. The words are partly
+/// Triton's, which clients look for.
 pub(super) fn too_large(size: &str, limit: usize) -> HttpError {
     HttpError::new(
         StatusCode::PAYLOAD_TOO_LARGE,

@@ -18,7 +18,8 @@ use crate::connections::{BodyError, WatchedBody};
 use crate::error::ServiceError;
 use crate::service::Service;
 
-/// A refused body larger than this times the bound is not read to its end to answer on a connection that lives on.
+/// A refused body larger than this times the bound is not read to its end to answer on a connection
+/// that lives on.
 const DRAIN_FACTOR: u64 = 4;
 
 /// Bytes of a body after which other connections of the event loop have their turn.
@@ -114,8 +115,8 @@ impl<S: Service> FromRequest<HttpState<S>> for WholeBody {
 }
 
 impl WholeBody {
-    /// Collects the body of a request and undoes its `coding`. A body that the headers show to be too large is refused before its
-    /// first byte is read.
+    /// Collects the body of a request and undoes its `coding`. A body that the headers show to be
+    /// too large is refused before its first byte is read.
     pub async fn of<S: Service, B>(
         state: &HttpState<S>,
         client: Client,

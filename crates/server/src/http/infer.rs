@@ -24,13 +24,13 @@ use crate::preprocess;
 use crate::service::Service;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
-/// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four, is rewritten to eight,
-/// and is eight bytes or less as a tensor.
+/// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four,
+/// is rewritten to eight, and is eight bytes or less as a tensor.
 const MOST_GROWTH: u64 = 4;
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
-/// The route as axum calls it, for [`router`](super::router) in another server; [`serve`](super::serve) calls
-/// [`infer`] itself.
+/// The route as axum calls it, for [`router`](super::router) in another server;
+/// [`serve`](super::serve) calls [`infer`] itself.
 pub(super) async fn handler<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
@@ -93,7 +93,8 @@ where
                 let read = parse_request(path.model, path.version, bytes, header_length)?;
                 if heavy {
                     let tensors: u64 = read.0.inputs.iter().map(|input| input.data.len() as u64).sum();
-                    // Tensors in binary form are slices of the body, which stays as long as they do.
+                    // Tensors in binary form are slices of the body, which stays as long as they
+                    // do.
                     held.shrink_to(if header_length.is_some() { whole.max(tensors) } else { tensors });
                 }
                 Ok::<_, HttpError>((read, held))
@@ -248,8 +249,8 @@ fn raw_request<S: Service>(
     Ok((request, OutputForms::all(true)))
 }
 
-/// The shape of `bytes` bytes of elements of `size` bytes in `dims`. A batch dimension (a first one that varies, with
-/// another that does) is 1.
+/// The shape of `bytes` bytes of elements of `size` bytes in `dims`. A batch dimension (a first one
+/// that varies, with another that does) is 1.
 fn raw_shape(dims: &[i64], size: usize, bytes: usize) -> Option<Vec<i64>> {
     let mut shape = dims.to_vec();
     if shape.iter().filter(|&&d| d < 0).count() > 1

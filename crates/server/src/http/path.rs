@@ -15,8 +15,8 @@ pub(super) struct ModelPath {
 }
 
 impl ModelPath {
-    /// The model of `POST /v2/models/{model}[/versions/{version}]/infer`; `None` if the request is another, or its path
-    /// needs the router's error message.
+    /// The model of `POST /v2/models/{model}[/versions/{version}]/infer`; `None` if the request is
+    /// another, or its path needs the router's error message.
     pub fn of_inference(method: &Method, path: &str) -> Option<ModelPath> {
         if method != Method::POST {
             return None;

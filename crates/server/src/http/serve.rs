@@ -141,7 +141,8 @@ impl<S: Service> Answers for Frontend<S> {
     }
 }
 
-/// Answers every request by a router, on the thread of its connection: the router's handlers are brief.
+/// Answers every request by a router, on the thread of its connection: the router's handlers are
+/// brief.
 pub(crate) struct Routed(pub Router);
 
 impl Answers for Routed {

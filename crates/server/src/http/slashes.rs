@@ -5,8 +5,8 @@ use axum::extract::Request;
 use axum::http::Uri;
 use tower_service::Service as _;
 
-/// Routes that also answer under their paths with slashes at the end. A path that has a route as it is written costs
-/// nothing more.
+/// Routes that also answer under their paths with slashes at the end. A path that has a route as it
+/// is written costs nothing more.
 pub(crate) fn with_slashes(routes: Router) -> Router {
     let exact = routes.clone();
     routes.fallback(move |mut request: Request| {

@@ -21,7 +21,8 @@ fn may_go_elsewhere(error: &anyhow::Error) -> bool {
 }
 
 impl<'a> Loading<'a> {
-    /// Loads the model and runs it for the first time. Where its engine cannot do that, another engine does, unless the model's options name its engine.
+    /// Loads the model and runs it for the first time. Where its engine cannot do that, another
+    /// engine does, unless the model's options name its engine.
     pub(super) fn run_on_an_engine(&mut self, why: &Why) -> anyhow::Result<Runnable> {
         let refused = match self.first(why) {
             Err(error) if may_go_elsewhere(&error) => error,
@@ -36,7 +37,8 @@ impl<'a> Loading<'a> {
         }
         match self.first(why) {
             Ok(runnable) => {
-                // The trial's requests are made up, and a model may refuse them for a reason of its own.
+                // The trial's requests are made up, and a model may refuse them for a reason of its
+                // own.
                 let what = if refused.is::<RunError>() {
                     "answers none of the requests that it was tried with"
                 } else {

@@ -1,5 +1,6 @@
-//! The trial of a model file in a process of its own, before this process lets an engine near the file. A file may end the
-//! process that loads or runs it: a chain of operators overflows the stack, a step of zero divides by zero.
+//! The trial of a model file in a process of its own, before this process lets an engine near the
+//! file. A file may end the process that loads or runs it: a chain of operators overflows the
+//! stack, a step of zero divides by zero.
 
 use downbeat_engine::{Cut, LoadError, Model, RunError, Share, TrialLimits};
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict};
@@ -33,8 +34,8 @@ struct TrialDeath {
 }
 
 impl Loading<'_> {
-    /// Has a process load the file and run what a load runs. A file that survived is not tried again. A
-    /// file of a load request always is: its sender might have made it look like another.
+    /// Has a process load the file and run what a load runs. A file that survived is not tried
+    /// again. A file of a load request always is: its sender might have made it look like another.
     ///
     /// # Errors
     /// If the process has ended; on the CPU also if the engine refuses the file.
@@ -75,7 +76,8 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// Loads the file and runs it as a load does, in a process. Gives the verdict on its rows, if that took a check.
+    /// Loads the file and runs it as a load does, in a process. Gives the verdict on its rows, if
+    /// that took a check.
     fn run_in_process(&mut self) -> anyhow::Result<Option<RowVerdict>> {
         let limits = self.context.engines.trial_limits();
         let model = self.source.load(1).map_err(|error| died_loading(error, limits))?;

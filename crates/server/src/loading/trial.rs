@@ -22,7 +22,8 @@ impl Loading<'_> {
     /// either is served without having been measured.
     ///
     /// # Errors
-    /// As [`warm_up::find_answer`]; if another engine may answer; if the model answers no request, and the version in whose place it comes does.
+    /// As [`warm_up::find_answer`]; if another engine may answer; if the model answers no request,
+    /// and the version in whose place it comes does.
     pub(super) fn try_out(
         &mut self,
         codec: BatchCodec,
@@ -65,7 +66,8 @@ impl Loading<'_> {
         Ok(codec)
     }
 
-    /// Why the policy cannot have a model whose answers the check of padding did not like, or could not get.
+    /// Why the policy cannot have a model whose answers the check of padding did not like, or could
+    /// not get.
     pub(super) fn padding_refused(
         &self,
         error: anyhow::Error,

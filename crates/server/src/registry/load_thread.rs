@@ -70,7 +70,8 @@ pub async fn load_on_thread(
     let (done, result) = tokio::sync::oneshot::channel();
     let loading = Arc::new(LoadThread { model: name.to_owned(), done: Mutex::new(Some(done)) });
     let work = move || {
-        // Without the right to it, the work is done at normal priority. Threads that are started here would keep it: engines have theirs before.
+        // Without the right to it, the work is done at normal priority. Threads that are started
+        // here would keep it: engines have theirs before.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
         let owner: Weak<LoadThread> = Arc::downgrade(&loading);
         let post = watchdog.post(owner);

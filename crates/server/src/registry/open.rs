@@ -33,10 +33,12 @@ use crate::shares::DeviceShares;
 use crate::watchdog::Watchdog;
 
 impl Registry {
-    /// The registry of the repositories that the options name, with its engines and devices; nothing is loaded yet.
+    /// The registry of the repositories that the options name, with its engines and devices;
+    /// nothing is loaded yet.
     ///
     /// # Errors
-    /// If a repository cannot be read, the engine is not there, or the decision log cannot be written.
+    /// If a repository cannot be read, the engine is not there, or the decision log cannot be
+    /// written.
     pub fn open(options: Arc<ServerOptions>) -> anyhow::Result<Self> {
         let repository = ModelRepositories::open(&options.repositories)?.map(|repository| {
             repository

@@ -1,4 +1,5 @@
-//! A build without the feature `retraining`: the predictor of operator groups stays as its file has it.
+//! A build without the feature `retraining`: the predictor of operator groups stays as its file has
+//! it.
 
 use std::convert::Infallible;
 use std::sync::Arc;

@@ -49,8 +49,9 @@ impl GroupRetrainer {
         GroupRetrainer { predictor, served, trained_at: 0, training: None, rng }
     }
 
-    /// Takes the served groups, and trains for a fraction of a millisecond. Returns false if there is nothing to do. `ended`
-    /// hears of a training that ended, and whether its predictor is adopted.
+    /// Takes the served groups, and trains for a fraction of a millisecond. Returns false if there
+    /// is nothing to do. `ended` hears of a training that ended, and whether its predictor is
+    /// adopted.
     pub fn step(&mut self, ended: impl FnOnce(bool)) -> bool {
         match self.train() {
             Some(Some(judged)) => ended(judged.adopted),
@@ -60,7 +61,8 @@ impl GroupRetrainer {
         true
     }
 
-    /// Trains for a fraction of a millisecond. `None`: there is nothing to do. `Some(Some(_))`: a training has ended.
+    /// Trains for a fraction of a millisecond. `None`: there is nothing to do. `Some(Some(_))`: a
+    /// training has ended.
     fn train(&mut self) -> Option<Option<Judged>> {
         let predictor = self.predictor.clone();
         let (learning, stored) = (predictor.learning()?, predictor.in_use()?);
@@ -168,7 +170,8 @@ mod tests {
     use crate::options::DeviceOptions;
     use crate::stored_predictor::{PredictedModel, Training};
 
-    /// A perceptron of one layer: 2 ms, more for each item of either model, and twice as long side by side.
+    /// A perceptron of one layer: 2 ms, more for each item of either model, and twice as long side
+    /// by side.
     fn stored() -> StoredPredictor {
         let model = |name: &str| PredictedModel {
             name: name.to_owned(),

@@ -126,7 +126,8 @@ fn a_model_that_answers_nothing_stays_unknown() {
     assert_eq!(verdict.reason, "the model answers no request of our own making (no such index)");
 }
 
-/// The only index is one, so all requests are equal. A mean over equal requests is the same for each.
+/// The only index is one, so all requests are equal. A mean over equal requests is the same for
+/// each.
 #[test]
 fn requests_that_are_all_alike_tell_nothing() {
     let only_ones = |rows: Vec<Vec<f64>>| match rows.iter().flatten().all(|n| *n == 1.0) {

@@ -89,7 +89,8 @@ impl Wishes<'_> {
         if let Some(policy) = self.batching.levels.get(level) {
             let delays = policy.timeout_action == TimeoutAction::Delay;
             queue_timeout = policy.default_timeout;
-            // Where requests are rejected and the policy has no timeout, a request's own is its deadline and nothing else.
+            // Where requests are rejected and the policy has no timeout, a request's own is its
+            // deadline and nothing else.
             if let Some(own) = timeout.filter(|_| policy.allow_timeout_override)
                 && (delays || queue_timeout > Duration::ZERO)
             {
@@ -112,8 +113,10 @@ impl Wishes<'_> {
 }
 
 impl Limits {
-    /// Waits for the answer within the client's own timeout. `passed` is the time since the arrival, and is called only for a request with a timeout. The
-    /// scheduler drops a request that cannot make its deadline. So this ends only the rare request that started and overran. `None`: the request overran.
+    /// Waits for the answer within the client's own timeout. `passed` is the time since the
+    /// arrival, and is called only for a request with a timeout. The scheduler drops a request that
+    /// cannot make its deadline. So this ends only the rare request that started and overran.
+    /// `None`: the request overran.
     pub async fn wait(&self, answer: oneshot::Receiver<Answer>, passed: impl FnOnce() -> Duration) -> Option<Answer> {
         let answer = match self.timeout {
             None => answer.await,

@@ -17,8 +17,8 @@ use crate::refusal::{busy_until, queue_full};
 use crate::serving::ServedModel;
 use crate::unanswered::Unanswered;
 
-/// A place in a model's queue, held by a request that is not ready to join it. Dropping it gives it up; then the request is counted, unless it was
-/// answered.
+/// A place in a model's queue, held by a request that is not ready to join it. Dropping it gives it
+/// up; then the request is counted, unless it was answered.
 pub(super) struct HeldPlace<'a> {
     loaded: &'a LoadedVersion,
     rows: u32,

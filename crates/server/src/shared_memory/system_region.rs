@@ -37,7 +37,8 @@ impl SystemRegion {
     /// Opens `byte_size` bytes from `offset` of the shared memory object `key`.
     ///
     /// # Errors
-    /// `InvalidArgument` if the key is not a name of a shared memory object or the object is smaller than that; `NotFound` if there is none.
+    /// `InvalidArgument` if the key is not a name of a shared memory object or the object is
+    /// smaller than that; `NotFound` if there is none.
     pub fn open(name: &str, key: &str, offset: u64, byte_size: u64) -> Result<Self, ServiceError> {
         let end = offset.checked_add(byte_size).ok_or_else(|| {
             ServiceError::InvalidArgument(format!(
@@ -45,7 +46,8 @@ impl SystemRegion {
             ))
         })?;
         let path = object_name(name, key)?;
-        // As the C library's `shm_open`: a link does not lead out of the folder of shared memory objects.
+        // As the C library's `shm_open`: a link does not lead out of the folder of shared memory
+        // objects.
         let no_link = OFlags::from_bits_retain(rustix::fs::OFlags::NOFOLLOW.bits());
         let object = rustix::shm::open(path, OFlags::RDWR | no_link, rustix::fs::Mode::empty())
             .map_err(|errno| open_error(name, key, errno))?;
@@ -72,7 +74,8 @@ impl SystemRegion {
         length: usize,
         no_memory: impl Fn() -> ServiceError,
     ) -> Result<Bytes, ServiceError> {
-        // A sparse object can claim more than the machine has: ask its real size before believing the claim.
+        // A sparse object can claim more than the machine has: ask its real size before believing
+        // the claim.
         self.check_object(position, length as u64)?;
         let mut copy = Vec::new();
         copy.try_reserve_exact(length).map_err(|_| no_memory())?;

@@ -163,7 +163,8 @@ impl Pending for EchoPending {
         self.device.state.lock().over >= self.number
     }
 
-    /// As if the first of two would be long before it is over: the next launch comes first. Behind the second none comes.
+    /// As if the first of two would be long before it is over: the next launch comes first. Behind
+    /// the second none comes.
     fn spare(&self) -> Duration {
         if self.number % 2 == 1 { LONG.into() } else { Duration::ZERO }
     }

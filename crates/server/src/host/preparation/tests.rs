@@ -410,7 +410,8 @@ fn moved_by_hand(served: &Served, rng: &mut Pcg64Mcg) -> u32 {
     changed
 }
 
-/// Several clients send and leave, while the model is moved all the time, by its policy and from outside, and lanes sometimes cannot be made.
+/// Several clients send and leave, while the model is moved all the time, by its policy and from
+/// outside, and lanes sometimes cannot be made.
 fn under_load(seed: u64) -> (f64, f64) {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let (served, device) = serve(MoverOptions { every: rng.random_range(1..8), ..MOVES });

@@ -118,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// As many quiet looks as it takes until the next one would block.
+    /// Sleeps for as many quiet looks as it takes until the next one would block.
     fn lie_down(activity: &Activity) {
         assert_eq!(activity.sleep(QUIET_LOOKS, Duration::ZERO), QUIET_LOOKS);
     }

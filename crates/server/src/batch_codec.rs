@@ -32,9 +32,9 @@ pub const PROFILED_LENGTH: i64 = 32;
 pub struct BatchCodec {
     /// The model's name, for the log.
     model: String,
-    /// In the engine's order.
+    /// The inputs, in the engine's order.
     pub inputs: Vec<TensorBinding>,
-    /// In the configuration's order.
+    /// The outputs, in the configuration's order.
     pub outputs: Vec<TensorBinding>,
     /// For each input, its value if a request leaves it out; `None`: every request must have it.
     defaults: Vec<Option<LeftOut>>,
@@ -65,7 +65,7 @@ struct LeftOut {
     item: Bytes,
 }
 
-/// Where batches are assembled: in the memory that a model's lanes want, or in plain memory.
+/// The memory where batches are assembled: memory that a model's lanes want, or plain memory.
 #[derive(Default)]
 struct InputMemory(Option<Arc<dyn Model>>);
 
@@ -157,8 +157,8 @@ pub struct OutputPart {
 pub type Outputs = SmallVec<[OutputPart; 2]>;
 
 impl BatchCodec {
-    /// That of a model with these tensors. `max_batch` 0: the model has no batch dimension, every
-    /// request runs alone.
+    /// Makes the codec of a model with these tensors. `max_batch` 0: the model has no batch
+    /// dimension, every request runs alone.
     pub fn new(mut inputs: Vec<TensorBinding>, outputs: Vec<TensorBinding>, max_batch: u32) -> Self {
         inputs.sort_by_key(|input| input.model_index);
         BatchCodec {
@@ -176,17 +176,17 @@ impl BatchCodec {
         }
     }
 
-    /// The same, of the model of this name.
+    /// The same codec, with the model's name.
     #[must_use]
     pub fn named(self, model: &str) -> Self {
         BatchCodec { model: model.to_owned(), ..self }
     }
 
-    /// The same, with requests that may leave inputs out, which then are `defaults`, by name. An
-    /// optional input that has none is required.
+    /// The same codec, with the values `defaults`, by name, for inputs that requests leave out. An
+    /// optional input without a value is required.
     ///
     /// # Errors
-    /// In words, if a value does not have the sizes of its input.
+    /// A text, if a value does not have the sizes of its input.
     pub fn with_defaults(mut self, defaults: &BTreeMap<String, DefaultValue>) -> Result<Self, String> {
         for (input, default) in self.inputs.iter().zip(&mut self.defaults) {
             let Some(value) = defaults.get(&input.client.name).filter(|_| input.optional) else { continue };
@@ -206,7 +206,7 @@ impl BatchCodec {
         Ok(self)
     }
 
-    /// The same, with batches in memory that suits the lanes of `model`.
+    /// The same codec, with batches in memory that suits the lanes of `model`.
     #[must_use]
     pub fn for_model(self, model: Arc<dyn Model>) -> Self {
         BatchCodec { input_memory: InputMemory(Some(model)), ..self }
@@ -341,7 +341,7 @@ impl BatchCodec {
     /// dimensions.
     ///
     /// # Errors
-    /// In words, if the model's outputs do not have a row for each row of the inputs.
+    /// A text, if the model's outputs do not have a row for each row of the inputs.
     pub fn separate(&self, state: State, rows: &[u32]) -> Result<Vec<Outputs>, String> {
         let total: usize = rows.iter().map(|r| *r as usize).sum();
         let mut members: Vec<Outputs> = rows.iter().map(|_| Outputs::new()).collect();

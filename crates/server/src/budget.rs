@@ -8,8 +8,8 @@ use downbeat_core::Duration;
 
 use crate::error::ServiceError;
 
-/// Requests up to this size may use the whole budget: a few clients with large ones do not shut out
-/// all others.
+/// Requests up to this size may use the whole budget: a few clients with large requests do not shut
+/// out all others.
 const SMALL: u64 = 64 << 10;
 /// The part of the budget that only small requests may use: one in this many.
 const KEPT_FOR_SMALL: u64 = 8;

@@ -44,7 +44,7 @@ impl Call {
         self.fail(reason, error, now);
     }
 
-    /// Answers a request of more items than may wait at all.
+    /// Answers a request of more items than the queue can ever hold.
     pub(crate) fn never_fits(self, rows: u32, bound: u32, now: Time) {
         let model = &self.loaded.name;
         let message = format!(

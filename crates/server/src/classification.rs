@@ -39,7 +39,7 @@ impl Number {
         }
     }
 
-    /// As C's `std::to_string` writes it (Triton's).
+    /// The number as C's `std::to_string` writes it (Triton's form).
     fn text(self) -> String {
         match self {
             Number::Signed(value) => value.to_string(),
@@ -50,7 +50,7 @@ impl Number {
     }
 }
 
-/// The numbers of a tensor; `None` if it holds something else.
+/// The numbers of a tensor; `None` if its elements are no numbers.
 pub fn numbers(datatype: DataType, data: &[u8]) -> Option<Vec<Number>> {
     fn read<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> Number) -> Vec<Number> {
         data.as_chunks::<N>().0.iter().map(|bytes| number(*bytes)).collect()

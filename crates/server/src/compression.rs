@@ -28,7 +28,7 @@ pub(crate) enum Coding {
 pub(crate) enum InflateError {
     /// The body is not in this coding, or cut off.
     Malformed(std::io::Error),
-    /// More than the limit would come out.
+    /// The decompressed body would be larger than the limit.
     TooLarge,
     /// The budget has no room for the decompressed bytes.
     Refused(ServiceError),
@@ -48,7 +48,7 @@ const INFLATE_COST: u64 = 16;
 const DEFLATE_COST: u64 = 4;
 
 impl Coding {
-    /// As `Content-Encoding` and `grpc-encoding` have it.
+    /// The name in `Content-Encoding` and `grpc-encoding`.
     pub fn name(self) -> &'static str {
         match self {
             Coding::Gzip => "gzip",

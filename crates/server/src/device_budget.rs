@@ -284,7 +284,7 @@ mod tests {
     fn warmed(limit: u64, others: f64) -> (Vec<usize>, u64) {
         let fake = Fake::default();
         let budget = DeviceBudget::before(&fake, &[0], Some(limit * MIB));
-        // Its weights.
+        // The bytes of its weights.
         fake.taken.fetch_add(100 * MIB, Ordering::Relaxed);
         let run = |size| {
             fake.run(size);

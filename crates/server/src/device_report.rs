@@ -83,14 +83,14 @@ pub struct RetrainingReport {
 pub struct GroupedModel {
     /// Model name.
     pub model: String,
-    /// Its version.
+    /// Model version.
     pub version: String,
     /// Why its requests run beside no other model's; `None`: they do.
     pub alone: Option<String>,
 }
 
 impl GroupsReport {
-    /// Of models that are still to be named.
+    /// A report without models yet, whose names the caller adds.
     pub fn new(stats: GroupStats, predictor: &GroupPredictor) -> Self {
         let GroupStats { groups, together, overtaken, expected, bound } = stats;
         let (mean_error, retraining) = (predictor.mean_error(), predictor.retraining());
@@ -103,7 +103,7 @@ impl GroupsReport {
 pub struct PlacedModel {
     /// Model name.
     pub model: String,
-    /// Its version.
+    /// Model version.
     pub version: String,
     /// The device policy of the model.
     pub policy: String,
@@ -122,14 +122,14 @@ pub struct PlacedModel {
 /// The process of its own that a model version runs in.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct ExecutorReport {
-    /// Its number; `None`: it has ended, and is started again.
+    /// The process's number; `None`: it has ended, and is being restarted.
     pub pid: Option<u32>,
     /// How often it was started again since the version was loaded.
     pub restarts: u64,
 }
 
 impl ExecutorReport {
-    /// That of the process of a model.
+    /// The report on a model's executor process.
     pub fn of(executor: &Executor) -> Self {
         ExecutorReport { pid: executor.pid(), restarts: executor.restarts() }
     }

@@ -14,7 +14,7 @@ pub fn difference(codec: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(Strin
             continue;
         }
         let [a, b] = [a, b].map(|part| numbers(binding.datatype(), &part.data));
-        // Not a number is far from every number; infinities are near themselves.
+        // A NaN is far from every number; an infinity is near itself.
         let near = |a: f64, b: f64| {
             a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()))
         };

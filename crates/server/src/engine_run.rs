@@ -1,4 +1,4 @@
-//! Runs of an engine that may fail, or not end, without harm to anything else.
+//! Runs of an engine that may fail or hang without harm to other work.
 
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
@@ -125,7 +125,7 @@ fn end<T>(watch: &Watch<'_>, ran: Result<T, RunFailure>) -> Result<T, RunFailure
     }
 }
 
-/// Runs the whole model, of `segments` segments, on one request of `rows` items; gives its outputs.
+/// Runs the whole model, of `segments` segments, on a request of `rows` items. Returns its outputs.
 ///
 /// # Errors
 /// The errors of [`begin`], and of the codec.

@@ -131,7 +131,7 @@ impl Engines {
     /// processes.
     ///
     /// # Errors
-    /// In words, if the operating system has no thread left.
+    /// A text, if the operating system has no thread left.
     pub fn trial(&self, engine: &Arc<dyn Engine>) -> Result<Option<&Arc<dyn Engine>>, String> {
         let others = [Preference::Rten, Preference::Onnxruntime].map(|other| self.others.made(other));
         let mut own = std::iter::once(&self.onnx).chain(others.into_iter().flatten());

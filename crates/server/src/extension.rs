@@ -145,7 +145,7 @@ fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -
         shared.waits |= memory
             .check(client, place.region, place.offset, place.byte_size)
             .map_err(|error| error.within(format_args!("input '{}'", input.name)))?;
-        // A few bytes of request could else ask for copies of a large region without end.
+        // A request of a few bytes could otherwise ask for endless copies of a large region.
         shared.bytes = shared.bytes.saturating_add(place.byte_size);
         if shared.bytes > MOST_SHARED_BYTES {
             return Err(ServiceError::TooLarge(format!(
@@ -190,9 +190,9 @@ fn check_byte_size(input: &InferTensor, byte_size: u64) -> Result<(), ServiceErr
 /// Applies the client's wishes for outputs: classes instead of values, and data in shared memory
 /// instead of the answer.
 ///
-/// `labels` gives the labels of an output's classes in class order; `batched` tells that the first
-/// dimension is the batch, so that each row has its own classes. Outputs that are requested but not
-/// in the answer are left to the service to refuse.
+/// `labels` returns the labels of an output's classes in class order. With `batched` the first
+/// dimension is the batch, and each row has its own classes. The service refuses requested outputs
+/// that are not in the answer.
 ///
 /// # Errors
 /// `InvalidArgument` if the parameters are wrong, the output's datatype has no order, or the shared
@@ -245,7 +245,7 @@ impl<'a> OutputExtension<'a> {
     }
 }
 
-/// Where in shared memory a tensor is.
+/// The place of a tensor in shared memory.
 struct Place<'a> {
     region: &'a str,
     offset: u64,

@@ -55,7 +55,7 @@ impl<'a> GroupLanes<'a> {
         });
         let parts: Vec<(&mut Side<'_>, GroupPart)> = of_group.collect();
         if parts.len() != group.len() {
-            // Or all would wait for one that never comes.
+            // Otherwise all parts would wait at the barrier for a part that never comes.
             return Err(RunError::new("profiler", "a group has a model twice, or one that is not here"));
         }
         let barrier = &barrier;

@@ -41,7 +41,7 @@ impl LoadProgress for () {
 
 /// A version to load.
 pub struct VersionFile<'a> {
-    /// Its number.
+    /// The version's number.
     pub version: u64,
     /// The model file of the version.
     pub path: &'a Path,
@@ -68,7 +68,7 @@ pub struct LoadContext {
     pub placement: Placement,
     /// The devices, and the scheduler.
     pub driver: Arc<Driver>,
-    /// Where to count.
+    /// The server's metrics.
     pub metrics: Arc<Metrics>,
     /// The memory that versions on the CPU hold.
     pub model_memory: Arc<ModelMemory>,
@@ -97,7 +97,7 @@ pub struct LoadContext {
 }
 
 impl LoadContext {
-    /// For loads onto the devices of `driver`.
+    /// Makes the context for loads onto the devices of `driver`.
     pub fn new(
         options: Arc<ServerOptions>,
         engines: Engines,
@@ -179,7 +179,7 @@ impl LoadContext {
             _ if self.is_on_gpus(definition) => u32::MAX,
             // The configuration has no count, and the measurement found one lane best.
             0 | 1 if self.executors_grow() => 1,
-            // As many as there are devices.
+            // Only the number of devices limits it.
             0 | 1 => u32::MAX,
             instances => instances,
         }

@@ -96,7 +96,7 @@ impl LoadTurn<'_> {
         let LoadTurn { turns, id, .. } = *self;
         let mut state = turns.state.lock();
         if state.timing == Some(id) {
-            // In the middle of something that is timed.
+            // The call is nested in timed work of the same load.
             drop(state);
             return (what(), true);
         }

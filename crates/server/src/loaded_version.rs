@@ -59,7 +59,7 @@ pub struct LoadedVersion {
     policy: PolicyReport,
     /// The steps from pictures or texts to its inputs, if it has some.
     pub preprocess: Option<Arc<Preprocess>>,
-    /// Where `auto` was asked for, and could look at it.
+    /// The version's part in the rehearsal, if `auto` was asked for and could choose.
     pub auto: Option<Arc<AutoModel>>,
     /// Whether its requests may share batches, if that was checked.
     pub rows: Option<RowJudgement>,

@@ -82,7 +82,7 @@ pub struct Loading<'a> {
     placed: Placed,
     /// The part of a device that it is on; `None`: devices are not divided.
     part: Option<&'a Part>,
-    /// On how many threads it may run.
+    /// The number of threads that it may run with.
     threads: Threads,
     source: ModelSource<'a>,
     budget: DeviceBudget<'a>,
@@ -373,8 +373,8 @@ impl<'a> Loading<'a> {
         }
         let codec = Arc::new(if self.on_gpus { codec.for_model(model.clone()) } else { codec });
         if let Some(lane) = lane.as_mut().filter(|_| self.on_gpus) {
-            // Before it is measured, so that no more sizes are set up for that than there is memory
-            // for.
+            // The warm-up comes before the measurements, so that these set up no more sizes than
+            // there is memory for.
             let mut warm_up = self.warm_up(&*model, &codec);
             warm_up.whole(&[], device, &mut **lane)?;
             self.warmed = (warm_up.wanted, warm_up.run);

@@ -112,8 +112,8 @@ const CRATES: [&str; 13] = [
 /// The level of the log, or a filter such as `info,downbeat_server=debug`.
 ///
 /// # Errors
-/// If a part of it is no level, with a list of the levels. The filter would take such a word for a
-/// module and log only that module.
+/// A text with a list of the levels, if a part of it is no level. The filter would take such a word
+/// for a module and log only that module.
 pub fn check_level(text: &str) -> Result<String, String> {
     let words = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let is_level =

@@ -3,11 +3,11 @@
 /// Processor time up to some moment, in the kernel's ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Ticks {
-    /// Of all cores, idle ones included.
+    /// Ticks of all cores, idle cores included.
     all: u64,
-    /// Of all cores, busy with any process.
+    /// Ticks of all cores while busy with any process.
     busy: u64,
-    /// Of this process.
+    /// Ticks of this process.
     own: u64,
 }
 

@@ -45,7 +45,7 @@ pub struct Measuring<'a> {
     /// The model's name, and the number of its version.
     pub of: (&'a str, u64),
     pub codec: &'a BatchCodec,
-    /// On how many threads it may run.
+    /// The number of threads that it may run with.
     pub threads: Threads,
     /// Whether it answers made-up requests.
     pub answers: bool,
@@ -140,8 +140,8 @@ impl Measuring<'_> {
         lanes.ok().flatten().map_or(0, |lanes| lanes as u32)
     }
 
-    /// Times something; gives it, and whether the machine had nothing else to do meanwhile. If it
-    /// had, the version is measured again once there is nothing else.
+    /// Times something. Returns the result, and whether the machine was otherwise idle. If it was
+    /// not, the version is measured again once the machine is idle.
     fn timed<T>(&self, what: impl FnOnce() -> T) -> (T, bool) {
         let LoadContext { metrics, clock, unsettled, .. } = self.context;
         let ((done, is_quiet), was_alone) = self.source.turn.timed(|| {
@@ -207,7 +207,7 @@ impl Measuring<'_> {
         self.source.store.keep(key, "the latency profile", &stored);
     }
 
-    /// Measures the batch sizes that there is time for: on one thread, or on all its threads if
+    /// Measures as many batch sizes as the time allows: on one thread, or on all its threads if
     /// these are faster. Then measures how many batches are worth running at the same time, as of
     /// [`Measuring::at_once`].
     fn measure(
@@ -292,7 +292,7 @@ impl Measuring<'_> {
         Ok(LatencyProfile::from_table((1..=largest).map(latency).collect())?.learned(known))
     }
 
-    /// Measures within the time that there is.
+    /// A watch that keeps measurements within the time left.
     fn within<'b, M>(&'b self, told: &'b mut dyn Watch<M>) -> Within<'b, M> {
         Within { time: self.time, turn: &self.source.turn, told }
     }

@@ -9,7 +9,7 @@ use crate::options::ServerOptions;
 const MEMINFO: &str = "/proc/meminfo";
 /// The kernel's file about the control groups of this process.
 const CGROUPS: &str = "/proc/self/cgroup";
-/// Where control groups are mounted.
+/// The folder where control groups are mounted.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// Has the allocator give memory back that nothing holds.
@@ -22,7 +22,7 @@ pub fn set_release(release: fn()) {
     let _ = RELEASE.set(release);
 }
 
-/// Gives memory back that nothing holds, if the program has said how.
+/// Gives free memory back, if the program has set a function for it.
 pub(crate) fn release() {
     if let Some(release) = RELEASE.get() {
         release();

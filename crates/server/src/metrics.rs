@@ -98,9 +98,9 @@ metric_table! {
 pub struct Metrics {
     registry: Registry,
     table: Table,
-    /// Of device policies.
+    /// Metrics of device policies.
     pub lanes: LaneMetricsFamily,
-    /// Of the shares of devices.
+    /// Metrics of the shares of devices.
     pub shares: ShareMetrics,
     /// Metrics of GPUs that NVML reports.
     pub gpus: GpuMetrics,
@@ -152,7 +152,7 @@ impl Metrics {
         Ok(Metrics { table, lanes, shares, gpus: GpuMetrics::register(&registry)?, registry })
     }
 
-    /// Where others register theirs.
+    /// The registry for the metrics of other parts.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }

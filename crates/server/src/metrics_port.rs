@@ -30,7 +30,7 @@ pub async fn serve<S: Service>(
     let scrape = move |client: Client| {
         let metrics = metrics.clone();
         async move {
-            // Of thousands of models it is work of many milliseconds.
+            // The metrics of thousands of models take many milliseconds.
             match offload::run(client, 0, move || metrics()).await {
                 Ok(Ok(text)) => {
                     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()

@@ -31,7 +31,7 @@ pub struct MeasuredMix {
     /// From the common start to the end of an item's batch, the mean over items, the median over
     /// runs; nanoseconds.
     pub mean_ns: u64,
-    /// Until the last lane was done, the median over runs; nanoseconds.
+    /// The time until the last lane was done, the median over runs; nanoseconds.
     pub longest_ns: u64,
 }
 

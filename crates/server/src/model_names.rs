@@ -1,7 +1,7 @@
 //! Which options name models: the list of them, and the models that no repository has.
 //!
-//! Example: `--slo-ms digitz=5` gives the model `digits` no SLO, and the server would serve without
-//! a word. [`ServerOptions::named_models`] lists every option that names models.
+//! Example: `--slo-ms digitz=5` gives the model `digits` no SLO, and the server would serve it
+//! without a warning. [`ServerOptions::named_models`] lists every option that names models.
 
 use crate::options::{ModelControl, ModelOptions, ServerOptions};
 use crate::registry::shown;

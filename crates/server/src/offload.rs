@@ -14,7 +14,7 @@ use crate::work_pool::{Place, WorkPool};
 /// Bytes that are parsed or written in about a millisecond: from here on that is done beside the
 /// event loop. Handing over costs some tens of microseconds, which small requests do not pay.
 pub const PARSE_FROM: usize = 128 << 10;
-/// The same for bytes that are only copied or looked at once.
+/// The same bound for bytes that are only copied or scanned.
 pub const COPY_FROM: usize = 2 << 20;
 
 /// Half of the cores: the event loop and the engines keep the others.
@@ -56,7 +56,7 @@ pub async fn run<T: Send + 'static>(
 /// Runs `work` at once, or as [`run`] does if it is `heavy`.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub fn run_if<T: Send + 'static>(
     heavy: bool,
     client: Client,

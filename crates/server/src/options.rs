@@ -1,7 +1,7 @@
 //! Options of `downbeat serve`: plain data, resolved from defaults, `downbeat.toml`, environment
 //! and flags.
 //!
-//! Nothing here reads a file or the environment; the binary does, and hands the result over.
+//! This module reads neither files nor the environment: the binary does, and hands the result over.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -348,9 +348,9 @@ with_defaults! {
 /// Models with a device policy and settings of their own.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceGroup {
-    /// Their names; `*`: all that no other group names.
+    /// The models' names; `*`: all models that no other group names.
     pub models: Vec<String>,
-    /// Their device policy; `None`: the policy of the model's configuration, or
+    /// The models' device policy; `None`: the policy of their configuration, or
     /// [`DeviceOptions::policy`].
     pub policy: Option<PolicyName>,
     /// The policy's settings. If `policy` is not given, each policy takes the settings that it
@@ -403,7 +403,7 @@ pub struct PlacementPlan {
 pub struct PlannedSubCluster {
     /// The sub-cluster's number, from 0.
     pub index: usize,
-    /// Its models.
+    /// The sub-cluster's models.
     pub models: Vec<String>,
     /// How many devices it needs at least, not rounded.
     #[serde(default)]
@@ -416,7 +416,7 @@ with_defaults! {
     pub struct RunLimits {
         /// In service: this many times the profile's latency.
         pub factor: u32 = 50,
-        /// In service: at least this; zero: no limit.
+        /// In service: at least this long; zero: no limit.
         pub least: Duration = Duration::from_millis(15_000),
         /// A run while the model is loaded, when there is no profile yet; zero: no limit.
         pub load: Duration = Duration::from_millis(120_000),
@@ -442,7 +442,7 @@ with_defaults! {
     /// Log lines.
     #[derive(Clone, PartialEq, Debug)]
     pub struct LogOptions {
-        /// Their form.
+        /// The form of log lines.
         pub format: LogFormat = LogFormat::Text,
         /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of
         /// `tracing_subscriber::EnvFilter`. A bare level is for lines of the server; of libraries
@@ -454,14 +454,14 @@ with_defaults! {
 /// Which models are loaded, and when (Triton's model control modes).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ModelControl {
-    /// All of the repository at start; load and unload requests are refused.
+    /// All models of the repository, at start; load and unload requests are refused.
     None,
     /// These at start (`*`: all), others when a client asks.
     Explicit {
         /// Model names.
         load: Vec<String>,
     },
-    /// All of the repository; changes on disk are followed.
+    /// All models of the repository; the server follows changes on disk.
     Poll {
         /// How often the folder is looked at; zero: never.
         every: Duration,
@@ -472,8 +472,8 @@ named! {
     /// The engine that runs ONNX models. Emulated models run on the emulated engine under any
     /// choice.
     EngineChoice as "engine" {
-        /// ONNX Runtime on the GPUs if there are some with all that they need, else on the CPU if
-        /// its library is found, else rten.
+        /// ONNX Runtime on the GPUs if they are usable, else on the CPU if its library is found,
+        /// else rten.
         Auto = "auto",
         /// ONNX Runtime on NVIDIA GPUs, with its CUDA provider.
         Cuda = "cuda",
@@ -549,7 +549,7 @@ named! {
 named! {
     /// The form of log lines.
     LogFormat as "log format" {
-        /// For people.
+        /// Text for people.
         Text = "text",
         /// A JSON object for each line.
         Json = "json",

@@ -35,7 +35,7 @@ impl Made {
     /// The engine where each model has a process of its own.
     ///
     /// # Errors
-    /// In words, if the operating system has no thread left.
+    /// A text, if the operating system has no thread left.
     pub fn isolated(&self) -> Result<&Arc<dyn Engine>, String> {
         self.isolated.get_or_init(|| self.in_processes(None)).as_ref().map_err(Clone::clone)
     }
@@ -48,7 +48,7 @@ impl Made {
     /// The engine that a trial process loads; `None`: files have no trial.
     ///
     /// # Errors
-    /// As [`Made::isolated`].
+    /// The errors of [`Made::isolated`].
     pub fn trial(&self) -> Result<Option<&Arc<dyn Engine>>, String> {
         let Some(limits) = self.processes.limits else { return Ok(None) };
         self.trial.get_or_init(|| self.in_processes(Some(limits))).as_ref().map(Some).map_err(Clone::clone)
@@ -97,7 +97,7 @@ pub struct OtherEngines {
 }
 
 impl OtherEngines {
-    /// None is made yet.
+    /// Makes the table, without engines yet.
     pub fn new(search: Search, processes: Processes) -> Self {
         OtherEngines { search, processes, rten: OnceLock::new(), onnxruntime: OnceLock::new() }
     }

@@ -44,11 +44,11 @@ impl Latencies {
 pub struct PairMeasurement {
     /// Items in the batch of each.
     pub batches: [u32; 2],
-    /// Each alone on the whole device.
+    /// Latencies of each alone on the whole device.
     pub alone: [Latencies; 2],
-    /// Each alone in its partition, if they have partitions.
+    /// Latencies of each alone in its partition, if they have partitions.
     pub alone_in_partition: Option<[Latencies; 2]>,
-    /// Each while the other runs its batches one after another.
+    /// Latencies of each while the other runs its batches one after another.
     pub together: [Latencies; 2],
     /// See [`share_of_sequential`].
     pub share_of_sequential: f64,
@@ -96,8 +96,8 @@ fn alone(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Resul
     sides.map(|((side, batch), share)| turn.part(share).runs(RUNS, || side.run(batch))).collect()
 }
 
-/// Both at once, each one batch after another, until the time is over and the slower has run a few
-/// times.
+/// Runs both at once, each one batch after another, until the time is over and the slower has run a
+/// few times.
 fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Result<Vec<Vec<TimedRun>>, RunError> {
     let done = [AtomicBool::new(false), AtomicBool::new(false)];
     let [least, most] = RUNS;
@@ -127,7 +127,7 @@ fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Re
 /// otherwise both have all. `watch` hears of each pair.
 ///
 /// # Errors
-/// If the device cannot be split so, or an engine cannot run such a batch.
+/// If the device cannot be split like that, or an engine cannot run such a batch.
 pub fn measure(
     subjects: [&Subject<'_>; 2],
     device: usize,
@@ -146,7 +146,7 @@ pub fn measure(
         None => None,
     };
     sampler::each(subjects[0].clock, budget, pairs.iter().copied(), watch, |batches, turn| {
-        // As much for both together as for all that run alone.
+        // The runs together take as much time as all runs alone.
         let alone_on_whole = alone(&mut whole, batches, &turn.part(if split.is_some() { 0.25 } else { 0.5 }))?;
         let alone_in_partition = match &mut parts {
             Some(parts) => Some(alone(parts, batches, &turn.part(1.0 / 3.0))?),

@@ -87,7 +87,8 @@ impl Partitions {
                 let models = |index: &usize| placed.values().filter(|other| other.partition == *index).count();
                 let units = |index: &usize| self.parts.get(*index).map(|part| std::cmp::Reverse(part.units));
                 if self.are_shared {
-                    // Not remembered: it moves, and comes here again if it is loaded again.
+                    // Its place is not remembered: the model moves, and begins on the largest
+                    // partition again if it is loaded again.
                     let largest = (0..self.parts.len()).min_by_key(units)?;
                     return Some((largest, self.parts.get(largest)?));
                 }

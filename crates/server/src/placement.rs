@@ -172,8 +172,8 @@ pub fn devices_named(options: &ServerOptions) -> usize {
 /// the repositories.
 ///
 /// # Errors
-/// If a model is put on no device or one that there is not; if the plan has more sub-clusters than
-/// there are devices.
+/// If a model is put on no device or on a missing one; if the plan has more sub-clusters than there
+/// are devices.
 pub fn chosen(
     options: &ServerOptions,
     devices: usize,
@@ -290,7 +290,7 @@ fn kinds(hardware: &[usize], partitions: usize, sets: &[Vec<usize>]) -> anyhow::
     Ok(kinds)
 }
 
-/// How many devices there are, in words.
+/// The number of devices, in words.
 fn there_are(devices: usize) -> String {
     match devices {
         1 => "there is only device 0; `devices` says how many there are on the CPU".to_owned(),

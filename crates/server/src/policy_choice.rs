@@ -60,7 +60,7 @@ pub type Known = (AutoInputs, Option<Overlap>);
 pub struct Profiled {
     /// By batch size.
     pub profile: LatencyProfile,
-    /// Of each run.
+    /// Threads of each run.
     pub threads: usize,
     /// How many batches are worth running at the same time on the CPU; 0: not measured.
     pub at_once: u32,
@@ -201,7 +201,7 @@ impl Chosen {
     /// Looks at it again now that the model is cut and its segments are measured.
     ///
     /// # Errors
-    /// Why the policy is not the one that suits it.
+    /// A text, if another policy suits the model better now that it is cut.
     pub fn with_cut(mut self, cut: &SegmentProfile) -> Result<Self, String> {
         self.inputs.cut = Some(cut.clone());
         let choice = self.inputs.choose(&self.overlap.clone().unwrap_or_default());

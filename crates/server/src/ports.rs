@@ -33,9 +33,9 @@ pub struct Ports {
     grpc: Port,
     metrics: Port,
     health: Port,
-    /// Of HTTP and gRPC.
+    /// Connections of HTTP and gRPC.
     connections: Connections,
-    /// Of the metrics port.
+    /// Connections of the metrics port.
     own: Connections,
 }
 
@@ -75,7 +75,7 @@ impl Ports {
         Ok(Ports { http, grpc, metrics, health, connections, own })
     }
 
-    /// Answers at them with this service; gives the frontends, which end with `stages`.
+    /// Serves the ports with this service. Returns the frontends, which end with `stages`.
     ///
     /// # Errors
     /// If the memory of GPUs cannot be shared.
@@ -116,7 +116,8 @@ impl Ports {
         }
         if let Some((listener, address)) = self.metrics {
             tracing::info!(%address, "metrics");
-            // Not among the frontends: the last moments of a drain should be seen, too.
+            // The metrics port is no frontend: it serves until the end, to show the last moments of
+            // a drain.
             tokio::spawn(metrics_port::serve(listener, self.own, metrics, state));
         }
         Ok(frontends)
@@ -168,7 +169,7 @@ impl Signals {
     /// From now on the signals end the process in good order.
     ///
     /// # Errors
-    /// Of the operating system.
+    /// The error of the operating system.
     pub fn new() -> std::io::Result<Self> {
         let mut kinds = vec![SignalKind::terminate(), SignalKind::quit()];
         // `nohup` starts a process that ignores SIGHUP, so that the process outlives its terminal.

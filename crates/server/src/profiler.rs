@@ -52,11 +52,11 @@ pub fn few_sizes(max_batch: u32) -> Vec<u32> {
 
 /// Several threads are worth using if a batch is faster by this factor.
 const WORTH_SPEEDUP: f64 = 1.25;
-/// Rounds of a comparison, the least, the fewest that tell something, and the most. The first is
-/// for models so slow that the second would take more than twice the time that there is.
+/// Rounds of a comparison: the least, the fewest that are reliable, and the most. The first number
+/// is for models so slow that the second would take more than twice the given time.
 const ROUNDS: [usize; 3] = [2, 5, 60];
-/// A comparison is by batches that take at most this part of the time there is for it, so that
-/// there are some rounds.
+/// A comparison uses batches that take at most this part of its time, so that there are several
+/// rounds.
 const ROUND_SHARE: u64 = 16;
 /// Other programs may take this share of the processor time; with more, measurements of a model are
 /// unreliable.
@@ -69,7 +69,7 @@ pub fn is_quiet(others: Option<f64>, served: f64) -> bool {
     others.is_none_or(|others| others <= NOISE) && served <= NOISE
 }
 
-/// On how many threads a model runs.
+/// The number of threads that a model runs with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Threads {
     /// The options set the number.

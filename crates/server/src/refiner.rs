@@ -112,7 +112,7 @@ impl ProfileRefiner {
         &self.current
     }
 
-    /// Takes in the latency of a batch of `size` items that ended at `end`. Gives a new profile
+    /// Takes in the latency of a batch of `size` items that ended at `end`. Returns a new profile
     /// when one is due.
     pub fn observe(&mut self, size: u32, latency: Duration, end: Time) -> Option<LatencyProfile> {
         let is_rested = end.since(self.last) >= REST;
@@ -278,7 +278,7 @@ mod tests {
         assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
         assert!(observe(&mut refiner, 8, micros(200)).is_some());
         assert!(refiner.profile().latency(8) < micros(300), "{:?}", refiner.profile());
-        // A model whose runs differ much is not taken for one that was stalled.
+        // A model whose runs differ much does not count as stalled.
         let mut varies = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
         for run in 0..400 {
             observe(&mut varies, 1, micros(if run % 2 == 0 { 1_000 } else { 10_000 }));
@@ -353,7 +353,7 @@ mod tests {
             rounds in 4..80u32,
         ) {
             let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(alpha), micros(beta), 32).unwrap().learned(32));
-            // As a model takes them: larger batches take no less.
+            // The latencies are like a model's: larger batches take no less.
             let mut level = 0;
             let truth: Vec<(u32, u64)> = seen.iter().map(|(size, more)| { level += more; (*size, level) }).collect();
             // First the slowest, which nothing clips.

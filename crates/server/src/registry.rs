@@ -44,7 +44,7 @@ use load_thread::{LoadFailure, LoadedModel, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use overlay::write_overlay;
 
-/// Models whose files are no larger do not wait for the loads of larger ones, bytes.
+/// Models with files up to this size, bytes, do not wait for the loads of larger ones.
 const SMALL: u64 = 16 << 20;
 
 /// The models of a repository and their states: the [`Service`](crate::service::Service) behind the
@@ -66,7 +66,7 @@ pub struct Registry {
     pub(crate) shares_woken: Arc<tokio::sync::Notify>,
     autoscale: Option<Arc<AutoscaleWatch>>,
     watchdog: Arc<Watchdog>,
-    /// None: models run on the CPU.
+    /// The GPUs; none: models run on the CPU.
     pub(crate) gpus: Arc<[GpuInfo]>,
     /// While there are GPUs.
     _gpu_watch: Option<Arc<GpuWatch>>,
@@ -105,7 +105,7 @@ impl Registry {
         assert!(self.cluster.set(board).is_ok(), "a backend is in one cluster");
     }
 
-    /// Where others register their metrics.
+    /// The registry in which other parts register their metrics.
     pub fn metrics_registry(&self) -> &prometheus::Registry {
         self.metrics.registry()
     }
@@ -120,8 +120,8 @@ impl Registry {
         &self.watchdog
     }
 
-    /// The models to measure again once the machine has nothing else to do: none before the server
-    /// has started or while it stops.
+    /// The models to measure again once the machine is idle: none before the server has started or
+    /// while it stops.
     pub fn to_measure_again(&self) -> Vec<String> {
         if !self.started.load(Ordering::Acquire) || self.serving.is_draining() {
             return Vec::new();
@@ -424,8 +424,8 @@ impl Registry {
             let reason = if reasons.is_empty() { "no version to load".to_owned() } else { reasons.join("; ") };
             return failed(reason, failures);
         }
-        // A newest version that is broken must not take the place of one that works, with an older
-        // one as the newest.
+        // If the newest version is broken, the versions in service stay: an older version must not
+        // become the newest in service.
         if let Some((newest, reason)) = failures.last_key_value()
             && versions.last_key_value().is_none_or(|(v, _)| v < newest)
             && self.serving.get(name).is_some()

@@ -17,7 +17,7 @@ pub struct Remeasuring {
 }
 
 impl Remeasuring {
-    /// Takes note that an idle spell is over. Gives the model to measure again, one of `unsettled`.
+    /// Notes that an idle spell is over. Returns the model to measure again, one of `unsettled`.
     pub fn next(&mut self, unsettled: &[String]) -> Option<String> {
         self.spells += 1;
         // A model that was measured meanwhile begins anew, should it become unsettled once more.

@@ -13,8 +13,8 @@ use crate::error::ServiceError;
 pub type Answer = Result<Outputs, ServiceError>;
 
 thread_local! {
-    /// How answers come to the requests of this thread, if it is one of an event loop that takes
-    /// them together.
+    /// The channel for answers to the requests of this thread, if its event loop takes them
+    /// together.
     static WAY: RefCell<Option<Way>> = const { RefCell::new(None) };
     /// The answers of this thread that are not sent yet, while it sends answers together.
     static OUTBOX: RefCell<Option<Vec<(Way, Parcel)>>> = const { RefCell::new(None) };
@@ -49,13 +49,14 @@ pub struct Delivery {
 }
 
 impl Reply {
-    /// For a request of the calling thread, which waits for its answer on that thread.
+    /// Makes the reply for a request of the calling thread, which waits for its answer on that
+    /// thread.
     pub fn channel() -> (Self, oneshot::Receiver<Answer>) {
         let (to, answer) = oneshot::channel();
         (Reply { to: To::Client(to), way: WAY.with_borrow(Clone::clone) }, answer)
     }
 
-    /// For the request at this place of a batch.
+    /// Makes the reply for the request at this place of a batch.
     pub fn gathered(answers: Arc<Gathered>, place: usize) -> Self {
         Reply { to: To::Batch(answers, place), way: None }
     }

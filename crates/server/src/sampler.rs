@@ -1,5 +1,4 @@
-//! Runs the same again and again and times it: one case after another, in the time that there is
-//! for all.
+//! Runs and times the same work again and again: one case after another, within a time for all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -285,7 +284,7 @@ impl Subject<'_> {
         Ok(TimedRun { host: self.clock.now().since(begin), joining, segments, segments_on_host, by_device })
     }
 
-    /// The largest batch that is timed. Larger ones are taken to go on as the measured ones.
+    /// The largest batch that is timed. Larger ones are extrapolated from the measured ones.
     pub(crate) fn largest(&self) -> usize {
         LARGEST_TRIAL / self.codec.item_bytes(self.varying).unwrap_or(usize::MAX).max(1)
     }

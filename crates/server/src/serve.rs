@@ -50,7 +50,7 @@ pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
 /// otherwise as [`serve`].
 ///
 /// # Errors
-/// As [`serve`].
+/// The errors of [`serve`].
 pub fn serve_backend(options: ServerOptions) -> anyhow::Result<()> {
     start(options, |options| run(options, true))
 }
@@ -301,7 +301,7 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     }
 }
 
-/// Gives memory back that nothing holds, each time that no model has run for a while.
+/// Gives free memory back, each time that no model has run for a while.
 async fn release_memory(mut awake: Awake) {
     while awake.wait_for(|awake| !*awake).await.is_ok() {
         memory::release();

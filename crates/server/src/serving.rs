@@ -107,7 +107,7 @@ impl Serving {
         true
     }
 
-    /// Gives up the queues of versions that answer no request (any more).
+    /// Gives up the queues of versions that answer no more requests.
     pub fn forget_queues<'a>(&self, versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) {
         for (_, queue) in versions.flat_map(|loaded| loaded.queues()) {
             self.driver.remove_queue(queue.place);

@@ -50,7 +50,7 @@ impl Subject<'_> {
     ) -> Result<Vec<ShareMeasurement>, RunError> {
         let (item, sizes) = (self.item()?, self.timed(sizes));
         let cases: Vec<_> = shares.iter().flat_map(|share| sizes.iter().map(move |batch| (*share, *batch))).collect();
-        // That of the share that ran last.
+        // The lane of the share that ran last.
         let mut lane = None;
         let run = |((_, share), batch): ShareCase| {
             let lane = match &mut lane {

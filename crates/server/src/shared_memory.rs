@@ -74,8 +74,8 @@ impl SharedMemory {
         SharedMemory { disabled: true, ..SharedMemory::default() }
     }
 
-    /// The same, where clients may also register memory of these GPUs, by ordinal. An engine runs
-    /// on them.
+    /// The same table, in which clients may also register memory of these GPUs, by ordinal. An
+    /// engine runs on them.
     ///
     /// # Errors
     /// If one is lost or out of memory.
@@ -382,7 +382,7 @@ impl Region {
         matches!(self, Region::Cuda { .. })
     }
 
-    /// Where in the object or the memory the range begins, after a check that it is inside the
+    /// The begin of a range in the object or the memory, after a check that it is inside the
     /// region.
     fn locate(&self, offset: u64, byte_size: u64) -> Result<u64, ServiceError> {
         let (start, size) = match self {

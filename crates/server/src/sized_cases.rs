@@ -54,7 +54,7 @@ struct Timed<C, T> {
     size: CaseSize,
     runs: Vec<T>,
     repeats: u32,
-    /// Of these repetitions the watch has heard.
+    /// The number of these repetitions that the watch has heard of.
     told: u32,
 }
 

@@ -18,7 +18,7 @@ const FORMAT_VERSION: u32 = 1;
 pub struct PredictedModel {
     /// The model's name in the repository.
     pub name: String,
-    /// Its version.
+    /// The model's version.
     pub version: u64,
     /// The key of its file's content: [`crate::profile_store::ProfileStore::file_key`].
     pub file: String,
@@ -307,11 +307,11 @@ impl StoredPredictor {
         self.predictor.mlp()
     }
 
-    /// The same with other weights, which were found to have these errors: below the first for 95%
-    /// of the groups, and on average.
+    /// The same predictor with other weights and their errors: an upper bound for 95% of the
+    /// groups, and the mean.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn retrained(&self, mlp: Mlp, (error, mean_error): (f64, f64)) -> Result<Self, String> {
         let layout = self.predictor.layout().clone();
         let predictor = LearnedPredictor::new(layout, mlp).map_err(|bad| bad.to_string())?;
@@ -323,7 +323,7 @@ impl StoredPredictor {
     pub fn predictor(&self, number: impl Fn(&PredictedModel) -> Option<ModelId>) -> LearnedPredictor {
         let numbers: Vec<Option<ModelId>> = self.models.iter().map(number).collect();
         let of = |model: ModelId| numbers.get(model.0 as usize).copied().flatten();
-        // Of a model that is not served there is no group.
+        // A model that is not served is in no group.
         self.predictor.clone().renumbered(|model| of(model).unwrap_or(ModelId(u32::MAX)))
     }
 }

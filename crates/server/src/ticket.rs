@@ -30,7 +30,7 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// For a request that was handed over.
+    /// Makes the ticket of a request that was handed over.
     pub fn new(decider: Decider, loaded: Arc<LoadedVersion>, request: RequestId, arrival: Time) -> Self {
         Ticket { decider, loaded, request, arrival, end: Some(Unanswered::Cancelled) }
     }

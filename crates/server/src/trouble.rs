@@ -26,7 +26,7 @@ const LARGER_BATCH_PAYS: f64 = 0.9;
 pub struct Counts {
     /// Requests that got their result, including late results.
     pub answered: u64,
-    /// Of these, the late ones.
+    /// The late requests among them.
     pub late: u64,
     /// Items of the requests that got their result.
     pub items: u64,
@@ -52,7 +52,7 @@ impl Counts {
         self.unanswered[reason as usize]
     }
 
-    /// All requests but the ones that their clients took back.
+    /// All requests but the ones that their clients cancelled.
     fn offered(&self) -> u64 {
         self.answered + self.unanswered.iter().sum::<u64>() - self.taken_back()
     }

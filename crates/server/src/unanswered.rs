@@ -52,7 +52,7 @@ impl Unanswered {
 
     pub const COUNT: usize = Unanswered::TABLE.len();
 
-    /// That of a run that gave nothing.
+    /// The reason of a run without a result.
     pub fn of(failure: &RunFailure) -> Self {
         match failure {
             RunFailure::Engine(_) => Unanswered::Engine,

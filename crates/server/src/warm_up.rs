@@ -94,7 +94,7 @@ impl WarmUp<'_> {
     /// Warms up the lanes of a device, each with the segments and the sizes that it will run.
     ///
     /// # Errors
-    /// As [`WarmUp::whole`].
+    /// The errors of [`WarmUp::whole`].
     pub fn lanes(
         &mut self,
         samples: &[Sample],
@@ -153,7 +153,7 @@ impl WarmUp<'_> {
             }
             Ok(true)
         };
-        // Larger ones are slow the first time.
+        // Larger sizes are slow the first time.
         let (sizes, larger): (Vec<usize>, Vec<usize>) =
             all.iter().partition(|size| bytes.saturating_mul(**size) <= LARGEST_TRIAL);
         if self.run.is_some() {

@@ -28,7 +28,7 @@ use crate::client::Client;
 const MOST_BEGUN_OF_SMALLEST: u32 = 32;
 /// Overdue turns of a model at which it begins no more work.
 const MOST_OVERDUE_OF_MODEL: u32 = 2;
-/// The same for an address.
+/// The same bound for an address.
 const MOST_OVERDUE_OF_ADDRESS: u32 = 4;
 
 /// A branch of the tree.
@@ -65,7 +65,7 @@ fn path(group: Branch, client: Client) -> Path {
 /// Work that waits for its turn.
 #[derive(Debug)]
 pub struct Waiting<T> {
-    /// Its connection.
+    /// The path of its connection in the tree.
     pub path: Path,
     /// Whether it has had a turn already.
     pub has_begun: bool,
@@ -96,7 +96,7 @@ struct Node<T> {
     /// Turns that are overdue.
     overdue: u32,
     children: BTreeMap<Branch, Node<T>>,
-    /// Of a connection.
+    /// The waiting work of a connection.
     waiting: BTreeMap<Rank, Waiting<T>>,
 }
 
@@ -145,7 +145,7 @@ impl<T> WorkLine<T> {
         self.root.forget(path);
     }
 
-    /// All that waits, in no particular order.
+    /// All waiting work, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Waiting<T>> {
         let groups = self.root.children.values();
         let connections =
@@ -253,7 +253,7 @@ mod tests {
         line.push(waiting(path_by_size(client(1), 300 << 10), 99));
         let order = turns(&mut line, 64);
         let count = |wanted: u64| order.iter().filter(|number| **number == wanted).count();
-        // Of so large ones no more than the quota of a connection are begun.
+        // No more of the large ones are begun than the quota of a connection allows.
         assert_eq!((count(99), count(0), count(1)), (32, 16, 16), "{order:?}");
     }
 

@@ -229,7 +229,7 @@ impl State {
 }
 
 impl Shared {
-    /// Gives out the turns that are free.
+    /// Grants the free turns.
     fn grant(self: &Arc<Self>, state: &mut State) {
         while state.has_turn(self.turns)
             && let Some(next) = state.line.pop()
@@ -325,7 +325,7 @@ impl Shared {
         }
     }
 
-    /// Gives out a further turn for each one that is overdue.
+    /// Grants a further turn for each overdue one.
     fn lend_turns(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let state = &mut *state;

@@ -9,11 +9,11 @@ use super::{Admitted, BatchCodec};
 use crate::error::ServiceError;
 
 impl BatchCodec {
-    /// Checks names, datatypes, shapes and batch dimension of a request's inputs, and not their
-    /// data, which may be elsewhere still.
+    /// Checks names, datatypes, shapes and batch dimension of a request's inputs without their
+    /// data, which may still be elsewhere.
     ///
     /// # Errors
-    /// As [`BatchCodec::admit`].
+    /// The errors of [`BatchCodec::admit`].
     pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
         let model = &request.model_name;
         for input in &request.inputs {
@@ -105,7 +105,7 @@ impl BatchCodec {
         matches!(self.item_dims(&binding.client.dims), [] | [1])
     }
 
-    /// Checks datatype and shape of one input; gives its batch dimension.
+    /// Checks datatype and shape of an input. Returns its batch dimension.
     fn check_shape(&self, model: &str, binding: &TensorBinding, input: &InferTensor) -> Result<i64, ServiceError> {
         let spec = &binding.client;
         if input.datatype != spec.datatype {
@@ -131,7 +131,7 @@ impl BatchCodec {
         Ok(rows)
     }
 
-    /// Checks one input; gives its batch dimension.
+    /// Checks an input. Returns its batch dimension.
     fn check_input(&self, model: &str, binding: &TensorBinding, input: &InferTensor) -> Result<u32, ServiceError> {
         let rows = self.check_shape(model, binding, input)?;
         let spec = &binding.client;

@@ -7,28 +7,28 @@ use smallvec::SmallVec;
 use super::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH, ShapeKey};
 
 impl BatchCodec {
-    /// The same, for a model that answers requests that hold this
+    /// The same codec, for a model that answers requests of these values
     /// ([`crate::warm_up::find_answer`]).
     #[must_use]
     pub fn with_fill(self, fill: Fill) -> Self {
         BatchCodec { fill, ..self }
     }
 
-    /// The same, for a model that answers this request of one item, which it is timed and warmed up
-    /// with.
+    /// The same codec, for a model that answers this request of one item, which measures it and
+    /// warms it up.
     #[must_use]
     pub fn with_sample(self, sample: Admitted) -> Self {
         BatchCodec { sample: Some(sample), ..self }
     }
 
-    /// The same, every varying dimension `varying` long.
+    /// The sizes of an input's item, with every varying dimension `varying` long.
     fn sizes<'a>(&self, input: &'a TensorBinding, varying: i64) -> impl Iterator<Item = i64> + Clone + use<'a> {
         let dims = input.client.dims.get(usize::from(self.batched)..).unwrap_or(&[]);
         dims.iter().map(move |dim| if *dim < 0 { varying } else { *dim })
     }
 
-    /// Bytes that the inputs of the request take that [`BatchCodec::trial`] gives for this length;
-    /// `None` if that is more than memory.
+    /// Bytes of the inputs of the request that [`BatchCodec::trial`] makes for this length; `None`
+    /// if they are more than memory.
     pub fn item_bytes(&self, varying: i64) -> Option<usize> {
         if let Some(sample) = self.sample_of(varying) {
             return usize::try_from(sample.bytes()).ok();
@@ -80,7 +80,7 @@ impl BatchCodec {
     /// A request of one item that holds `fill`, every varying dimension `varying` long.
     ///
     /// # Errors
-    /// As [`BatchCodec::trial`].
+    /// The errors of [`BatchCodec::trial`].
     pub(crate) fn sample(&self, fill: Fill, varying: i64) -> Result<Admitted, String> {
         let shapes = self.shapes_of(varying);
         self.bytes_of(&shapes).filter(|bytes| *bytes <= LARGEST_TRIAL).ok_or_else(|| self.too_large(varying))?;

@@ -182,7 +182,7 @@ where
     }
 }
 
-/// The same connection on another event loop.
+/// Moves the connection to another event loop.
 fn move_to(event_loop: &Handle, stream: TcpStream) -> io::Result<TcpStream> {
     if event_loop.id() == Handle::current().id() {
         return Ok(stream);

@@ -29,7 +29,7 @@ pub(crate) enum BodyError {
         taken: u64,
         /// Bytes that had to.
         least: u64,
-        /// In this time.
+        /// The time that the body had.
         within: Duration,
     },
     /// The client has gone, or does not speak the protocol.
@@ -63,7 +63,7 @@ impl Framing {
     }
 }
 
-/// Where in a sequence of gRPC messages a body is.
+/// The place of a body in its sequence of gRPC messages.
 #[derive(Default)]
 pub(crate) struct Messages {
     prefix: [u8; PREFIX],

@@ -52,7 +52,7 @@ pub(super) enum Verdict {
 }
 
 impl Look {
-    /// Of a connection accepted at `now`.
+    /// Makes the state of a connection that was accepted at `now`.
     pub fn new(now: Instant) -> Self {
         Look { active: now, served: 0, head: None, rest: None, blocked: None, finishing: None, closing: None }
     }
@@ -251,7 +251,7 @@ mod tests {
         let mut head = Looked::new(Protocol::Http);
         (head.draining, head.seen.received) = (true, 5);
         assert_eq!(head.at(0), Verdict::Stay);
-        // As much as the least rate asks for.
+        // These are as many bytes as the least rate asks for.
         head.seen.received = 10;
         assert_eq!(head.at(1), Verdict::Stay);
         head.seen.received = 14;

@@ -41,8 +41,8 @@ pub(crate) use watched::Answering;
 /// The limits of connections.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionOptions {
-    /// Most connections at once. At the cap, one that has been idle makes room for a new one;
-    /// without such a one the new one is refused.
+    /// Most connections at once. At the cap, an idle connection makes room for a new one; without
+    /// an idle one the new one is refused.
     pub max: usize,
     /// How long a connection may be without a request; `None`: for ever.
     pub idle_timeout: Option<Duration>,
@@ -110,7 +110,7 @@ impl Protocol {
 /// How far the server is on its way out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum Stage {
-    /// Not at all.
+    /// The server does not drain.
     #[default]
     Serving,
     /// Still accepting and answering while clients learn that they should go elsewhere: HTTP

@@ -45,7 +45,7 @@ struct Table {
     next: AtomicU64,
     /// Bytes that connections left behind which ended since memory was last given back.
     left: AtomicU64,
-    /// Clients that are being told that there is no room.
+    /// Clients that are being refused at the moment.
     refusing: AtomicUsize,
 }
 
@@ -87,7 +87,7 @@ impl Connections {
         self.0.threads.as_ref().and_then(FrontendThreads::next).cloned().unwrap_or_else(Handle::current)
     }
 
-    /// Takes in a connection, if there is room or an idle one makes some.
+    /// Takes in a connection, if there is room or an idle connection makes room.
     pub(super) async fn admit(&self, protocol: Protocol, watched: &Arc<Watched>) -> Option<Entry> {
         if !self.has_room() {
             self.make_room().await;

@@ -28,7 +28,7 @@ pub(crate) struct WatchedStream {
     discarded: usize,
     /// Bytes that were read since the connection last waited.
     in_turn: usize,
-    /// Of a connection over HTTP/2.
+    /// The account of frames of an HTTP/2 connection.
     frames: Option<Frames>,
     /// Bytes that were read before, and are read first.
     again: Bytes,
@@ -171,7 +171,7 @@ mod tests {
         let mut peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        // As much as the kernel keeps: more than a turn, even where buffers are small.
+        // The peer sends as much as the kernel buffers: more than a turn, even with small buffers.
         peer.set_nonblocking(true).unwrap();
         let mut total = 0;
         while let Ok(count) = peer.write(&[7; TURN])

@@ -142,7 +142,7 @@ pub(super) struct AnswerBody<T> {
 }
 
 impl AnswerBody<futures_util::stream::Empty<Result<Pieces, Status>>> {
-    /// One message.
+    /// A body of a single message.
     pub fn one(pieces: Pieces) -> Self {
         AnswerBody { pieces: pieces.into(), more: None, ended: false }
     }

@@ -75,7 +75,7 @@ pub(super) async fn serve<S: Service>(
                 WatchedBody::new(body, framing, &options, watched).map_err(status as fn(BodyError) -> Status)
             });
             let frontend = Arc::clone(&frontend);
-            // In a place of its own: hyper and tokio move a call's future a dozen times before they
+            // The future is boxed: hyper and tokio move a call's future a dozen times before they
             // run it.
             Box::pin(async move {
                 let response = frontend.call(client, request).await;

@@ -165,7 +165,7 @@ where
     /// The next message.
     ///
     /// # Errors
-    /// As [`MessageReader::poll_next`].
+    /// The async form of [`MessageReader::poll_next`].
     pub async fn next(&mut self) -> Option<Result<Received, Status>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }

@@ -6,8 +6,8 @@ use http::{HeaderMap, HeaderName};
 const TIMEOUT: &str = "timeout";
 const CALL_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The time a client gives this call, microseconds, rounded up; `None` if it gives none or nothing
-/// that can be read (gRPC: 1 to 8 digits and a unit).
+/// The time a client gives this call, microseconds, rounded up; `None` if it gives no readable time
+/// (gRPC: 1 to 8 digits and a unit).
 pub(super) fn call_timeout_us(headers: &HeaderMap) -> Option<u64> {
     let text = headers.get(&CALL_TIMEOUT)?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -15,7 +15,7 @@ pub(super) fn call_timeout_us(headers: &HeaderMap) -> Option<u64> {
         return None;
     }
     let count: u64 = digits.parse().ok()?;
-    // At most 8 digits of hours: no overflow.
+    // At most 8 digits of hours cannot overflow.
     Some(match unit {
         "H" => count * 3_600_000_000,
         "M" => count * 60_000_000,

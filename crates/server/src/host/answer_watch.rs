@@ -123,7 +123,7 @@ impl AnswerWatch {
     /// the request while the thread looks at another.
     pub fn offer(&self, state: State, rows: u32, length: u32, padded: u32, outputs: Outputs) {
         let watched = self.watched.clone();
-        // Before the thread can be done with the sample, or nothing would ever end this.
+        // Set before the thread can be done with the sample: otherwise the flag would stay set.
         self.is_busy.store(true, Ordering::Relaxed);
         // The channel refuses the sample if another waits; the thread is free after that one.
         let _ = self.samples.try_send(Sample { watched, state, rows, length, padded, outputs });

@@ -103,8 +103,8 @@ impl DeviceHost {
         assert!(was_free, "a device has one scheduler");
     }
 
-    /// Makes a lane for the scheduler's batches in a partition, which calls it `slot`; gives its
-    /// thread and which it is.
+    /// Makes a lane for the scheduler's batches in a partition; the scheduler calls the lane
+    /// `slot`. Returns its thread and its index.
     ///
     /// # Errors
     /// If the operating system has no thread left.

@@ -38,7 +38,7 @@ pub struct DeviceState {
     pub is_mixed: bool,
     /// By model: the callback to call when the lanes for its move are made.
     pub moves: BTreeMap<ModelId, MoveReady>,
-    /// When the alarm will look next by itself.
+    /// When the alarm will next wake by itself.
     pub alarm_at: Time,
     pub stopped: bool,
 }
@@ -179,7 +179,7 @@ impl DeviceState {
         assert!(told.is_ok(), "only layouts, models, requests and batches are refused");
     }
 
-    /// Gives the scheduler a request or a batch.
+    /// Gives the scheduler a request or a batch, which it may refuse.
     pub fn take(&mut self, now: Time, input: DeviceInput) -> Result<(), DeviceReject> {
         match self.journal.apply(now, input) {
             Ok(_) => Ok(()),
@@ -211,7 +211,7 @@ impl DeviceState {
             resident.running -= 1;
         }
         for (request, reason) in failed {
-            // Before the completion, so that it goes no further.
+            // The cancellation comes before the completion, so that the request goes no further.
             self.tell(now, DeviceInput::Cancel(launch.model, request));
             failures.extend(self.table.remove(request).map(|entry| (entry, reason)));
         }

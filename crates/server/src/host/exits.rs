@@ -77,7 +77,7 @@ impl Exit {
     /// Brings the exit's deciding tensor and values to the host, if they are on a device.
     ///
     /// # Errors
-    /// In words, if the device is lost.
+    /// A text, if the device is lost.
     pub fn fetch(&self, state: &mut State) -> Result<(), String> {
         for index in self.values.iter().chain([&self.decides]) {
             if let Some(tensor) = state.tensors.get_mut(*index) {
@@ -116,7 +116,7 @@ impl Exit {
     }
 }
 
-/// The same tensor, on the same memory.
+/// Another tensor on the same memory.
 fn share(tensor: &mut Tensor) -> Tensor {
     let bytes = std::mem::replace(&mut tensor.data, Buffer::from_bytes(bytes::Bytes::new())).into_bytes();
     tensor.data = Buffer::from_bytes(bytes.clone());

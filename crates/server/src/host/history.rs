@@ -55,7 +55,7 @@ pub struct PastLaunches {
     pub lanes: Vec<u32>,
     /// Whether no launch of the time in question is missing.
     pub complete: bool,
-    /// In the order of their ends.
+    /// The launches, in the order of their ends.
     pub launches: Vec<PastLaunch>,
 }
 

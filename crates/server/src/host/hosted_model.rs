@@ -36,7 +36,7 @@ pub struct HostedModel {
     /// Compute units beyond which all its lanes together are hardly faster, if known (GSLICE
     /// §2.1.3).
     pub knee: Option<u32>,
-    /// Where requests may leave before the last segment.
+    /// The exits by which requests may leave before the last segment.
     pub exits: Arc<[Exit]>,
     pub metrics: LaneMetrics,
     /// Counts the model's work on this device.

@@ -15,9 +15,9 @@ use crate::error::ServiceError;
 
 /// The devices that a model version is on. Dropping it lets them forget the version.
 pub struct HostedVersion {
-    /// At least one, in their order.
+    /// The devices in their order, at least one.
     devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
-    /// Whether its batches are made on the devices; else the scheduler makes them.
+    /// Whether device policies make its batches; otherwise the scheduler does.
     pub is_routed: bool,
     padding: Option<Arc<Padding>>,
 }

@@ -75,9 +75,9 @@ struct Run<'a> {
 
 /// How far it is.
 enum Stage<'a> {
-    /// The engine has it.
+    /// The engine runs the launch.
     Runs(Running<'a>),
-    /// Its members must run one by one.
+    /// The members must run one after another.
     Alone,
     Failed(RunFailure),
     Over(Outcome),
@@ -239,7 +239,7 @@ impl Worker {
         Ok(Begun { run, body, begin, assembled, stage })
     }
 
-    /// Waits for the end of a launch. The lane ended the launch before this one at `done`. Gives
+    /// Waits for the end of a launch. The lane ended the launch before this one at `done`. Returns
     /// when the lane began this launch, when the launch ended, and its outcome.
     fn end(&self, begun: Begun<'_>, done: Time) -> (Time, Time, Outcome) {
         let Begun { run, body, begin, assembled, stage } = begun;
@@ -358,7 +358,7 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
 }
 
 /// Waits for the end of a launch that began at `begin` and whose tensors were assembled at
-/// `assembled`. Gives when the launch ended, and its outcome.
+/// `assembled`. Returns when the launch ended, and its outcome.
 fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> (Time, Outcome) {
     let clock = run.host.clock;
     let end = usize::from(run.segments.end);

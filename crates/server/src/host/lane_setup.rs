@@ -348,7 +348,7 @@ pub fn start(
         let (setup, device) = (&started.setup, host.device);
         let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(refuses)?;
         if let (Some(memory), Some(rings)) = (setup.memory, &rings) {
-            // Before anything is written there: until then a ring takes no memory.
+            // The bytes are held before the ring is written: until then a ring takes no memory.
             memory.hold(MemoryPart::Rings, rings.bytes())?;
         }
         let built = policy.build().map_err(|error| refuses(error.to_string()))?;

@@ -89,7 +89,7 @@ impl Body {
 }
 
 impl Work {
-    /// Whether it is over so soon that the thread of a frontend may run it.
+    /// Whether it is brief enough for the thread of a frontend.
     pub fn is_brief(&self) -> bool {
         self.head.launch.computed_rows <= self.head.model.brief_rows
     }

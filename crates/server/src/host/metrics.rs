@@ -101,12 +101,12 @@ pub struct LaneMetrics {
     lengths: [IntCounter; 2],
     busy_seconds: prometheus::Counter,
     scheduling_seconds: prometheus::Counter,
-    /// Lanes, busy ones; slots of the ring, occupied ones, the most of these.
+    /// Lanes, busy lanes; slots of the ring, occupied slots, the most occupied slots.
     gauges: [IntGauge; 5],
     ring_overflowed: IntCounter,
-    /// Of one request, of several.
+    /// Groups of one request, of several.
     groups: [IntCounter; 2],
-    /// The same, each predicted and actual.
+    /// Seconds of the same groups, each predicted and actual.
     group_seconds: [[prometheus::Counter; 2]; 2],
 }
 

@@ -25,7 +25,7 @@ struct Running {
     launches: Box<[u32]>,
     /// By partition: the launches that run on some of its compute units.
     reach: Box<[Reach]>,
-    /// Until when the busy time is counted.
+    /// The busy time is counted up to this instant.
     counted: Time,
 }
 

@@ -15,7 +15,7 @@ thread_local! {
     static WANTED: RefCell<Wanted> = const { RefCell::new(Wanted::None) };
     /// The lane that the thread holds for this launch.
     static TAKEN: Cell<Option<Taken>> = const { Cell::new(None) };
-    /// For the devices that the thread has run launches of.
+    /// The thread's guests on the devices whose launches it has run.
     static GUESTS: RefCell<Vec<Arc<Guest>>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -132,7 +132,7 @@ impl Padding {
             })?;
             let (all_bytes, buffer) = match binding.datatype().size() {
                 Some(_) => (all_bytes, codec.input_buffer(all_bytes)),
-                // Strings do not vary in number: as they are, and empty ones.
+                // The number of strings does not vary: they stay, and empty ones fill the rest.
                 None => {
                     let len: usize = members.clone().map(|member| member.input(index).len()).sum();
                     let empty = (fill as usize).saturating_mul(item_bytes).saturating_mul(size_of::<u32>());
@@ -209,7 +209,7 @@ impl Padding {
     /// Cuts the outputs of a request of `length` that ran padded to `padded`.
     ///
     /// # Errors
-    /// In words, if an output that varies is not as long as the inputs.
+    /// A text, if an output that varies is not as long as the inputs.
     pub fn cut(&self, codec: &BatchCodec, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
         let cut = |((part, axes), binding): ((OutputPart, &Vec<usize>), &downbeat_repository::TensorBinding)| {
             let mut want = part.shape.clone();

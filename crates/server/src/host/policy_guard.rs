@@ -66,7 +66,7 @@ impl Devices {
 }
 
 impl PolicyGuard {
-    /// Of a model in a partition of these devices.
+    /// Makes the guard of a model in a partition of these devices.
     pub fn new(
         options: GuardOptions,
         clock: Clock,

@@ -24,9 +24,9 @@ const SCHEMES: [(&[u8], &[u8]); 2] = [(b"http://", b":80"), (b"https://", b":443
 
 /// The names that requests to a port may have in `Host`.
 pub(super) struct HostNames {
-    /// On an address that only this machine reaches, and where names are given.
+    /// Whether hosts are checked: the address is a loopback address, or the options give names.
     is_checked: bool,
-    /// In lower case.
+    /// The allowed names, in lower case.
     allowed: Vec<String>,
 }
 

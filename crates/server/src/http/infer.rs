@@ -110,7 +110,7 @@ where
     Ok(EncodedBody { bytes: held.hold(encoded.bytes), ..encoded })
 }
 
-/// The media type of a body that is a picture and nothing else.
+/// The media type of a body that is a bare picture.
 fn picture_type(headers: &HeaderMap) -> Option<&str> {
     let media = headers.get(CONTENT_TYPE)?.to_str().ok()?;
     let media = media.split(';').next().unwrap_or_default().trim();
@@ -150,7 +150,7 @@ fn one_element(name: &str, shape: Vec<i64>, element: &[u8]) -> Result<InferTenso
 
 /// How a request's body is read, by its headers.
 struct Head {
-    /// Of the JSON, where bytes may follow it.
+    /// The length of the JSON, if bytes may follow it.
     header_length: Option<usize>,
     coding: Option<Coding>,
 }
@@ -249,8 +249,8 @@ fn raw_request<S: Service>(
     Ok((request, OutputForms::all(true)))
 }
 
-/// The shape of `bytes` bytes of elements of `size` bytes in `dims`. A batch dimension (a first one
-/// that varies, with another that does) is 1.
+/// The shape of `bytes` bytes of elements of `size` bytes in `dims`. If the first dimension varies
+/// and another does, the first is the batch, of 1.
 fn raw_shape(dims: &[i64], size: usize, bytes: usize) -> Option<Vec<i64>> {
     let mut shape = dims.to_vec();
     if shape.iter().filter(|&&d| d < 0).count() > 1

@@ -48,7 +48,7 @@ pub(crate) trait Answers: Send + Sync + 'static {
     fn whole(body: Bytes) -> Self::Body;
 }
 
-/// The same with any answers, to requests for these `names` of the port.
+/// As [`serve`], with any answers, to requests for these `names` of the port.
 pub(crate) async fn serve_answers<A: Answers>(
     listener: TcpListener,
     connections: Connections,

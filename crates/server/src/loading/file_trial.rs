@@ -76,8 +76,8 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// Loads the file and runs it as a load does, in a process. Gives the verdict on its rows, if
-    /// that took a check.
+    /// Loads the file and runs it as a load does, in a process. Returns the verdict on its rows, if
+    /// it was checked.
     fn run_in_process(&mut self) -> anyhow::Result<Option<RowVerdict>> {
         let limits = self.context.engines.trial_limits();
         let model = self.source.load(1).map_err(|error| died_loading(error, limits))?;

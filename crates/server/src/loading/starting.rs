@@ -87,7 +87,7 @@ impl Loading<'_> {
         } else {
             let is_warm = self.on_gpus && lane.is_some();
             host::start_granted(setup, self.lanes_wanted(measured, lane), |device, lane| match device {
-                // The one that was measured has run all sizes before.
+                // The lane of the measurements has run all sizes before.
                 device if is_warm && device == measured => warm_up.with_samples(&samples, lane),
                 _ => warm_up.whole(&samples, device, lane),
             })?
@@ -98,7 +98,7 @@ impl Loading<'_> {
         Ok(hosted)
     }
 
-    /// As [`LaneSetup::watch_rows`].
+    /// See [`LaneSetup::watch_rows`].
     fn watch_rows(&self) -> Option<(u32, bool)> {
         let every = self.context.options.row_check_every;
         let acts = self.judgement.as_ref().and_then(RowJudgement::watch)?;

@@ -22,8 +22,8 @@ impl Loading<'_> {
     /// either is served without having been measured.
     ///
     /// # Errors
-    /// As [`warm_up::find_answer`]; if another engine may answer; if the model answers no request,
-    /// and the version in whose place it comes does.
+    /// The errors of [`warm_up::find_answer`]; an error if another engine may answer; an error if
+    /// the model answers no request, but the version that it replaces does.
     pub(super) fn try_out(
         &mut self,
         codec: BatchCodec,

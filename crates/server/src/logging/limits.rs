@@ -67,8 +67,8 @@ impl LineLimits {
         LineLimits { clock: Clock::start(), hashes: RandomState::new(), kinds: Mutex::default(), left_out }
     }
 
-    /// Counts a line. Gives how many lines of its kinds were left out before it; `None`: leave this
-    /// one out too.
+    /// Counts a line. Returns how many lines of its kinds were left out before it; `None`: leave
+    /// this one out too.
     ///
     /// Lines of DEBUG and TRACE have no limits: the operator asks for these levels to see
     /// everything.

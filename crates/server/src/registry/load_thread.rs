@@ -29,7 +29,7 @@ pub struct LoadFailure {
 /// A load under way.
 struct LoadThread {
     model: String,
-    /// Where its outcome goes; `None`: it was left behind.
+    /// The receiver of its outcome; `None`: the load was left behind.
     done: Mutex<Option<tokio::sync::oneshot::Sender<Result<LoadedModel, LoadFailure>>>>,
 }
 

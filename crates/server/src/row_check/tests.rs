@@ -65,7 +65,8 @@ fn a_softmax_across_rows_is_mixed() {
     assert!(verdict.reason.starts_with("output 'y' has 1 for a request alone, and "), "{verdict}");
 }
 
-/// As `DynamicQuantizeLinear` does: a neighbour with large values coarsens the steps for all.
+/// The model does as `DynamicQuantizeLinear`: a neighbour with large values coarsens the steps for
+/// all.
 #[test]
 fn a_scale_over_the_whole_batch_is_mixed() {
     let verdict = verdict(|rows| {

@@ -89,8 +89,8 @@ impl Wishes<'_> {
         if let Some(policy) = self.batching.levels.get(level) {
             let delays = policy.timeout_action == TimeoutAction::Delay;
             queue_timeout = policy.default_timeout;
-            // Where requests are rejected and the policy has no timeout, a request's own is its
-            // deadline and nothing else.
+            // If requests are rejected and the policy has no timeout, a request's own timeout is
+            // only its deadline.
             if let Some(own) = timeout.filter(|_| policy.allow_timeout_override)
                 && (delays || queue_timeout > Duration::ZERO)
             {

@@ -18,7 +18,7 @@ use crate::serving::ServedModel;
 use crate::unanswered::Unanswered;
 
 /// A place in a model's queue, held by a request that is not ready to join it. Dropping it gives it
-/// up; then the request is counted, unless it was answered.
+/// up, and counts the request unless it was answered.
 pub(super) struct HeldPlace<'a> {
     loaded: &'a LoadedVersion,
     rows: u32,
@@ -127,7 +127,7 @@ impl Serving {
         if deadline == Time::MAX {
             return Time::MAX;
         }
-        // Where shapes vary it is not known yet which queue it will be.
+        // If shapes vary, the request's queue is not known yet.
         let queue = if loaded.codec.has_varying_shapes() { None } else { loaded.queue(&ShapeKey::new()) };
         match queue {
             Some(queue) if !queue.drops() => Time::MAX,

@@ -59,7 +59,7 @@ impl ServedModel {
     /// The version a client named, or the newest if it named none.
     ///
     /// # Errors
-    /// As [`version_of`].
+    /// The errors of [`version_of`].
     pub fn version(&self, version: &str) -> Result<&Arc<LoadedVersion>, ServiceError> {
         version_of(&self.definition.name, &self.versions, version)
     }

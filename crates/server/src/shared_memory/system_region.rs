@@ -46,8 +46,8 @@ impl SystemRegion {
             ))
         })?;
         let path = object_name(name, key)?;
-        // As the C library's `shm_open`: a link does not lead out of the folder of shared memory
-        // objects.
+        // Opened as the C library's `shm_open` does: a link does not lead out of the folder of
+        // shared memory objects.
         let no_link = OFlags::from_bits_retain(rustix::fs::OFlags::NOFOLLOW.bits());
         let object = rustix::shm::open(path, OFlags::RDWR | no_link, rustix::fs::Mode::empty())
             .map_err(|errno| open_error(name, key, errno))?;

@@ -87,7 +87,7 @@ impl DeviceShares {
             state.hear_batches(&host, &unheard);
             while let Some(output) = state.spatial.poll_output() {
                 match output {
-                    // At once, as the next batch is made after this.
+                    // The limit is set at once, as the next batch is made after this.
                     SpatialOutput::Limit { model, rows } => state.limit(&host, model, rows),
                     output => {
                         state.postponed.push_back(output);

@@ -163,8 +163,8 @@ impl Pending for EchoPending {
         self.device.state.lock().over >= self.number
     }
 
-    /// As if the first of two would be long before it is over: the next launch comes first. Behind
-    /// the second none comes.
+    /// The first of two launches claims a long time to spare, so that the second one is enqueued
+    /// beside it. The second claims none.
     fn spare(&self) -> Duration {
         if self.number % 2 == 1 { LONG.into() } else { Duration::ZERO }
     }

@@ -115,7 +115,7 @@ impl DevicePolicy for Mover {
         self.came += 1;
         if self.came.is_multiple_of(self.options.every) {
             let to = PartitionId((self.at + 1) % PARTITIONS);
-            // Not so if lanes are being made already.
+            // This has no effect if lanes are being made already.
             turn.prepare(to, &self.lanes(to));
         }
         self.advance(turn);
@@ -162,7 +162,7 @@ impl DevicePolicy for Mover {
 struct Device {
     state: Mutex<DeviceState>,
     changed: Condvar,
-    /// Lanes that there are.
+    /// The number of existing lanes.
     lanes: AtomicUsize,
 }
 

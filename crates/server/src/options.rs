@@ -141,7 +141,7 @@ with_defaults! {
         /// Bytes that all requests in flight may hold, from their first byte to their answer's
         /// last; `None`: a quarter of the memory this process may have.
         pub max_in_flight_bytes: Option<usize> = None,
-        /// Threads that turn pictures and texts into tensors. 0: one less than the number of cores,
+        /// Threads that pictures and texts are made into tensors on; 0: one less than there are cores,
         /// at least one.
         pub preprocess_threads: usize = 0,
         /// The most pixels of a picture, millions: as it is, and at each step on.

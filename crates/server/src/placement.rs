@@ -257,8 +257,8 @@ fn alike(devices: usize, gpus: &[GpuInfo]) -> Vec<usize> {
     (0..devices).map(number).collect()
 }
 
-/// Makes the kinds of the devices' partitions from the hardware. For each of `sets` and each
-/// partition, the kinds are either inside or outside of it.
+/// Numbers the kinds of partitions. Two partitions are of one kind if their devices are alike and
+/// in the same of `sets`, and they have the same number on their devices.
 ///
 /// # Errors
 /// If there are more than are supported.

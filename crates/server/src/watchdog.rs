@@ -6,10 +6,10 @@
 //!
 //! 1. The watchdog tells the engine.
 //! 2. If the run goes on after a while, the model's executor process is ended, if it has one.
-//!   Otherwise the thread's owner answers its requests and starts another thread.
+//!    Otherwise the thread's owner answers its requests and starts another thread.
 //! 3. Only a new process helps if as many threads are left behind as the machine has cores, or no
-//!   thread can be started. The server is then not live any more; the same holds once the engine
-//!   has no device left.
+//!    thread can be started. The server is then not live any more; the same holds once the engine
+//!    has no device left.
 
 use std::sync::{Arc, Weak};
 

@@ -32,13 +32,13 @@ const MOST_REFUSED_AT_ONCE: usize = 8;
 /// Silence after which the kernel probes whether a client is still there. HTTP/2 pings would cost
 /// more: with them, each frame that comes in reads the clock and takes a lock.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
-/// Between two such probes.
+/// The time between two such probes.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes before the connection is closed.
 const KEEP_ALIVE_COUNT: u32 = 3;
 /// How long a stopping port waits for one more connection that the kernel has completed.
 const LAST_CALL: Duration = Duration::from_millis(20);
-/// The most such connections.
+/// The most connections that it takes then.
 const MOST_AT_LAST_CALL: usize = 4096;
 /// How often a draining port looks at its connections.
 const DRAIN_LOOK: Duration = Duration::from_millis(25);

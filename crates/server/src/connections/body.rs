@@ -118,7 +118,7 @@ pub(crate) struct WatchedBody {
     since: Option<Instant>,
     /// Whether `watched` counts this body as awaited.
     is_awaited: bool,
-    /// There once the client had to be waited for, which most bodies come without. Fires when
+    /// Set once the server has waited for the client, which most bodies never need. Fires when
     /// `waited` may be `within`, or before.
     timer: Option<Pin<Box<Sleep>>>,
 }

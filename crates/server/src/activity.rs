@@ -1,4 +1,5 @@
-//! Whether models run or load. While none does, periodic work rests, so that no thread of an idle server runs.
+//! Whether models run or load. While none does, periodic work rests, so that no thread of an idle
+//! server runs.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -6,14 +7,14 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::watch;
 
-/// How often in a row the watchdog has to find nothing to watch before the server rests: 5 s.
+/// The watchdog must find no work in this many looks in a row before the server rests: 5 s.
 const QUIET_LOOKS: u32 = 25;
 
-/// Whether models run or load. The watchdog says when none has for a while, and the thread that begins a run or a load says
-/// that one does.
+/// Whether models run or load. The watchdog reports a quiet time, and the thread that begins a run
+/// or a load reports its begin.
 #[derive(Debug)]
 pub struct Activity {
-    /// The next run or load has to wake the server. Every thread that begins a run reads this.
+    /// The next run or load must wake the server. Every thread that begins a run reads this.
     rests: AtomicBool,
     lock: Mutex<()>,
     woken: Condvar,
@@ -36,7 +37,8 @@ impl Default for Activity {
 }
 
 impl Activity {
-    /// Wakes the server, for a run or a load that has begun. Costs one load of a flag while the server is awake.
+    /// Wakes the server, for a run or a load that has begun. Costs one load of a flag while the
+    /// server is awake.
     pub fn stir(&self) {
         if self.rests.load(Relaxed) {
             self.wake();
@@ -69,11 +71,12 @@ impl Activity {
         }
     }
 
-    /// The watchdog's sleep between two looks. The last `quiet` looks found no run and no load. After enough such looks this
-    /// blocks until the next run or load begins. Gives how many of the looks count for the next sleep.
+    /// The watchdog's sleep between two looks. The last `quiet` looks found no run and no load.
+    /// After enough such looks this blocks until the next run or load begins. Returns how many of
+    /// the looks count for the next sleep.
     ///
-    /// A run may begin in the moment in which the server lies down, and not see that it has to wake the server. So the
-    /// watchdog looks once more, a tick later, before this blocks.
+    /// A run may begin in the moment in which the server falls asleep, and not notice that it must
+    /// wake the server. So the watchdog looks once more, a tick later, before this blocks.
     #[expect(clippy::disallowed_methods, reason = "a thread of its own, which decides nothing by the clock")]
     pub fn sleep(&self, quiet: u32, tick: Duration) -> u32 {
         if quiet < QUIET_LOOKS {
@@ -90,7 +93,7 @@ impl Activity {
         quiet
     }
 
-    /// Says that the server rests, unless something has begun.
+    /// Notes that the server rests, unless a run or load has begun.
     fn rests_for_good(&self) -> bool {
         let _lock = self.lock.lock();
         let rests = self.rests.load(Relaxed);
@@ -101,7 +104,8 @@ impl Activity {
     }
 }
 
-/// Completes after `every`. If the server rests by then, completes when the next run or load begins.
+/// Completes after `every`. If the server rests by then, completes when the next run or load
+/// begins.
 pub async fn tick(awake: &mut Awake, every: Duration) {
     tokio::time::sleep(every).await;
     // An error: the server ends.
@@ -114,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// As many quiet looks as it takes until the next one would block.
+    /// Sleeps for as many quiet looks as it takes until the next one would block.
     fn lie_down(activity: &Activity) {
         assert_eq!(activity.sleep(QUIET_LOOKS, Duration::ZERO), QUIET_LOOKS);
     }

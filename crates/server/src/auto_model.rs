@@ -12,37 +12,38 @@ use crate::policy_choice::Chosen;
 /// Devices that models share: rehearsed together.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct DeviceSet {
-    /// Ascending, at least one.
+    /// Ascending, at least one device.
     pub devices: Arc<[usize]>,
-    /// Which partition of theirs.
+    /// The partition of these devices.
     pub partition: PartitionId,
 }
 
-/// A model version that `auto` was asked for, by the policy that it is loaded by: what was measured of it, and where the rehearsal hears of its requests.
+/// A model version under `auto`, with its present policy: its measurements, and the rehearsal that
+/// hears of its requests.
 pub struct AutoModel {
-    /// What the rehearsal calls the version, however often it is loaded.
+    /// The rehearsal's number for the version, the same for every load.
     pub number: ModelId,
-    /// Tells this load of it from others.
+    /// The number of this load of the version.
     pub generation: u32,
     pub name: String,
     pub version: String,
-    /// Its policy, and what is known of it.
+    /// The chosen policy of the version, with the knowledge behind it.
     pub chosen: Chosen,
     pub on: DeviceSet,
-    /// Policies with settings that it can be replayed by.
+    /// How many policies with settings it can be replayed by.
     choice: usize,
     events: Arc<DeviceEvents>,
 }
 
 impl AutoModel {
-    /// A version that is loaded by what was chosen, onto these devices.
+    /// A version that is loaded with the chosen policy, onto these devices.
     pub fn new(name: String, version: String, chosen: Chosen, on: DeviceSet, events: Arc<DeviceEvents>) -> Self {
         let (number, generation) = events.name(&name, &version);
         let choice = chosen.rehearsed.as_ref().map_or(0, |rehearsed| rehearsed.candidates().len());
         AutoModel { number, generation, name, version, chosen, on, choice, events }
     }
 
-    /// Policies with settings that it can be replayed by; 0: it is not rehearsed.
+    /// How many policies with settings it can be replayed by; 0: it is not rehearsed.
     pub fn choice(&self) -> usize {
         self.choice
     }
@@ -53,12 +54,13 @@ impl AutoModel {
         self.events.came(PastArrival { at, budget, model: self.number, size, level });
     }
 
-    /// A request ended: `took` so long to its answer (`None`: it got none), by its deadline or not.
+    /// A request ended: `took` from arrival to answer (`None`: it got none), `good` if by its
+    /// deadline.
     pub fn ended(&self, took: Option<Duration>, good: bool) {
         self.events.ended(self.number, self.generation, took, good);
     }
 
-    /// A launch that had its partition for itself took `share` of what its profile says.
+    /// A launch that had its partition for itself took `share` times its profile's latency.
     pub fn ran(&self, share: f64) {
         self.events.ran(self.number, share);
     }

@@ -1,4 +1,4 @@
-//! Measures what `auto` decides by, and remembers it for the next start.
+//! Takes the measurements that `auto` decides by, and stores them for the next start.
 
 use std::sync::mpsc;
 
@@ -12,25 +12,27 @@ use crate::sampler::Subject;
 
 /// About how long two lanes are tried together.
 const BUDGET: Duration = Duration::from_millis(200);
-/// How often something is handed over to see what that takes, at least.
+/// The least number of hand-overs in a measurement.
 const ROUNDS: usize = 400;
-/// The hand-over is tried for at least so long. The kernel counts other programs' time in steps of 10 ms.
+/// The hand-over is repeated for at least this long. The kernel counts other programs' time in
+/// steps of 10 ms.
 const HANDS_OVER_FOR: Duration = Duration::from_millis(50);
 
-/// What is stored of a model file.
+/// The stored measurements of a model file for `auto`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoredAuto {
-    /// What it took to hand something over to another thread.
+    /// The time to hand work over to another thread.
     #[serde(rename = "launch_ns")]
     pub launch: Duration,
     /// Two lanes together.
     pub overlap: Overlap,
-    /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
+    /// Whether the machine did little else meanwhile. Measurements beside other work are repeated.
     #[serde(default)]
     pub settled: bool,
 }
 
-/// What two lanes of a model do together of what one does, with batches of one item and the largest; `None` if they cannot be measured.
+/// The overlap of two lanes of a model, with batches of one item and the largest; `None` if it
+/// cannot be measured.
 pub fn overlap(subject: &Subject<'_>, device: usize, max_batch: u32) -> Option<Overlap> {
     let mut sizes = subject.timed(&[1, max_batch.max(1)]);
     sizes.dedup();
@@ -48,7 +50,8 @@ pub fn overlap(subject: &Subject<'_>, device: usize, max_batch: u32) -> Option<O
     Some(Overlap::new(points.collect())).filter(|overlap| !overlap.points().is_empty())
 }
 
-/// What it takes to hand something over to a thread that waits for it, on this machine as it is now; `None` if there is no thread for it.
+/// The time to hand work over to a waiting thread, on this machine as it is now; `None` if no
+/// thread can be started.
 pub fn hand_over_time(clock: Clock) -> Option<Duration> {
     let ((there, arrives), (back, returns)) = (mpsc::sync_channel(1), mpsc::sync_channel(1));
     std::thread::scope(|scope| {

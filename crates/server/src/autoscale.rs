@@ -1,4 +1,5 @@
-//! Watches what a server or a cluster has done, and says how many devices it should have (Symphony §3.5).
+//! Watches the load of a server or a cluster, and advises how many devices it should have (Symphony
+//! §3.5).
 
 use downbeat_core::Time;
 use downbeat_core::cluster::{Advice, Autoscale, AutoscaleOptions, AutoscaleSample, BadAutoscaleOptions};
@@ -10,11 +11,11 @@ use crate::metrics::Metrics;
 /// How often the counters are looked at.
 pub const EVERY: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// What `GET /v2/autoscale` answers.
+/// The answer of `GET /v2/autoscale`.
 #[derive(Clone, PartialEq, Serialize, Debug)]
 pub struct AutoscaleStatus {
     pub devices: u32,
-    /// Devices that there should be, in all: what to scale by; `None` while nothing is known.
+    /// The advised number of devices in all; `None` while nothing is known.
     pub wanted: Option<u32>,
     /// Devices to add, or to give back if negative; 0: stay.
     pub change: i64,
@@ -38,7 +39,7 @@ struct State {
 }
 
 impl AutoscaleWatch {
-    /// One that has seen nothing, of so many devices.
+    /// Makes a watch without observations, of this many devices.
     ///
     /// # Errors
     /// If the options contradict themselves.
@@ -48,11 +49,12 @@ impl AutoscaleWatch {
         Ok(AutoscaleWatch { fresh: advisor.clone(), state: Mutex::new(State { advisor, sample }) })
     }
 
-    /// These are the counters now: writes the advice to the metrics.
+    /// Hears the present counters, and writes the advice to the metrics.
     pub fn look(&self, now: Time, seen: AutoscaleSample, metrics: &Metrics) {
         let mut state = self.state.lock();
         let before = state.sample;
-        // The counters are read one after the other while requests end, so that a difference of two may be behind for a moment.
+        // The counters are read one after the other while requests end, so that a difference of two
+        // may be behind for a moment.
         let sample = AutoscaleSample {
             good: seen.good.max(before.good),
             bad: seen.bad.max(before.bad),

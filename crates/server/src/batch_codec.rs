@@ -18,37 +18,41 @@ use smallvec::SmallVec;
 /// Only requests with equal keys can share a batch.
 pub type ShapeKey = SmallVec<[i64; 4]>;
 
-/// Largest inputs of a batch of our own making, bytes: for what is tried and measured, no request was paid for.
+/// Largest inputs of a made-up batch, bytes. No client pays for the memory of trials and
+/// measurements.
 pub const LARGEST_TRIAL: usize = 1 << 30;
 
-/// The length that varying dimensions have while a model is measured. Other lengths start from what this one took,
-/// scaled, and learn their own latency in service.
+/// The length that varying dimensions have while a model is measured. Other lengths start from its
+/// latency, scaled, and learn their own latency in service.
 pub const PROFILED_LENGTH: i64 = 32;
 
-/// What the requests of a model version look like on the wire, and what its engine wants instead.
+/// The tensors of a model version's requests on the wire, and the tensors that its engine wants
+/// instead.
 #[derive(Debug)]
 pub struct BatchCodec {
     /// The model's name, for the log.
     model: String,
-    /// In the engine's order.
+    /// The inputs, in the engine's order.
     pub inputs: Vec<TensorBinding>,
-    /// In the configuration's order.
+    /// The outputs, in the configuration's order.
     pub outputs: Vec<TensorBinding>,
-    /// For each input, what it is where a request leaves it out; `None`: no request may.
+    /// For each input, its value if a request leaves it out; `None`: every request must have it.
     defaults: Vec<Option<LeftOut>>,
     /// Whether the first dimension of every tensor is the batch.
     pub batched: bool,
     /// The most items of a batch.
     pub max_batch: u32,
     input_memory: InputMemory,
-    /// What requests of our own making hold.
+    /// The values of made-up requests.
     fill: Fill,
-    /// A request of one item that the model is known to answer, where requests of [`PROFILED_LENGTH`] do not suit it.
+    /// A request of one item that the model is known to answer, if requests of [`PROFILED_LENGTH`]
+    /// do not suit it.
     sample: Option<Admitted>,
     /// The item that runs in the place of none, where items do not vary in shape.
     stand_in: OnceLock<Admitted>,
-    /// Whether the log is silent about answers of other sizes than declared. It is silent until the model serves, since
-    /// made-up requests have such answers, and after the first warning.
+    /// Whether the log is silent about answers of other sizes than declared. It is silent until the
+    /// model serves, since made-up requests have such answers. It is silent again after the first
+    /// warning.
     is_misfit_told: AtomicBool,
 }
 
@@ -61,7 +65,7 @@ struct LeftOut {
     item: Bytes,
 }
 
-/// Where batches are assembled: in the memory that a model's lanes want, or in plain memory.
+/// The memory where batches are assembled: memory that a model's lanes want, or plain memory.
 #[derive(Default)]
 struct InputMemory(Option<Arc<dyn Model>>);
 
@@ -71,12 +75,14 @@ impl std::fmt::Debug for InputMemory {
     }
 }
 
-/// What of a [`BatchCodec`] may go to another process: all but where its batches are assembled.
+/// The parts of a [`BatchCodec`] that may go to another process: all but the memory for its
+/// batches.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct CodecParts {
     inputs: Vec<TensorBinding>,
     outputs: Vec<TensorBinding>,
-    /// For each input the sizes and elements of an item where a request leaves it out.
+    /// For each input, the sizes and elements of an item that stand for it if a request leaves it
+    /// out.
     defaults: Vec<Option<(Vec<i64>, Vec<u8>)>>,
     /// 0: the model has no batch dimension.
     max_batch: u32,
@@ -117,8 +123,8 @@ impl Admitted {
         request
     }
 
-    /// The request with other elements: `changes` gives the bytes of each input anew, in the engine's order, or
-    /// `None` where they stay. The sizes stay.
+    /// The request with other elements: `changes` gives the new bytes of each input, in the
+    /// engine's order, or `None` for the same bytes. The sizes stay.
     #[must_use]
     pub fn map_inputs<F: Fn(&[u8]) -> Option<Vec<u8>>>(mut self, changes: impl Iterator<Item = F>) -> Self {
         for (data, change) in self.inputs.iter_mut().zip(changes) {
@@ -138,7 +144,7 @@ impl Admitted {
     }
 }
 
-/// One output of one request.
+/// An output of a request.
 #[derive(Clone, Debug)]
 pub struct OutputPart {
     /// Sizes, the batch dimension included.
@@ -151,8 +157,8 @@ pub struct OutputPart {
 pub type Outputs = SmallVec<[OutputPart; 2]>;
 
 impl BatchCodec {
-    /// That of a model with these tensors. `max_batch` 0: the model has no batch dimension, every request runs
-    /// alone.
+    /// Makes the codec of a model with these tensors. `max_batch` 0: the model has no batch
+    /// dimension, every request runs alone.
     pub fn new(mut inputs: Vec<TensorBinding>, outputs: Vec<TensorBinding>, max_batch: u32) -> Self {
         inputs.sort_by_key(|input| input.model_index);
         BatchCodec {
@@ -170,16 +176,17 @@ impl BatchCodec {
         }
     }
 
-    /// The same, of the model of this name.
+    /// The same codec, with the model's name.
     #[must_use]
     pub fn named(self, model: &str) -> Self {
         BatchCodec { model: model.to_owned(), ..self }
     }
 
-    /// The same, with requests that may leave inputs out, which then are `defaults`, by name. An optional input that has none is required.
+    /// The same codec, with the values `defaults`, by name, for inputs that requests leave out. An
+    /// optional input without a value is required.
     ///
     /// # Errors
-    /// In words, if a value does not have the sizes of its input.
+    /// A text, if a value does not have the sizes of its input.
     pub fn with_defaults(mut self, defaults: &BTreeMap<String, DefaultValue>) -> Result<Self, String> {
         for (input, default) in self.inputs.iter().zip(&mut self.defaults) {
             let Some(value) = defaults.get(&input.client.name).filter(|_| input.optional) else { continue };
@@ -199,7 +206,7 @@ impl BatchCodec {
         Ok(self)
     }
 
-    /// The same, with batches in memory that suits the lanes of `model`.
+    /// The same codec, with batches in memory that suits the lanes of `model`.
     #[must_use]
     pub fn for_model(self, model: Arc<dyn Model>) -> Self {
         BatchCodec { input_memory: InputMemory(Some(model)), ..self }
@@ -208,7 +215,7 @@ impl BatchCodec {
     /// An empty buffer with room for `bytes` bytes of an input.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory.
     pub fn input_buffer(&self, bytes: usize) -> Result<Buffer, OutOfMemory> {
         match &self.input_memory.0 {
             None => Buffer::try_with_capacity(bytes),
@@ -216,13 +223,13 @@ impl BatchCodec {
         }
     }
 
-    /// To what length its model would have inputs filled up that are padded anyway.
+    /// The length to which the model prefers inputs of `length` to be padded.
     pub fn filled_length(&self, length: u32) -> u32 {
         let filled = self.input_memory.0.as_ref().map(|model| model.filled_length(length as usize));
         filled.and_then(|filled| u32::try_from(filled).ok()).unwrap_or(length)
     }
 
-    /// What checks requests elsewhere as this does here.
+    /// The parts from which another process checks requests as this codec does.
     pub fn parts(&self) -> CodecParts {
         let left_out = |default: &LeftOut| (default.shape.to_vec(), default.item.to_vec());
         CodecParts {
@@ -247,7 +254,8 @@ impl BatchCodec {
         Signature { inputs: specs(&self.inputs), outputs: specs(&self.outputs) }
     }
 
-    /// The shapes that the model's inputs have in service; `longest`: what varies beside the batch is at most so long, where that is known.
+    /// The shapes of the model's inputs in service. `longest` bounds the dimensions that vary
+    /// beside the batch, if the bound is known.
     pub fn shape_ranges(&self, longest: Option<u32>) -> Vec<ShapeRange> {
         let range = |input: &TensorBinding| {
             let sizes = input.model_dims.iter().enumerate().map(|(axis, size)| match usize::try_from(*size) {
@@ -266,7 +274,7 @@ impl BatchCodec {
         self.by_input(&request.shapes).map(|(_, sizes)| sizes)
     }
 
-    /// Each input with its part of the sizes of all of them.
+    /// Each input with its own part of the concatenated sizes.
     fn by_input<'a>(&'a self, shapes: &'a [i64]) -> impl Iterator<Item = (&'a TensorBinding, &'a [i64])> {
         let mut at = 0;
         self.inputs.iter().map(move |binding| {
@@ -276,7 +284,8 @@ impl BatchCodec {
         })
     }
 
-    /// The shape in which the engine gets input `index` of a batch of `rows` items of the sizes `item`.
+    /// The shape in which the engine gets input `index` of a batch of `rows` items of the sizes
+    /// `item`.
     pub fn engine_shape(&self, index: usize, rows: usize, item: &[usize]) -> Vec<usize> {
         let batch = self.batched.then_some(rows);
         let shape: Vec<usize> = batch.into_iter().chain(item.iter().copied()).collect();
@@ -286,7 +295,8 @@ impl BatchCodec {
         binding.model_shape(&wire).unwrap_or(shape)
     }
 
-    /// The shapes in which the engine gets the inputs of a batch of `rows` items of a request's sizes.
+    /// The shapes in which the engine gets the inputs of a batch of `rows` items of a request's
+    /// sizes.
     pub fn engine_shapes<'a>(&'a self, request: &'a Admitted, rows: usize) -> impl Iterator<Item = Vec<usize>> + 'a {
         self.item_shapes(request).enumerate().map(move |(index, item)| {
             let item: SmallVec<[usize; 6]> = item.iter().map(|d| (*d).max(0) as usize).collect();
@@ -299,7 +309,7 @@ impl BatchCodec {
         dims.get(usize::from(self.batched)..).unwrap_or(&[])
     }
 
-    /// The key of a request: the sizes of what varies.
+    /// The key of a request: its varying sizes.
     pub fn shape_key(&self, admitted: &Admitted) -> ShapeKey {
         let wanted = self.inputs.iter().flat_map(|input| self.item_dims(&input.client.dims));
         wanted.zip(&admitted.shapes).filter(|(want, _)| **want < 0).map(|(_, size)| *size).collect()
@@ -313,7 +323,7 @@ impl BatchCodec {
     /// Joins requests of one [`ShapeKey`] into the tensors of a batch, in their order.
     ///
     /// # Errors
-    /// In words, if there is no memory for it.
+    /// A text, if there is not enough memory.
     pub fn assemble<'a>(&self, members: impl ExactSizeIterator<Item = &'a Admitted> + Clone) -> Result<State, String> {
         let rows: usize = members.clone().map(|m| m.rows as usize).sum();
         let Some(first) = members.clone().next() else { return Ok(State::default()) };
@@ -327,10 +337,11 @@ impl BatchCodec {
         Ok(State { tensors: tensors.collect::<Result<_, String>>()? })
     }
 
-    /// Gives each request of a batch its rows of the outputs. `rows` are the members' batch dimensions.
+    /// Gives each request of a batch its rows of the outputs. `rows` are the members' batch
+    /// dimensions.
     ///
     /// # Errors
-    /// In words, if the model's outputs do not have a row for each row of the inputs.
+    /// A text, if the model's outputs do not have a row for each row of the inputs.
     pub fn separate(&self, state: State, rows: &[u32]) -> Result<Vec<Outputs>, String> {
         let total: usize = rows.iter().map(|r| *r as usize).sum();
         let mut members: Vec<Outputs> = rows.iter().map(|_| Outputs::new()).collect();
@@ -353,7 +364,8 @@ impl BatchCodec {
             }
             let wire: SmallVec<[i64; 6]> = match binding.client_shape(&tensor.shape) {
                 Ok(shape) if binding.is_reshaped() => shape.iter().skip(skip).map(|d| *d as i64).collect(),
-                // The engine has computed these sizes, so they are right whatever the file declares.
+                // The engine has computed these sizes: they are right even if the file declares
+                // others.
                 _ => tensor.shape.iter().skip(skip).map(|d| *d as i64).collect(),
             };
             let row_elements = tensor.shape.iter().skip(skip).try_fold(1usize, |n, d| n.checked_mul(*d));
@@ -383,12 +395,14 @@ impl BatchCodec {
         Ok(members)
     }
 
-    /// The model serves from now on: the log is to tell of the first answer that has other sizes than declared.
+    /// The model serves from now on: the log reports the first answer that has other sizes than
+    /// declared.
     pub fn begin_service(&self) {
         self.is_misfit_told.store(false, Ordering::Relaxed);
     }
 
-    /// Says once that an output has other sizes than clients are told.
+    /// Warns that an output has other sizes than the metadata declare. The caller limits the
+    /// warning to once.
     fn warn_of_misfit(&self, output: &TensorBinding, shape: &[usize]) {
         tracing::warn!(
             model = %self.model, output = %output.client.name,

@@ -1,4 +1,4 @@
-//! The one budget of bytes in flight: what requests and their answers hold of the server's memory.
+//! The budget of bytes in flight: the memory of the server that requests and their answers hold.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,16 +8,18 @@ use downbeat_core::Duration;
 
 use crate::error::ServiceError;
 
-/// Requests up to this size may use the whole budget: a few clients with large ones do not shut out all others.
+/// Requests up to this size may use the whole budget: a few clients with large requests do not shut
+/// out all others.
 const SMALL: u64 = 64 << 10;
-/// The part of the budget that only small requests may use: one of so many.
+/// The part of the budget that only small requests may use: one in this many.
 const KEPT_FOR_SMALL: u64 = 8;
-/// Answers below this size are not counted while they are written: a connection has one of them.
+/// Answers below this size are not counted while they are written: a connection has at most one.
 const HELD_FROM: usize = 16 << 10;
 /// When to try again: bodies come and go within about that.
 const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
-/// How many bytes the requests in flight may hold, all together, from their first byte to their answer's last.
+/// How many bytes the requests in flight may hold, all together, from their first byte to their
+/// answer's last.
 #[derive(Debug)]
 pub struct ByteBudget {
     limit: u64,
@@ -31,7 +33,7 @@ impl ByteBudget {
         Arc::new(ByteBudget { limit, in_flight: AtomicU64::new(0), refused: AtomicU64::new(0) })
     }
 
-    /// No bound; what is in flight is counted all the same.
+    /// No bound; bytes in flight are counted all the same.
     pub fn unbounded() -> Arc<Self> {
         ByteBudget::new(u64::MAX)
     }
@@ -51,7 +53,7 @@ impl ByteBudget {
         self.refused.load(Relaxed)
     }
 
-    /// What a new request holds: nothing yet.
+    /// The reservation of a new request, which holds no bytes yet.
     pub fn reservation(self: &Arc<Self>) -> Reservation {
         Reservation { budget: Arc::clone(self), bytes: 0 }
     }
@@ -102,8 +104,8 @@ impl Reservation {
         })
     }
 
-    /// Counts the bytes of an answer in place of the request's bytes, until the last part of the answer is dropped. An answer is never
-    /// refused. Short answers are not counted.
+    /// Counts the bytes of an answer in place of the request's bytes, until the last part of the
+    /// answer is dropped. An answer is never refused. Short answers are not counted.
     pub fn hold(mut self, bytes: Bytes) -> Bytes {
         if bytes.len() < HELD_FROM {
             return bytes;
@@ -115,7 +117,7 @@ impl Reservation {
         Bytes::from_owner(Held { bytes, _reservation: self })
     }
 
-    /// Gives back what is held beyond `bytes`.
+    /// Gives back the bytes beyond `bytes`.
     pub fn shrink_to(&mut self, bytes: u64) {
         if let Some(less) = self.bytes.checked_sub(bytes) {
             self.budget.in_flight.fetch_sub(less, Relaxed);

@@ -17,18 +17,19 @@ pub struct Call {
     pub admitted: Admitted,
     pub loaded: Arc<LoadedVersion>,
     pub arrival: Time,
-    /// When it has to be finished; [`Time::MAX`] if it may take any time.
+    /// When it must be finished; [`Time::MAX`] if it may take any time.
     pub deadline: Time,
     /// Whether the deadline is the model's SLO, not a limit that the client set.
     pub deadline_is_slo: bool,
-    /// Whether it came to a device's policy without a deadline, to see what the model takes.
+    /// Whether it came to a device's policy without a deadline, to measure the model.
     pub is_probe: bool,
-    /// Where the answer goes. Closed: the client is gone.
+    /// The receiver of the answer. Closed: the client is gone.
     pub reply: Reply,
 }
 
 impl Call {
-    /// Whether a request goes on without a deadline though by the model's `profile` it cannot meet its own.
+    /// Whether a request runs without a deadline as a probe, though the model's `profile` says that
+    /// it cannot meet its own.
     pub(crate) fn may_probe(&mut self, profile: &LatencyProfile, now: Time) -> bool {
         let doubt = profile.doubt(self.admitted.rows, self.deadline.since(now));
         let needed = profile.latency(self.admitted.rows);
@@ -43,7 +44,7 @@ impl Call {
         self.fail(reason, error, now);
     }
 
-    /// Answers a request of more items than may wait at all.
+    /// Answers a request of more items than the queue can ever hold.
     pub(crate) fn never_fits(self, rows: u32, bound: u32, now: Time) {
         let model = &self.loaded.name;
         let message = format!(
@@ -52,7 +53,7 @@ impl Call {
         self.fail(Unanswered::QueueFull, ServiceError::InvalidArgument(message), now);
     }
 
-    /// Answers a request whose deadline is over before any device is expected to be done with it.
+    /// Answers a request whose deadline comes before any device is expected to finish it.
     pub(crate) fn reject_busy(self, needed: Duration, allowed: Duration, now: Time) {
         let error = refusal::busy_until(&self.loaded.name, needed, allowed);
         self.fail(Unanswered::Impossible, error, now);
@@ -67,7 +68,7 @@ impl Call {
     /// Answers with an error, and counts it.
     pub(crate) fn fail(self, reason: Unanswered, error: ServiceError, now: Time) {
         self.loaded.record_not_answered(reason, now.since(self.arrival));
-        // A receiver that is gone was counted all the same: the request was not answered.
+        // The request counts as unanswered even if its client has gone.
         self.reply.send(Err(error));
     }
 }

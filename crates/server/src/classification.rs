@@ -1,4 +1,5 @@
-//! Classification: the largest values of an output, with their places and labels, instead of all values.
+//! Classification: the largest values of an output, with their places and labels, instead of all
+//! values.
 
 use std::cmp::Ordering;
 
@@ -18,7 +19,8 @@ pub enum Number {
 }
 
 impl Number {
-    /// By size, the largest last. NaN is smaller than every number, the sign of zero does not count.
+    /// By size, the largest last. NaN is smaller than every number, the sign of zero does not
+    /// count.
     fn rank(self, other: Self) -> Ordering {
         match (self, other) {
             (Number::Signed(a), Number::Signed(b)) => a.cmp(&b),
@@ -37,7 +39,7 @@ impl Number {
         }
     }
 
-    /// As C's `std::to_string` writes it (Triton's).
+    /// The number as C's `std::to_string` writes it (Triton's form).
     fn text(self) -> String {
         match self {
             Number::Signed(value) => value.to_string(),
@@ -48,7 +50,7 @@ impl Number {
     }
 }
 
-/// The numbers of a tensor; `None` if it holds something else.
+/// The numbers of a tensor; `None` if its elements are no numbers.
 pub fn numbers(datatype: DataType, data: &[u8]) -> Option<Vec<Number>> {
     fn read<const N: usize>(data: &[u8], number: impl Fn([u8; N]) -> Number) -> Vec<Number> {
         data.as_chunks::<N>().0.iter().map(|bytes| number(*bytes)).collect()
@@ -72,7 +74,8 @@ pub fn numbers(datatype: DataType, data: &[u8]) -> Option<Vec<Number>> {
 }
 
 /// Replaces an output's values by its `count` largest, each as a `BYTES` element `value:index` or
-/// `value:index:label`. Equal values: the lower index first. NaN: after all others. `batched`: each row has its own.
+/// `value:index:label`. Equal values: the lower index first. NaN: after all others. `batched`: each
+/// row has its own.
 ///
 /// # Errors
 /// `InvalidArgument` if it holds no numbers.

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// The sender of a request: an address, and a connection from that address. All loopback addresses are one. The default
-/// is a caller in this process.
+/// The sender of a request: an address, and a connection from that address. All loopback addresses
+/// count as the same address. The default is a caller in this process.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Client {
     address: Option<IpAddr>,

@@ -2,7 +2,8 @@
 
 use downbeat_core::Time;
 
-/// Reads the time since it was made, so that `downbeat-core` sees small integers and never an epoch.
+/// Reads the time since it was made, so that `downbeat-core` sees small integers and never an
+/// epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: std::time::Instant,
@@ -30,7 +31,7 @@ impl Clock {
         self.origin.checked_add(time.since(Time::ZERO).into())
     }
 
-    /// Milliseconds since the Unix epoch: for what is shown to people and never computed with.
+    /// Milliseconds since the Unix epoch: for display to people, never for computing.
     #[expect(clippy::disallowed_methods, reason = "the one place that reads the clock")]
     pub fn unix_millis() -> u64 {
         std::time::SystemTime::now()

@@ -19,26 +19,28 @@ use crate::offload;
 pub(crate) enum Coding {
     /// RFC 1952.
     Gzip,
-    /// The zlib format (RFC 1950), which is what HTTP and gRPC mean by `deflate`.
+    /// The zlib format (RFC 1950), which HTTP and gRPC call `deflate`.
     Deflate,
 }
 
 /// Why a body could not be decompressed.
 #[derive(Debug)]
 pub(crate) enum InflateError {
-    /// It is not in this coding, or cut off.
+    /// The body is not in this coding, or cut off.
     Malformed(std::io::Error),
-    /// More than the limit would come out.
+    /// The decompressed body would be larger than the limit.
     TooLarge,
-    /// There is no room for what comes out.
+    /// The budget has no room for the decompressed bytes.
     Refused(ServiceError),
 }
 
 /// Bytes that are decompressed between two looks at the budget.
 const STEP: usize = 256 << 10;
-/// Compressed bodies below this size may turn out small: tried at once, as far as that takes about a millisecond.
+/// Compressed bodies below this size may turn out small: decompressing is tried at once, for about
+/// a millisecond.
 const TRIED_BELOW: usize = 16 << 10;
-/// Compressed bytes between two steps. Each gzip member of them costs some microseconds, and may be 20 bytes long.
+/// Compressed bytes between two steps. Each gzip member of them costs some microseconds, and may be
+/// 20 bytes long.
 const SLICE: usize = 4 << 10;
 /// The time that a compressed byte takes at most, in bytes of JSON read.
 const INFLATE_COST: u64 = 16;
@@ -46,7 +48,7 @@ const INFLATE_COST: u64 = 16;
 const DEFLATE_COST: u64 = 4;
 
 impl Coding {
-    /// As `Content-Encoding` and `grpc-encoding` have it.
+    /// The name in `Content-Encoding` and `grpc-encoding`.
     pub fn name(self) -> &'static str {
         match self {
             Coding::Gzip => "gzip",
@@ -54,8 +56,8 @@ impl Coding {
         }
     }
 
-    /// Decompresses at most `limit` bytes, beside the event loop if they may be many. What comes out is held by
-    /// `held` in the place of what went in.
+    /// Decompresses at most `limit` bytes, beside the event loop if they may be many. `held` then
+    /// holds the decompressed bytes instead of the compressed ones.
     pub async fn inflate(
         self,
         client: Client,
@@ -79,7 +81,8 @@ impl Coding {
         offload::run(client, length, work).await.unwrap_or_else(|error| Err(InflateError::Refused(error)))
     }
 
-    /// Decompresses on the event loop. `None`: a gzip body has several members, of which each may take its time.
+    /// Decompresses on the event loop. `None`: a gzip body has several members, of which each may
+    /// take its time.
     fn inflate_small(self, body: &[u8], limit: usize, held: &mut Reservation) -> Option<Result<Bytes, InflateError>> {
         if self == Coding::Deflate {
             return Some(self.inflate_now(body, limit, held));
@@ -124,7 +127,7 @@ impl Coding {
     }
 }
 
-/// Bytes that are read in steps, each of which costs so much.
+/// Bytes that are read in steps, with the cost of a step.
 struct Steps<'a>(&'a [u8], u64);
 
 impl Read for Steps<'_> {

@@ -39,13 +39,13 @@ pub struct DecisionLog {
     shared: Arc<Shared>,
     files: BTreeMap<MachineKind, Arc<LogFile>>,
     writer: Mutex<Option<JoinHandle<()>>>,
-    /// Held, so that no other server writes here.
+    /// A lock, so that no other server writes to the folder.
     _lock: Option<File>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// The bytes to write and their file; `None`: no more come.
+    /// The bytes to write and their file; `None`: the end.
     to_writer: Sender<Option<(Arc<LogFile>, Vec<u8>)>>,
     waiting_bytes: AtomicUsize,
     most_waiting_bytes: usize,
@@ -91,7 +91,7 @@ impl LogFile {
         shared.waiting_bytes.fetch_sub(bytes.len(), Ordering::Relaxed);
     }
 
-    /// Nothing more is written to it.
+    /// Ends the file: no more is written.
     fn end(&self, why: &str) {
         if !self.ended.swap(true, Ordering::Relaxed) {
             self.lost.inc();
@@ -102,11 +102,11 @@ impl LogFile {
 }
 
 impl DecisionLog {
-    /// Begins the logs of a scheduler of so many shards, and of so many devices. The logs of the
-    /// run before replace those in the folder `previous` inside.
+    /// Begins the logs of a scheduler with `shards` shards, and of `devices` devices. The logs of
+    /// the run before replace the ones in the inner folder `previous`.
     ///
     /// # Errors
-    /// If the folder cannot be written, or another server writes there.
+    /// If the folder cannot be written, or another server writes to it.
     pub fn open(folder: &Path, shards: usize, devices: usize, metrics: &Metrics) -> anyhow::Result<Self> {
         let machines = (0..shards as u32).map(|index| MachineKind::Shard { index, shards: shards as u32 });
         let devices = (0..devices as u32).map(MachineKind::Device);
@@ -144,7 +144,7 @@ impl DecisionLog {
         Ok(DecisionLog { shared, files: files.collect(), writer: Mutex::new(Some(writer)), _lock: lock })
     }
 
-    /// Writes what has been appended, and ends. Nothing is written after it.
+    /// Writes the appended bytes, and ends the log.
     pub fn close(&self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         if let Some(writer) = self.writer.lock().take() {
@@ -200,7 +200,7 @@ fn create(folder: &Path, machines: impl Iterator<Item = MachineKind>) -> anyhow:
     Ok((files.collect::<io::Result<_>>()?, lock))
 }
 
-/// Moves the logs of the run before to a folder of their own, in place of those that are there.
+/// Moves the logs of the run before to a folder of their own, where they replace older ones.
 fn put_away(folder: &Path) -> io::Result<()> {
     let previous = folder.join(PREVIOUS);
     let logs = |folder: &Path| -> io::Result<Vec<PathBuf>> {

@@ -1,39 +1,42 @@
-//! What a model may take of the memory of GPUs, and what it has taken: measured while it is loaded, and said.
+//! The GPU memory that a model may take, and has taken: measured while it loads, and logged.
 //!
-//! Nobody knows beforehand what a session of an engine takes: handles of libraries, workspaces, what is recorded for a size. So the free memory of the device is looked at before
-//! and after. What other models take at the same time is counted in; models are loaded one after another where they can be.
+//! The memory of an engine's session is unknown beforehand: handles of libraries, workspaces,
+//! recorded graphs. So the budget reads the free memory of the device before and after. Memory that
+//! other models take at the same time is counted in; models are loaded one after another where
+//! possible.
 
 use downbeat_engine::{DeviceMemory, DeviceShare, Engine, Model};
 
-/// What a model leaves of a device's memory to others where nobody says what it may take: one part in so many.
+/// A model without a limit leaves this part of a device's memory to others: 1/64.
 const RESERVE_PART: u64 = 64;
-/// And at least this, bytes: what the models that are there may still take in their runs.
+/// The reserve is at least this, bytes: the present models may still take memory in their runs.
 const LEAST_RESERVE: u64 = 256 << 20;
-/// The most batch sizes that a line names.
+/// The most batch sizes that a log line names.
 const MOST_NAMED: usize = 16;
 
-/// What one model may take on each device.
+/// The memory that one model may take on each device.
 pub struct DeviceBudget<'a> {
     engine: &'a dyn Engine,
-    /// By device; `None`: it has no memory of its own, or does not work.
+    /// By device; `None`: the device has no memory of its own, or does not work.
     devices: Vec<Option<OnDevice>>,
 }
 
-/// What a model may take on one device.
+/// The memory that a model may take on one device.
 #[derive(Clone, Copy, Debug)]
 struct OnDevice {
-    /// Before anything of the model was there.
+    /// The device's memory before the model came.
     before: DeviceMemory,
-    /// Bytes.
+    /// The bytes that the model may take.
     may: u64,
-    /// Whether somebody said so.
+    /// Whether the user set the limit.
     is_limit: bool,
-    /// Before the lanes were made that are to serve.
+    /// The model's memory before its serving lanes were made.
     lanes_from: DeviceShare,
 }
 
 impl<'a> DeviceBudget<'a> {
-    /// Looks at the devices that a model is going to be on, before it is loaded. `limit`: what it may take of each, bytes; else what is free, but for a reserve.
+    /// Reads the memory of a model's future devices before it is loaded. `limit`: the bytes that it
+    /// may take of each; else the free memory, less a reserve.
     pub fn before(engine: &'a dyn Engine, devices: &[usize], limit: Option<u64>) -> Self {
         let on = |device| {
             let before = engine.device_memory(device)?;
@@ -48,7 +51,7 @@ impl<'a> DeviceBudget<'a> {
         }
     }
 
-    /// Says that from now on the lanes are made that are to serve.
+    /// Notes that the serving lanes are made from now on.
     pub fn begin_lanes(&mut self, model: &dyn Model) {
         for (device, on) in self.devices.iter_mut().enumerate() {
             if let Some(on) = on {
@@ -57,7 +60,7 @@ impl<'a> DeviceBudget<'a> {
         }
     }
 
-    /// What the model has taken of a device so far, bytes.
+    /// The bytes that the model has taken of a device so far.
     fn taken(&self, device: usize) -> u64 {
         let (Some(Some(on)), Some(now)) = (self.devices.get(device), self.engine.device_memory(device)) else {
             return 0;
@@ -65,11 +68,12 @@ impl<'a> DeviceBudget<'a> {
         on.before.free.saturating_sub(now.free)
     }
 
-    /// Runs `warm_up` with sizes of `sizes`, the largest first, as long as it says that they run and there is memory for the next one, in this lane and in `others` that are
-    /// still to come (lanes as large as this one). Gives those that there is memory for, the largest first.
+    /// Runs `warm_up` with sizes of `sizes`, as long as they run and there is memory for the next
+    /// one. The memory must suffice for this lane and for `others`, later lanes as large as this
+    /// one. Returns the sizes with enough memory, the largest first.
     ///
     /// # Errors
-    /// What `warm_up` says.
+    /// The error of `warm_up`.
     pub fn warm_up(
         &self,
         model: &dyn Model,
@@ -88,11 +92,12 @@ impl<'a> DeviceBudget<'a> {
         };
         let made = || model.device_share(device).unwrap_or_default().session_bytes;
         let begin = self.taken(device);
-        // By size: what its session took, and what its runs did.
+        // By size: the bytes of its session, and the bytes of its runs.
         let mut run: Vec<(usize, u64, u64)> = Vec::new();
         for size in spread(sizes) {
             let (before, made_before) = (self.taken(device), made());
-            // A session as that of the next larger one, and of its runs a part.
+            // The estimate: a session as large as the next larger size's, and a part of the memory
+            // of its runs.
             let next = run.iter().filter(|(larger, ..)| *larger > size).min();
             let likely = next.map_or(0, |(larger, session, runs)| session + runs / *larger as u64 * size as u64);
             let of_lane = before.saturating_sub(begin) + likely;
@@ -136,7 +141,8 @@ impl<'a> DeviceBudget<'a> {
         );
     }
 
-    /// Says what a model takes on each device where it has so many lanes, and which of the sizes that it wanted were not run for want of memory.
+    /// Logs the memory of a model on each device with `lanes` lanes, and the wanted sizes that did
+    /// not run for lack of memory.
     pub fn say(&self, name: &str, model: &dyn Model, lanes: usize, [wanted, run]: [&[usize]; 2]) {
         for (device, on) in self.devices.iter().enumerate() {
             let Some(on) = on.filter(|_| model.lost(device).is_none()) else { continue };
@@ -194,7 +200,8 @@ fn named(sizes: &[usize]) -> String {
     format!("{}{}", named.join(", "), if sizes.len() > MOST_NAMED { ", ..." } else { "" })
 }
 
-/// The sizes in an order in which those that were had so far are always spread over all: the largest, the smallest, the one in the middle, and so on.
+/// Orders the sizes so that any first few are spread over all: the largest, the smallest, the one
+/// in the middle, and so on.
 fn spread(sizes: &[usize]) -> Vec<usize> {
     let mut order = Vec::with_capacity(sizes.len());
     let last = sizes.len().saturating_sub(1);
@@ -224,7 +231,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// A device with so much that is taken of its memory, and a model on it.
+    /// A fake device with `taken` bytes of memory in use, and a model on it.
     #[derive(Default)]
     struct Fake {
         taken: AtomicU64,
@@ -272,11 +279,12 @@ mod tests {
 
     const SIZES: [usize; 7] = [64, 32, 16, 8, 4, 2, 1];
 
-    /// Which sizes a model is warmed up with that may take so much, with so many lanes, and how many MiB it has taken then.
+    /// The sizes that a model warms up within `limit`, beside `others` lanes, and the MiB that it
+    /// has taken then.
     fn warmed(limit: u64, others: f64) -> (Vec<usize>, u64) {
         let fake = Fake::default();
         let budget = DeviceBudget::before(&fake, &[0], Some(limit * MIB));
-        // Its weights.
+        // The bytes of its weights.
         fake.taken.fetch_add(100 * MIB, Ordering::Relaxed);
         let run = |size| {
             fake.run(size);
@@ -297,7 +305,7 @@ mod tests {
         // Another lane as large takes the sessions and the rows again.
         assert_eq!(warmed(606, 1.0).0, [64, 8, 1]);
         assert_eq!(warmed(605, 1.0).0, [64, 1]);
-        // The largest is run in any case: what it takes is known after that.
+        // The largest size runs in any case: its memory is known only after that.
         assert_eq!(warmed(50, 0.0), (vec![64], 224));
     }
 

@@ -1,4 +1,4 @@
-//! By which device policy a model's batches are made, as the options say.
+//! Chooses the device policy of each model from the options.
 
 use downbeat_core::device::{BadSettings, Candidate, ChosenPolicy, WrittenSettings};
 use downbeat_repository::policy::{DispatchPolicy, PolicyName};
@@ -21,26 +21,28 @@ impl DeviceOptions {
 }
 
 impl ServerOptions {
-    /// What makes a model's batches on a device: what the group that names it says, else its configuration, else the group of all others, else the
-    /// default.
+    /// The device policy of a model: of the group that names it, else of its configuration, else of
+    /// the group of all others, else the default.
     pub fn device_policy(&self, model: &str, configured: Option<PolicyName>) -> PolicyName {
         let (group, others) = (self.device.group(model), self.device.others());
         let policy = group.and_then(|group| group.policy).or(configured).or(others.and_then(|group| group.policy));
         policy.unwrap_or(self.device.policy)
     }
 
-    /// A model's [`device_policy`](Self::device_policy), and how: with the settings of the group that names it, else of the group of all others.
+    /// A model's [`device_policy`](Self::device_policy) with its settings: of the group that names
+    /// it, else of the group of all others.
     ///
     /// # Errors
-    /// If they are none of this policy, and the group says that they are.
+    /// If this policy does not know them, and the group assigns them to it.
     pub fn chosen_policy(&self, model: &str, configured: Option<PolicyName>) -> Result<ChosenPolicy, BadSettings> {
         self.settings_of(model, self.device_policy(model, configured))
     }
 
-    /// A policy for a model, with the settings of the group that names the model, else of the group of all others.
+    /// A policy for a model, with the settings of the group that names the model, else of the group
+    /// of all others.
     ///
     /// # Errors
-    /// If they are none of this policy, and the group says that they are.
+    /// If this policy does not know them, and the group assigns them to it.
     pub fn settings_of(&self, model: &str, policy: PolicyName) -> Result<ChosenPolicy, BadSettings> {
         match self.device.group(model).or(self.device.others()) {
             None => policy.read(&WrittenSettings::new()),
@@ -49,32 +51,32 @@ impl ServerOptions {
         }
     }
 
-    /// What is written about a model's device policy, whichever it is.
+    /// The written settings of a model's device policy, for any policy.
     pub fn written_settings(&self, model: &str) -> WrittenSettings {
         let group = self.device.group(model).or(self.device.others());
         group.map(|group| group.settings.clone()).unwrap_or_default()
     }
 
-    /// A policy for a model with settings of its own beside those that are written.
+    /// A policy for a model with additional settings beside the written ones.
     ///
     /// # Errors
-    /// If they are none of this policy.
+    /// If this policy does not know them.
     pub fn policy_of(&self, model: &str, candidate: &Candidate) -> Result<ChosenPolicy, BadSettings> {
         let mut settings = self.written_settings(model);
         settings.extend(candidate.settings.clone());
         candidate.policy.read_known(&settings)
     }
 
-    /// Whether somebody chose a device policy for just this model: a group that names it, or its configuration. What a policy that was not cannot have
-    /// is served by the policy exclusive.
+    /// Whether the user chose a device policy for just this model, by a group or by its
+    /// configuration. Otherwise the policy exclusive serves a model that its policy cannot have.
     pub fn names_device_policy(&self, model: &str, configured: Option<PolicyName>) -> bool {
         configured.is_some() || self.device.group(model).is_some()
     }
 
-    /// Whether the device policy and what is said about dispatching a model go together.
+    /// Whether the device policy and the model's dispatch policy go together.
     ///
     /// # Errors
-    /// Which two contradict each other, and what to do.
+    /// The contradiction, with a remedy.
     pub fn check_dispatch(
         &self,
         model: &str,

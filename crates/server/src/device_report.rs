@@ -1,4 +1,4 @@
-//! What devices are divided into, and which model is where.
+//! The report on devices: their partitions, and the models on each.
 
 use downbeat_core::device::GroupStats;
 use downbeat_engine::Executor;
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::group_predictor::GroupPredictor;
 
-/// What `GET /v2/devices` answers.
+/// The answer of `GET /v2/devices`.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct DevicesReport {
-    /// Who says on which partition a model runs: fixed, or auto.
+    /// How partitions are chosen for models: fixed, or auto.
     pub shares: String,
-    /// What each device is divided into; empty: they are not divided.
+    /// The partitions of each device; empty: devices are not divided.
     pub partitions: Vec<PartitionReport>,
     /// The devices, by their numbers.
     pub devices: Vec<DeviceReport>,
@@ -20,58 +20,61 @@ pub struct DevicesReport {
 /// A partition, which all devices have alike.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct PartitionReport {
-    /// Its number, from 0.
+    /// The partition's number, from 0.
     pub partition: u32,
-    /// What it has, in words.
+    /// The partition's size, in words.
     pub size: String,
-    /// Its compute units: cores, or multiprocessors.
+    /// The partition's compute units: cores, or multiprocessors.
     pub units: u32,
 }
 
 /// A device.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct DeviceReport {
-    /// Its number, from 0.
+    /// The device's number, from 0.
     pub device: usize,
-    /// What is on it.
+    /// The models on the device.
     pub models: Vec<PlacedModel>,
-    /// Its models whose operators run in groups (the policy overlap); `None`: there are none.
+    /// The models whose operators run in groups (the policy overlap); `None`: the device has none.
     pub groups: Option<GroupsReport>,
 }
 
-/// What the groups of operators of a device came to.
+/// Results of the operator groups of a device.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct GroupsReport {
-    /// The mean absolute relative error of what predicts them, when it was tested or trained again; `None`: nothing does, and requests run one at a time.
+    /// The predictor's mean absolute relative error when it was last tested or trained; `None`:
+    /// there is no predictor, and requests run one at a time.
     pub mean_error: Option<f64>,
     /// The models, by when they came.
     pub models: Vec<GroupedModel>,
     /// Groups that have begun.
     pub groups: u64,
-    /// Of these, of several requests.
+    /// Groups among them that had several requests.
     pub together: u64,
-    /// Groups that were decided in time, and did not suit any more when the device was free.
+    /// Groups that were decided in time, but did not suit any more when the device was free.
     pub overtaken: u64,
-    /// What half of the last groups of several took, or less, of what was predicted.
+    /// The median ratio of actual to predicted time of the last groups of several requests.
     pub expected: f64,
-    /// What 95% of them did: what a group is taken to need.
+    /// The 95th percentile of that ratio: predictions are scaled by it.
     pub bound: f64,
-    /// What has come of training what predicts them with what was served, on all devices; `None`: it is not trained here.
+    /// Results of training the predictor with served groups, on all devices; `None`: this server
+    /// does not train it.
     pub retraining: Option<RetrainingReport>,
 }
 
-/// What has come of training a predictor with what was served.
+/// Results of training a predictor with served groups.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug, Default)]
 pub struct RetrainingReport {
-    /// Trainings that came to an end.
+    /// Trainings that were finished.
     pub trainings: u64,
-    /// Those after which the predictor was another.
+    /// Trainings that changed the predictor.
     pub adopted: u64,
-    /// Of the last, groups that it was judged by.
+    /// Groups that the last training was judged by.
     pub held_out: u64,
-    /// Mean absolute relative error on these of the predictor that was in use; `None`: there was no training yet.
+    /// Mean absolute relative error on these groups of the predictor in use; `None`: there was no
+    /// training yet.
     pub before: Option<f64>,
-    /// And of what came of the training.
+    /// The same error of the trained predictor.
     pub after: Option<f64>,
 }
 
@@ -80,14 +83,14 @@ pub struct RetrainingReport {
 pub struct GroupedModel {
     /// Model name.
     pub model: String,
-    /// Its version.
+    /// Model version.
     pub version: String,
     /// Why its requests run beside no other model's; `None`: they do.
     pub alone: Option<String>,
 }
 
 impl GroupsReport {
-    /// Of models that are still to be named.
+    /// A report without models yet, whose names the caller adds.
     pub fn new(stats: GroupStats, predictor: &GroupPredictor) -> Self {
         let GroupStats { groups, together, overtaken, expected, bound } = stats;
         let (mean_error, retraining) = (predictor.mean_error(), predictor.retraining());
@@ -100,51 +103,52 @@ impl GroupsReport {
 pub struct PlacedModel {
     /// Model name.
     pub model: String,
-    /// Its version.
+    /// Model version.
     pub version: String,
-    /// Its device policy.
+    /// The device policy of the model.
     pub policy: String,
     /// The partition where its launches go; 0 where devices are not divided.
     pub partition: u32,
     /// All partitions that its launches go to.
     pub partitions: Vec<u32>,
-    /// Whether somebody has put it there.
+    /// Whether the user has put it on its partition.
     pub by_hand: bool,
-    /// What it has of the device, where shares are auto; `None`: it has no part in that.
+    /// Its share of the device, if shares are auto; `None`: it takes no part in sharing.
     pub share: Option<ShareReport>,
-    /// The process of its own that it runs in; `None`: it has none.
+    /// The executor process that it runs in; `None`: the server's own.
     pub executor: Option<ExecutorReport>,
 }
 
 /// The process of its own that a model version runs in.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct ExecutorReport {
-    /// Its number; `None`: it has ended, and is started again.
+    /// The process's number; `None`: it has ended, and is being restarted.
     pub pid: Option<u32>,
     /// How often it was started again since the version was loaded.
     pub restarts: u64,
 }
 
 impl ExecutorReport {
-    /// That of the process of a model.
+    /// The report on a model's executor process.
     pub fn of(executor: &Executor) -> Self {
         ExecutorReport { pid: executor.pid(), restarts: executor.restarts() }
     }
 }
 
-/// What a model has of a device whose shares follow what models do.
+/// A model's share of a device, where shares follow the models' needs.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct ShareReport {
     /// Compute units that it runs on; 0: it has no share yet, and runs on all of the device.
     pub units: u32,
-    /// Compute units that it is to have.
+    /// Compute units of its next share.
     pub next_units: u32,
     /// The partition where lanes are made for it, or are ready until there is room.
     pub preparing: Option<u32>,
-    /// Compute units beyond which it is hardly faster, which it asked for when it came; `None`: nobody knows, and it asked for 30% (GSLICE §3.2.3).
+    /// Compute units beyond which it is hardly faster: it asked for as many. `None`: that is
+    /// unknown, and it asked for 30% (GSLICE §3.2.3).
     pub knee: Option<u32>,
-    /// The most items of its batches; `None`: that is left to its device policy.
+    /// The most items of its batches; `None`: its device policy decides.
     pub batch_limit: Option<u32>,
-    /// Why it has, or is to have, this share.
+    /// Why it has this share, or gets the next one.
     pub reason: Option<String>,
 }

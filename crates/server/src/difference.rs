@@ -7,14 +7,14 @@ use crate::classification::numbers;
 /// order for another batch size.
 const TOLERANCE: f64 = 1e-3;
 
-/// The first output, and the numbers, in which two answers differ.
+/// The first output with a difference between two answers, and the two numbers.
 pub fn difference(codec: &BatchCodec, a: &Outputs, b: &Outputs) -> Option<(String, f64, f64)> {
     for ((a, b), binding) in a.iter().zip(b).zip(&codec.outputs) {
         if a.data == b.data {
             continue;
         }
         let [a, b] = [a, b].map(|part| numbers(binding.datatype(), &part.data));
-        // Not a number is far from every number; infinities are near themselves.
+        // A NaN is far from every number; an infinity is near itself.
         let near = |a: f64, b: f64| {
             a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * (1.0 + a.abs().max(b.abs()))
         };

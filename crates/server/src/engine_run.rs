@@ -1,4 +1,4 @@
-//! Runs of an engine that may fail, or not end, without harm to anything else.
+//! Runs of an engine that may fail or hang without harm to other work.
 
 use std::ops::Range;
 use std::panic::AssertUnwindSafe;
@@ -16,9 +16,10 @@ use crate::watchdog::Post;
 pub enum RunFailure {
     /// The error of the engine, or of the codec.
     Engine(String),
-    /// It took too long and was ended, or was left behind: why.
+    /// The run took too long and was ended, or was left behind, for this reason.
     Ended(String),
-    /// The model is out of service, as a run of it does not end or its process has ended: why.
+    /// The model is out of service, as a run of it does not end or its process has ended, for this
+    /// reason.
     Refused(String),
 }
 
@@ -35,7 +36,7 @@ impl std::fmt::Display for RunFailure {
     }
 }
 
-/// Who watches a thread's runs, and what for.
+/// The watch over a run: the thread's post, the model's health, and the limit.
 #[derive(Clone)]
 pub struct Watch<'a> {
     pub post: &'a Post,
@@ -71,13 +72,14 @@ impl Running<'_> {
     /// If the run fails or is ended.
     pub fn end(self) -> Result<State, RunFailure> {
         let Running { watch, pending, _count } = self;
-        // It has a limit of its own from when the one before it is over.
+        // The run has a limit of its own, which begins when the run before it is over.
         watch.begin();
         end(&watch, caught(|| pending.wait()))
     }
 }
 
-/// Begins to run segments on a batch, while another run of the thread may be going on. An engine that panics has failed.
+/// Begins to run segments on a batch, while another run of the thread may be going on. An engine
+/// that panics has failed.
 ///
 /// # Errors
 /// If the run fails, is ended, or the model is out of service.
@@ -99,9 +101,10 @@ pub fn begin<'a>(
     }
 }
 
-/// What the engine does, and its words where it fails.
+/// Runs the engine, and turns its error or panic into a failure.
 fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunFailure> {
-    // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run will tell.
+    // A lane that panicked may be in any state, but it is not ours to judge: the engine's next run
+    // will tell.
     match std::panic::catch_unwind(AssertUnwindSafe(run)) {
         Ok(Ok(ran)) => Ok(ran),
         Ok(Err(error)) if error.of_executor => Err(RunFailure::Refused(error.reason)),
@@ -122,7 +125,7 @@ fn end<T>(watch: &Watch<'_>, ran: Result<T, RunFailure>) -> Result<T, RunFailure
     }
 }
 
-/// Runs the whole model, of `segments` segments, on one request of `rows` items; gives its outputs.
+/// Runs the whole model, of `segments` segments, on a request of `rows` items. Returns its outputs.
 ///
 /// # Errors
 /// The errors of [`begin`], and of the codec.

@@ -21,10 +21,11 @@ pub struct Engines {
 }
 
 impl Engines {
-    /// The engines that the options ask for. Says which one runs ONNX models, and how to get a faster one.
+    /// Finds the engines that the options ask for. Logs which one runs ONNX models, and how to get
+    /// a faster one.
     ///
     /// # Errors
-    /// If the engine asked for is not there.
+    /// If the engine asked for is missing.
     pub fn choose(options: &ServerOptions) -> anyhow::Result<Self> {
         let preference: Preference = options.engine.name().parse().map_err(anyhow::Error::msg)?;
         let search = Search { threads: most_threads(options), ..Search::from_env() };
@@ -47,7 +48,7 @@ impl Engines {
                 "--gpus has no effect: models run on the CPU, with the engine {engine}; with --engine cuda the server says why, and does not start"
             );
         }
-        // There is one of it, whose devices all its models share.
+        // All emulated models share the devices of a single emulated engine.
         let emulated: Arc<dyn Engine> = match options.engine {
             EngineChoice::Emulated => choice.engine.clone(),
             _ => Arc::new(downbeat_engine::Emulated::new()),
@@ -69,7 +70,8 @@ impl Engines {
     /// The engine of a model: the one that its options name, or the one of all models.
     ///
     /// # Errors
-    /// If that engine cannot be used here, or if its options ask for a process of its own and the model is on a GPU.
+    /// If that engine cannot be used here, or if its options ask for a process of its own and the
+    /// model is on a GPU.
     pub fn of(
         &self,
         name: &str,
@@ -99,8 +101,8 @@ impl Engines {
         Self::placed(made, isolation).map_err(anyhow::Error::msg)
     }
 
-    /// The engine that may run a model which `engine` cannot run. There is none if the model's options name its engine, if models run on GPUs, or if no other engine
-    /// can be used here.
+    /// The engine that may run a model which `engine` cannot run. `None` if the model's options
+    /// name its engine, if models run on GPUs, or if no other engine is usable.
     pub fn instead(
         &self,
         name: &str,
@@ -124,11 +126,12 @@ impl Engines {
         }
     }
 
-    /// The engine that tries files in processes before `engine` loads them: the same, or on GPUs its library on the CPU. `None`: the options ask for no trials, or `engine`
-    /// itself runs in processes.
+    /// The engine that tries files in processes before `engine` loads them: the same, or on GPUs
+    /// its library on the CPU. `None`: the options ask for no trials, or `engine` itself runs in
+    /// processes.
     ///
     /// # Errors
-    /// In words, if the operating system has no thread left.
+    /// A text, if the operating system has no thread left.
     pub fn trial(&self, engine: &Arc<dyn Engine>) -> Result<Option<&Arc<dyn Engine>>, String> {
         let others = [Preference::Rten, Preference::Onnxruntime].map(|other| self.others.made(other));
         let mut own = std::iter::once(&self.onnx).chain(others.into_iter().flatten());
@@ -141,10 +144,12 @@ impl Engines {
         self.onnx.limits()
     }
 
-    /// How many devices a server has that was asked for `asked` of them; 0: nobody said. A CPU that is divided is one, whatever its partitions.
+    /// The number of devices of a server whose options ask for `asked`; 0: they do not say. A
+    /// divided CPU is one device with any number of partitions.
     ///
     /// # Errors
-    /// If there are GPUs, and not so many; if the CPU is divided, and more than one was asked for.
+    /// If there are GPUs, and fewer or more than asked for; if the CPU is divided, and more than
+    /// one device was asked for.
     pub fn devices(&self, asked: usize, partitions: &Partitions) -> anyhow::Result<usize> {
         match self.gpus.len() {
             0 if partitions.are_there() && asked > 1 => bail!(
@@ -163,12 +168,14 @@ impl Engines {
     }
 }
 
-/// The most executors of a server that nobody told how many to have.
+/// The most executors of a server whose options do not set the number.
 pub const MOST_EXECUTORS: usize = 64;
 
-/// How many executors a server has on a CPU of so many cores if nobody said, where of each model version so many batches may run at once:
-/// those that were asked for, so that none waits for the others, and for the models that ask for none enough that a slow one leaves room beside it.
-/// They share the cores, so that a batch takes the longer the more run; a model that is alone has the machine to itself.
+/// The number of executors on a CPU of so many cores, unless the options set it. `at_once` has for
+/// each model version how many of its batches may run at once. Versions that asked for executors
+/// get them, so that none waits for another. The others get enough that a slow model leaves room
+/// beside it. Executors share the cores: more of them make a batch slower, and a model that is
+/// alone has the machine to itself.
 pub fn executors(at_once: impl Iterator<Item = u32>, cores: usize) -> usize {
     let side_by_side = (cores / 4).clamp(2, 8);
     let (mut models, mut asked) = (0, 0);
@@ -179,7 +186,8 @@ pub fn executors(at_once: impl Iterator<Item = u32>, cores: usize) -> usize {
     (models.clamp(1, side_by_side) + asked).min(MOST_EXECUTORS)
 }
 
-/// How models have processes of their own. Only the program itself says what runs as one, so that no other program that has a server within starts itself.
+/// The executor processes of models. Only the program itself enables them by `executor`, so that
+/// another program with an embedded server does not start itself.
 fn processes(options: &ServerOptions) -> Processes {
     let limits = TrialLimits { time: options.trial_timeout.into(), memory: memory::allowed() };
     let is_tried = options.trial_timeout > Duration::ZERO && options.executor.is_some();
@@ -190,7 +198,7 @@ fn processes(options: &ServerOptions) -> Processes {
     }
 }
 
-/// Threads of one run, at most: what was asked for, or this device's share of the cores.
+/// The most threads of one run: the options' number, or this device's share of the cores.
 pub fn most_threads(options: &ServerOptions) -> usize {
     match options.threads {
         0 => (std::thread::available_parallelism().map_or(1, usize::from) / options.devices.max(1)).max(1),
@@ -212,7 +220,7 @@ mod tests {
         assert_eq!(executors(&[u32::MAX, 100], 2), MOST_EXECUTORS);
     }
 
-    /// Engines of a server that is told which one runs most models.
+    /// Engines of a server whose options choose the engine of most models.
     fn engines(engine: EngineChoice) -> Engines {
         let options = ServerOptions { engine, ..ServerOptions::default() };
         Engines::choose(&options).unwrap()

@@ -3,7 +3,7 @@
 use downbeat_core::Duration;
 use http::StatusCode;
 
-/// Why a request got no result. The message says what was wrong and what was expected.
+/// Why a request got no result. The message names the defect and the expected value.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ServiceError {
     /// The request cannot be understood or does not fit the model: HTTP 400, `INVALID_ARGUMENT`.
@@ -18,7 +18,8 @@ pub enum ServiceError {
     /// The body is larger than the server takes: HTTP 413, `RESOURCE_EXHAUSTED`.
     #[error("{0}")]
     TooLarge(String),
-    /// The queue is full (rejected at admission): HTTP 503 with `Retry-After`, `RESOURCE_EXHAUSTED`.
+    /// The queue is full (rejected at admission): HTTP 503 with `Retry-After`,
+    /// `RESOURCE_EXHAUSTED`.
     #[error("{message}")]
     QueueFull {
         /// Which queue, its bound.
@@ -26,13 +27,14 @@ pub enum ServiceError {
         /// When there should be room again.
         retry_after: Duration,
     },
-    /// The deadline cannot be met, or the time the client allowed in the queue is over: HTTP 504, `DEADLINE_EXCEEDED`.
+    /// The deadline cannot be met, or the time the client allowed in the queue is over: HTTP 504,
+    /// `DEADLINE_EXCEEDED`.
     #[error("{0}")]
     DeadlineExceeded(String),
     /// The client went away: HTTP 499, `CANCELLED`.
     #[error("{0}")]
     Cancelled(String),
-    /// The model is there but not ready, or the server drains: HTTP 503, `UNAVAILABLE`.
+    /// The model is not ready, or the server drains: HTTP 503, `UNAVAILABLE`.
     #[error("{0}")]
     Unavailable(String),
     /// Something the protocol has and this server does not: HTTP 501, `UNIMPLEMENTED`.
@@ -44,7 +46,7 @@ pub enum ServiceError {
 }
 
 impl ServiceError {
-    /// The same error, its message led by what it was about.
+    /// The same error, with its subject in front of its message.
     pub fn within(mut self, context: impl std::fmt::Display) -> Self {
         let message = match &mut self {
             ServiceError::InvalidArgument(message)
@@ -62,7 +64,8 @@ impl ServiceError {
         self
     }
 
-    /// The kind of error as backends say it to frontends, from 0 in the order above.
+    /// The number of the error's kind in messages from backends to frontends, from 0 in the order
+    /// above.
     pub fn code(&self) -> u16 {
         match self {
             ServiceError::InvalidArgument(_) => 0,
@@ -103,7 +106,7 @@ impl ServiceError {
             ServiceError::TooLarge(_) => (StatusCode::PAYLOAD_TOO_LARGE, tonic::Code::ResourceExhausted),
             ServiceError::QueueFull { .. } => (StatusCode::SERVICE_UNAVAILABLE, tonic::Code::ResourceExhausted),
             ServiceError::DeadlineExceeded(_) => (StatusCode::GATEWAY_TIMEOUT, tonic::Code::DeadlineExceeded),
-            // nginx's "client closed request"; no registered status says it.
+            // nginx's "client closed request"; no registered status means that.
             ServiceError::Cancelled(_) => {
                 (StatusCode::from_u16(499).unwrap_or(StatusCode::BAD_REQUEST), tonic::Code::Cancelled)
             }
@@ -123,7 +126,8 @@ impl ServiceError {
         self.status().0
     }
 
-    /// The value of `Retry-After`, in whole seconds, rounded up; `None` if trying again later is not the remedy.
+    /// The value of `Retry-After`, in whole seconds, rounded up; `None` if trying again later is
+    /// not the remedy.
     pub fn retry_after_seconds(&self) -> Option<u64> {
         match self {
             ServiceError::QueueFull { retry_after, .. } => Some(retry_after.as_nanos().div_ceil(1_000_000_000).max(1)),
@@ -133,8 +137,8 @@ impl ServiceError {
 }
 
 impl From<ServiceError> for tonic::Status {
-    /// A full queue also says when to come back: `retry-after` in whole seconds (rounded up), as over HTTP, and
-    /// `grpc-retry-pushback-ms`, which gRPC clients with a retry policy heed.
+    /// A full queue also tells when to come back: `retry-after` in whole seconds (rounded up), as
+    /// over HTTP, and `grpc-retry-pushback-ms`, which gRPC clients with a retry policy heed.
     fn from(error: ServiceError) -> Self {
         let mut status = tonic::Status::new(error.grpc_code(), error.to_string());
         if let ServiceError::QueueFull { retry_after, .. } = error {

@@ -1,4 +1,5 @@
-//! The protocol's extensions that work on the tensors of any frontend: shared memory and classification.
+//! The protocol's extensions that work on the tensors of any frontend: shared memory and
+//! classification.
 
 use std::sync::Arc;
 
@@ -40,12 +41,12 @@ const CLASSIFICATION: &str = "classification";
 /// Most bytes that the inputs of one request take from shared memory.
 const MOST_SHARED_BYTES: u64 = 1 << 30;
 
-/// Runs an inference of `client` with the extensions applied: what every frontend calls. `held` is what the request
-/// holds of the budget of bytes; what is copied for it is added.
+/// Runs an inference of `client` with the extensions applied; every frontend calls this. `held` is
+/// the request's part of the budget of bytes; copied data is added.
 ///
 /// # Errors
-/// Those of [`resolve_inputs`], [`Service::check_inputs`], [`Service::infer`] and [`apply_outputs`]; `QueueFull` if the
-/// budget has no room for what would be copied from shared memory.
+/// The errors of [`resolve_inputs`], [`Service::check_inputs`], [`Service::infer`] and
+/// [`apply_outputs`]; `QueueFull` if the budget has no room for the copies from shared memory.
 pub async fn infer<S: Service>(
     service: &S,
     memory: &Arc<SharedMemory>,
@@ -79,13 +80,14 @@ pub async fn infer<S: Service>(
         }
         return service.infer(request).await;
     }
-    // Looked up before: by the time the answer is here, another version may serve under the name.
+    // Read before the run: when the answer comes, another version may serve under the name.
     let (name, version) = (request.model_name.clone(), request.model_version.clone());
     let batched = service.model_config(&name, &version).is_ok_and(|config| config.max_batch_size > 0);
     let names: Vec<Vec<String>> = extended.iter().map(|output| service.labels(&name, &version, &output.name)).collect();
     let mut response = Box::pin(offload::with_sender(client, service.infer(request))).await?;
     let memory = Arc::clone(memory);
-    // Ranking a row takes longer than copying it, and a write to shared memory may be the first to a page.
+    // Ranking a row takes longer than copying it, and a write to shared memory may be the first to
+    // a page.
     let bytes = response.outputs.iter().map(|output| output.data.len()).sum::<usize>();
     let heavy = waits || bytes >= offload::PARSE_FROM;
     offload::run_if(heavy, client, bytes, move || {
@@ -99,11 +101,11 @@ pub async fn infer<S: Service>(
     .await?
 }
 
-/// What the inputs of a request have in shared memory.
+/// The inputs of a request that are in shared memory.
 #[derive(Default)]
 struct SharedInputs {
     bytes: u64,
-    /// Whether some are in a GPU's memory, so that a copy is waited for.
+    /// Whether some are in a GPU's memory, so that the copy waits.
     waits: bool,
 }
 
@@ -116,7 +118,7 @@ async fn copy_inputs<S: Service>(
     SharedInputs { bytes, waits }: SharedInputs,
     held: &mut Reservation,
 ) -> Result<InferRequest, ServiceError> {
-    // All that can be told from the request's few bytes comes before the many.
+    // Checks of the request's few bytes come before the many bytes are copied.
     service.check_inputs(&request)?;
     held.grow(bytes)?;
     let memory = Arc::clone(memory);
@@ -126,7 +128,8 @@ async fn copy_inputs<S: Service>(
         .await?
 }
 
-/// Checks what the inputs say of their places in shared memory; gives what they take together.
+/// Checks the inputs' places in shared memory. Returns their total size, and whether a copy waits
+/// for a GPU.
 fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -> Result<SharedInputs, ServiceError> {
     let mut shared = SharedInputs::default();
     for input in &request.inputs {
@@ -142,7 +145,7 @@ fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -
         shared.waits |= memory
             .check(client, place.region, place.offset, place.byte_size)
             .map_err(|error| error.within(format_args!("input '{}'", input.name)))?;
-        // A few bytes of request could else ask for copies of a large region without end.
+        // A request of a few bytes could otherwise ask for endless copies of a large region.
         shared.bytes = shared.bytes.saturating_add(place.byte_size);
         if shared.bytes > MOST_SHARED_BYTES {
             return Err(ServiceError::TooLarge(format!(
@@ -153,11 +156,11 @@ fn check_places(memory: &SharedMemory, client: Client, request: &InferRequest) -
     Ok(shared)
 }
 
-/// Copies the inputs that are in `client`'s shared memory into the request. Their parameters stay.
+/// Copies the inputs in `client`'s shared memory into the request. Their parameters stay.
 ///
 /// # Errors
-/// `InvalidArgument` if an input has data of its own as well, or its parameters or its byte size are wrong; those of
-/// [`SharedMemory::read`].
+/// `InvalidArgument` if an input has data of its own as well, or its parameters or its byte size
+/// are wrong; the errors of [`SharedMemory::read`].
 pub fn resolve_inputs(memory: &SharedMemory, client: Client, request: &mut InferRequest) -> Result<(), ServiceError> {
     check_places(memory, client, request)?;
     for input in &mut request.inputs {
@@ -174,7 +177,7 @@ pub fn resolve_inputs(memory: &SharedMemory, client: Client, request: &mut Infer
 fn check_byte_size(input: &InferTensor, byte_size: u64) -> Result<(), ServiceError> {
     let Some(element) = input.datatype.size() else { return Ok(()) };
     let expected = element_count(&input.shape).ok().and_then(|count| count.checked_mul(element));
-    // A negative or overflowing shape is named once the data is there.
+    // A negative or overflowing shape is reported once the data is read.
     match expected {
         Some(expected) if expected as u64 != byte_size => Err(ServiceError::InvalidArgument(format!(
             "input '{}': '{BYTE_SIZE}' is {byte_size}, expected {expected} for shape {:?} of {}",
@@ -184,15 +187,16 @@ fn check_byte_size(input: &InferTensor, byte_size: u64) -> Result<(), ServiceErr
     }
 }
 
-/// Applies what was asked of the outputs: classes instead of values, and data in shared memory instead of the answer.
+/// Applies the client's wishes for outputs: classes instead of values, and data in shared memory
+/// instead of the answer.
 ///
-/// `labels` gives the labels of an output's classes in class order; `batched` tells that the first dimension is the
-/// batch, so that each row has its own classes. Outputs that are requested but not in the answer are left to the
-/// service to refuse.
+/// `labels` returns the labels of an output's classes in class order. With `batched` the first
+/// dimension is the batch, and each row has its own classes. The service refuses requested outputs
+/// that are not in the answer.
 ///
 /// # Errors
-/// `InvalidArgument` if the parameters are wrong, the output's datatype has no order, or the shared memory is too
-/// small; those of [`SharedMemory::write`].
+/// `InvalidArgument` if the parameters are wrong, the output's datatype has no order, or the shared
+/// memory is too small; the errors of [`SharedMemory::write`].
 pub fn apply_outputs(
     memory: &SharedMemory,
     client: Client,
@@ -212,7 +216,7 @@ pub fn apply_outputs(
     Ok(())
 }
 
-/// What a client asked of an output.
+/// The client's wish for an output.
 enum OutputExtension<'a> {
     Classes(usize),
     SharedMemory(Place<'a>),
@@ -241,7 +245,7 @@ impl<'a> OutputExtension<'a> {
     }
 }
 
-/// Where in shared memory a tensor is.
+/// The place of a tensor in shared memory.
 struct Place<'a> {
     region: &'a str,
     offset: u64,

@@ -1,11 +1,11 @@
-//! What NVML says of GPUs, in metrics by Triton's names.
+//! NVML's measurements of GPUs, in metrics by Triton's names.
 
 use downbeat_engine::cuda::nvml::NvmlSample;
 
 use crate::metric_table::metric_table;
 
 metric_table! {
-    /// What NVML says of GPUs, by Triton's names. A clone is the same.
+    /// NVML's measurements of GPUs, by Triton's names. A clone shares its metrics.
     #[derive(Clone)]
     pub struct GpuMetrics {
         utilization: GaugeVec["gpu_uuid"], "nv_gpu_utilization", "GPU utilization rate [0.0 - 1.0]";
@@ -19,7 +19,8 @@ metric_table! {
 }
 
 impl GpuMetrics {
-    /// Sets what was measured of a GPU, and adds the energy that it has taken since the last time, joules.
+    /// Sets the measurements of a GPU, and adds the energy that it has used since the last time,
+    /// joules.
     pub fn set(&self, gpu: &str, sample: &NvmlSample, energy: f64) {
         let Self { utilization, power, power_limit, memory, memory_used, .. } = self;
         let bytes = |bytes: Option<u64>| bytes.map(|bytes| bytes as f64);

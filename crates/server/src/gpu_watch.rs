@@ -1,5 +1,6 @@
-//! The thread that asks NVML how the GPUs are: Triton's `nv_gpu_*` metrics, and GPUs that are out of service once the driver reports an Xid after which they
-//! have to be reset. A thread of its own, as NVML may take its time where a GPU is not well; scrapes get what it found last.
+//! The thread that reads the GPUs' state from NVML. It sets Triton's `nv_gpu_*` metrics, and takes
+//! GPUs out of service once the driver reports an Xid that needs a reset. NVML may be slow for a
+//! failing GPU, so it has its own thread; scrapes get the last measurements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,14 +13,16 @@ use downbeat_engine::cuda::nvml::{Nvml, NvmlEvent, NvmlEvents, NvmlGpu};
 
 use crate::gpu_metrics::GpuMetrics;
 
-/// How often GPUs are looked at where no metrics are wanted.
+/// How often GPUs are checked if no metrics are wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(5_000);
 
-/// How often waiting for reports may fail in a row, as it does where a GPU is lost.
+/// How often waiting for reports may fail in a row. It fails if a GPU is lost.
 const MOST_FAILURES: u32 = 3;
 
-/// What NVIDIA's catalogue of Xids says: a GPU is not to be used any more where it asks for a reset of the GPU or a restart of the machine, but for errors of links to
-/// other GPUs (74, 136, 155), over which nothing is sent here and which one GPU that fails brings on its neighbours, and 109, which an application can cause.
+/// Xids of NVIDIA's catalogue. A GPU is used no more if the catalogue asks for a reset of the GPU
+/// or a restart of the machine, with two exceptions. Errors of links to other GPUs (74, 136, 155)
+/// are exempt: the server uses no such links, and a failing GPU causes these on its neighbours. 109
+/// is exempt, as an application can cause it.
 const XIDS: [(u64, &str, Health); 25] = [
     (13, "an application's kernel failed", Health::Unharmed),
     (31, "an application used memory that is not its own", Health::Unharmed),
@@ -48,12 +51,12 @@ const XIDS: [(u64, &str, Health); 25] = [
     (158, "the GPU timed out for good", Health::NeedsReset),
 ];
 
-/// What is left of a GPU after an Xid.
+/// The state of a GPU after an Xid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Health {
-    /// It goes on; what failed has failed.
+    /// The GPU goes on; only the failed work is lost.
     Unharmed,
-    /// It has to be reset before it is used again.
+    /// The GPU must be reset before it is used again.
     NeedsReset,
 }
 
@@ -103,7 +106,7 @@ struct Work {
 struct Watched {
     ordinal: u32,
     gpu: NvmlGpu,
-    /// What it had taken when it was measured last, joules.
+    /// The energy that it had used at the last measurement, joules.
     energy: Option<f64>,
     lost: bool,
 }
@@ -216,7 +219,8 @@ mod tests {
         for xid in [48, 62, 64, 79, 95, 119, 120, 140] {
             assert_eq!(meaning(xid).1, Health::NeedsReset, "{xid}");
         }
-        // What applications cause, what concerns one of them, links, and what nobody knows.
+        // Errors that applications cause, errors of one application, errors of links, and unknown
+        // ones.
         for xid in [13, 31, 43, 45, 63, 74, 94, 109, 9_999] {
             assert_eq!(meaning(xid).1, Health::Unharmed, "{xid}");
         }

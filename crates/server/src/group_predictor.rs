@@ -1,4 +1,4 @@
-//! What says how long groups of operators take: the file that the server was given, and which of its models that is right about.
+//! The server's predictor of operator groups: its file, and the models for which the file is right.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::profiler::Threads;
 use crate::retraining::Learning;
 use crate::stored_predictor::{PredictedModel, StoredPredictor};
 
-/// What says how long groups of operators take on this server, or why nothing does.
+/// The server's predictor of operator groups, or why there is none.
 #[derive(Debug)]
 pub struct GroupPredictor {
-    /// As its file has it.
+    /// The predictor as its file has it.
     stored: Result<Arc<StoredPredictor>, String>,
     order: GroupOrder,
     /// Trains the predictor with served groups; `None`: the predictor stays as its file has it.
@@ -26,9 +26,9 @@ pub struct GroupPredictor {
 }
 
 impl GroupPredictor {
-    /// The predictor in a file. A wrong file is an error in the log, and the reason why models run alone: the server goes on.
-    /// The predictor is trained with served groups if there is time (`may_learn`) and the build has the feature `retraining`.
-    /// The file stays as it is.
+    /// The predictor in a file. A wrong file is an error in the log, and the reason why models run
+    /// alone: the server goes on. The predictor is trained with served groups if there is time
+    /// (`may_learn`) and the build has the feature `retraining`. The file stays as it is.
     pub fn open(DeviceOptions { predictor, order, .. }: &DeviceOptions, may_learn: bool) -> Self {
         let loaded = match predictor {
             Some(path) => StoredPredictor::load(path).map(|stored| (path, stored)).map_err(|error| error.to_string()),
@@ -64,7 +64,8 @@ impl GroupPredictor {
         adopted.or_else(|| self.stored.as_ref().ok().cloned())
     }
 
-    /// A group was served, and took so long. `name` says which model a number is; of those that it does not know it hears nothing.
+    /// Hears the time that a served group took. `name` translates a model's number; groups with an
+    /// unknown model are left out.
     pub fn serves<'a>(&self, parts: &[GroupPart], took: Duration, name: impl Fn(ModelId) -> Option<&'a str>) {
         let (Some(learning), Ok(stored)) = (&self.learning, &self.stored) else { return };
         let renumbered = |part: &GroupPart| {
@@ -77,22 +78,22 @@ impl GroupPredictor {
         }
     }
 
-    /// What has come of training it with what was served; `None`: it is not.
+    /// The results of its training with served groups; `None`: it is not trained.
     pub fn retraining(&self) -> Option<RetrainingReport> {
         self.learning.as_ref().map(Learning::report)
     }
 
-    /// What it was trained with of a model, by which that is best loaded.
+    /// The predictor's record of a model, which tells how to load the model.
     pub fn known(&self, model: &str) -> Option<&PredictedModel> {
         self.stored.as_ref().ok()?.model(model)
     }
 
-    /// On how many threads its models ran.
+    /// The number of threads of its models' runs.
     pub fn threads(&self) -> Option<usize> {
         Some(self.stored.as_ref().ok()?.threads)
     }
 
-    /// Its mean absolute relative error, when it was tested.
+    /// The mean absolute relative error of its test.
     pub fn mean_error(&self) -> Option<f64> {
         Some(self.in_use()?.mean_error)
     }
@@ -108,17 +109,18 @@ impl GroupPredictor {
     }
 }
 
-/// A model whose operators run in groups with those of others.
+/// A model whose operators run in groups with other models.
 #[derive(Clone, Debug)]
 pub struct GroupMember {
-    /// What says how long groups take.
+    /// The predictor of the groups' times.
     pub predictor: Arc<GroupPredictor>,
-    /// Why that does not hold for the model, if so: it runs alone.
+    /// Why the predictor does not fit the model, if so: the model runs alone.
     pub misfit: Option<String>,
 }
 
 impl GroupMember {
-    /// A model of this name and version that was loaded from `file`, by an engine on so many threads and on a part of the device if that is divided, cut into `segments`.
+    /// A model of this name and version, loaded from `file` and cut into `segments`. The engine
+    /// runs it on so many threads, and on a part of the device if that is divided.
     pub fn new(
         predictor: Arc<GroupPredictor>,
         (name, version, file): (&str, u64, &Path),

@@ -1,4 +1,5 @@
-//! Measures groups of operators: segment ranges of several models that begin together, each on a lane with a thread of its own, and end in one barrier (Abacus §5.4).
+//! Measures operator groups: segment ranges of several models that begin together and end in one
+//! barrier (Abacus §5.4). Each range has a lane with a thread of its own.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,12 +23,12 @@ pub struct GroupLanes<'a> {
 struct Side<'a> {
     subject: Subject<'a>,
     lane: Box<dyn Lane>,
-    /// What batches are made of, by length.
+    /// The item of its batches, by length.
     items: BTreeMap<u32, Admitted>,
 }
 
 impl<'a> GroupLanes<'a> {
-    /// A lane for each; a group names them by their places here.
+    /// Opens a lane for each subject; a group names subjects by their places in `subjects`.
     ///
     /// # Errors
     /// If there is no memory for a lane.
@@ -39,10 +40,12 @@ impl<'a> GroupLanes<'a> {
         Ok(GroupLanes { sides: subjects.iter().map(side).collect::<Result<_, RunError>>()? })
     }
 
-    /// What a group takes from the begin of its first part to the end of its last: the median of so many runs. What the parts need of the operators before them is computed before.
+    /// The time of a group from the begin of its first part to the end of its last: the median of
+    /// `runs` runs. The inputs of each part are computed before.
     ///
     /// # Errors
-    /// If an engine cannot run such a batch, there is no thread for a part, or a model is in the group twice or not here.
+    /// If an engine cannot run such a batch, there is no thread for a part, or a model is in the
+    /// group twice or has no lane.
     pub fn measure(&mut self, group: &[GroupPart], runs: usize) -> Result<Duration, RunError> {
         let barrier = Barrier::new(group.len());
         let sides = self.sides.iter_mut().enumerate();
@@ -52,7 +55,7 @@ impl<'a> GroupLanes<'a> {
         });
         let parts: Vec<(&mut Side<'_>, GroupPart)> = of_group.collect();
         if parts.len() != group.len() {
-            // Or all would wait for one that never comes.
+            // Otherwise all parts would wait at the barrier for a part that never comes.
             return Err(RunError::new("profiler", "a group has a model twice, or one that is not here"));
         }
         let barrier = &barrier;
@@ -69,14 +72,15 @@ impl<'a> GroupLanes<'a> {
 }
 
 impl Side<'_> {
-    /// Runs its operators so many times, each when all are there; begins and ends.
+    /// Runs the part's operators `runs` times, each time after the barrier. Returns the begin and
+    /// end of each run.
     fn run(&mut self, part: GroupPart, runs: usize, barrier: &Barrier) -> Result<Vec<(Time, Time)>, RunError> {
         let clock = self.subject.clock;
         let mut prepared = caught(|| self.prepare(part));
         let mut spans = Vec::with_capacity(runs);
         for _ in 0..runs {
             let state = prepared.as_ref().ok().map(copy);
-            // Also one that has failed: the others wait for it.
+            // A part that has failed goes on to the barrier, too: the others wait for it there.
             barrier.wait();
             let begin = clock.now();
             if let Some(mut state) = state {
@@ -90,7 +94,7 @@ impl Side<'_> {
         prepared.map(|_| spans)
     }
 
-    /// What its operators begin with.
+    /// The input of the part's operators.
     fn prepare(&mut self, part: GroupPart) -> Result<State, RunError> {
         let refused = |reason| RunError::new("batch codec", reason);
         let codec = self.subject.codec;
@@ -107,7 +111,7 @@ impl Side<'_> {
     }
 }
 
-/// What an engine does; its panic is an error, so that nobody waits for it.
+/// Runs an engine. A panic becomes an error, so that the other threads do not wait in vain.
 fn caught<T>(run: impl FnOnce() -> Result<T, RunError>) -> Result<T, RunError> {
     let ran = catch_unwind(AssertUnwindSafe(run));
     ran.unwrap_or_else(|_| Err(RunError::new("profiler", "the engine panicked")))

@@ -1,5 +1,5 @@
-//! The health port: liveness and readiness alone, on a thread and an event loop of their own. Nothing that clients ask of
-//! the other ports takes that thread's time.
+//! The health port: liveness and readiness alone, on a thread and an event loop of their own.
+//! Nothing that clients ask of the other ports takes that thread's time.
 
 use std::time::Duration;
 
@@ -13,7 +13,8 @@ use crate::connections::{ConnectionOptions, Connections, Stage};
 use crate::http::{HttpState, Routed, live, ready, serve_answers, with_slashes};
 use crate::service::Service;
 
-/// Most connections of the port. Probes and load balancers have a few. Clients that send half a head take others, for a second each.
+/// Most connections of the port. Probes and load balancers have a few. Clients that send half a
+/// head take others, for a second each.
 const MOST_CONNECTIONS: usize = 256;
 /// How long the head of a probe may take, and its answer.
 const TRANSFER_TIMEOUT: Duration = Duration::from_secs(1);

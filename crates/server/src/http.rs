@@ -1,7 +1,8 @@
 //! The HTTP frontend: Open Inference Protocol v2 with Triton's extensions, over any [`Service`].
 //!
-//! [`serve`] accepts connections and answers them until told to stop; [`router`] is the same protocol as an axum router,
-//! to be put into another server. Inference does not pass through the router: it is the one route whose cost counts.
+//! [`serve`] accepts connections and answers them until told to stop; [`router`] is the same
+//! protocol as an axum router, to be put into another server. Inference does not pass through the
+//! router: it is the one route whose cost counts.
 
 mod answer;
 mod autoscale;
@@ -37,15 +38,15 @@ pub use serve::serve;
 pub(crate) use serve::{Routed, serve_answers};
 pub(crate) use slashes::with_slashes;
 
-/// What the HTTP frontend can be told.
+/// The options of the HTTP frontend.
 #[derive(Clone, Debug)]
 pub struct HttpOptions {
     /// Largest request body in bytes, as sent and after decompression.
     pub max_body_bytes: usize,
-    /// What bodies and answers may hold of the memory, together with all other requests.
+    /// The budget of bytes that bodies, answers and all other requests share.
     pub budget: Arc<ByteBudget>,
-    /// Names that requests may have in `Host`, in lower case. Without names a port on a loopback address takes
-    /// `localhost` and IP addresses alone, and any other port takes every name.
+    /// Names that requests may have in `Host`, in lower case. Without names a port on a loopback
+    /// address takes `localhost` and IP addresses alone, and any other port takes every name.
     pub allow_host: Vec<String>,
 }
 
@@ -55,7 +56,7 @@ impl Default for HttpOptions {
     }
 }
 
-/// What every handler of the frontend has.
+/// The state that every handler of the frontend has.
 pub struct HttpState<S> {
     shared: Arc<Shared<S>>,
 }
@@ -91,8 +92,8 @@ impl<S: Service> HttpState<S> {
     }
 }
 
-/// The protocol as an axum router. Every path may end in a slash. [`serve`]
-/// checks the `Host` and the `Origin` of each request. A server that embeds the router must do the same.
+/// The protocol as an axum router. Every path may end in a slash. [`serve`] checks the `Host` and
+/// the `Origin` of each request. A server that embeds the router must do the same.
 pub fn router<S: Service>(state: HttpState<S>) -> Router {
     let routes = Router::new()
         .route("/v2", get(metadata::server::<S>))
@@ -125,7 +126,8 @@ pub fn router<S: Service>(state: HttpState<S>) -> Router {
     with_slashes(routes)
 }
 
-/// What probes ask: liveness and readiness; who is there, and how many should be.
+/// Routes for probes: liveness and readiness, the processes of the cluster, and the advised number
+/// of devices.
 pub(crate) fn health_routes<S: Service>() -> Router<HttpState<S>> {
     Router::new()
         .route("/v2/health/live", get(health::live::<S>))
@@ -135,7 +137,7 @@ pub(crate) fn health_routes<S: Service>() -> Router<HttpState<S>> {
         .route("/v2/autoscale", get(autoscale::advice::<S>))
 }
 
-/// What a model answers under its path, and under the path of one of its versions.
+/// A model's routes under its path, and under the path of one of its versions.
 fn model_routes<S: Service>(base: &str) -> Router<HttpState<S>> {
     Router::new()
         .route(base, get(metadata::model::<S>))

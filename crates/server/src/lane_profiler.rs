@@ -5,18 +5,19 @@ use downbeat_engine::{Lane, RunError};
 
 use crate::sampler::{Subject, at_once};
 
-/// Twice as many lanes are worth having if they do at least so many times as much.
+/// Twice as many lanes are worth having if they do at least this many times as much.
 const WORTH: f64 = 1.25;
-/// Lanes are tried together for so long with batches of one size, unless [`FEWEST`] runs take longer.
+/// Lanes run together for this long with batches of one size, unless [`FEWEST`] runs take longer.
 const SLICE: Duration = Duration::from_millis(20);
-/// Runs of each lane before those that are timed.
+/// Runs of each lane before the timed ones.
 const WARM_UP: usize = 2;
 /// Timed runs of each lane, at least.
 const FEWEST: usize = 3;
 
-/// How many lanes of a model are worth having side by side: 1, 2, 4, ... up to `most`. Each lane has a thread of its own. Twice the lanes have to do at
-/// least 1.25 times as much, with batches of each of `sizes`. `None` if `allows` refuses the time that the next step is expected to take; the first
-/// step takes `first`.
+/// How many lanes of a model are worth having side by side: 1, 2, 4, ... up to `most`. Each lane
+/// has a thread of its own. Twice the lanes must do at least 1.25 times as much, with batches of
+/// each of `sizes`. `None` if `allows` refuses the expected time of the next step; the first step
+/// takes `first`.
 ///
 /// # Errors
 /// The engine's error, if the engine cannot run such a batch or has no further lane.
@@ -56,12 +57,13 @@ pub fn step(latencies: impl Iterator<Item = Duration>) -> Duration {
     latencies.fold(Duration::ZERO, |sum, latency| sum + latency.saturating_mul(runs).max(SLICE))
 }
 
-/// Whether lanes that do `more` batches a second are worth having instead of half as many, which do `before`: by batch size.
+/// Whether lanes that do `more` batches a second are worth having instead of half as many, which do
+/// `before`: by batch size.
 fn are_worth_it(before: &[f64], more: &[f64]) -> bool {
     before.iter().zip(more).all(|(before, more)| *more >= WORTH * before)
 }
 
-/// Batches of so many items that all lanes do together a second.
+/// Batches of `batch` items that all lanes do together in a second.
 fn pace(subject: &Subject<'_>, lanes: &mut [Box<dyn Lane>], batch: u32) -> Result<f64, RunError> {
     let one = |lane: &mut dyn Lane| {
         let item = subject.item()?;

@@ -1,4 +1,5 @@
-//! What all loads of a server share: its engines and devices, what it was told, and the turns of what goes on side by side.
+//! The context that all loads of a server share: its engines and devices, its options, and the
+//! turns of loads that go on side by side.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,7 +29,7 @@ use crate::placement::Placement;
 use crate::preprocess::{Preprocess, Preprocessing};
 use crate::profile_store::ProfileStore;
 
-/// Who is told how a load goes on.
+/// Hears how a load goes on.
 pub trait LoadProgress: Send + Sync {
     /// A step began, `fraction` (0 to 1) of the load is done.
     fn step(&self, what: &str, fraction: f64);
@@ -38,64 +39,65 @@ impl LoadProgress for () {
     fn step(&self, _what: &str, _fraction: f64) {}
 }
 
-/// A version that is to be loaded.
+/// A version to load.
 pub struct VersionFile<'a> {
-    /// Its number.
+    /// The version's number.
     pub version: u64,
-    /// Its model file.
+    /// The model file of the version.
     pub path: &'a Path,
     /// Whether it could be loaded once more.
     pub may_come_again: bool,
-    /// Whether the version in service answered its trial, so that this one may replace it only if it answers, too.
+    /// Whether the version in service answered its trial, so that this one may replace it only if
+    /// it answers, too.
     pub must_answer: bool,
-    /// Who is told how it goes on.
+    /// Hears how the load goes on.
     pub progress: &'a dyn LoadProgress,
     /// The time for measuring.
     pub time: &'a MeasuringTime,
 }
 
-/// What all loads of a server share.
+/// The context that all loads of a server share.
 pub struct LoadContext {
-    /// What the server was told.
+    /// The server's options.
     pub options: Arc<ServerOptions>,
-    /// What runs models.
+    /// The engines that run models.
     pub engines: Engines,
-    /// What devices are divided into.
+    /// The partitions of devices.
     pub partitions: Partitions,
     /// Which models are on which devices.
     pub placement: Placement,
     /// The devices, and the scheduler.
     pub driver: Arc<Driver>,
-    /// Where to count.
+    /// The server's metrics.
     pub metrics: Arc<Metrics>,
-    /// What the versions on the CPU hold.
+    /// The memory that versions on the CPU hold.
     pub model_memory: Arc<ModelMemory>,
-    /// What was measured at earlier starts.
+    /// The measurements of earlier starts.
     pub store: ProfileStore,
-    /// What predicts groups of operators.
+    /// The predictor of operator groups.
     pub predictor: Arc<GroupPredictor>,
     /// The server's clock.
     pub clock: Clock,
-    /// What the runs of all models may take; `None`: nobody limits them.
+    /// The memory that the runs of all models may take; `None`: no limit.
     pub memory: Option<Arc<MemoryBudget>>,
     /// The turn of loading a model onto GPUs.
     pub gpu_turn: Mutex<()>,
-    /// The turns of what is timed.
+    /// The turns of timed measurements.
     pub turns: LoadTurns,
-    /// The versions, by model, of which something was measured on a machine with other things to do.
+    /// The versions, by model, with a measurement from a busy machine.
     pub unsettled: Mutex<BTreeSet<(String, u64)>>,
     /// Looks at answers in service.
     pub looker: AnswerLooker,
     /// The verdicts on models' rows, by the key that they are stored under.
     pub rows: Mutex<BTreeMap<String, RowVerdict>>,
-    /// What the steps of models that take pictures or texts share.
+    /// Resources shared by the steps of models that take pictures or texts.
     preprocessing: Preprocessing,
-    /// The time that it takes to hand something over to another thread, once it was measured on a quiet machine.
+    /// The time to hand work over to another thread, once it was measured on a quiet machine.
     pub launch: Mutex<Option<Duration>>,
 }
 
 impl LoadContext {
-    /// For loads onto the devices of `driver`.
+    /// Makes the context for loads onto the devices of `driver`.
     pub fn new(
         options: Arc<ServerOptions>,
         engines: Engines,
@@ -137,7 +139,8 @@ impl LoadContext {
         !is_emulated(definition) && !self.engines.gpus.is_empty()
     }
 
-    /// Whether a version runs in a process of its own. The log has the reason if `auto` chose a process.
+    /// Whether a version runs in a process of its own. The log has the reason if `auto` chose a
+    /// process.
     pub fn isolation(&self, definition: &ModelDefinition, file: &VersionFile<'_>) -> Isolation {
         let name = &definition.name;
         let chosen = self.options.isolation(name);
@@ -149,7 +152,7 @@ impl LoadContext {
             return Isolation::None;
         }
         let reason = if file.may_come_again {
-            // The engine says what is wrong with such a file.
+            // The engine reports the defect of such a file.
             downbeat_engine::hazard(file.path).unwrap_or_else(|_| Some("its file cannot be read".to_owned()))
         } else {
             Some("its files came with a load request".to_owned())
@@ -159,7 +162,8 @@ impl LoadContext {
         Isolation::Process
     }
 
-    /// Whether the number of batches of a model that run at the same time is measured: the options and the configuration give none.
+    /// Whether the number of batches of a model that run at the same time is measured: the options
+    /// and the configuration give none.
     pub fn chooses_lanes(&self, definition: &ModelDefinition) -> bool {
         definition.instances == 0
             && self.executors_grow()
@@ -175,7 +179,7 @@ impl LoadContext {
             _ if self.is_on_gpus(definition) => u32::MAX,
             // The configuration has no count, and the measurement found one lane best.
             0 | 1 if self.executors_grow() => 1,
-            // As many as there are devices.
+            // Only the number of devices limits it.
             0 | 1 => u32::MAX,
             instances => instances,
         }
@@ -185,14 +189,15 @@ impl LoadContext {
     pub fn queue_bound(&self, definition: &ModelDefinition) -> u32 {
         let own = self.options.models.get(&definition.name).and_then(|model| model.max_queue_size);
         let bound = own.or_else(|| {
-            // What config.pbtxt bounds on every level is bounded in all by the sum.
+            // A bound in config.pbtxt on every level makes a bound in all: their sum.
             let levels = definition.batching.levels.iter().map(|level| level.max_queue_size);
             levels.into_iter().try_fold(0u32, |sum, bound| (bound > 0).then(|| sum.saturating_add(bound)))
         });
         Some(bound.unwrap_or(self.options.max_queue_size)).filter(|bound| *bound > 0).unwrap_or(u32::MAX)
     }
 
-    /// Remembers a verdict on a model's rows, here and for the next start. The next start repeats a check that failed.
+    /// Remembers a verdict on a model's rows, here and for the next start. The next start repeats a
+    /// check that failed.
     pub fn keep_rows(&self, key: Option<&str>, verdict: &RowVerdict) {
         let Some(key) = key else { return };
         self.rows.lock().insert(key.to_owned(), verdict.clone());
@@ -201,10 +206,10 @@ impl LoadContext {
         }
     }
 
-    /// The steps from pictures or texts to a model's inputs, if it is to have some.
+    /// The steps from pictures or texts to a model's inputs, if the options give it some.
     ///
     /// # Errors
-    /// Which step is wrong, or why what they give does not fit the model.
+    /// The wrong step, or why the steps' tensors do not fit the model.
     pub fn preprocess(
         &self,
         definition: &ModelDefinition,

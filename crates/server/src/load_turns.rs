@@ -1,8 +1,10 @@
-//! What loads that go side by side do one after another: what they time.
+//! Turns of loads that go on side by side: timed work is done one load after another.
 //!
-//! A file is read, a graph optimised and a lane warmed up beside other loads. A load that times something does so alone, if the others soon let it.
-//! The others wait at their next step. The load that times waits until each of the others ends its step. A load waits for others no longer than its
-//! patience in all, so a small model waits for no large one. Measurements beside other loads are repeated later.
+//! A file is read, a graph optimised and a lane warmed up beside other loads. A load that times
+//! something does so alone, if the others soon let it. The others wait at their next step. The load
+//! that times waits until each of the others ends its step. A load waits for others no longer than
+//! its patience in all, so a small model waits for no large one. Measurements beside other loads
+//! are repeated later.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +14,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 /// How long a load onto a GPU waits at most for others.
 pub const LONGEST_TURN: Duration = Duration::from_secs(60);
-/// How often one that waits looks whether it is to end.
+/// How often a waiting load checks whether it must end.
 const TICK: Duration = Duration::from_millis(50);
 
 /// The turns of all loads of a server.
@@ -35,7 +37,7 @@ struct State {
     disturbed: BTreeSet<u64>,
 }
 
-/// A load among others, for as long as this is there.
+/// A load among others, until this object is dropped.
 pub struct LoadTurn<'a> {
     turns: &'a LoadTurns,
     id: u64,
@@ -49,12 +51,12 @@ impl LoadTurns {
         LoadTurns { state: Mutex::default(), changed: Condvar::new(), patience }
     }
 
-    /// Begins a load, once nobody times.
+    /// Begins a load, once no other load times.
     pub fn begin(&self) -> LoadTurn<'_> {
         let mut state = self.state.lock();
         let mut patience = self.patience;
         self.wait_while(&mut state, &mut patience, |state| state.timing.is_some());
-        // A load that times still does not end, or is disturbed now.
+        // A load that still times has overrun, and is disturbed now.
         let disturbed = state.timing.take();
         state.disturbed.extend(disturbed);
         let id = state.next;
@@ -63,7 +65,7 @@ impl LoadTurns {
         LoadTurn { turns: self, id, patience: Mutex::new(patience) }
     }
 
-    /// Waits as long as `condition` holds, while there is patience, and not where the thread is to end.
+    /// Waits while `condition` holds and patience is left, unless the thread must end.
     fn wait_while(
         &self,
         state: &mut MutexGuard<'_, State>,
@@ -88,12 +90,13 @@ impl LoadTurn<'_> {
         self.turns.state.lock().waiting > 0
     }
 
-    /// Does something that is timed, while no other load does anything; says whether that was so.
+    /// Does something that is timed, while no other load works. Returns the result, and whether it
+    /// was undisturbed.
     pub fn timed<T>(&self, what: impl FnOnce() -> T) -> (T, bool) {
         let LoadTurn { turns, id, .. } = *self;
         let mut state = turns.state.lock();
         if state.timing == Some(id) {
-            // In the middle of something that is timed.
+            // The call is nested in timed work of the same load.
             drop(state);
             return (what(), true);
         }
@@ -102,7 +105,7 @@ impl LoadTurn<'_> {
         let is_taken = |state: &State| state.timing.is_some() || !state.at_work.is_empty();
         turns.wait_while(&mut state, &mut self.patience.lock(), is_taken);
         let others = is_taken(&state) || !state.disturbed.is_empty();
-        // They are not waited for again.
+        // Later turns do not wait for these loads again.
         state.at_work.clear();
         state.timing = Some(id);
         drop(state);
@@ -113,7 +116,7 @@ impl LoadTurn<'_> {
         if state.timing == Some(id) {
             state.timing = None;
         }
-        // No other times now: this load goes on first, so that it comes to its end.
+        // No other load times now: this load goes on first, so that it gets done.
         state.at_work.insert(id);
         drop(state);
         turns.changed.notify_all();
@@ -127,7 +130,7 @@ impl Drop for LoadTurn<'_> {
         state.at_work.remove(&self.id);
         state.disturbed.remove(&self.id);
         if state.timing == Some(self.id) {
-            // It ended in a panic.
+            // The timed work ended in a panic.
             state.timing = None;
         }
         drop(state);
@@ -182,7 +185,7 @@ mod tests {
         let other = turns.begin();
         assert_eq!(other.timed(|| 1), (1, false));
         assert_eq!(other.timed(|| 2), (2, true), "it is not waited for again");
-        // One that begins while something is timed that does not end.
+        // A load begins while another one times without end.
         let ((), was_alone) = hangs.timed(|| drop(turns.begin()));
         assert!(!was_alone);
         drop(hangs);
@@ -227,7 +230,7 @@ mod tests {
         assert!(!hangs.is_waited_for());
         assert_eq!(patient.timed(|| 1), (1, false));
         assert_eq!(*patient.patience.lock(), Duration::ZERO);
-        // It would wait for an hour if the second turn had a patience of its own.
+        // With fresh patience, the second turn would wait for an hour.
         turns.state.lock().at_work.insert(hangs.id);
         assert_eq!(patient.timed(|| 2), (2, false));
         drop(patient);

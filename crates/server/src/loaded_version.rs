@@ -30,7 +30,8 @@ use crate::statistics::{Phases, Statistics};
 use crate::trouble::{Means, Sample};
 use crate::unanswered::Unanswered;
 
-/// A model version in service. Lives until its last request is answered, also after a newer version took its place.
+/// A model version in service. Lives until its last request is answered, also after a newer version
+/// took its place.
 pub struct LoadedVersion {
     pub name: String,
     pub version: String,
@@ -43,35 +44,38 @@ pub struct LoadedVersion {
     /// The scheduler's queue for each shape of request; one if shapes do not vary.
     queues: RwLock<BTreeMap<ShapeKey, Arc<Queue>>>,
     model: Arc<dyn Model>,
-    /// The queue that the last request joined, of those that gather.
+    /// The queue that the last request joined, if that queue gathers requests.
     last_gathered: Mutex<Option<QueueHandle>>,
     waiting: AtomicU32,
     /// Which requests surely have the memory that their runs take.
     fits: KnownToFit,
-    /// Where a device's policy judges deadlines: which requests are tried all the same. The scheduler's queues have their own.
+    /// Probes of a device's policy: which requests it tries though the profile says they are late.
+    /// The scheduler's queues have their own.
     pub probes: Mutex<Probes>,
-    /// How often its process was started again, as far as that is counted.
+    /// The restarts of its executor process that were counted.
     restarts_counted: AtomicU64,
     pub health: Arc<ModelHealth>,
     pub hosts: HostedVersion,
     policy: PolicyReport,
-    /// The steps from pictures or texts to its inputs, where it has some.
+    /// The steps from pictures or texts to its inputs, if it has some.
     pub preprocess: Option<Arc<Preprocess>>,
-    /// Where `auto` was asked for, and could look at it.
+    /// The version's part in the rehearsal, if `auto` was asked for and could choose.
     pub auto: Option<Arc<AutoModel>>,
-    /// Whether its requests may share batches, where that was asked.
+    /// Whether its requests may share batches, if that was checked.
     pub rows: Option<RowJudgement>,
     /// Whether the server has taken note that its requests run alone, as an answer was wrong.
     pub is_parted: AtomicBool,
     /// Whether it answered its trial at load, or the samples that its configuration names.
     pub answers: bool,
-    /// What it holds of the CPU's memory, where it is on the CPU.
+    /// The CPU memory that it holds, if it is on the CPU.
     pub held: Option<HeldMemory>,
-    /// The folder of its file, where that was made for it: an engine may read it again as long as there are lanes.
+    /// The folder of its file, if the file was made for it. An engine may read the file again as
+    /// long as the version has lanes.
     pub folder: Option<TempDir>,
 }
 
-/// Numbers of rows of which a request was found to fit, so that it is not worked out for each. Only where all requests of as many rows have the same shapes.
+/// The numbers of rows of which a request was found to fit, as a cache. Used only if all requests
+/// of as many rows have the same shapes.
 struct KnownToFit {
     varies: bool,
     /// Bit `r`: `r` rows fit.
@@ -83,7 +87,7 @@ impl KnownToFit {
         KnownToFit { varies, rows: AtomicU64::new(0) }
     }
 
-    /// The bit of so many rows; 0 where it is not kept.
+    /// The bit of this number of rows; 0 if there is no bit for it.
     fn of(&self, rows: u32) -> u64 {
         if self.varies { 0 } else { 1u64.checked_shl(rows).unwrap_or(0) }
     }
@@ -128,10 +132,11 @@ impl LoadedVersion {
         }
     }
 
-    /// Checks what can be told of a request's inputs without their data, which may be elsewhere still.
+    /// Checks a request's inputs as far as possible without their data, which may still be
+    /// elsewhere.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    /// `InvalidArgument`, with the tensor, the expected value and the actual one.
     pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
         match self.preprocess_of(request) {
             Some(preprocess) => preprocess.check(request, &self.codec).map(drop),
@@ -139,17 +144,18 @@ impl LoadedVersion {
         }
     }
 
-    /// The steps that a request has to go through, if it is not of tensors already.
+    /// The steps that a request must go through, if its inputs are not tensors already.
     pub fn preprocess_of(&self, request: &InferRequest) -> Option<&Arc<Preprocess>> {
         self.preprocess.as_ref().filter(|preprocess| preprocess.is_for(request))
     }
 
-    /// Whether an answer was wrong because its request shared a batch, so that each request runs alone by now.
+    /// Whether an answer was wrong because its request shared a batch, so that each request runs
+    /// alone by now.
     pub fn has_mixed_rows(&self) -> bool {
         self.hosts.first().tensors.is_sharing_off()
     }
 
-    /// Which policy it has, and what became of it.
+    /// The report on its policy.
     pub fn policy(&self) -> PolicyReport {
         let guard = self.hosts.guard().map(|guard| guard.report());
         PolicyReport { guard: guard.or_else(|| self.policy.guard.clone()), ..self.policy.clone() }
@@ -158,7 +164,7 @@ impl LoadedVersion {
     /// Whether a request may ever have the memory that its run takes.
     ///
     /// # Errors
-    /// `InvalidArgument`, with what it would take and what runs may.
+    /// `InvalidArgument`, with the memory that the run would take, and the limit of runs.
     pub fn check_memory(&self, request: &Admitted) -> Result<(), ServiceError> {
         let Some(memory) = self.model.run_memory() else { return Ok(()) };
         let known = self.fits.of(request.rows);
@@ -176,28 +182,28 @@ impl LoadedVersion {
         Ok(())
     }
 
-    /// Why it is not ready at `now`, if that is so.
+    /// Why it is not ready at `now`; `None` if it is ready.
     pub fn not_ready(&self, now: Time) -> Option<String> {
         self.out_of_service().or_else(|| self.health.not_ready(now))
     }
 
-    /// Why it takes no requests, if that is so.
+    /// Why it takes no requests; `None` if it takes them.
     pub fn out_of_service(&self) -> Option<String> {
         self.hosts.lost().or_else(|| self.restarting()).or_else(|| self.health.refuses())
     }
 
-    /// How often its process was started again since this was asked last, where it has one of its own.
+    /// The restarts of its executor process since the last call; `None` if it has no such process.
     pub fn new_restarts(&self) -> Option<u64> {
         let restarts = self.model.executor()?.restarts();
         Some(restarts.saturating_sub(self.restarts_counted.fetch_max(restarts, Ordering::Relaxed)))
     }
 
-    /// Why nothing of it runs until its process is there again, if that is so.
+    /// Why it waits for its executor process; `None` if it does not.
     fn restarting(&self) -> Option<String> {
         self.model.executor()?.down()
     }
 
-    /// What a client is told of a request that failed on a device.
+    /// The error for the client of a request that failed on a device.
     pub fn failure(&self, device: usize, failure: &RunFailure) -> ServiceError {
         let name = &self.name;
         match (self.model.lost(device).or_else(|| self.restarting()), failure) {
@@ -210,8 +216,8 @@ impl LoadedVersion {
         }
     }
 
-    /// A request has joined this queue, where it waits for others. Those that wait in the queue given back wait in vain: requests
-    /// of another shape have begun to come.
+    /// Notes that a request has joined this queue, which gathers requests. Returns another queue
+    /// whose requests wait in vain, as requests of another shape have begun to come.
     pub fn gathers_in(&self, queue: QueueHandle) -> Option<QueueHandle> {
         self.last_gathered.lock().replace(queue).filter(|before| *before != queue)
     }
@@ -224,7 +230,7 @@ impl LoadedVersion {
     /// Makes `queue` the one for requests of this shape.
     ///
     /// # Errors
-    /// With the one there is, if somebody was faster.
+    /// The present queue, if another thread was faster.
     pub fn insert_queue(&self, key: ShapeKey, queue: Arc<Queue>) -> Result<(), Arc<Queue>> {
         use std::collections::btree_map::Entry;
         match self.queues.write().entry(key) {
@@ -236,7 +242,7 @@ impl LoadedVersion {
         }
     }
 
-    /// Takes out the queue for one shape, if it is still this one; says whether it was.
+    /// Takes out the queue for one shape, if it is still this one. Returns whether it was.
     pub fn remove_queue(&self, key: &ShapeKey, queue: &Arc<Queue>) -> bool {
         let mut queues = self.queues.write();
         let is_it = queues.get(key).is_some_and(|there| Arc::ptr_eq(there, queue));
@@ -256,8 +262,8 @@ impl LoadedVersion {
         self.hosts.waiting() + self.waiting.load(Ordering::Relaxed)
     }
 
-    /// Counts `rows` items into the queue; false if there is no room for them. Exact, also where the version's shapes are in several
-    /// shards.
+    /// Counts `rows` items into the queue; false if there is no room for them. The count is exact,
+    /// even if the version's shapes are in several shards.
     pub fn begin_waiting(&self, rows: u32) -> bool {
         let more = |waiting: u32| Some(waiting.saturating_add(rows)).filter(|waiting| *waiting <= self.queue_bound);
         self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
@@ -283,7 +289,8 @@ impl LoadedVersion {
         self.statistics.lock().record_batch(Clock::unix_millis(), rows, phases, taken);
     }
 
-    /// The outcomes of the version's requests, and how fast it is. `slo`: its requests may take this long.
+    /// The outcomes of the version's requests, and how fast it is. `slo`: its requests may take
+    /// this long.
     pub fn sample(&self, slo: Option<Duration>) -> Sample {
         let (name, version, counts) = (self.name.clone(), self.version.clone(), self.metrics.counts());
         Sample { model: name, version, counts, means: Some(self.means(slo)) }
@@ -306,7 +313,8 @@ impl LoadedVersion {
 
     /// Counts a request that got no result, `after` its arrival.
     pub fn record_not_answered(&self, reason: Unanswered, after: Duration) {
-        // A model that refuses all requests runs nothing, and the server would rest instead of naming the trouble.
+        // A model that refuses all requests runs nothing, and the server would rest instead of
+        // naming the trouble.
         self.hosts.stir();
         self.metrics.record_not_answered(reason);
         if let Some(auto) = self.auto.as_ref().filter(|_| reason.is_for_want_of_time()) {

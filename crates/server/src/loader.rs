@@ -1,4 +1,4 @@
-//! Loads model versions: by which policy, and by `exclusive` where that cannot be.
+//! Loads model versions: with their policies, or with `exclusive` if that fails.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -25,25 +25,27 @@ pub struct Loader {
     context: LoadContext,
     /// The versions in service with how many of their batches may run at once.
     wishes: Mutex<Vec<(Weak<LoadedVersion>, u32)>>,
-    /// The versions whose policy was decided in service: theirs has lost against `exclusive`, or another was found to suit them better.
+    /// The versions whose policy was decided in service: theirs has lost against `exclusive`, or
+    /// another was found to suit them better.
     decided: Mutex<BTreeMap<(String, u64), Chosen>>,
 }
 
 impl Loader {
-    /// A loader with what its loads share.
+    /// Makes a loader with the context that its loads share.
     pub fn new(context: LoadContext) -> Self {
         Loader { context, wishes: Mutex::default(), decided: Mutex::default() }
     }
 
-    /// What devices are divided into, and which model is on which part.
+    /// The partitions of devices, and the models on each.
     pub fn partitions(&self) -> &Partitions {
         &self.context.partitions
     }
 
-    /// Loads, warms up and measures one version, and gives it a queue. Completes its model's definition.
+    /// Loads, warms up and measures one version, and gives it a queue. Completes its model's
+    /// definition.
     ///
     /// # Errors
-    /// What is wrong with the file or its configuration, and what to do about it.
+    /// The defect of the file or its configuration, with a remedy.
     pub fn load(&self, definition: &mut ModelDefinition, file: &VersionFile<'_>) -> anyhow::Result<Arc<LoadedVersion>> {
         let options = &self.context.options;
         let name = definition.name.clone();
@@ -70,7 +72,8 @@ impl Loader {
             Ok(LoadOutcome::Better(chosen)) => match self.load_chosen(&chosen, definition, file) {
                 Ok(outcome) => return self.ready(outcome, definition),
                 Err(error) if chosen.candidate == Candidate::exclusive() => return Err(error),
-                // Nobody asked for this policy: what it cannot have, or has no room for, `exclusive` may.
+                // `auto` chose this policy, not the user. If it cannot have the model, or lacks the
+                // room, `exclusive` may serve it.
                 Err(error) => {
                     let is_final = chosen.is_final;
                     let instead = chosen.refused(error.to_string());
@@ -88,7 +91,7 @@ impl Loader {
             outcome => return self.ready(outcome?, definition),
         };
         match self.load_by(&exclusive, why, definition, file) {
-            // Nor can it be served without: then why it is not served as it was asked for.
+            // `exclusive` cannot serve it either: the error names the policy that was asked for.
             Err(error) if error.is::<PolicyError>() => Err(refused),
             outcome => {
                 let loaded = self.ready(outcome?, definition)?;
@@ -98,7 +101,7 @@ impl Loader {
         }
     }
 
-    /// Loads a version by what was chosen for it.
+    /// Loads a version with the chosen policy.
     fn load_chosen(
         &self,
         chosen: &Chosen,
@@ -119,7 +122,7 @@ impl Loader {
         Loading::begin(&self.context, policy, &why, definition.clone(), file)?.run(why)
     }
 
-    /// What was decided in service about a version's policy.
+    /// The policy that was decided in service for a version.
     fn decided(&self, model: &str, version: u64) -> Option<Chosen> {
         self.decided.lock().get(&(model.to_owned(), version)).cloned()
     }
@@ -136,11 +139,12 @@ impl Loader {
         Ok(loaded)
     }
 
-    /// Adds the executors that a version wants, as nobody chose their number ([`executors`]).
+    /// Adds the executors that a version wants, unless the options set their number
+    /// ([`executors`]).
     fn grow(&self, loaded: &Arc<LoadedVersion>, at_once: u32) -> anyhow::Result<()> {
         let mut wishes = self.wishes.lock();
         let same = |other: &LoadedVersion| (&other.name, &other.version) == (&loaded.name, &loaded.version);
-        // One that is replaced gives its place up.
+        // A replaced version gives up its place.
         wishes.retain(|(other, _)| other.upgrade().is_some_and(|other| !same(&other)));
         wishes.push((Arc::downgrade(loaded), at_once));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -148,7 +152,8 @@ impl Loader {
         self.context.driver.grow_to(executors).context("no thread for another executor")
     }
 
-    /// From the next load on a version is to have this policy, for this reason, until somebody asks for its model; whether that is new.
+    /// Decides a version's policy from its next load on, with a reason, until its model is loaded
+    /// by request. Returns whether the decision is new.
     pub fn decide(&self, loaded: &LoadedVersion, candidate: &Candidate, reason: String) -> bool {
         let (Some(auto), Ok(version)) = (&loaded.auto, loaded.version.parse()) else { return false };
         let mut decided = self.decided.lock();
@@ -157,14 +162,15 @@ impl Loader {
             return false;
         }
         let report = loaded.policy();
-        // What a guard has seen of a policy that has not lost is nothing to say of another.
+        // The guard's report on a policy that has not lost says nothing of another policy.
         let guard = report.guard.filter(|guard| guard.state == GuardState::Back);
         let report = PolicyReport { guard, ..report };
         decided.insert(key, auto.chosen.decided(candidate.clone(), report, reason));
         true
     }
 
-    /// A version's policy has lost against `exclusive`, by which it is loaded from now on; whether that is new.
+    /// Notes that a version's policy has lost against `exclusive`, which loads it from now on.
+    /// Returns whether that is new.
     pub fn remember_loss(&self, loaded: &LoadedVersion) -> bool {
         let report = loaded.policy();
         let last = report.guard.as_ref().and_then(|guard| guard.last).map(|last| last.to_string());
@@ -177,8 +183,8 @@ impl Loader {
         is_new
     }
 
-    /// A request has changed the answer of another that shared its batch: from the next load on the version's requests
-    /// run alone. Whether that is new.
+    /// A request has changed the answer of another that shared its batch: from the next load on the
+    /// version's requests run alone. Whether that is new.
     pub fn remember_mixed_rows(&self, loaded: &LoadedVersion) -> bool {
         let Some(RowJudgement { verdict, key: Some(key), .. }) = &loaded.rows else { return false };
         // Another model with the same file may have been found before.
@@ -191,7 +197,7 @@ impl Loader {
         true
     }
 
-    /// What was decided about a version could not be done: it stays as it is.
+    /// Undoes a decision about a version that could not be carried out.
     pub fn undo(&self, loaded: &LoadedVersion) {
         let (Some(auto), Ok(version)) = (&loaded.auto, loaded.version.parse()) else { return };
         let (mut decided, key) = (self.decided.lock(), (loaded.name.clone(), version));
@@ -201,7 +207,7 @@ impl Loader {
         }
     }
 
-    /// Forgets what was decided about a model in service: it is looked at afresh.
+    /// Forgets the decisions about a model in service: `auto` chooses afresh.
     pub fn forget_decisions(&self, model: &str) {
         self.decided.lock().retain(|(name, _), _| name != model);
     }
@@ -212,13 +218,13 @@ impl Loader {
     }
 }
 
-/// Whether `exclusive` serves a model that its policy cannot have. That holds where the policy is not named for just
-/// this model, and where no trial could tell whether the policy suits the model.
+/// Whether `exclusive` serves a model that its policy cannot have. That holds if the policy is not
+/// named for just this model, or if no trial could tell whether the policy suits the model.
 fn may_be_left(error: &anyhow::Error, is_named: bool) -> bool {
     error.downcast_ref::<PolicyError>().is_some_and(|error| error.is_untried || !is_named)
 }
 
-/// Why a model is loaded by `exclusive` first that is to have whichever policy suits it.
+/// Why a model under `auto` is loaded with `exclusive` first.
 fn why_by_auto(file: &VersionFile<'_>, report: PolicyReport) -> Why {
     if file.may_come_again {
         return Why::Look(report);

@@ -40,9 +40,9 @@ use crate::row_judgement::RowJudgement;
 use crate::segment_profiler::SegmentSubject;
 use crate::warm_up::{self, WarmUp};
 
-/// What came of loading a version.
+/// The outcome of loading a version.
 pub enum LoadOutcome {
-    /// It can serve; its model's definition is complete.
+    /// The version can serve; its model's definition is complete.
     Ready(Arc<LoadedVersion>, Box<ModelDefinition>),
     /// Another policy suits it better.
     Better(Box<Chosen>),
@@ -56,9 +56,10 @@ pub struct Loading<'a> {
     version: String,
     number: u64,
     file: &'a Path,
-    /// Of a model whose operators run in groups with those of others, once it is loaded.
+    /// The model's part in operator groups, if its operators run in groups with other models. Set
+    /// once it is loaded.
     group: Option<GroupMember>,
-    /// What pictures or texts go through before they are requests of it.
+    /// The steps that turn pictures or texts into its requests.
     preprocess: Option<Arc<Preprocess>>,
     progress: &'a dyn LoadProgress,
     /// Whether the version runs in a process of its own.
@@ -69,9 +70,10 @@ pub struct Loading<'a> {
     time: &'a MeasuringTime,
     /// The time of one item in the trial.
     first: Option<Duration>,
-    /// It may come into service only if it answers its trial.
+    /// Whether it may come into service only if it answers its trial.
     must_answer: bool,
-    /// Whether it answers requests of our own making, or a sample that its configuration names: then it is measured.
+    /// Whether it answers made-up requests, or a sample that its configuration names: then it is
+    /// measured.
     is_measured: bool,
     begin: Time,
     on_gpus: bool,
@@ -80,17 +82,18 @@ pub struct Loading<'a> {
     placed: Placed,
     /// The part of a device that it is on; `None`: devices are not divided.
     part: Option<&'a Part>,
-    /// On how many threads it may run.
+    /// The number of threads that it may run with.
     threads: Threads,
     source: ModelSource<'a>,
     budget: DeviceBudget<'a>,
-    /// What it holds of the CPU's memory, where it is on the CPU.
+    /// The CPU memory that it holds, if it is on the CPU.
     held: Option<HeldMemory>,
-    /// Whether its requests may share batches, where that was asked.
+    /// Whether its requests may share batches, if that was checked.
     judgement: Option<RowJudgement>,
     /// The sizes that a lane of it was warmed up with: see [`WarmUp`].
     warmed: (Vec<usize>, Option<Vec<usize>>),
-    /// What each takes of a GPU is seen where one is loaded after another.
+    /// The turn to load onto GPUs: memory use can be told apart only if models load one after
+    /// another.
     _gpu_turn: Option<MutexGuard<'a, ()>>,
 }
 
@@ -99,9 +102,9 @@ struct Runnable {
     model: Arc<dyn Model>,
     codec: Arc<BatchCodec>,
     padding: Option<Arc<Padding>>,
-    /// Where it is tried and measured.
+    /// The device on which it is tried and measured.
     device: usize,
-    /// The lane there, as long as nobody else has it.
+    /// A lane on that device, until it is handed on.
     lane: Option<Box<dyn Lane>>,
 }
 
@@ -109,7 +112,8 @@ impl<'a> Loading<'a> {
     /// Begins to load a version, once it is its turn.
     ///
     /// # Errors
-    /// If its configuration does not go with its devices, or its file cannot be read; a [`PolicyError`] if it is only this policy that cannot have the model.
+    /// If its configuration does not go with its devices, or its file cannot be read; a
+    /// [`PolicyError`] if only this policy cannot have the model.
     pub fn begin(
         context: &'a LoadContext,
         policy: &'a ChosenPolicy,
@@ -145,11 +149,11 @@ impl<'a> Loading<'a> {
             (cut, _) => cut,
         };
         let threads = match options.chosen_threads(name) {
-            // As it was looked at.
+            // The threads of the measurements that chose the policy.
             _ if let Why::Chosen(chosen) = why => Threads::Chosen(chosen.profiled.threads),
-            // As its groups were sampled.
+            // The threads of the samples of its groups.
             None if let Some(threads) = group.and_then(|group| group.threads()) => Threads::Chosen(threads),
-            // What does not run on a GPU is not worth a second thread.
+            // On GPUs, the work that stays on the CPU is not worth a second thread.
             _ if on_gpus => Threads::Chosen(1),
             Some(threads) => Threads::Chosen(part.map_or(threads, |part| threads.min(part.threads))),
             None => Threads::UpTo((most / policy.settings.at_once().max(1) as usize).max(1)),
@@ -194,7 +198,8 @@ impl<'a> Loading<'a> {
     /// Brings it into service.
     ///
     /// # Errors
-    /// What is wrong with the file or its configuration, and what to do about it; a [`PolicyError`] if it is only this policy that cannot have the model.
+    /// The defect of the file or its configuration, with a remedy; a [`PolicyError`] if only this
+    /// policy cannot have the model.
     pub fn run(mut self, why: Why) -> anyhow::Result<LoadOutcome> {
         let mut runnable = self.run_on_an_engine(&why)?;
         self.progress.step("measuring", 0.2);
@@ -254,7 +259,8 @@ impl<'a> Loading<'a> {
         Measuring { context, source, of, codec, threads, answers, chooses_lanes, progress, time, first }
     }
 
-    /// Has the engine load the file, once it is looked at; whole, where it cannot be cut and need not be.
+    /// Has the engine load the file. A file that cannot be cut is loaded whole, unless the policy
+    /// needs the cut.
     fn open(&mut self) -> anyhow::Result<Arc<dyn Model>> {
         let (name, engine) = (&self.definition.name, self.source.engine);
         if self.definition.tensorrt.is_some() && self.on_gpus && engine.info().name != "tensorrt" {
@@ -272,7 +278,7 @@ impl<'a> Loading<'a> {
         }
         match self.source.load(1) {
             Err(error) if self.source.options.cut != Cut::Whole => {
-                // What cannot be loaded whole either is for the engine to say.
+                // If the whole file cannot be loaded either, the engine's error says why.
                 self.source.options.cut = Cut::Whole;
                 let whole = self.source.load(1)?;
                 if self.policy.settings.cut().1 {
@@ -285,7 +291,8 @@ impl<'a> Loading<'a> {
         }
     }
 
-    /// How requests become batches of the model, and whether they are padded for that. Completes the definition.
+    /// How requests become batches of the model, and whether they are padded for that. Completes
+    /// the definition.
     fn codec(&mut self, model: &dyn Model) -> anyhow::Result<(BatchCodec, Option<Arc<Padding>>)> {
         self.definition.complete(model.signature())?;
         if let Some(most) = model.profile(Share::Whole).map(|profile| profile.max_batch()) {
@@ -317,7 +324,7 @@ impl<'a> Loading<'a> {
         Ok((of(&self.definition)?, padding))
     }
 
-    /// Says what of the model's queue policies a device policy passes over.
+    /// Warns about the model's queue policies that a device policy ignores.
     fn warn_of_levels(&self) {
         let (levels, policy) = (&self.definition.batching.levels, self.policy.name);
         if levels.len() > 1 {
@@ -338,7 +345,8 @@ impl<'a> Loading<'a> {
         self.run_first(model, codec, padding)
     }
 
-    /// Runs the model for the first time: whether it answers, padded too where that is asked for, and on a GPU what its batches take.
+    /// Runs the model for the first time, to see whether it answers, also padded if the policy
+    /// pads. On a GPU, this warms up its batch sizes as far as the memory lasts.
     fn run_first(
         &mut self,
         model: Arc<dyn Model>,
@@ -357,7 +365,7 @@ impl<'a> Loading<'a> {
         }
         self.budget.begin_lanes(&*model);
         let mut lane = None;
-        // An emulated model answers whatever fits its inputs.
+        // An emulated model answers any request that fits its inputs.
         if model.profile(Share::Whole).is_none() {
             let mut first = model.lane_at(Place { device, share: Share::Whole })?;
             codec = self.try_out(codec, &*model, &mut *first)?;
@@ -365,7 +373,8 @@ impl<'a> Loading<'a> {
         }
         let codec = Arc::new(if self.on_gpus { codec.for_model(model.clone()) } else { codec });
         if let Some(lane) = lane.as_mut().filter(|_| self.on_gpus) {
-            // Before it is measured, so that no more sizes are set up for that than there is memory for.
+            // The warm-up comes before the measurements, so that these set up no more sizes than
+            // there is memory for.
             let mut warm_up = self.warm_up(&*model, &codec);
             warm_up.whole(&[], device, &mut **lane)?;
             self.warmed = (warm_up.wanted, warm_up.run);
@@ -385,7 +394,7 @@ impl<'a> Loading<'a> {
         WarmUp { name: &self.definition.name, model, codec, budget: &self.budget, wanted, run }
     }
 
-    /// What the model takes, and whether that is as much as its SLO.
+    /// Measures the model's latencies, and compares them with its SLO.
     fn profile(&self, why: &Why, Runnable { model, codec, lane, .. }: &mut Runnable) -> anyhow::Result<Profiled> {
         let profiled = match why {
             Why::Chosen(chosen) => {
@@ -410,17 +419,18 @@ impl<'a> Loading<'a> {
         Ok(profiled)
     }
 
-    /// Has so many of the model's batches run at the same time, as measured. 0: that was not measured.
+    /// Lets `at_once` of the model's batches run at the same time, as measured. 0: not measured.
     ///
-    /// The model's configuration stays as the files have it: backends of a cluster that measured different numbers still
-    /// serve the same model.
+    /// The model's configuration stays as the files have it: backends of a cluster that measured
+    /// different numbers still serve the same model.
     fn take_lanes(&mut self, at_once: u32) {
         if at_once > 1 && self.context.chooses_lanes(&self.definition) {
             self.definition.instances = at_once;
         }
     }
 
-    /// Looks whether another policy than `exclusive` suits it: what is said of it, and what that rests on.
+    /// Looks whether another policy than `exclusive` suits it. Returns the report and the
+    /// measurements behind it.
     fn look(
         &self,
         asked: PolicyReport,
@@ -449,7 +459,7 @@ impl<'a> Loading<'a> {
         self.context.at_once(&self.definition).min(self.placed.places().count() as u32)
     }
 
-    /// What its policy decides by.
+    /// The profile of segments that its policy decides by.
     fn segments(&self, runnable: &mut Runnable, profile: &LatencyProfile) -> SegmentProfile {
         let lane = runnable.lane.take();
         let measuring = self.measuring(&runnable.codec);
@@ -461,7 +471,7 @@ impl<'a> Loading<'a> {
         measuring.segments(&subject, profile, lane)
     }
 
-    /// Gives it a queue, where the scheduler makes its batches, and says that it is loaded.
+    /// Gives it a queue, if the scheduler makes its batches, and logs that it is ready.
     fn finish(
         self,
         hosts: HostedVersion,
@@ -487,7 +497,7 @@ impl<'a> Loading<'a> {
             let at_once = context.at_once(&definition);
             let options = Queue::options(&context.options, &definition, &placed, &profiles, at_once);
             let queue = context.driver.add_queue(&definition.name, options, &placed, profiles);
-            // Nobody else knows of this version yet, so there cannot be another queue.
+            // Only this load knows of the version yet, so there cannot be another queue.
             let _ = loaded.insert_queue(loaded.codec.profiled_key(), queue);
         }
         let took = context.clock.now().since(begin);
@@ -501,7 +511,7 @@ impl<'a> Loading<'a> {
     }
 }
 
-/// Keeps the batches of a model to so many items, and says why.
+/// Limits the batches of a model to `most` items, and logs why.
 fn limit_batches(definition: &mut ModelDefinition, most: u32, why: &str) {
     if most < definition.batching.max_batch_size {
         tracing::info!(model = %definition.name, max_batch_size = most, "{why}");

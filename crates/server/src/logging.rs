@@ -1,4 +1,4 @@
-//! What the server writes about itself: structured lines on standard error.
+//! The server's log: structured lines on standard error.
 //!
 //! ```text
 //! event -> filter by level -> limits: too many of a kind? -> one line, escaped -> queue -> writer thread -> stderr
@@ -38,8 +38,8 @@ use queue::LogQueue;
 
 /// The end of the process waits at most this long for the reader of the log.
 const FLUSHES_WITHIN: Duration = Duration::from_secs(1);
-/// A bare level such as `info` is for lines whose targets begin so. Other libraries write errors
-/// alone: clients decide how often a library warns.
+/// A bare level such as `info` applies to lines whose targets begin with one of these. Other
+/// libraries write errors alone: clients decide how often a library warns.
 const OWN_TARGETS: [&str; 2] = ["downbeat", "onnxruntime"];
 
 static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
@@ -48,7 +48,7 @@ static LEFT_OUT: AtomicU64 = AtomicU64::new(0);
 /// Whether the writer thread runs.
 static IS_STARTED: AtomicBool = AtomicBool::new(false);
 
-/// The progress bars of this process. They make room for lines of the log.
+/// The progress bars of this process. They step aside for lines of the log.
 pub fn bars() -> &'static MultiProgress {
     &BARS
 }
@@ -69,7 +69,7 @@ pub fn flush() {
     QUEUE.flush(FLUSHES_WITHIN);
 }
 
-/// Says why the process ends and waits a moment until that is written; false if logging was not
+/// Logs why the process ends, and waits a moment until that is written; false if logging was not
 /// started.
 pub fn last_words(text: &str) -> bool {
     if IS_STARTED.load(Relaxed) {
@@ -112,8 +112,8 @@ const CRATES: [&str; 13] = [
 /// The level of the log, or a filter such as `info,downbeat_server=debug`.
 ///
 /// # Errors
-/// If a part of it is no level, with a list of the levels. The filter would take such a word for a module and log only that
-/// module.
+/// A text with a list of the levels, if a part of it is no level. The filter would take such a word
+/// for a module and log only that module.
 pub fn check_level(text: &str) -> Result<String, String> {
     let words = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let is_level =
@@ -140,7 +140,7 @@ fn misspelled_crate(directive: &str) -> Option<(&str, String)> {
     (!hint.is_empty() && module.starts_with("downbeat")).then_some((module, hint))
 }
 
-/// The filter of a level. Errors of all modules pass it, unless it says otherwise of all.
+/// The filter of a level. Errors of all modules pass it, unless the level itself names all modules.
 fn filter(level: &str) -> Result<EnvFilter, String> {
     let filter = EnvFilter::try_new(format!("error,{}", directives(level)));
     filter.map_err(|error| format!("'{level}': {error}; levels are {}", LEVELS.join(", ")))

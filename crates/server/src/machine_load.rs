@@ -1,17 +1,17 @@
-//! What else a machine does, by Linux's own counts.
+//! The other load of a machine, by Linux's own counts.
 
 /// Processor time up to some moment, in the kernel's ticks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Ticks {
-    /// Of all cores, idle ones included.
+    /// Ticks of all cores, idle cores included.
     all: u64,
-    /// Of all cores, at work for whomever.
+    /// Ticks of all cores while busy with any process.
     busy: u64,
-    /// Of this process.
+    /// Ticks of this process.
     own: u64,
 }
 
-/// Watches what a machine does from a moment on.
+/// Watches the load of a machine from a moment on.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadWatch(Option<Ticks>);
 
@@ -21,15 +21,15 @@ impl LoadWatch {
         LoadWatch(ticks())
     }
 
-    /// The share of the machine's processor time that went to others since the start; `None` where it cannot be known, or for a moment too short
-    /// to tell.
+    /// The share of the machine's processor time that other processes had since the start. `None`
+    /// if it is unknown, or the time was too short to tell.
     pub fn others(&self) -> Option<f64> {
         let (before, now) = (self.0?, ticks()?);
         let others = |t: Ticks| t.busy.saturating_sub(t.own);
         share(others(now).saturating_sub(others(before)), now.all.saturating_sub(before.all))
     }
 
-    /// The share that went to anybody, this process included.
+    /// The share of the time that any process had, this one included.
     pub fn all(&self) -> Option<f64> {
         let (before, now) = (self.0?, ticks()?);
         share(now.busy.saturating_sub(before.busy), now.all.saturating_sub(before.all))
@@ -45,8 +45,9 @@ fn ticks() -> Option<Ticks> {
     Some(Ticks { all, busy, own: own(&std::fs::read_to_string("/proc/self/stat").ok()?)? })
 }
 
-/// All and busy ticks, by the first line of `/proc/stat`: user, nice, system, idle, iowait, irq, softirq, steal, and guests, who are in the first
-/// two already. Stolen time is busy: another machine had the core.
+/// All and busy ticks, by the first line of `/proc/stat`: user, nice, system, idle, iowait, irq,
+/// softirq, steal, and guests. The first two include guests already. Stolen time is busy: another
+/// machine had the core.
 fn machine(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().next()?.strip_prefix("cpu ")?;
     let numbers: Vec<u64> = line.split_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
@@ -55,7 +56,8 @@ fn machine(stat: &str) -> Option<(u64, u64)> {
     Some((all, all - idle))
 }
 
-/// User and system ticks, by `/proc/self/stat`. The second field, the program's name, may hold anything.
+/// User and system ticks, by `/proc/self/stat`. The second field, the program's name, may hold
+/// anything.
 fn own(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_whitespace().skip(11);
@@ -64,7 +66,7 @@ fn own(stat: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// What the processor is called, as far as the system says.
+/// The processor's name, if the system tells it.
 pub fn processor() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = |name: &str| {

@@ -1,4 +1,5 @@
-//! What is measured of a model while it is loaded, or was stored of it before: its latency, by site and by segments, and what two lanes do together.
+//! Measurements of a model while it is loaded, or from the store: its latency by site and by
+//! segments, and the overlap of two lanes.
 
 use std::sync::Arc;
 
@@ -22,9 +23,11 @@ use crate::profiler::{self, Measurement, Threads, is_quiet};
 use crate::sampler::{Subject, Watch};
 use crate::segment_profiler::SegmentSubject;
 
-/// A model whose largest batch takes less than this on one thread is left on one: waking others costs more.
+/// A model whose largest batch takes less than this on one thread is left on one: waking others
+/// costs more.
 const WORTH_THREADS: Duration = Duration::from_micros(500);
-/// A model that takes longer for one item on one thread is taken to be faster on several, where there is no time to try.
+/// A model slower than this with one item on one thread is assumed to be faster on several, if
+/// there is no time to try.
 const SLOW: Duration = Duration::from_millis(50);
 /// Runs of one item that a comparison of threads takes at least.
 const COMPARED_RUNS: u64 = 7;
@@ -32,21 +35,22 @@ const COMPARED_RUNS: u64 = 7;
 const PAIR_RUNS: u64 = 20;
 /// Lanes are tried side by side with batches that take no longer than this.
 const LANES_TRIED_WITH: Duration = Duration::from_millis(50);
-/// The profile of a model that is not to be measured, until it has been observed.
+/// The latency guess of a model that is not measured, until it has been observed.
 const UNKNOWN: Duration = Duration::from_millis(1);
 
 /// A model that is measured.
 pub struct Measuring<'a> {
     pub context: &'a LoadContext,
     pub source: &'a ModelSource<'a>,
-    /// Its name, and the number of its version.
+    /// The model's name, and the number of its version.
     pub of: (&'a str, u64),
     pub codec: &'a BatchCodec,
-    /// On how many threads it may run.
+    /// The number of threads that it may run with.
     pub threads: Threads,
-    /// Whether it answers requests of our own making.
+    /// Whether it answers made-up requests.
     pub answers: bool,
-    /// Whether the number of batches that run at the same time is measured: the options and the configuration give none.
+    /// Whether the number of batches that run at the same time is measured: the options and the
+    /// configuration give none.
     pub chooses_lanes: bool,
     pub progress: &'a dyn LoadProgress,
     /// The time for measuring.
@@ -56,11 +60,11 @@ pub struct Measuring<'a> {
 }
 
 impl Measuring<'_> {
-    /// The latency profile, stored or measured, and the number of threads it was measured with, on which `model` is
-    /// loaded afterwards. `lane` is one of the model's, where there is one already.
+    /// The latency profile, stored or measured, and its number of threads, with which `model` is
+    /// loaded afterwards. `lane` is a lane of the model, if one exists already.
     ///
     /// # Errors
-    /// If it cannot be loaded on those threads.
+    /// If it cannot be loaded with that number of threads.
     pub fn profile(&self, model: &mut Arc<dyn Model>, lane: &mut Option<Box<dyn Lane>>) -> anyhow::Result<Profiled> {
         let known = |profile, threads| Ok(Profiled { profile, threads, at_once: 0 });
         if let Some(profile) = model.profile(Share::Whole) {
@@ -86,7 +90,7 @@ impl Measuring<'_> {
         let path = self.source.options.path.display();
         let (measurements, at_once) = match measured {
             Ok(measured) => measured,
-            // A model may refuse what is made up (an index, a length); that is no reason not to serve it.
+            // A model may refuse made-up values (an index, a length); it is served all the same.
             Err(error) => {
                 tracing::warn!(%path, %error, "cannot be measured with requests of our own making; its latency is learned in service");
                 return known(unknown()?, threads);
@@ -109,13 +113,14 @@ impl Measuring<'_> {
         Ok(Profiled { profile, threads, at_once })
     }
 
-    /// The most lanes that it may have side by side, of so many threads each.
+    /// The most lanes that it may have side by side, of `threads` threads each.
     fn most_lanes(&self, threads: usize) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if self.chooses_lanes { (cores / threads.max(1)).min(MOST_EXECUTORS) } else { 1 }
     }
 
-    /// How many batches are worth running at the same time; 0: that cannot be measured, or there is no choice. `measurements` say which batches take too long to try it with.
+    /// How many batches are worth running at the same time; 0: not measurable, or there is no
+    /// choice. `measurements` show which batches take too long to try.
     fn at_once(&self, model: &dyn Model, threads: usize, measurements: &[Measurement]) -> u32 {
         let most = self.most_lanes(threads);
         if most < 2 {
@@ -135,13 +140,15 @@ impl Measuring<'_> {
         lanes.ok().flatten().map_or(0, |lanes| lanes as u32)
     }
 
-    /// Times something; gives it, and whether the machine had nothing else to do meanwhile. If it had, the version is measured again once there is nothing else.
+    /// Times something. Returns the result, and whether the machine was otherwise idle. If it was
+    /// not, the version is measured again once the machine is idle.
     fn timed<T>(&self, what: impl FnOnce() -> T) -> (T, bool) {
         let LoadContext { metrics, clock, unsettled, .. } = self.context;
         let ((done, is_quiet), was_alone) = self.source.turn.timed(|| {
             let (watch, busy_before, begin) = (LoadWatch::start(), metrics.totals().busy, clock.now());
             let done = what();
-            // Neighbours, or this server's own models: either has had the cores that were counted on.
+            // Neighbours, or this server's own models: either has had the cores that were counted
+            // on.
             let took = clock.now().since(begin).as_secs_f64().max(f64::MIN_POSITIVE);
             let served = metrics.totals().busy.saturating_sub(busy_before).as_secs_f64() / took;
             (done, is_quiet(watch.others(), served))
@@ -153,7 +160,7 @@ impl Measuring<'_> {
         (done, settled)
     }
 
-    /// Loads the model for its profile's threads, where it is on one.
+    /// Loads the model again for its profile's threads, if these are several.
     pub fn reload(
         &self,
         threads: usize,
@@ -167,8 +174,9 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// The stored profile, with the file that holds it. Before the service, a profile serves too that was measured in part, on
-    /// a busy machine, or is not `whole`. Then the version is measured again behind the service.
+    /// The stored profile, with the file that holds it. Before the service, a profile serves too
+    /// that was measured in part, on a busy machine, or is not `whole`. Then the version is
+    /// measured again behind the service.
     fn stored(
         &self,
         key: &Result<String, String>,
@@ -185,7 +193,8 @@ impl Measuring<'_> {
         Some((self.fitted(model, &stored.measurements).ok()?, stored))
     }
 
-    /// Keeps what was measured, on so many threads, and how many batches are worth running at the same time.
+    /// Stores the measurements with this number of threads, and how many batches are worth running
+    /// at the same time.
     fn keep(
         &self,
         key: Result<String, String>,
@@ -198,8 +207,9 @@ impl Measuring<'_> {
         self.source.store.keep(key, "the latency profile", &stored);
     }
 
-    /// Measures the batch sizes that there is time for: on one thread, or on all its threads if these are faster. Then measures how
-    /// many batches are worth running at the same time, as of [`Measuring::at_once`].
+    /// Measures as many batch sizes as the time allows: on one thread, or on all its threads if
+    /// these are faster. Then measures how many batches are worth running at the same time, as of
+    /// [`Measuring::at_once`].
     fn measure(
         &self,
         model: &mut Arc<dyn Model>,
@@ -235,10 +245,11 @@ impl Measuring<'_> {
         Ok((measurements, at_once))
     }
 
-    /// Whether more threads may be worth it for a model that takes `one` for one item: its largest batch takes long.
+    /// Whether more threads may be worth it for a model that takes `one` for one item: its largest
+    /// batch takes long.
     fn is_worth_trying(&self, model: &dyn Model, lane: &mut dyn Lane, one: Duration) -> anyhow::Result<bool> {
         let (largest, part) = (self.codec.max_batch, self.time.part(0.1));
-        // The first run of one item says nothing that is certain about a brief model.
+        // For a brief model, the first run of one item is no reliable measure.
         if one.saturating_mul(3 * u64::from(largest)) > part {
             return Ok(one > SLOW || self.time.left() > Duration::ZERO);
         }
@@ -246,8 +257,8 @@ impl Measuring<'_> {
         Ok(measured.is_empty() || measured.iter().any(|m| m.min_ns > WORTH_THREADS.as_nanos()))
     }
 
-    /// Measures as many sizes as there is time for, the smallest first. `one` is the time of a single item before. Without
-    /// any time left, the profile rests on this time alone.
+    /// Measures as many sizes as there is time for, the smallest first. `one` is the time of a
+    /// single item before. Without any time left, the profile rests on this time alone.
     fn sizes(&self, model: &dyn Model, lane: &mut dyn Lane, one: Duration) -> anyhow::Result<Vec<Measurement>> {
         if !self.time.allows(one) {
             return Ok(vec![Measurement::of(1, &[one])]);
@@ -266,7 +277,8 @@ impl Measuring<'_> {
         Ok(if measured.is_empty() { vec![Measurement::of(1, &[one])] } else { measured })
     }
 
-    /// Fits a profile to the measurements. For larger sizes the profile guesses times in proportion to the size.
+    /// Fits a profile to the measurements. For larger sizes the profile guesses times in proportion
+    /// to the size.
     fn fitted(&self, model: &dyn Model, measurements: &[Measurement]) -> anyhow::Result<LatencyProfile> {
         let profile = profiler::profile(measurements)?;
         let sizes = self.subject(model).timed(&profiler::default_sizes(self.codec.max_batch));
@@ -280,7 +292,7 @@ impl Measuring<'_> {
         Ok(LatencyProfile::from_table((1..=largest).map(latency).collect())?.learned(known))
     }
 
-    /// Measures within the time that there is.
+    /// A watch that keeps measurements within the time left.
     fn within<'b, M>(&'b self, told: &'b mut dyn Watch<M>) -> Within<'b, M> {
         Within { time: self.time, turn: &self.source.turn, told }
     }
@@ -289,8 +301,9 @@ impl Measuring<'_> {
         self.time.spend(self.context.clock, what)
     }
 
-    /// What a model takes at each site that it is on: `profile` on the first partition of `device`, measured or stored elsewhere. Where it cannot be measured it is taken to be alike, until it has
-    /// been observed.
+    /// The model's latency at each of its sites: `profile` for the first partition of `device`,
+    /// measured or stored for the others. A site that cannot be measured gets the same profile,
+    /// until it has been observed.
     pub fn by_site(
         &self,
         model: &dyn Model,
@@ -333,7 +346,8 @@ impl Measuring<'_> {
         (0..placed.sites()).map(|site| measured(site).unwrap_or_else(|| profile.clone())).collect()
     }
 
-    /// The time that it takes to hand something over to another thread. It is measured anew until it was measured once on a quiet machine.
+    /// The time to hand work over to another thread. The measurement is repeated until it was made
+    /// on a quiet machine.
     fn launch(&self) -> Option<Duration> {
         let known = *self.context.launch.lock();
         known.or_else(|| {
@@ -347,7 +361,8 @@ impl Measuring<'_> {
         Subject { model, codec: self.codec, varying: PROFILED_LENGTH, clock: self.context.clock }
     }
 
-    /// What a device policy decides by: the times of the model's segments by items and length. `profile` is that of the whole.
+    /// The profile that a device policy decides by: the times of the model's segments by items and
+    /// length. `profile` is the whole model's.
     pub fn segments(
         &self,
         subject: &SegmentSubject<'_>,
@@ -378,7 +393,8 @@ impl Measuring<'_> {
         })
     }
 
-    /// Looks whether another policy than `exclusive` suits a model that is loaded as that runs it: what is said of it, and what that rests on.
+    /// Looks whether another policy than `exclusive` suits a model that is loaded for `exclusive`.
+    /// Returns the report and the measurements behind it.
     pub fn look(
         &self,
         auto: &AutoSubject<'_>,

@@ -1,8 +1,10 @@
-//! The time for measuring before a model version serves, and the rest that is measured behind its service.
+//! The time for measuring before a model version serves, and the rest that is measured behind its
+//! service.
 //!
-//! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites, segments, two lanes together, and rows. A
-//! step that the time left does not allow is left out. The version serves with what is known, and is measured again when the
-//! machine is idle. Then nothing is left out, but another load ends the measuring.
+//! All measuring of a load draws on one budget: threads, batch sizes, lanes, sites, segments,
+//! overlap of two lanes, and rows. A step that the remaining time does not allow is left out. The
+//! version serves with the known values, and is measured again when the machine is idle. The second
+//! time no step is left out, but another load ends the measuring.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -28,7 +30,8 @@ impl MeasuringTime {
         MeasuringTime { budget, is_behind: false, spent_ns: AtomicU64::new(0), is_short: AtomicBool::new(false) }
     }
 
-    /// As much as it takes, behind a version that serves. `budget` says how long the runs of a step are repeated.
+    /// Unlimited time, behind a version that serves. `budget` is how long the runs of a step are
+    /// repeated.
     pub fn behind_service(budget: Duration) -> Self {
         MeasuringTime { is_behind: true, ..MeasuringTime::before_service(budget) }
     }
@@ -51,7 +54,8 @@ impl MeasuringTime {
         Duration::from_secs_f64(self.left().as_secs_f64() * share)
     }
 
-    /// Whether a step may begin that is expected to take `expected`. If not, the version was not measured in full.
+    /// Whether a step may begin that is expected to take `expected`. If not, the version was not
+    /// measured in full.
     pub fn allows(&self, expected: Duration) -> bool {
         let is_allowed = self.is_behind || expected <= self.left();
         if !is_allowed {
@@ -65,7 +69,7 @@ impl MeasuringTime {
         self.is_short.store(true, Ordering::Relaxed);
     }
 
-    /// Whether something was left out: it is to be measured behind the service.
+    /// Whether a step was left out: it must be measured again behind the service.
     pub fn is_short(&self) -> bool {
         self.is_short.load(Ordering::Relaxed)
     }
@@ -79,7 +83,8 @@ impl MeasuringTime {
     }
 }
 
-/// Ends measuring that the time does not allow, or that keeps another load waiting behind the service.
+/// Ends measuring that the time does not allow, or that keeps another load waiting behind the
+/// service.
 pub struct Within<'a, M> {
     pub time: &'a MeasuringTime,
     pub turn: &'a LoadTurn<'a>,

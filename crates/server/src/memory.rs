@@ -5,42 +5,45 @@ use std::sync::OnceLock;
 
 use crate::options::ServerOptions;
 
-/// Where the kernel tells of the machine's memory.
+/// The kernel's file about the machine's memory.
 const MEMINFO: &str = "/proc/meminfo";
-/// Where the kernel tells which control groups this process is in.
+/// The kernel's file about the control groups of this process.
 const CGROUPS: &str = "/proc/self/cgroup";
-/// Where control groups are mounted.
+/// The folder where control groups are mounted.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// Has the allocator give memory back that nothing holds.
 static RELEASE: OnceLock<fn()> = OnceLock::new();
 
-/// Says how the program's allocator gives memory back. The server calls this while nothing runs. Only the first call counts.
+/// Sets the function by which the program's allocator gives memory back. The server calls it in
+/// idle times. Only the first call counts.
 pub fn set_release(release: fn()) {
     // A second call changes nothing, as the allocator is the same.
     let _ = RELEASE.set(release);
 }
 
-/// Gives memory back that nothing holds, if the program has said how.
+/// Gives free memory back, if the program has set a function for it.
 pub(crate) fn release() {
     if let Some(release) = RELEASE.get() {
         release();
     }
 }
 
-/// The default budget of bytes in flight where the system does not tell its memory.
+/// The default budget of bytes in flight if the system does not tell its memory.
 const FALLBACK_BUDGET: u64 = 1 << 30;
 /// The least default budget: one HTTP body of the default largest size, with room beside it.
 const LEAST_BUDGET: u64 = 128 << 20;
 
-/// The default budget of bytes in flight: a quarter of the memory this process may have (the machine's or, if that is
-/// less, what its control groups allow), and at most half of what is free at the start. Models have the rest.
+/// The default budget of bytes in flight: a quarter of the memory this process may have, and at
+/// most half of the free memory at the start. The process may have the machine's memory, or the
+/// limit of its control groups if that is less. Models have the rest.
 pub fn default_budget() -> u64 {
     let meminfo = read(Path::new(MEMINFO)).unwrap_or_default();
     budget_of(allowed(), kilobytes(&meminfo, "MemAvailable"))
 }
 
-/// What this process may have, by the machine or, if that is less, its control groups, bytes; `None` where the system does not tell.
+/// The bytes that this process may have: the machine's, or the limit of its control groups if that
+/// is less. `None` if the system does not tell.
 pub fn allowed() -> Option<u64> {
     let meminfo = read(Path::new(MEMINFO)).unwrap_or_default();
     let groups = read(Path::new(CGROUPS)).unwrap_or_default();
@@ -51,7 +54,7 @@ fn least(total: Option<u64>, group: Option<u64>) -> Option<u64> {
     total.into_iter().chain(group).min()
 }
 
-/// What the runs of all models may take together, bytes; `None`: nobody limits them.
+/// The bytes that the runs of all models may take together; `None`: no limit.
 pub fn run_budget(options: &ServerOptions) -> Option<u64> {
     let budget = options.run_memory_bytes.map_or_else(default_budget, |bytes| bytes as u64);
     Some(budget).filter(|bytes| *bytes > 0)
@@ -72,8 +75,8 @@ fn kilobytes(meminfo: &str, name: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The least limit of the control groups in `groups` (the text of `/proc/self/cgroup`) and those above them, version 1
-/// or 2, bytes; `None` if there is none.
+/// The least limit in bytes of the control groups in `groups` (the text of `/proc/self/cgroup`) and
+/// their parents, version 1 or 2; `None` if there is no limit.
 fn group_limit(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u64> {
     let mut least = None;
     for line in groups.lines() {
@@ -86,9 +89,11 @@ fn group_limit(groups: &str, read: impl Fn(&Path) -> Option<String>) -> Option<u
         } else {
             continue;
         };
-        // In a container the group's path is often that of the host, and the container's own group is mounted at the root.
+        // In a container the group's path is often that of the host, and the container's own group
+        // is mounted at the root.
         for above in Path::new(group.trim_start_matches('/')).ancestors() {
-            // "max" is no number: no limit. Version 1 has a number near 2^63 for that, which the machine's memory beats.
+            // "max" is no number: no limit. Version 1 has a number near 2^63 for that, which the
+            // machine's memory beats.
             let limit = read(&root.join(above).join(file)).and_then(|text| text.trim().parse::<u64>().ok());
             least = least.into_iter().chain(limit).min();
         }

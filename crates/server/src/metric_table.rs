@@ -14,7 +14,7 @@ pub trait Metric: Collector + Clone + Sized + 'static {
     /// If it cannot be called that.
     fn make(opts: Opts, labels: &[&str], buckets: &[f64]) -> Result<Self, Error>;
 
-    /// As [`Metric::make`], among those of a registry.
+    /// As [`Metric::make`], and adds the metric to a registry.
     ///
     /// # Errors
     /// If it cannot be called that, or another is: a defect.
@@ -45,7 +45,8 @@ kinds! {
     HistogramVec: |opts, labels, buckets| HistogramVec::new(HistogramOpts::from(opts).buckets(buckets.to_vec()), labels);
 }
 
-/// A struct of metrics and `register`, which makes them: for each its field and kind, its labels, the buckets of a histogram, its name, and its help.
+/// A struct of metrics, and `register`, which makes them. Each metric has its field and kind, its
+/// labels, the buckets of a histogram, its name, and its help.
 macro_rules! metric_table {
     ($(#[$doc:meta])* $visibility:vis struct $table:ident {
         $($field:ident: $kind:ident[$($label:expr),*] $($buckets:ident)?, $name:literal, $help:literal;)*
@@ -56,7 +57,7 @@ macro_rules! metric_table {
         }
 
         impl $table {
-            /// Makes the metrics, among those of a registry.
+            /// Makes the metrics, and adds them to a registry.
             ///
             /// # Errors
             /// If two metrics had the same name: a defect.

@@ -1,4 +1,5 @@
-//! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over; `downbeat_*` otherwise.
+//! Prometheus metrics: Triton's names where Triton has one, so that dashboards carry over;
+//! `downbeat_*` otherwise.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +24,7 @@ const LATENCY: [f64; 18] =
     [50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 35e-3, 50e-3, 75e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 10.0];
 /// Upper bounds of the batch size histogram.
 const SIZES: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-/// What a version holds of the CPU's memory, by the label `part`.
+/// The parts of a version's CPU memory: the values of the label `part`.
 const MODEL_PARTS: [&str; 3] = ["weights", "rings", "run"];
 
 metric_table! {
@@ -97,15 +98,15 @@ metric_table! {
 pub struct Metrics {
     registry: Registry,
     table: Table,
-    /// Of device policies.
+    /// Metrics of device policies.
     pub lanes: LaneMetricsFamily,
-    /// Of the shares of devices.
+    /// Metrics of the shares of devices.
     pub shares: ShareMetrics,
-    /// What NVML says of GPUs.
+    /// Metrics of GPUs that NVML reports.
     pub gpus: GpuMetrics,
 }
 
-/// What all models and devices have done since the start.
+/// The work of all models and devices since the start.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Totals {
     /// Requests that were answered by their deadline.
@@ -116,25 +117,26 @@ pub struct Totals {
     pub busy: Duration,
 }
 
-/// What the rehearsal of the scheduler has done.
+/// Counters of the scheduler's rehearsal.
 pub struct RehearsalMetrics {
-    /// Trials that came to an end.
+    /// Trials that were finished.
     pub trials: IntCounter,
-    /// Those after which models did something else.
+    /// Trials that changed the models' behaviour.
     pub changes: IntCounter,
-    /// Trials of device policies that came to an end.
+    /// Trials of device policies that were finished.
     pub device_trials: IntCounter,
-    /// Those that found a better one.
+    /// Trials of device policies that found a better one.
     pub device_changes: IntCounter,
-    /// Those whose replay of what there was did not come to what was real.
+    /// Trials of device policies whose replay of the present policy did not match the real outcome.
     pub device_unfaithful: IntCounter,
-    /// Requests in windows of time that were left out, because more came than a shard leaves for it.
+    /// Requests in windows of time that were left out, because more requests came than a shard has
+    /// room for.
     pub arrivals_lost: IntCounter,
-    /// Trainings of what predicts groups of operators that came to an end.
+    /// Trainings of the predictor of operator groups that were finished.
     pub trainings: IntCounter,
-    /// Those whose outcome was better, and was adopted.
+    /// Trainings whose outcome was better, and was adopted.
     pub adoptions: IntCounter,
-    /// Seconds of a core that it took.
+    /// Seconds of a core that the rehearsal took.
     pub cpu_seconds: prometheus::Counter,
 }
 
@@ -150,12 +152,12 @@ impl Metrics {
         Ok(Metrics { table, lanes, shares, gpus: GpuMetrics::register(&registry)?, registry })
     }
 
-    /// Where others register theirs.
+    /// The registry for the metrics of other parts.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// Those of the rehearsal.
+    /// The counters of the rehearsal.
     pub fn rehearsal(&self) -> RehearsalMetrics {
         RehearsalMetrics {
             trials: self.table.rehearsal_trials.clone(),
@@ -170,7 +172,7 @@ impl Metrics {
         }
     }
 
-    /// Those of a model version, from zero if there was none of this name before.
+    /// The metrics of a model version, from zero if no version had the name before.
     pub fn model(&self, name: &str, version: &str) -> ModelMetrics {
         let (table, labels) = (&self.table, [name, version]);
         let timed = |total: &prometheus::IntCounterVec, each: Histogram| Timed {
@@ -195,9 +197,10 @@ impl Metrics {
         }
     }
 
-    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go back.
+    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go
+    /// back.
     pub fn forget(&self, name: &str, version: &str) {
-        // An error means that there was no such gauge, which is what is wanted.
+        // An error means that there was no such gauge: then nothing is left to remove.
         let _ = self.table.pending.remove_label_values(&[name, version]);
         let _ = self.table.load_seconds.remove_label_values(&[name, version]);
         for part in MODEL_PARTS {
@@ -221,20 +224,20 @@ impl Metrics {
         self.table.load_seconds.with_label_values(&[name, version]).set(duration.as_secs_f64());
     }
 
-    /// Sets what a version holds of the CPU's memory for each of `MODEL_PARTS`, bytes.
+    /// Sets the CPU memory of a version for each of `MODEL_PARTS`, bytes.
     pub fn set_model_memory(&self, name: &str, version: &str, parts: [u64; 3]) {
         for (part, bytes) in MODEL_PARTS.into_iter().zip(parts) {
             self.table.model_memory.with_label_values(&[name, version, part]).set(bytes as f64);
         }
     }
 
-    /// Sets what all models hold of the CPU's memory, and may hold, bytes; `None`: there is no limit.
+    /// Sets the CPU memory of all models and its limit, bytes; `None`: no limit.
     pub fn set_models_memory(&self, held: u64, limit: Option<u64>) {
         self.table.models_memory.set(held as f64);
         self.table.models_memory_limit.set(limit.map_or(f64::INFINITY, |limit| limit as f64));
     }
 
-    /// Those of a device, by its number from 0.
+    /// The metrics of a device, by its number from 0.
     pub fn device(&self, device: usize) -> DeviceMetrics {
         let label = device.to_string();
         DeviceMetrics {
@@ -248,12 +251,13 @@ impl Metrics {
         self.table.decision_log_bytes.with_label_values::<&str>(&[])
     }
 
-    /// Counts the ends of a file of the decision log before the server's own, 0 or 1 in a run; `file`: its name without the extension.
+    /// Counts the ends of a file of the decision log before the server's own, 0 or 1 in a run;
+    /// `file`: its name without the extension.
     pub fn decision_log_ended(&self, file: &str) -> IntCounter {
         self.table.decision_log_ended.with_label_values(&[file])
     }
 
-    /// What all models and devices have done since the start.
+    /// The work of all models and devices since the start.
     pub fn totals(&self) -> Totals {
         let sum = |metric: &dyn Collector, counts: &dyn Fn(&str) -> bool| -> f64 {
             let families = metric.collect();
@@ -272,7 +276,7 @@ impl Metrics {
         }
     }
 
-    /// Sets what the autoscale advisor says of so many devices.
+    /// Sets the autoscale advisor's advice for a number of devices.
     pub fn set_autoscale(&self, devices: u32, wanted: Option<u32>, advice: &Advice) {
         self.table.devices.set(f64::from(devices));
         self.table.autoscale_devices.set(wanted.map_or(f64::NAN, f64::from));
@@ -281,7 +285,8 @@ impl Metrics {
         self.table.autoscale_idle_fraction.set(advice.idle_fraction.unwrap_or(f64::NAN));
     }
 
-    /// Sets what requests in flight hold and may hold of the memory, bytes, and how many were refused for want of it.
+    /// Sets the bytes that requests in flight hold and may hold, and how many requests were refused
+    /// for lack of memory.
     pub fn set_budget(&self, budget: &ByteBudget) {
         self.table.in_flight_bytes.set(budget.in_flight() as f64);
         self.table.in_flight_bytes_limit.set(budget.limit() as f64);
@@ -310,7 +315,8 @@ impl Metrics {
     }
 }
 
-/// How long something took: each time, and all together, of which microseconds are told and nothing is lost that comes in nanoseconds.
+/// Times of something: each one in a histogram, and their sum. The sum is reported in microseconds
+/// and kept in nanoseconds, so that nothing is lost.
 struct Timed {
     each: Histogram,
     total: IntCounter,
@@ -342,8 +348,8 @@ pub struct ModelMetrics {
 }
 
 impl ModelMetrics {
-    /// Counts a launch of `rows` items: what each of its phases took, and of each request how long it waited in the queue, how long it took from arrival to result,
-    /// and whether that was past its deadline.
+    /// Counts a launch of `rows` items with the time of each phase. `requests` has for each request
+    /// its time in the queue, its time from arrival to result, and whether it was late.
     pub fn record_batch(
         &self,
         rows: u32,
@@ -395,7 +401,8 @@ impl ModelMetrics {
 
 /// The metrics of one device, looked up once.
 pub struct DeviceMetrics {
-    /// Seconds in which at least one launch ran; of a partition of the device as much as it is of the device.
+    /// Seconds in which at least one launch ran; a partition's seconds count with its part of the
+    /// device.
     pub busy: prometheus::Counter,
     /// Launches that run on it now.
     pub running: prometheus::IntGauge,

@@ -1,5 +1,5 @@
-//! The metrics port: `GET /metrics` in Prometheus' text format, and the probes. It has connections of its own, so that
-//! whatever clients do on the other ports the server can be looked at.
+//! The metrics port: `GET /metrics` in Prometheus' text format, and the probes. It has connections
+//! of its own, so that load on the other ports does not block monitoring.
 
 use std::sync::Arc;
 
@@ -16,10 +16,11 @@ use crate::http::{HttpState, Routed, health_routes, serve_answers, with_slashes}
 use crate::offload;
 use crate::service::Service;
 
-/// Gives what is answered at `/metrics`.
+/// Makes the answer at `/metrics`.
 pub type MetricsText = Arc<dyn Fn() -> Result<String, prometheus::Error> + Send + Sync>;
 
-/// Answers scrapes and probes until the process ends: the last moments of a drain should be seen, too.
+/// Answers scrapes and probes until the process ends: the last moments of a drain should be seen,
+/// too.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     connections: Connections,
@@ -29,7 +30,7 @@ pub async fn serve<S: Service>(
     let scrape = move |client: Client| {
         let metrics = metrics.clone();
         async move {
-            // Of thousands of models it is work of many milliseconds.
+            // The metrics of thousands of models take many milliseconds.
             match offload::run(client, 0, move || metrics()).await {
                 Ok(Ok(text)) => {
                     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()

@@ -1,4 +1,5 @@
-//! Measures which mix of lanes answers soonest, for each load: the offline phase of E-Ebird (E²bird §7.3.2).
+//! Measures which mix of lanes answers soonest, for each load: the offline phase of E-Ebird (E²bird
+//! §7.3.2).
 
 use downbeat_core::device::LaneMix;
 use downbeat_core::{Duration, median};
@@ -8,13 +9,14 @@ use serde::Serialize;
 use crate::batch_codec::Admitted;
 use crate::sampler::{self, Subject, Watch, at_once};
 
-/// Rounds in which the slower half of the mixes of a load is left out.
+/// Rounds that leave out the slower half of the mixes of a load.
 const HALVINGS: usize = 4;
 /// Mixes that are run in all rounds.
 const KEPT: usize = 3;
-/// Runs of each mix before any is left out: the fewest, however little time there is, and the most. One alone may have been stalled.
+/// Runs of each mix before any is left out: the fewest, under any time, and the most. A single run
+/// may have been stalled.
 const FIRST_RUNS: [usize; 2] = [2, 3];
-/// Rounds behind them, at most.
+/// The most rounds after the first runs.
 const MOST_ROUNDS: usize = 200;
 
 /// A mix and how long the items of its lanes took, all lanes at once.
@@ -26,9 +28,10 @@ pub struct MeasuredMix {
     pub total: u32,
     /// Times it was run.
     pub runs: u32,
-    /// From the common start to the end of an item's batch, the mean over items, the median over runs; nanoseconds.
+    /// From the common start to the end of an item's batch, the mean over items, the median over
+    /// runs; nanoseconds.
     pub mean_ns: u64,
-    /// Until the last lane was done, the median over runs; nanoseconds.
+    /// The time until the last lane was done, the median over runs; nanoseconds.
     pub longest_ns: u64,
 }
 
@@ -40,7 +43,8 @@ struct Runs {
 }
 
 impl Runs {
-    /// The fastest run, by which it is judged while there are few: a stall only adds time, and would leave out the best.
+    /// The fastest run, which judges a mix while there are few runs: a stall only adds time, and
+    /// would leave out the best mix.
     fn fastest(&self) -> u64 {
         self.mean_ns.iter().copied().min().unwrap_or(u64::MAX)
     }
@@ -50,12 +54,12 @@ fn median_of(values: &[u64]) -> u64 {
     median(values.iter().copied()).unwrap_or(0)
 }
 
-/// Runs every mix of lanes of up to `largest` items for each load of `totals`, in about `budget` for all: each a few times, then the faster half
-/// again, and so on.
-/// Gives the mixes of each load, the fastest first. `watch` hears of each load.
+/// Runs every mix of lanes of up to `largest` items for each load of `totals`, in about `budget`
+/// for all. Each mix runs a few times, then the faster half again, and so on. Returns the mixes of
+/// each load, the fastest first. `watch` hears of each load.
 ///
 /// # Errors
-/// What the engine says, if it has no memory for the lanes or cannot run such a batch.
+/// The error of the engine, if it has no memory for the lanes or cannot run such a batch.
 pub fn measure(
     subject: &Subject<'_>,
     totals: &[u32],
@@ -66,7 +70,7 @@ pub fn measure(
     let most = totals.iter().max().copied().unwrap_or(0);
     let mut lanes = (0..most).map(|_| subject.lane_at(Place::default())).collect::<Result<Vec<_>, _>>()?;
     let item = subject.item()?;
-    // What the first run of each size allocates and plans is not measured.
+    // The first run of each size allocates and plans: it is not measured.
     let sizes = (0..).map(|exponent| 1u32 << exponent).take_while(|size| *size <= largest.min(most));
     for (lane, size) in lanes.iter_mut().zip(sizes) {
         subject.run(&mut **lane, &item, size as usize)?;

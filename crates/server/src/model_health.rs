@@ -1,4 +1,4 @@
-//! Whether a model version can be relied on: what became of its runs that took too long.
+//! Whether a model version can be relied on: tracks its runs that took too long.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -6,16 +6,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use downbeat_core::{Duration, Time};
 use parking_lot::Mutex;
 
-/// How long a version is not ready after a run that had to be ended, unless another run succeeds before. For ever would be too long: what keeps requests away
-/// from a model that is not ready also keeps it from showing that it is well.
+/// How long a version is not ready after a run that had to be ended, unless another run succeeds
+/// before. The time is limited: a balancer keeps requests away from a model that is not ready, so
+/// the model could never show that it is well.
 const NOT_READY_FOR: Duration = Duration::from_millis(60_000);
 
-/// What became of the runs of a model version. It is ready again after a run that succeeds, and [`NOT_READY_FOR`] after one that was ended; one whose run could not be
-/// ended is out of service until that run is over, or it is loaded again.
+/// The health of a model version's runs. It is ready again after a run that succeeds, and
+/// [`NOT_READY_FOR`] after a run that was ended. If a run could not be ended, the version is out of
+/// service until that run is over, or it is loaded again.
 pub struct ModelHealth {
     pub name: String,
     pub version: String,
-    /// Whether there is trouble: what a request looks at.
+    /// Whether there is trouble: requests read this.
     troubled: AtomicBool,
     trouble: Mutex<Trouble>,
     running: AtomicU32,
@@ -25,9 +27,9 @@ pub struct ModelHealth {
 struct Trouble {
     /// The last run that was ended: why, and when.
     ended: Option<(String, Time)>,
-    /// Runs that go on though they were to end.
+    /// Runs that go on though they were told to end.
     left_behind: u32,
-    /// Why the last of those was left behind.
+    /// Why the last of these runs was left behind.
     reason: String,
 }
 
@@ -42,18 +44,18 @@ impl ModelHealth {
         }
     }
 
-    /// A run begins; it ends when what this gives is dropped.
+    /// Counts a run; dropping the returned guard ends it.
     pub fn begin_run(self: &Arc<Self>) -> RunCount {
         self.running.fetch_add(1, Ordering::AcqRel);
         RunCount(self.clone())
     }
 
-    /// Runs that go on, also those that were left behind.
+    /// Runs that go on, including runs that were left behind.
     pub fn running(&self) -> u32 {
         self.running.load(Ordering::Acquire)
     }
 
-    /// Runs that go on though they were to end.
+    /// Runs that go on though they were told to end.
     pub fn left_behind(&self) -> u32 {
         self.trouble.lock().left_behind
     }
@@ -73,14 +75,15 @@ impl ModelHealth {
         self.troubled.store(true, Ordering::Release);
     }
 
-    /// What was being ended has ended with its process: what the process is worth is known otherwise.
+    /// A run that was being ended has ended with its process: the health of the next process is
+    /// tracked elsewhere.
     pub fn run_killed(&self) {
         let mut trouble = self.trouble.lock();
         trouble.ended = None;
         self.troubled.store(trouble.left_behind > 0, Ordering::Release);
     }
 
-    /// A run goes on that was to end, and nobody waits for it any more.
+    /// A run that was told to end goes on, and its clients have been answered.
     pub fn run_left_behind(&self, reason: String) {
         let mut trouble = self.trouble.lock();
         trouble.left_behind += 1;
@@ -88,14 +91,14 @@ impl ModelHealth {
         self.troubled.store(true, Ordering::Release);
     }
 
-    /// A run that was left behind is over, and what it ran on is free for others.
+    /// A run that was left behind is over, and its thread and lane are free again.
     pub fn run_came_back(&self) {
         let mut trouble = self.trouble.lock();
         trouble.left_behind = trouble.left_behind.saturating_sub(1);
         self.troubled.store(trouble.left_behind > 0 || trouble.ended.is_some(), Ordering::Release);
     }
 
-    /// Why it answers no requests, if that is so.
+    /// Why it answers no requests; `None` if it answers them.
     pub fn refuses(&self) -> Option<String> {
         if !self.troubled.load(Ordering::Acquire) {
             return None;
@@ -104,7 +107,7 @@ impl ModelHealth {
         (trouble.left_behind > 0).then(|| trouble.reason.clone())
     }
 
-    /// Why it is not ready, if that is so.
+    /// Why it is not ready; `None` if it is ready.
     pub fn not_ready(&self, now: Time) -> Option<String> {
         if !self.troubled.load(Ordering::Acquire) {
             return None;
@@ -117,7 +120,7 @@ impl ModelHealth {
     }
 }
 
-/// A run goes on as long as this is there.
+/// A guard that counts a run until it is dropped.
 pub struct RunCount(Arc<ModelHealth>);
 
 impl Drop for RunCount {

@@ -1,6 +1,7 @@
-//! What models hold of the memory of the CPU: known before they are loaded, or before they serve, held to a limit, and said.
+//! The CPU memory of models: known before they are loaded or serve, held to a limit, and reported.
 //!
-//! Models are loaded side by side there, so that what the process grows by is no model's own: nothing is measured, as it is on GPUs (`device_budget.rs`).
+//! Models load side by side on the CPU, so the growth of the process belongs to no single model. So
+//! nothing is measured, unlike on GPUs (`device_budget.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,22 +12,22 @@ use crate::memory;
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
 
-/// What a version holds memory for.
+/// A use of a version's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryPart {
-    /// Its weights, as the engine holds them.
+    /// The weights, as the engine holds them.
     Weights,
     /// The input rings of its device policy, on all devices.
     Rings,
-    /// Its largest run, by estimate.
+    /// The largest run of the version, by estimate.
     Run,
 }
 
-/// What the versions on the CPU hold together.
+/// The memory that the versions on the CPU hold together.
 pub struct ModelMemory {
     /// Bytes; `None`: no limit.
     limit: Option<u64>,
-    /// What runs take together at most, bytes: they wait for each other. `None`: no limit.
+    /// The most bytes that all runs take together: runs wait for each other. `None`: no limit.
     runs: Option<u64>,
     held: Mutex<Holdings>,
 }
@@ -43,14 +44,14 @@ struct Version {
     bytes: [u64; 3],
 }
 
-/// What a version holds of it, until it is dropped.
+/// The memory that a version holds, until it is dropped.
 pub struct HeldMemory {
     memory: Arc<ModelMemory>,
     id: u64,
 }
 
 impl ModelMemory {
-    /// What `options` say, beside `in_flight` bytes of requests.
+    /// Makes the account with the limits of `options`, beside `in_flight` bytes of requests.
     pub fn new(options: &ServerOptions, in_flight: u64) -> Arc<Self> {
         let limit = match options.model_memory_bytes {
             None => memory::allowed().map(|allowed| allowed.saturating_sub(in_flight).max(allowed / 2)),
@@ -86,14 +87,14 @@ impl ModelMemory {
         weights.saturating_add(rings).saturating_add(runs.min(self.runs.unwrap_or(u64::MAX)))
     }
 
-    /// Says in metrics what all hold, and what they may.
+    /// Reports in metrics the bytes that all versions hold, and the limit.
     pub fn update_metrics(&self, metrics: &Metrics) {
         metrics.set_models_memory(self.together(self.held.lock().versions.values()), self.limit);
     }
 }
 
 impl HeldMemory {
-    /// Holds so much more for a part.
+    /// Holds this many more bytes for a part.
     ///
     /// # Errors
     /// If there is no room for it, with the numbers; then nothing more is held.
@@ -132,7 +133,7 @@ impl HeldMemory {
         }
     }
 
-    /// Says what it holds, in the log and in metrics.
+    /// Reports its memory, in the log and in metrics.
     pub fn say(&self, metrics: &Metrics, name: &str, version: &str) {
         let held = self.memory.held.lock();
         let bytes = held.versions.get(&self.id).map_or([0; 3], |version| version.bytes);

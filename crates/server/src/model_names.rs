@@ -1,7 +1,7 @@
 //! Which options name models: the list of them, and the models that no repository has.
 //!
-//! Example: `--slo-ms digitz=5` gives the model `digits` no SLO, and the server would serve without a word.
-//! [`ServerOptions::named_models`] lists every option that names models.
+//! Example: `--slo-ms digitz=5` gives the model `digits` no SLO, and the server would serve it
+//! without a warning. [`ServerOptions::named_models`] lists every option that names models.
 
 use crate::options::{ModelControl, ModelOptions, ServerOptions};
 use crate::registry::shown;
@@ -42,7 +42,8 @@ pub struct UnknownModel {
 }
 
 impl UnknownModel {
-    /// Whether a server with this model control must not start: the model cannot come later, or the plan is another's.
+    /// Whether a server with this model control must not start: the model cannot come later, or the
+    /// plan is another's.
     pub fn is_error(&self, control: &ModelControl) -> bool {
         match self.by {
             NamedBy::Plan => true,
@@ -53,8 +54,8 @@ impl UnknownModel {
 }
 
 impl ServerOptions {
-    /// Every model that an option names, in the order of the options. `--load-model *` names none, and neither does an empty
-    /// `[models.NAME]`.
+    /// Every model that an option names, in the order of the options. `--load-model *` names none,
+    /// and neither does an empty `[models.NAME]`.
     pub fn named_models(&self) -> Vec<NamedModel<'_>> {
         let load = match &self.model_control {
             ModelControl::Explicit { load } => &load[..],

@@ -1,4 +1,4 @@
-//! A model file with the engine that reads it, and where what is found out about it is kept.
+//! A model file with the engine that reads it, and the store of its measurements.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -18,17 +18,17 @@ use crate::profiler::Threads;
 
 /// A model file and the engine that reads it.
 pub struct ModelSource<'a> {
-    /// What loads it.
+    /// The engine that loads it.
     pub engine: &'a Arc<dyn Engine>,
-    /// What of it is timed has its turn.
+    /// The load's turn, for its timed parts.
     pub turn: LoadTurn<'a>,
-    /// Where what is measured of it is kept.
+    /// The store for its measurements.
     pub store: &'a ProfileStore,
     /// How it is loaded.
     pub options: LoadOptions,
     /// The values of inputs that requests may leave out.
     pub defaults: BTreeMap<String, DefaultValue>,
-    /// The folder of its file, where that was made for the engine.
+    /// The folder of its file, if the file was made for the engine.
     pub folder: Option<TempDir>,
     /// The part of a device that it is on; `None`: devices are not divided.
     part: Option<&'a Part>,
@@ -37,7 +37,8 @@ pub struct ModelSource<'a> {
 }
 
 impl<'a> ModelSource<'a> {
-    /// The file that `options` name, with what its configuration says beyond it: if that is much, in a file of its own.
+    /// Opens the file that `options` name. If the configuration declares more of its tensors than
+    /// the file, a rewritten copy of the file is loaded.
     ///
     /// # Errors
     /// If it cannot be read, or does not suit its configuration.
@@ -71,10 +72,11 @@ impl<'a> ModelSource<'a> {
         Ok(ModelSource { engine, turn, store, options, defaults, folder, part, file: OnceCell::new() })
     }
 
-    /// Loads it; where it is to be cut, by what is stored of its operators, which is measured and stored else.
+    /// Loads the model. A model that is cut needs measurements of its operators: they come from the
+    /// store, or are made and stored.
     ///
     /// # Errors
-    /// What the engine says of it.
+    /// The error of the engine.
     pub fn load(&self, threads: usize) -> Result<Arc<dyn Model>, LoadError> {
         let mut options = LoadOptions { threads, ..self.options.clone() };
         if options.cut == Cut::Whole {
@@ -83,7 +85,7 @@ impl<'a> ModelSource<'a> {
         let key = self.key(Threads::Chosen(threads)).map(|key| format!("{key}-operators"));
         let stored = key.as_ref().ok().and_then(|key| self.store.get::<StoredOperators>(key));
         options.operators = stored.map(|stored| Arc::new(stored.operators));
-        // What is not known of the operators is timed.
+        // The engine times operators without stored measurements.
         let model = match &options.operators {
             Some(_) => self.engine.load(&options)?,
             None => self.turn.timed(|| self.engine.load(&options)).0?,
@@ -98,7 +100,8 @@ impl<'a> ModelSource<'a> {
         Ok(model)
     }
 
-    /// Compute units beyond which a batch of up to so many items is hardly faster, if that is known, or stored of it.
+    /// Compute units beyond which a batch of up to `max_batch` items is hardly faster, if the model
+    /// or the store knows it.
     pub fn knee(&self, model: &dyn Model, max_batch: u32) -> Option<u32> {
         let stored = || {
             let key = ProfileStore::shares_key(self.file().ok()?, &self.engine.info());
@@ -107,23 +110,25 @@ impl<'a> ModelSource<'a> {
         model.knee().or_else(stored)
     }
 
-    /// Its file, and its engine's name, for what is stored.
+    /// Its file and its engine's name, for the store.
     pub fn names(&self) -> (std::path::PathBuf, String) {
         (self.options.path.clone(), self.engine.info().name.to_owned())
     }
 
-    /// What tells its file from others. Reads it, once.
+    /// The key of the file's content. Reads the file, once.
     fn file(&self) -> Result<&str, &std::io::Error> {
         self.file.get_or_init(|| ProfileStore::file_key(&self.options.path)).as_deref()
     }
 
-    /// What the key of all begins with that is measured of it with these threads. Reads the file, once.
+    /// The common beginning of the keys of its measurements with these threads. Reads the file,
+    /// once.
     fn key(&self, threads: Threads) -> Result<String, String> {
         let file = self.file().map_err(ToString::to_string)?;
         Ok(ProfileStore::key(file, &self.engine.info(), threads, self.part.map(|part| &*part.size)))
     }
 
-    /// The key for the verdict on its rows. The file and the engine decide the verdict; the machine does not.
+    /// The key for the verdict on its rows. The file and the engine decide the verdict; the machine
+    /// does not.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -141,7 +146,7 @@ impl<'a> ModelSource<'a> {
         Ok(ProfileStore::trial_key(file, &self.engine.info()))
     }
 
-    /// What its profiles are stored under, measured with these threads and up to so many items.
+    /// The key for its profiles, measured with these threads and up to `max_batch` items.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -150,7 +155,8 @@ impl<'a> ModelSource<'a> {
     }
 }
 
-/// What a model's kernels have on a GPU, by its configuration (`optimization.priority`).
+/// The stream priority of a model's kernels on a GPU, by its configuration
+/// (`optimization.priority`).
 pub fn stream_priority(definition: &ModelDefinition) -> StreamPriority {
     match definition.config.optimization.as_ref().map(ModelOptimizationPolicy::priority) {
         Some(ModelPriority::PriorityMax) => StreamPriority::Max,
@@ -159,7 +165,7 @@ pub fn stream_priority(definition: &ModelDefinition) -> StreamPriority {
     }
 }
 
-/// Whether no engine reads it: it spends a profile's latency.
+/// Whether the model is emulated: it has no engine's file and takes its profile's latency.
 pub fn is_emulated(definition: &ModelDefinition) -> bool {
     definition.format == ModelFormat::Emulated
 }

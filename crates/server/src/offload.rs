@@ -11,10 +11,10 @@ use crate::error::ServiceError;
 use crate::work_line::path_by_size;
 use crate::work_pool::{Place, WorkPool};
 
-/// Bytes that are parsed or written in about a millisecond: from here on that is done beside the event loop. Handing
-/// over costs some tens of microseconds, which small requests do not pay.
+/// Bytes that are parsed or written in about a millisecond: from here on that is done beside the
+/// event loop. Handing over costs some tens of microseconds, which small requests do not pay.
 pub const PARSE_FROM: usize = 128 << 10;
-/// The same for bytes that are only copied or looked at once.
+/// The same bound for bytes that are only copied or scanned.
 pub const COPY_FROM: usize = 2 << 20;
 
 /// Half of the cores: the event loop and the engines keep the others.
@@ -24,7 +24,7 @@ static POOL: LazyLock<WorkPool> = LazyLock::new(|| {
 });
 
 tokio::task_local! {
-    /// The sender of the request that the task answers, where the service may have large work for it.
+    /// The sender of the request that the task answers, if the service may have large work for it.
     static SENDER: Client;
 }
 
@@ -38,10 +38,12 @@ pub fn sender() -> Client {
     SENDER.try_with(|sender| *sender).unwrap_or_default()
 }
 
-/// Runs work of `client` on about so many bytes beside the event loop. Dropping the future ends the work at its next step.
+/// Runs work of `client` on about `bytes` bytes beside the event loop. Dropping the future ends the
+/// work at its next step.
 ///
 /// # Errors
-/// `TooLarge` if the work used more time than work may; `Internal` if the work panicked, or the system has no thread left.
+/// `TooLarge` if the work used more time than work may; `Internal` if the work panicked, or the
+/// system has no thread left.
 pub async fn run<T: Send + 'static>(
     client: Client,
     bytes: usize,
@@ -54,14 +56,14 @@ pub async fn run<T: Send + 'static>(
 /// Runs `work` at once, or as [`run`] does if it is `heavy`.
 ///
 /// # Errors
-/// As [`run`].
+/// The errors of [`run`].
 pub fn run_if<T: Send + 'static>(
     heavy: bool,
     client: Client,
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> impl Future<Output = Result<T, ServiceError>> + Send {
-    // Neither the work nor the way beside the loop is kept in the request's future, which small requests would move for
-    // nothing.
+    // The request's future contains neither the work nor the boxed future: small requests would
+    // move their bytes for nothing.
     if heavy { Either::Left(Box::pin(run(client, bytes, work))) } else { Either::Right(ready(Ok(work()))) }
 }

@@ -1,6 +1,7 @@
-//! What `downbeat serve` was asked for: plain data, resolved from defaults, `downbeat.toml`, environment and flags.
+//! Options of `downbeat serve`: plain data, resolved from defaults, `downbeat.toml`, environment
+//! and flags.
 //!
-//! Nothing here reads a file or the environment; the binary does, and hands the result over.
+//! This module reads neither files nor the environment: the binary does, and hands the result over.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,7 +20,7 @@ use downbeat_repository::{Batching, named};
 use crate::cluster_options::ClusterOptions;
 pub use downbeat_repository::policy::{DispatchPolicy, DropPolicy, PolicyName};
 
-/// What the server is called unless it is told otherwise.
+/// The server's name, unless the options give another.
 pub const SERVER_NAME: &str = "downbeat";
 
 /// Most devices that can be asked for.
@@ -57,14 +58,15 @@ macro_rules! with_defaults {
 pub(crate) use with_defaults;
 
 with_defaults! {
-    /// Everything the server can be told.
+    /// All options of the server.
     #[derive(Clone, PartialEq, Debug)]
     pub struct ServerOptions {
         /// The folders of the model repositories: models of all of them are served.
         pub repositories: Vec<PathBuf> = Vec::new(),
-        /// What the server is called in its metadata. Triton's is `triton`, which some clients insist on.
+        /// The server's name in its metadata. Triton's is `triton`; some clients insist on that.
         pub server_name: String = SERVER_NAME.to_owned(),
-        /// Address that all three ports are bound on. Default: this machine alone, as no port asks who a client is.
+        /// Address that all three ports are bound on. Default: this machine alone, as no port asks
+        /// who a client is.
         pub host: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST),
         /// Names of this server that requests over HTTP may have in `Host`, in lower case.
         pub allow_host: Vec<String> = Vec::new(),
@@ -80,118 +82,139 @@ with_defaults! {
         pub grpc_port: Option<u16> = Some(8001),
         /// Port of `/metrics`; 0: chosen by the operating system; `None`: no metrics port.
         pub metrics_port: Option<u16> = Some(8002),
-        /// Port of probes alone, with a thread of its own; 0: chosen by the operating system; `None`: no such port.
+        /// Port of probes alone, with a thread of its own; 0: chosen by the operating system;
+        /// `None`: no such port.
         pub health_port: Option<u16> = None,
         /// Which engine runs ONNX models.
         pub engine: EngineChoice = EngineChoice::Auto,
-        /// Threads inside one run of a model; 0: one, or the cores divided by `devices` where that is measured to be faster.
+        /// Threads inside one run of a model; 0: one, or the cores divided by `devices` if that was
+        /// measured to be faster.
         pub threads: usize = 0,
-        /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many as the models want
-        /// (docs/configuration.md, Threads and executors).
+        /// Executors, each runs one batch at a time; 0: one for each GPU in use; on the CPU as many
+        /// as the models want (docs/configuration.md, Threads and executors).
         pub devices: usize = 0,
         /// Models that are loaded side by side, at most [`MOST_LOAD_THREADS`].
         pub load_threads: usize = 3,
-        /// Which GPUs are used, and how, where the engine runs on GPUs. The provider is what `engine` says.
+        /// Which GPUs the server uses, and how. `engine` chooses the provider.
         pub cuda: CudaOptions = CudaOptions::default(),
         /// How often GPUs are measured for metrics; zero: not at all.
         pub gpu_metrics_every: Duration = Duration::from_millis(2_000),
-        /// Parts of the scheduler that can be at work at the same time: each model's queue is in one. 0: as many as there are cores.
+        /// Parts of the scheduler that can work at the same time: each model's queue is in one. 0:
+        /// one for each core.
         pub scheduler_shards: usize = 0,
-        /// The share of a core's time in which what adaptive models do is rehearsed; 0: not at all, it follows from the load of the moment.
+        /// The share of a core's time that rehearses adaptive models. 0: no rehearsal; their
+        /// behaviour follows from the load regime.
         pub rehearsal_cpu: f64 = 0.05,
         /// When a batch leaves.
         pub dispatch: DispatchPolicy = DispatchPolicy::Adaptive,
-        /// Which requests of a queue that cannot make their deadline are given up; `None`: what suits the dispatch policy
-        /// (see [`ServerOptions::drop_policy`]).
+        /// The drop policy: which requests of a queue that cannot make their deadline are given up.
+        /// `None`: the one that suits the dispatch policy (see [`ServerOptions::drop_policy`]).
         pub drop: Option<DropPolicy> = None,
-        /// In which order batches of all models that wait for a device get one.
+        /// The order in which waiting batches of all models get a free device.
         pub order: OrderPolicy = OrderPolicy::default(),
-        /// SLO of models without one of their own; `None`: no deadline unless the request has one.
+        /// SLO of models without an SLO of their own; `None`: no deadline unless the request has
+        /// one.
         pub default_slo: Option<Duration> = None,
-        /// What makes batches on a device, for which models.
+        /// The device policies and the models that they serve.
         pub device: DeviceOptions = DeviceOptions::default(),
-        /// The devices of models that are not on all, by their numbers from 0. Wins over `instance_group`.
+        /// The devices of models that are not on all, by their numbers from 0. Wins over
+        /// `instance_group`.
         pub placement: BTreeMap<String, Vec<usize>> = BTreeMap::new(),
         /// A plan of which models share devices. Wins over `placement`.
         pub plan: Option<PlacementPlan> = None,
-        /// What `downbeat.toml` and the flags say about single models. Wins over `config.pbtxt`.
+        /// Settings of single models in `downbeat.toml` and the flags. They win over
+        /// `config.pbtxt`.
         pub models: BTreeMap<String, ModelOptions> = BTreeMap::new(),
         /// Bound of a model's queue where its configuration has none; 0: unbounded.
         pub max_queue_size: u32 = 4096,
-        /// How long a request without a deadline may wait, or as long as ten of the model's largest batches take if that is longer; zero: as
-        /// long as it takes.
+        /// How long a request without a deadline may wait. If ten of the model's largest batches
+        /// take longer, it may wait as long as they take. Zero: no limit.
         pub max_queue_wait: Duration = Duration::from_millis(3_000),
         /// Largest batch of a model without a configuration whose dimensions allow batches.
         pub default_max_batch_size: u32 = 32,
-        /// Largest request body over HTTP, bytes, as sent and once decompressed. Default: 64 MiB, as Triton.
+        /// Largest request body over HTTP, bytes, as sent and once decompressed. Default: 64 MiB,
+        /// as Triton.
         pub max_body_bytes: usize = 64 << 20,
-        /// Largest message over gRPC, bytes, as sent and once decompressed. Default: 2 GiB less one byte, as Triton.
+        /// Largest message over gRPC, bytes, as sent and once decompressed. Default: 2 GiB less one
+        /// byte, as Triton.
         pub max_grpc_message_bytes: usize = i32::MAX as usize,
-        /// Bytes that all requests in flight may hold, from their first byte to their answer's last; `None`: a quarter of
-        /// the memory this process may have.
+        /// Bytes that all requests in flight may hold, from their first byte to their answer's
+        /// last; `None`: a quarter of the memory this process may have.
         pub max_in_flight_bytes: Option<usize> = None,
-        /// Threads that pictures and texts are made into tensors on; 0: one less than there are cores, at least one.
+        /// Threads that pictures and texts are made into tensors on; 0: one less than there are cores,
+        /// at least one.
         pub preprocess_threads: usize = 0,
         /// The most pixels of a picture, millions: as it is, and at each step on.
         pub max_megapixels: u32 = 64,
         /// Whether clients may register regions of this machine's shared memory.
         pub shared_memory: bool = false,
-        /// What runs of models on the CPU may take together, bytes, as estimated before each; `None`: a quarter of the memory, at most half of what is free
-        /// at the start. 0: no limit.
+        /// Bytes that runs of models on the CPU may take together, as estimated before each run.
+        /// `None`: a quarter of the memory, at most half of the free memory at the start. 0: no
+        /// limit.
         pub run_memory_bytes: Option<usize> = None,
-        /// Whether models run in processes of their own that do not say it themselves.
+        /// Whether models run in processes of their own, unless their own options decide.
         pub isolation: Isolation = Isolation::Auto,
-        /// The program of executor processes; `None`: this program, and files have no trial in a process.
+        /// The program of executor processes; `None`: this program, and files have no trial in a
+        /// process.
         pub executor: Option<ExecutorProgram> = None,
-        /// How long the trial of a new model file in a process of its own may take; zero: there is none.
+        /// How long the trial of a new model file in a process of its own may take; zero: there is
+        /// none.
         pub trial_timeout: Duration = Duration::from_millis(300_000),
-        /// What models on the CPU may hold of its memory together, bytes; `None`: what this process may have, less what requests in flight may. 0: no limit.
+        /// Bytes of memory that models on the CPU may hold together. `None`: the memory that this
+        /// process may have, less `max_in_flight_bytes`, but at least half of it. 0: no limit.
         pub model_memory_bytes: Option<usize> = None,
-        /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves room for.
+        /// Most connections of HTTP and gRPC together; 0: as many as the limit of open files leaves
+        /// room for.
         pub max_connections: usize = 0,
         /// How long a connection may be without a request; zero: for ever.
         pub idle_timeout: Duration = Duration::from_millis(600_000),
-        /// How long the head of a request may take, and the time in which `min_rate` is measured; zero: for ever.
+        /// How long the head of a request may take, and the time in which `min_rate` is measured;
+        /// zero: for ever.
         pub transfer_timeout: Duration = Duration::from_millis(30_000),
-        /// Least rate of a request's body that is waited for, and of an answer that waits to be read, bytes per second.
+        /// Least rate of the body of a request that the server waits for, and of a client's reading
+        /// of its answer, bytes per second.
         pub min_rate: u64 = 500,
-        /// How long a server that got SIGTERM goes on accepting, while it says that it is not ready: as long as it takes until
-        /// nobody sends to it any more. Part of `drain_timeout`.
+        /// How long a server that got SIGTERM goes on accepting, while it reports that it is not
+        /// ready. Clients and balancers need this time to stop sending. Part of `drain_timeout`.
         pub shutdown_grace: Duration = Duration::from_millis(5_000),
-        /// How long stopping may take in all. What is not finished then is broken off.
+        /// How long stopping may take in all. Unfinished work is then broken off.
         pub drain_timeout: Duration = Duration::from_millis(30_000),
         /// How long runs may take.
         pub run_limits: RunLimits = RunLimits::default(),
         /// Which models are loaded, and when.
         pub model_control: ModelControl = ModelControl::None,
-        /// Ready only once every model that was asked for is; otherwise as soon as the ports are open.
+        /// The server is ready only once every wanted model is; otherwise as soon as the ports are
+        /// open.
         pub strict_readiness: bool = true,
         /// Ready also while no model is served.
         pub allow_empty: bool = false,
         /// Whether symbolic links that lead out of a model repository are followed.
         pub follow_symlinks: bool = false,
-        /// Which configuration models have: `configs/NAME.pbtxt` in their folders, where there is one; `None`: `config.pbtxt`.
+        /// The configuration of models: `configs/NAME.pbtxt` in their folders, if that exists;
+        /// `None`: `config.pbtxt`.
         pub model_config_name: Option<String> = None,
         /// Whether a model's configuration is completed from its file.
         pub auto_complete_config: bool = true,
         /// Stop at start if a model does not load, instead of serving the others.
         pub exit_on_error: bool = false,
-        /// Stop where only a new process can mend what is wrong, instead of saying that the server is not live.
+        /// End the process when only a new one helps, instead of reporting that the server is not
+        /// live.
         pub exit_when_not_live: bool = false,
-        /// The server repeats one in this many requests of shared batches alone, where no graph proves that the model
-        /// keeps rows apart; 0: none.
+        /// The server repeats one in this many requests of shared batches alone, unless the graph
+        /// proves that the model keeps rows apart; 0: none.
         pub row_check_every: u32 = 1024,
         /// Measuring latency profiles.
         pub profiling: ProfilingOptions = ProfilingOptions::default(),
         /// When devices are advised to be added or given back; `None`: no advice.
         pub autoscale: Option<AutoscaleOptions> = Some(AutoscaleOptions::default()),
-        /// Of a process that is part of a cluster.
+        /// Settings of a process that is part of a cluster.
         pub cluster: ClusterOptions = ClusterOptions::default(),
-        /// Folder of the decision log: what the scheduler is told and decides, with the reasons; `None`: none.
+        /// Folder of the decision log: the scheduler's inputs and decisions, with the reasons.
+        /// `None`: no log.
         pub decision_log: Option<PathBuf> = None,
-        /// What the server says about itself.
+        /// The server's log.
         pub log: LogOptions = LogOptions::default(),
-        /// What was given and has no effect: a line of the log each, at the start.
+        /// Options that were given and have no effect. The log has a line for each at the start.
         pub notices: Vec<String> = Vec::new(),
     }
 }
@@ -214,7 +237,7 @@ impl ServerOptions {
         open.map(|(name, ..)| name).collect()
     }
 
-    /// The engine that somebody named for a model.
+    /// The engine that the user named for a model.
     pub fn engine_of(&self, model: &str) -> Option<ModelEngine> {
         self.models.get(model).and_then(|model| model.engine)
     }
@@ -237,27 +260,28 @@ impl ServerOptions {
         }
     }
 
-    /// The SLO of a model: what `downbeat.toml` or a flag says, else what its configuration says
-    /// (`slo_ms`), else the default.
+    /// The SLO of a model: from `downbeat.toml` or a flag, else from its configuration (`slo_ms`),
+    /// else the default.
     pub fn slo(&self, model: &str, configured: Option<Duration>) -> Option<Duration> {
         self.models.get(model).and_then(|m| m.slo).or(configured).or(self.default_slo)
     }
 
-    /// Threads inside one run of a model, if somebody said: for the model, or for all.
+    /// Threads inside one run of a model, if the user set them: for the model, or for all.
     pub fn chosen_threads(&self, model: &str) -> Option<usize> {
         let own = self.models.get(model).and_then(|m| m.threads).filter(|threads| *threads > 0);
         own.or((self.threads > 0).then_some(self.threads))
     }
 
-    /// How long a model's requests without a deadline may wait, by the same order as [`ServerOptions::slo`]; `None`: as long as it takes.
+    /// How long a model's requests without a deadline may wait, by the same order as
+    /// [`ServerOptions::slo`]; `None`: as long as it takes.
     pub fn max_queue_wait(&self, model: &str) -> Option<Duration> {
         let wait = self.models.get(model).and_then(|m| m.max_queue_wait).unwrap_or(self.max_queue_wait);
         (wait > Duration::ZERO).then_some(wait)
     }
 
     /// How long a request of a model waits for company: the `configured` time. Beyond
-    /// [`Batching::LONGEST_QUEUE_DELAY`] a batch waits until it is full; a request that stays alone leaves after
-    /// [`ServerOptions::max_queue_wait`].
+    /// [`Batching::LONGEST_QUEUE_DELAY`] a batch waits until it is full; a request that stays alone
+    /// leaves after [`ServerOptions::max_queue_wait`].
     pub fn queue_delay(&self, model: &str, configured: Duration) -> Duration {
         match configured > Batching::LONGEST_QUEUE_DELAY {
             false => configured,
@@ -270,13 +294,20 @@ impl ServerOptions {
         self.models.get(model).and_then(|m| m.dispatch).or(configured).unwrap_or(self.dispatch)
     }
 
-    /// The drop policy of a model that is dispatched by `dispatch`, by the same order as [`ServerOptions::slo`].
+    /// The drop policy of a model that is dispatched by `dispatch`, by the same order as
+    /// [`ServerOptions::slo`].
     ///
-    /// Where nobody says: the adaptive one with the adaptive dispatch policies, which holds what the best of the others holds or
-    /// more on nearly every workload measured, on one device and on many, and serves as much under overload (lab/docs/symphony.md). Else window drop, which gives up heads that stand in the way of a large batch. On one device it has
-    /// the highest capacity whatever the dispatch, and goodput does not collapse under overload, where head drop serves
-    /// ever smaller batches of requests that are nearly late (docs/results/serving.md). On several devices eager
-    /// dispatch sends small batches anyway, and heads given up for a large one are lost for nothing: there head drop.
+    /// Without a setting, it depends on the dispatch policy. The adaptive dispatch policies get the
+    /// adaptive drop policy. It holds at least as much as the best of the others on nearly every
+    /// measured workload, on one device and on many, and serves as much under overload
+    /// (lab/docs/symphony.md).
+    ///
+    /// The other dispatch policies get window drop on one device: it gives up heads that stand in
+    /// the way of a large batch. On one device it has the highest capacity under any dispatch, and
+    /// goodput does not collapse under overload. Head drop would serve ever smaller batches of
+    /// requests that are nearly late (docs/results/serving.md). On several devices, only dispatch
+    /// that waits (deferred, latest) gets window drop. Eager dispatch sends small batches there
+    /// anyway, and heads given up for a large one are lost for nothing: it gets head drop.
     pub fn drop_policy(&self, model: &str, configured: Option<DropPolicy>, dispatch: DispatchPolicy) -> DropPolicy {
         let waits = matches!(dispatch, DispatchPolicy::Deferred | DispatchPolicy::Latest);
         let suits = match dispatch {
@@ -289,24 +320,25 @@ impl ServerOptions {
 }
 
 with_defaults! {
-    /// What makes batches on a device, for which models.
+    /// The device policies and the models that they serve.
     #[derive(Clone, PartialEq, Debug)]
     pub struct DeviceOptions {
-        /// Of models that are in no group and do not say it themselves.
+        /// The policy of models that are in no group and do not name one.
         pub policy: PolicyName = PolicyName::EXCLUSIVE,
         /// Models with a policy and settings of their own. No model is in two.
         pub groups: Vec<DeviceGroup> = Vec::new(),
-        /// The file of what predicts groups of operators, for the policy overlap.
+        /// The file of the predictor of operator groups, for the policy overlap.
         pub predictor: Option<PathBuf> = None,
-        /// In which order requests of the policy overlap run.
+        /// The order of requests under the policy overlap.
         pub order: GroupOrder = GroupOrder::Headroom,
-        /// What each device is divided into, as its engine reads it: cores of the CPU, compute units of a GPU; empty: it is not.
+        /// The parts of each device, as its engine reads them: cores of the CPU, compute units of a
+        /// GPU. Empty: devices are not divided.
         pub partitions: Vec<String> = Vec::new(),
-        /// Who says on which of them a model runs.
+        /// How partitions are chosen for models.
         pub shares: SharesBy = SharesBy::Fixed,
-        /// Who says how large batches are where they do.
+        /// How the batch sizes of these models are chosen, if their shares are automatic.
         pub share_batches: BatchesBy = BatchesBy::Policy,
-        /// How often shares are looked at, where they follow what models do (GSLICE figure 16: 2 s).
+        /// How often shares are adjusted, if they follow the models' needs (GSLICE figure 16: 2 s).
         pub share_period: Duration = Duration::from_millis(2_000),
         /// How long the share of a model stays as it is after it was changed (GSLICE §3.2.1: 10 s).
         pub share_hold_down: Duration = Duration::from_millis(10_000),
@@ -316,56 +348,62 @@ with_defaults! {
 /// Models with a device policy and settings of their own.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceGroup {
-    /// Their names; `*`: all that no other group names.
+    /// The models' names; `*`: all models that no other group names.
     pub models: Vec<String>,
-    /// What makes their batches; `None`: what the model's configuration says, or [`DeviceOptions::policy`].
+    /// The models' device policy; `None`: the policy of their configuration, or
+    /// [`DeviceOptions::policy`].
     pub policy: Option<PolicyName>,
-    /// How. Where `policy` does not say which, each policy takes those that it knows.
+    /// The policy's settings. If `policy` is not given, each policy takes the settings that it
+    /// knows.
     pub settings: WrittenSettings,
 }
 
-/// What is said about one model outside its `config.pbtxt`.
+/// Options of one model outside its `config.pbtxt`.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ModelOptions {
     /// The model's SLO.
     pub slo: Option<Duration>,
-    /// Its dispatch policy.
+    /// The model's dispatch policy.
     pub dispatch: Option<DispatchPolicy>,
-    /// Its drop policy.
+    /// The model's drop policy.
     pub drop: Option<DropPolicy>,
     /// Bound of its queue; 0: unbounded.
     pub max_queue_size: Option<u32>,
     /// How long its requests without a deadline may wait; zero: as long as it takes.
     pub max_queue_wait: Option<Duration>,
-    /// Threads inside one run of it; 0: as if nothing were said.
+    /// Threads inside one run of it; 0: the option has no effect.
     pub threads: Option<usize>,
     /// Whether its requests may share a batch; `None`: as [`BatchingChoice::Check`].
     pub batching: Option<BatchingChoice>,
-    /// The engine that it runs on, and no other; `None`: that of all models, or another where that one cannot run it.
+    /// The only engine that it may run on. `None`: the engine of all models, or another if that one
+    /// cannot run it.
     pub engine: Option<ModelEngine>,
     /// Whether it runs in a process of its own; `None`: [`ServerOptions::isolation`].
     pub isolation: Option<Isolation>,
-    /// What it may take of the memory of each GPU, bytes; `None`: what is free, but for a reserve.
+    /// Bytes that it may take of the memory of each GPU; `None`: the free memory, less a reserve.
     pub gpu_memory: Option<u64>,
-    /// The steps from what its users have to its inputs; `None`: it takes tensors alone.
+    /// The steps that turn its users' pictures or texts into its inputs; `None`: it takes tensors
+    /// alone.
     pub preprocess: Option<Vec<Step>>,
-    /// The numbers of the partitions that it is on ([`DeviceOptions::partitions`]), at least one; several only where the scheduler makes its batches. `None`: the one with the fewest models.
+    /// The numbers of its partitions ([`DeviceOptions::partitions`]), at least one; several only if
+    /// the scheduler makes its batches. `None`: the partition with the fewest models.
     pub partitions: Option<Vec<u32>>,
 }
 
 /// Which models share devices, as `downbeat plan --json` prints it.
 #[derive(Clone, PartialEq, Debug, Default, serde::Deserialize)]
 pub struct PlacementPlan {
-    /// The sub-clusters: each has devices of its own, with all of its models on each of them.
+    /// The sub-clusters. Each has devices of its own, and all of its models are on each of these
+    /// devices.
     pub sub_clusters: Vec<PlannedSubCluster>,
 }
 
 /// A sub-cluster of a [`PlacementPlan`].
 #[derive(Clone, PartialEq, Debug, Default, serde::Deserialize)]
 pub struct PlannedSubCluster {
-    /// Its number, from 0.
+    /// The sub-cluster's number, from 0.
     pub index: usize,
-    /// Its models.
+    /// The sub-cluster's models.
     pub models: Vec<String>,
     /// How many devices it needs at least, not rounded.
     #[serde(default)]
@@ -376,9 +414,9 @@ with_defaults! {
     /// How long a run may take before it is ended.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct RunLimits {
-        /// In service: so many times what its profile says.
+        /// In service: this many times the profile's latency.
         pub factor: u32 = 50,
-        /// In service: at least this; zero: no limit.
+        /// In service: at least this long; zero: no limit.
         pub least: Duration = Duration::from_millis(15_000),
         /// A run while the model is loaded, when there is no profile yet; zero: no limit.
         pub load: Duration = Duration::from_millis(120_000),
@@ -388,7 +426,7 @@ with_defaults! {
 }
 
 with_defaults! {
-    /// Latency profiles: whether and for how long they are measured, where they are kept.
+    /// Latency profiles: whether and for how long they are measured, and their store.
     #[derive(Clone, PartialEq, Debug)]
     pub struct ProfilingOptions {
         /// Measure a model at load if there is no stored profile.
@@ -404,10 +442,11 @@ with_defaults! {
     /// Log lines.
     #[derive(Clone, PartialEq, Debug)]
     pub struct LogOptions {
-        /// Their form.
+        /// The form of log lines.
         pub format: LogFormat = LogFormat::Text,
-        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of `tracing_subscriber::EnvFilter`. A bare level
-        /// is for lines of the server; of libraries that the filter does not name, only errors are written.
+        /// `error`, `warn`, `info`, `debug`, `trace`, or a filter in the syntax of
+        /// `tracing_subscriber::EnvFilter`. A bare level is for lines of the server; of libraries
+        /// that the filter does not name, only errors are written.
         pub level: String = "info".to_owned(),
     }
 }
@@ -415,14 +454,14 @@ with_defaults! {
 /// Which models are loaded, and when (Triton's model control modes).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ModelControl {
-    /// All of the repository at start; load and unload requests are refused.
+    /// All models of the repository, at start; load and unload requests are refused.
     None,
     /// These at start (`*`: all), others when a client asks.
     Explicit {
         /// Model names.
         load: Vec<String>,
     },
-    /// All of the repository; changes on disk are followed.
+    /// All models of the repository; the server follows changes on disk.
     Poll {
         /// How often the folder is looked at; zero: never.
         every: Duration,
@@ -430,15 +469,17 @@ pub enum ModelControl {
 }
 
 named! {
-    /// Which engine runs ONNX models. Emulated models run on the emulated engine whatever is chosen here.
+    /// The engine that runs ONNX models. Emulated models run on the emulated engine under any
+    /// choice.
     EngineChoice as "engine" {
-        /// ONNX Runtime on the GPUs if there are some with all that they need, else on the CPU if its library is found, else rten.
+        /// ONNX Runtime on the GPUs if they are usable, else on the CPU if its library is found,
+        /// else rten.
         Auto = "auto",
         /// ONNX Runtime on NVIDIA GPUs, with its CUDA provider.
         Cuda = "cuda",
         /// ONNX Runtime on NVIDIA GPUs, with its TensorRT provider.
         Tensorrt = "tensorrt",
-        /// The embedded one.
+        /// The embedded engine, rten.
         Rten = "rten",
         /// ONNX Runtime on the CPU; an error if its library is not found.
         OnnxRuntime = "onnxruntime",
@@ -450,7 +491,7 @@ named! {
 named! {
     /// The engine of one ONNX model, on the CPU.
     ModelEngine as "engine of a model" {
-        /// The embedded one.
+        /// The embedded engine, rten.
         Rten = "rten",
         /// ONNX Runtime.
         OnnxRuntime = "onnxruntime",
@@ -458,23 +499,24 @@ named! {
 }
 
 named! {
-    /// Who says on how much of a device a model runs.
+    /// How partitions of a device are chosen for models.
     SharesBy as "division of devices" {
-        /// The options do, once and for all.
+        /// The options fix the partitions.
         Fixed = "fixed",
-        /// What models need of it, as measured (GSLICE): they move while they serve.
+        /// The measured needs of models choose them (GSLICE): models move while they serve.
         Auto = "auto",
     }
 }
 
 named! {
-    /// What a model is kept apart from.
+    /// How a model is kept apart from the server.
     Isolation as "isolation" {
         /// From nothing: it runs in the server's own process.
         None = "none",
         /// From the server and the other models: it runs in a process of its own.
         Process = "process",
-        /// A process if the model came with a load request, may end its process, or may take any memory; else none.
+        /// A process if the model came with a load request, may end its process, or may take any
+        /// memory; else none.
         Auto = "auto",
     }
 }
@@ -492,13 +534,14 @@ named! {
 }
 
 named! {
-    /// Who says how large the batches of models are that share a device.
+    /// The control of batch sizes for models that share a device.
     BatchesBy as "control of batches" {
-        /// The device policy, by what it knows of the model.
+        /// The device policy, from its knowledge of the model.
         Policy = "policy",
-        /// What batches took, as far from the SLO as that was (GSLICE §3.3.1).
+        /// The time of past batches, in proportion to their distance from the SLO (GSLICE §3.3.1).
         Slab = "slab",
-        /// What batches took: one more after each that was in time, a tenth fewer after one that was not (Clipper).
+        /// The time of past batches: one more item after a batch in time, a tenth fewer after a
+        /// late one (Clipper).
         Aimd = "aimd",
     }
 }
@@ -506,9 +549,9 @@ named! {
 named! {
     /// The form of log lines.
     LogFormat as "log format" {
-        /// For people.
+        /// Text for people.
         Text = "text",
-        /// One JSON object a line.
+        /// A JSON object for each line.
         Json = "json",
     }
 }

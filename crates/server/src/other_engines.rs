@@ -1,4 +1,5 @@
-//! The engines on the CPU beside the engine of most models. Each is made when the first model needs it.
+//! The engines on the CPU beside the engine of most models. Each is made when the first model needs
+//! it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -34,7 +35,7 @@ impl Made {
     /// The engine where each model has a process of its own.
     ///
     /// # Errors
-    /// In words, if the operating system has no thread left.
+    /// A text, if the operating system has no thread left.
     pub fn isolated(&self) -> Result<&Arc<dyn Engine>, String> {
         self.isolated.get_or_init(|| self.in_processes(None)).as_ref().map_err(Clone::clone)
     }
@@ -44,10 +45,10 @@ impl Made {
         self.processes.limits
     }
 
-    /// The engine where a file is tried in a process; `None`: there are no such trials.
+    /// The engine that a trial process loads; `None`: files have no trial.
     ///
     /// # Errors
-    /// As [`Made::isolated`].
+    /// The errors of [`Made::isolated`].
     pub fn trial(&self) -> Result<Option<&Arc<dyn Engine>>, String> {
         let Some(limits) = self.processes.limits else { return Ok(None) };
         self.trial.get_or_init(|| self.in_processes(Some(limits))).as_ref().map(Some).map_err(Clone::clone)
@@ -86,7 +87,8 @@ impl Engine for OnCpu {
     }
 }
 
-/// Makes engines at the priority of the server. Threads of an engine inherit the priority of the thread that makes the engine, and loads have a low priority.
+/// Makes engines at the priority of the server. Threads of an engine inherit the priority of the
+/// thread that makes the engine, and loads have a low priority.
 pub struct OtherEngines {
     search: Search,
     processes: Processes,
@@ -95,7 +97,7 @@ pub struct OtherEngines {
 }
 
 impl OtherEngines {
-    /// None is made yet.
+    /// Makes the table, without engines yet.
     pub fn new(search: Search, processes: Processes) -> Self {
         OtherEngines { search, processes, rten: OnceLock::new(), onnxruntime: OnceLock::new() }
     }
@@ -109,7 +111,7 @@ impl OtherEngines {
     /// An engine on the CPU. Slow the first time.
     ///
     /// # Errors
-    /// In words, if it cannot be used here.
+    /// A text, if the engine cannot be used on this machine.
     pub fn get(&self, preference: Preference) -> Result<&Made, String> {
         let place = match preference {
             Preference::Rten => &self.rten,

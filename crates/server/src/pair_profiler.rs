@@ -1,4 +1,5 @@
-//! Measures two models that run at the same time on a device, against each of them alone (Abacus figure 3).
+//! Measures two models that run at the same time on a device, against each of them alone (Abacus
+//! figure 3).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 use crate::batch_codec::Admitted;
 use crate::sampler::{self, Subject, TimedRun, Turn, Watch, at_once};
 
-/// The fewest runs of each that are timed for one pair of batch sizes, however little time there is, and the most.
+/// The fewest runs of each that are timed for one pair of batch sizes, however little time there
+/// is, and the most.
 const RUNS: [usize; 2] = [3, 1000];
 
 /// How long runs took.
@@ -42,11 +44,11 @@ impl Latencies {
 pub struct PairMeasurement {
     /// Items in the batch of each.
     pub batches: [u32; 2],
-    /// Each alone on the whole device.
+    /// Latencies of each alone on the whole device.
     pub alone: [Latencies; 2],
-    /// Each alone in its partition, where they have partitions.
+    /// Latencies of each alone in its partition, if they have partitions.
     pub alone_in_partition: Option<[Latencies; 2]>,
-    /// Each while the other runs its batches one after another.
+    /// Latencies of each while the other runs its batches one after another.
     pub together: [Latencies; 2],
     /// See [`share_of_sequential`].
     pub share_of_sequential: f64,
@@ -54,17 +56,19 @@ pub struct PairMeasurement {
     pub by_device: bool,
 }
 
-/// What running both at the same time takes, as a share of what the same batches take one after the other: 1 is nothing gained, 0.5 is the most
-/// there can be. In a time in which each of the two goes on at its latency together, `t / together` batches are done, which take `alone / together * t` alone.
+/// The time of running both at once, as a share of the time of the same batches one after the
+/// other: 1 is no gain, 0.5 is the most. In a time `t` each of the two does `t / together` batches,
+/// which take `alone / together * t` alone.
 ///
-/// Abacus §8 does not place models on one GPU whose duration together "always equals that of sequential execution".
+/// Abacus §8 does not place models on one GPU whose duration together "always equals that of
+/// sequential execution".
 pub fn share_of_sequential(alone_ns: [u64; 2], together_ns: [u64; 2]) -> f64 {
     let done: f64 =
         alone_ns.iter().zip(together_ns).map(|(alone, together)| *alone as f64 / together.max(1) as f64).sum();
     1.0 / done
 }
 
-/// One of the two.
+/// One subject of the pair.
 struct Side<'a> {
     subject: &'a Subject<'a>,
     lane: Box<dyn Lane>,
@@ -77,7 +81,7 @@ impl Side<'_> {
     }
 }
 
-/// Says that a side is done, also where it fails or panics: the other would wait for it for ever.
+/// Notes that a side is done, also if it fails or panics: the other would wait for ever.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -86,20 +90,22 @@ impl Drop for Done<'_> {
     }
 }
 
-/// One after the other, each alone.
+/// Runs one after the other, each alone.
 fn alone(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Result<Vec<Vec<TimedRun>>, RunError> {
     let sides = sides.iter_mut().zip(batches).zip([0.5, 1.0]);
     sides.map(|((side, batch), share)| turn.part(share).runs(RUNS, || side.run(batch))).collect()
 }
 
-/// Both at once, each one batch after another, until the time is over and the slower has run a few times.
+/// Runs both at once, each one batch after another, until the time is over and the slower has run a
+/// few times.
 fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Result<Vec<Vec<TimedRun>>, RunError> {
     let done = [AtomicBool::new(false), AtomicBool::new(false)];
     let [least, most] = RUNS;
     let go = |side: &mut Side<'_>, batch, mine: &AtomicBool| {
         let is_done = Done(mine);
         let mut runs = Vec::new();
-        // Whoever is done goes on until the other is, so that every run but the last has company throughout.
+        // The faster one goes on until the other is done, so that every run but the last has
+        // company throughout.
         while !done.iter().all(|done| done.load(Ordering::Acquire)) {
             let run = side.run(batch)?;
             runs.truncate(most - 1);
@@ -116,11 +122,12 @@ fn together(sides: &mut [Side<'_>; 2], batches: [u32; 2], turn: &Turn<'_>) -> Re
     at_once(both.map(|((side, batch), mine)| move || go(side, batch, mine)))
 }
 
-/// Runs two models at the same time on a device, for each pair of batch sizes, in about `budget` for all. `split`: the first model has so many compute
-/// units, the second the others; otherwise both have all. `watch` hears of each pair.
+/// Runs two models at the same time on a device, for each pair of batch sizes, in about `budget`
+/// for all. `split`: the compute units of the first model, of which the second has the rest;
+/// otherwise both have all. `watch` hears of each pair.
 ///
 /// # Errors
-/// If the device cannot be split so, or an engine cannot run such a batch.
+/// If the device cannot be split like that, or an engine cannot run such a batch.
 pub fn measure(
     subjects: [&Subject<'_>; 2],
     device: usize,
@@ -139,7 +146,7 @@ pub fn measure(
         None => None,
     };
     sampler::each(subjects[0].clock, budget, pairs.iter().copied(), watch, |batches, turn| {
-        // As much for both together as for all that run alone.
+        // The runs together take as much time as all runs alone.
         let alone_on_whole = alone(&mut whole, batches, &turn.part(if split.is_some() { 0.25 } else { 0.5 }))?;
         let alone_in_partition = match &mut parts {
             Some(parts) => Some(alone(parts, batches, &turn.part(1.0 / 3.0))?),
@@ -173,7 +180,8 @@ mod tests {
         assert_eq!(share_of_sequential([10, 30], [10, 30]), 0.5);
         // Each takes as long as both alone, as when they run in turns.
         assert_eq!(share_of_sequential([10, 10], [20, 20]), 1.0);
-        // In 80 ns four runs of the first (40 ns alone) and one of the second (40 ns alone): in turns they are done in 80 ns too.
+        // In 80 ns, four runs of the first (40 ns alone) and one of the second (40 ns alone) are
+        // done: as many as in turns.
         assert_eq!(share_of_sequential([10, 40], [20, 80]), 1.0);
         assert!(share_of_sequential([10, 10], [25, 25]) > 1.0);
     }

@@ -1,4 +1,4 @@
-//! What the devices are divided into, and which model is on which part.
+//! The partitions of devices, and the models on each.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,24 @@ use crate::options::{ServerOptions, SharesBy};
 /// Most partitions that a device is divided into: the scheduler has a kind of device for each.
 const MOST: usize = DeviceKind::LARGEST.0 as usize + 1;
 
-/// What the devices are divided into, each alike, and which model is on which part. A model stays where it was put as long as the server lives, unless somebody moves it.
+/// The partitions, which all devices have alike, and the models on each. A model stays on its
+/// partition as long as the server lives, unless it is moved.
 pub struct Partitions {
-    /// Of each device; none where they are not divided.
+    /// The partitions of each device; none if devices are not divided.
     pub parts: Vec<Part>,
     /// By the models' names.
     placed: Mutex<BTreeMap<String, Spot>>,
-    /// Those beside that of a model that is on several, by its name.
+    /// The further partitions of a model that is on several, by its name.
     more: BTreeMap<String, Vec<usize>>,
-    /// Models move by themselves: whoever comes begins on the largest.
+    /// Models move by themselves: each begins on the largest partition.
     are_shared: bool,
 }
 
-/// Where a model is put.
+/// The partition of a model.
 #[derive(Clone, Copy)]
 struct Spot {
     partition: usize,
-    /// Where it was before somebody moved it.
+    /// The partition before the user moved the model.
     home: Option<usize>,
 }
 
@@ -39,10 +40,10 @@ impl Spot {
 }
 
 impl Partitions {
-    /// Divides the devices of `engine` as the options ask for. Says what there is.
+    /// Divides the devices of `engine` as the options ask, and logs the partitions.
     ///
     /// # Errors
-    /// If they cannot be divided so, or a model is to be on a partition that there is not.
+    /// If they cannot be divided like that, or an option names a missing partition for a model.
     pub fn divide(options: &ServerOptions, engine: &dyn Engine) -> anyhow::Result<Self> {
         options.check_partitions()?;
         let asked = &options.device.partitions;
@@ -76,8 +77,8 @@ impl Partitions {
         !self.parts.is_empty()
     }
 
-    /// Where a model is: on the partition that its options name, else on the one with the fewest models when it was first loaded, the first of those.
-    /// `None`: the devices are not divided.
+    /// The partition of a model: the one that its options name, else the one with the fewest models
+    /// when it was first loaded. `None`: the devices are not divided.
     pub fn of(&self, model: &str) -> Option<(usize, &Part)> {
         let mut placed = self.placed.lock();
         let index = match placed.get(model) {
@@ -86,7 +87,8 @@ impl Partitions {
                 let models = |index: &usize| placed.values().filter(|other| other.partition == *index).count();
                 let units = |index: &usize| self.parts.get(*index).map(|part| std::cmp::Reverse(part.units));
                 if self.are_shared {
-                    // Not remembered: it moves, and comes here again if it is loaded again.
+                    // Its place is not remembered: the model moves, and begins on the largest
+                    // partition again if it is loaded again.
                     let largest = (0..self.parts.len()).min_by_key(units)?;
                     return Some((largest, self.parts.get(largest)?));
                 }
@@ -99,7 +101,8 @@ impl Partitions {
         Some((index, self.parts.get(index)?))
     }
 
-    /// All that a model is on, first the one that [`of`](Self::of) gives; none where the devices are not divided.
+    /// All partitions of a model, first the one that [`of`](Self::of) gives; none if the devices
+    /// are not divided.
     pub fn all_of(&self, model: &str) -> Vec<usize> {
         let first = self.of(model).map(|(index, _)| index);
         let more = first.and_then(|_| self.more.get(model)).into_iter().flatten();
@@ -111,19 +114,19 @@ impl Partitions {
         self.placed.lock().iter().map(|(name, spot)| (name.clone(), spot.partition)).collect()
     }
 
-    /// Somebody has put a model onto a partition, where it is loaded from now on, too.
+    /// Notes that the user has put a model onto a partition: later loads go there, too.
     pub fn set(&self, model: &str, partition: usize) {
         if let Some(spot) = self.placed.lock().get_mut(model) {
             *spot = Spot { partition, home: spot.home.or(Some(spot.partition)) };
         }
     }
 
-    /// Where a model was before somebody moved it; `None`: nobody has.
+    /// The partition that a model had before the user moved it; `None`: it was not moved.
     pub fn home(&self, model: &str) -> Option<usize> {
         self.placed.lock().get(model)?.home
     }
 
-    /// A model that somebody had moved is where it was before.
+    /// Puts a model that the user had moved back to its earlier partition.
     pub fn set_free(&self, model: &str) {
         if let Some(spot) = self.placed.lock().get_mut(model) {
             *spot = Spot::at(spot.home.unwrap_or(spot.partition));
@@ -132,10 +135,10 @@ impl Partitions {
 }
 
 impl ServerOptions {
-    /// Whether the partitions that models are to be on are there.
+    /// Checks that the partitions exist that the options name for models.
     ///
     /// # Errors
-    /// Which is not, and what to do.
+    /// The missing partition, with a remedy.
     pub fn check_partitions(&self) -> anyhow::Result<()> {
         let count = self.device.partitions.len();
         let are_made = self.device.shares == SharesBy::Auto && count == 0;
@@ -176,7 +179,7 @@ impl ServerOptions {
 
 #[cfg(test)]
 impl Partitions {
-    /// So many, of whatever.
+    /// Makes `count` equal partitions of no size.
     pub fn in_parts(count: u32) -> Self {
         let part =
             |index| Part { share: downbeat_engine::Share::Part(index), threads: 1, units: 1, size: String::new() };

@@ -1,4 +1,4 @@
-//! Which models are on which devices, and what the scheduler has to tell apart for that.
+//! The devices of each model, and the kinds that the scheduler tells apart because of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,36 +11,41 @@ use downbeat_repository::{ModelDefinition, ModelFormat};
 
 use crate::options::{MOST_DEVICES, PlacementPlan, PlannedSubCluster, ServerOptions};
 
-/// Which models are on which devices: by what the options say of a model (`[placement]`, `--plan`), or else its `instance_group`. Everything else is on all devices.
+/// The devices of each model: by the options (`[placement]`, `--plan`), or else by its
+/// `instance_group`. All other models are on all devices.
 pub struct Placement {
     chosen: BTreeMap<String, Vec<usize>>,
     /// By device; none: no device is a GPU.
     gpus: Vec<u32>,
-    /// By device: which of them are alike, numbered from 0.
+    /// By device: the number of its hardware, from 0. Devices of the same number are alike.
     hardware: Arc<[usize]>,
-    /// By device, then by partition: partitions of a kind have the same models and are alike. One kind where nothing is placed or divided, and all devices are alike.
+    /// By device, then by partition. Partitions of a kind have the same models and are alike. There
+    /// is one kind if all devices are alike and no model is placed, no device divided.
     pub kinds: Vec<Vec<DeviceKind>>,
 }
 
 /// The devices of one model.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// Ascending, of those that there were when it was loaded.
+    /// The devices that the server had when the model was loaded, ascending.
     pub devices: Arc<[usize]>,
-    /// Which of theirs, at least one, first the one that it was loaded for; the first of all where devices are not divided.
+    /// The partitions of these devices, at least one, first the one that it was loaded for. If
+    /// devices are not divided, the first partition.
     pub partitions: Arc<[PartitionId]>,
-    /// The kinds of these partitions, each with its site; `None`: all, those to come too, which are alike.
+    /// The kinds of these partitions, each with its site; `None`: all kinds, also later ones, which
+    /// are alike.
     kinds: Option<Arc<[(DeviceKind, usize)]>>,
-    /// By device: which of them are alike.
+    /// By device: the number of its hardware.
     hardware: Arc<[usize]>,
 }
 
 impl Placement {
-    /// The placement on `devices` devices of so many partitions each, which are these GPUs if they are GPUs, with what was [`chosen`]. `known` are the models that there are: where they are
-    /// to be decides which devices the scheduler tells apart; each partition has models of its own.
+    /// Places models on `devices` devices with as many `partitions` each, as the options have
+    /// [`chosen`]. `gpus` describes the devices, if they are GPUs. The places of the `known` models
+    /// decide which devices the scheduler tells apart. Each partition has models of its own.
     ///
     /// # Errors
-    /// If there come to be more kinds than are supported.
+    /// If there are more kinds than are supported.
     pub fn new(
         chosen: BTreeMap<String, Vec<usize>>,
         devices: usize,
@@ -71,7 +76,8 @@ impl Placement {
         Some(devices)
     }
 
-    /// Where a model is, of `all` devices that there are now, on these of their partitions if they are divided. `by_scheduler`: the scheduler makes its batches.
+    /// The places of a model, of `all` devices that there are now, on these of their partitions if
+    /// they are divided. `by_scheduler`: the scheduler makes its batches.
     ///
     /// # Errors
     /// If the scheduler does not tell these devices from others.
@@ -117,7 +123,7 @@ impl Placement {
 }
 
 impl Placed {
-    /// On all of so many devices, which are alike.
+    /// A place on all of `devices` devices, which are alike.
     pub fn everywhere(devices: usize) -> Self {
         let (hardware, partitions) = (vec![0; devices].into(), [PartitionId::default()].into());
         Placed { devices: (0..devices).collect(), partitions, kinds: None, hardware }
@@ -128,24 +134,25 @@ impl Placed {
         self.partitions.first().copied().unwrap_or_default()
     }
 
-    /// Its devices, each with each of its partitions there.
+    /// The model's places: each of its partitions on each of its devices.
     pub fn places(&self) -> impl Iterator<Item = (usize, PartitionId)> {
         self.devices.iter().flat_map(|device| self.partitions.iter().map(|partition| (*device, *partition)))
     }
 
-    /// A number for where it runs: partitions of the same number run it alike.
+    /// The number of its site on a device and partition: it runs alike on all places of the same
+    /// site.
     pub fn site(&self, device: usize, partition: PartitionId) -> usize {
         let hardware = self.hardware.get(device).copied().unwrap_or(0);
         let position = self.partitions.iter().position(|its| *its == partition).unwrap_or(0);
         hardware * self.partitions.len() + position
     }
 
-    /// How many sites there are, at least one.
+    /// The number of sites, at least one.
     pub fn sites(&self) -> usize {
         self.hardware.iter().max().map_or(1, |last| last + 1) * self.partitions.len()
     }
 
-    /// What the scheduler plans with of a model that takes so long at each site.
+    /// The profiles that the scheduler plans with, from the model's profile at each site.
     pub fn profiles(&self, at: impl Fn(usize) -> LatencyProfile) -> DeviceProfiles {
         let kinds = self.kinds.as_ref();
         let kept =
@@ -154,17 +161,19 @@ impl Placed {
     }
 }
 
-/// How many devices the options name, where nobody says how many there are to be; 0: none.
+/// The number of devices that the options imply, if they do not set it; 0: they imply none.
 pub fn devices_named(options: &ServerOptions) -> usize {
     let placed = options.placement.values().flatten().max().map_or(0, |last| last + 1);
     let planned = options.plan.iter().flat_map(|plan| &plan.sub_clusters).map(least_devices).sum();
     placed.max(planned).min(MOST_DEVICES)
 }
 
-/// The devices of each model that the options keep to some of `devices`. `names` are the models of the repositories.
+/// The devices of each model that the options keep to some of `devices`. `names` are the models of
+/// the repositories.
 ///
 /// # Errors
-/// If a model is put on no device or one that there is not; if the plan has more sub-clusters than there are devices.
+/// If a model is put on no device or on a missing one; if the plan has more sub-clusters than there
+/// are devices.
 pub fn chosen(
     options: &ServerOptions,
     devices: usize,
@@ -201,10 +210,11 @@ fn least_devices(sub_cluster: &PlannedSubCluster) -> usize {
     if sub_cluster.models.is_empty() { 0 } else { (sub_cluster.devices_needed.ceil() as usize).clamp(1, MOST_DEVICES) }
 }
 
-/// The devices of each sub-cluster of a plan: all, in the order of the sub-clusters, each with one at least, and the rest to whoever needs it most.
+/// Divides all devices among the sub-clusters of a plan, in the order of the sub-clusters. Each
+/// gets at least one device, and each further device goes to the sub-cluster with the most need.
 ///
 /// # Errors
-/// If there are not so many.
+/// If there are fewer devices than sub-clusters.
 fn shares(plan: &PlacementPlan, devices: usize) -> anyhow::Result<Vec<Vec<usize>>> {
     let mut counts: Vec<usize> = plan.sub_clusters.iter().map(|planned| least_devices(planned).min(1)).collect();
     let at_least: usize = counts.iter().sum();
@@ -214,7 +224,7 @@ fn shares(plan: &PlacementPlan, devices: usize) -> anyhow::Result<Vec<Vec<usize>
         there_are(devices)
     );
     for _ in at_least..devices {
-        // What each of its devices has to do: the most, of those the one with the fewest.
+        // The most load on each of its devices wins; the fewest devices win a tie.
         let load = |index: usize, count: usize| plan.sub_clusters[index].devices_needed.max(0.0) / count as f64;
         let most = |(a, a_count): &(usize, &mut usize), (b, b_count): &(usize, &mut usize)| {
             load(*a, **a_count).total_cmp(&load(*b, **b_count)).then(b_count.cmp(a_count)).then(b.cmp(a))
@@ -233,10 +243,10 @@ fn shares(plan: &PlacementPlan, devices: usize) -> anyhow::Result<Vec<Vec<usize>
     Ok(counts.into_iter().map(&mut take).collect())
 }
 
-/// By device, a number for what it is, from 0: that of those before it which are alike.
+/// By device, the number of its hardware, from 0: devices that are alike have the same number.
 fn alike(devices: usize, gpus: &[GpuInfo]) -> Vec<usize> {
     let what = |device: usize| gpus.get(device).map(|gpu| (&*gpu.name, gpu.multiprocessors, gpu.capability));
-    // The first of each.
+    // The first device of each number.
     let mut known: Vec<usize> = Vec::new();
     let number = |device: usize| {
         known.iter().position(|other| what(*other) == what(device)).unwrap_or_else(|| {
@@ -247,7 +257,8 @@ fn alike(devices: usize, gpus: &[GpuInfo]) -> Vec<usize> {
     (0..devices).map(number).collect()
 }
 
-/// Kinds of the partitions of devices, given what each of these is, so that one partition of each of `sets` is all partitions of some kinds.
+/// Numbers the kinds of partitions. Two partitions are of one kind if their devices are alike and
+/// in the same of `sets`, and they have the same number on their devices.
 ///
 /// # Errors
 /// If there are more than are supported.
@@ -279,7 +290,7 @@ fn kinds(hardware: &[usize], partitions: usize, sets: &[Vec<usize>]) -> anyhow::
     Ok(kinds)
 }
 
-/// How many devices there are, in words.
+/// The number of devices, in words.
 fn there_are(devices: usize) -> String {
     match devices {
         1 => "there is only device 0; `devices` says how many there are on the CPU".to_owned(),

@@ -19,7 +19,7 @@ pub struct AutoSubject<'a> {
     pub definition: &'a ModelDefinition,
     pub codec: &'a BatchCodec,
     pub profile: &'a LatencyProfile,
-    /// Whether it answers requests of our own making, so that the profile is measured.
+    /// Whether it answers made-up requests, so that the profile is measured.
     pub is_measured: bool,
     /// Cores that lanes and frontends share.
     pub cores: usize,
@@ -30,52 +30,54 @@ pub struct AutoSubject<'a> {
     pub at_once: u32,
 }
 
-/// The policy of a model that `auto` was asked for, and what has to be known to bring it, or another, into service.
+/// The chosen policy of a model under `auto`, and the knowledge that bringing it, or another
+/// policy, into service needs.
 #[derive(Clone)]
 pub struct Chosen {
     /// The policy, and why.
     pub report: PolicyReport,
-    /// The policy with its settings, beside those that were written for the model.
+    /// The policy with its settings, beside the settings that were written for the model.
     pub candidate: Candidate,
-    /// What the choice at load rests on.
+    /// The inputs of the choice at load.
     pub inputs: AutoInputs,
-    /// What that rests on, too; `None`: no policy could have gained by it.
+    /// The measured overlap, another input; `None`: no policy could have gained by overlap.
     pub overlap: Option<Overlap>,
     pub profiled: Profiled,
-    /// As it is rehearsed, if it is and once that is known.
+    /// The model as the rehearsal knows it, once it is rehearsed.
     pub rehearsed: Option<Arc<RehearsedModel>>,
-    /// What it was to be in place of `exclusive`, and could not be.
+    /// The policy that was tried in place of `exclusive`, and failed.
     pub refused: Option<Candidate>,
-    /// It was decided in service: there is nothing to look at again.
+    /// The choice was made in service: the load does not choose again.
     pub is_final: bool,
 }
 
-/// What a choice at load rests on: what two lanes do together is not known where no policy could have gained by it.
+/// The inputs of a choice at load. The overlap of two lanes is not measured if no policy could gain
+/// by it.
 pub type Known = (AutoInputs, Option<Overlap>);
 
-/// What a model takes.
+/// The measured latencies of a model.
 #[derive(Clone)]
 pub struct Profiled {
     /// By batch size.
     pub profile: LatencyProfile,
-    /// Of each run.
+    /// Threads of each run.
     pub threads: usize,
-    /// How many batches are worth running at the same time on the CPU; 0: that was not measured.
+    /// How many batches are worth running at the same time on the CPU; 0: not measured.
     pub at_once: u32,
 }
 
 /// Why a version is loaded by its policy.
 pub enum Why {
-    /// Somebody asked for it.
+    /// The user asked for the policy.
     Asked(PolicyReport),
-    /// `auto` was asked for: it is `exclusive`, unless another suits it better.
+    /// The user asked for `auto`: it is `exclusive`, unless another suits the model better.
     Look(PolicyReport),
-    /// It was found to suit it, at load or in service.
+    /// `auto` chose the policy, at load or in service.
     Chosen(Box<Chosen>),
 }
 
 impl AutoSubject<'_> {
-    /// Chooses; `launch` and `overlap` measure what is needed for it, if it is.
+    /// Chooses; `launch` and `overlap` measure the inputs of the choice if it needs them.
     pub fn choose(
         &self,
         launch: impl FnOnce() -> Option<Duration>,
@@ -100,7 +102,7 @@ impl AutoSubject<'_> {
         (inputs.choose(&overlap), Some(measured), Some((inputs, Some(overlap))))
     }
 
-    /// Why nothing else comes into question, if that is so.
+    /// Why only `exclusive` is possible; `None` if other policies are, too.
     fn left_to_exclusive(&self) -> Option<String> {
         let batching = &self.definition.batching;
         let own = self.options.models.get(&self.definition.name).and_then(|model| model.dispatch);
@@ -175,20 +177,21 @@ impl AutoSubject<'_> {
 }
 
 impl Chosen {
-    /// What was found when a model was looked at.
+    /// The outcome of a choice at load.
     pub fn looked(report: PolicyReport, (inputs, overlap): Known, profiled: Profiled) -> anyhow::Result<Self> {
         let candidate = Candidate { policy: report.policy.parse()?, settings: WrittenSettings::new() };
         let (rehearsed, refused, is_final) = (None, None, false);
         Ok(Chosen { report, candidate, inputs, overlap, profiled, rehearsed, refused, is_final })
     }
 
-    /// The same model by another policy, that was decided in service for this reason. `report` is what there is to say of the one that it has.
+    /// The same model with another policy, which was decided in service for this reason. `report`
+    /// is the report on its present policy.
     pub fn decided(&self, candidate: Candidate, report: PolicyReport, reason: String) -> Self {
         let report = PolicyReport { policy: candidate.policy.to_string(), reason, ..report };
         Chosen { report, candidate, refused: None, is_final: true, ..self.clone() }
     }
 
-    /// `exclusive` in its place, as that cannot be had.
+    /// Puts `exclusive` in the place of a policy that the model cannot have.
     pub fn refused(self, reason: String) -> Self {
         let exclusive = Candidate::exclusive();
         let report = PolicyReport { policy: exclusive.policy.to_string(), reason, ..self.report };
@@ -198,7 +201,7 @@ impl Chosen {
     /// Looks at it again now that the model is cut and its segments are measured.
     ///
     /// # Errors
-    /// Why the policy is not the one that suits it.
+    /// A text, if another policy suits the model better now that it is cut.
     pub fn with_cut(mut self, cut: &SegmentProfile) -> Result<Self, String> {
         self.inputs.cut = Some(cut.clone());
         let choice = self.inputs.choose(&self.overlap.clone().unwrap_or_default());

@@ -6,56 +6,58 @@ use downbeat_core::device::{
 };
 use serde::{Deserialize, Serialize};
 
-/// What `GET /v2/models/M/policy` answers.
+/// The answer of `GET /v2/models/M/policy`.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct PolicyReport {
     /// The policy that runs.
     pub policy: String,
-    /// The policy that was asked for; `auto`: whichever suits the model.
+    /// The policy that the user asked for; `auto`: the one that suits the model.
     pub asked: String,
-    /// Who asked for it.
+    /// Where the policy was asked for.
     pub asked_for: AskedFor,
     /// Why it runs, in words.
     pub reason: String,
-    /// What was expected of policies, where `auto` was asked for.
+    /// The expected results of the policies, if `auto` was asked for.
     pub candidates: Vec<Prediction>,
-    /// What that rests on.
+    /// The measurements behind these expectations.
     pub measured: Option<AutoMeasured>,
-    /// What became of it since.
+    /// The guard's comparison since then.
     pub guard: Option<GuardReport>,
-    /// What came of the last trial of the rehearsal, where `auto` was asked for.
+    /// The result of the rehearsal's last trial, if `auto` was asked for.
     #[serde(default)]
     pub rehearsal: Option<DeviceTrialStatus>,
 }
 
-/// What came of a trial of a model's policies.
+/// The result of a trial of a model's policies.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct DeviceTrialStatus {
-    /// For how long it has been over.
+    /// The time since the trial ended.
     pub seconds_ago: f64,
-    /// Whether another policy was found to be better, to which the model goes.
+    /// Whether the trial found a better policy, to which the model goes.
     pub changed: bool,
-    /// Whether the replay of what there was came to what really became of the requests; if not nothing is changed.
+    /// Whether the replay of the present policy matched the real outcome. If not, nothing is
+    /// changed.
     pub faithful: bool,
-    /// What became of them: the share that was refused, dropped or late.
+    /// The real outcome: the share of requests that were refused, dropped or late.
     pub real_bad: f64,
-    /// And the mean time to the answer, milliseconds.
+    /// The real mean time to the answer, milliseconds.
     pub real_delay_ms: f64,
-    /// What was tried: what the model had first, then the last candidates.
+    /// The tried candidates: the model's own policy first, then the last candidates.
     pub candidates: Vec<TriedPolicyStatus>,
 }
 
-/// What a candidate came to.
+/// The result of a candidate.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct TriedPolicyStatus {
-    /// The policy with its settings, beside those that were written for the model.
+    /// The policy with its settings, beside the settings that were written for the model.
     #[serde(flatten)]
     pub candidate: Candidate,
     /// Whether it is the best.
     pub taken: bool,
-    /// By rate (as it was, 1.1 and 1.25 times that): the share of requests that were refused, dropped or late, of the model that fared worst and of all.
+    /// By rate (the real one, 1.1 and 1.25 times as high): the share of requests that were refused,
+    /// dropped or late, of the model that fared worst and of all.
     pub bad: Vec<(f64, f64)>,
-    /// Mean time from arrival to answer at the rate as it was, milliseconds.
+    /// Mean time from arrival to answer at the real rate, milliseconds.
     pub delay_ms: f64,
 }
 
@@ -97,33 +99,34 @@ pub fn reason(decision: &DeviceDecision) -> String {
     )
 }
 
-/// Who asked for a policy.
+/// Where a policy was asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Debug)]
 #[serde(rename_all = "snake_case")]
 pub enum AskedFor {
     /// The model's own group or its configuration.
     Model,
-    /// `[device] policy`, the group `"*"`, or nobody.
+    /// `[device] policy`, the group `"*"`, or the default.
     All,
 }
 
-/// What `auto` goes by.
+/// Measurements that `auto` chooses by.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct AutoMeasured {
-    /// What it takes to hand something over to another thread.
+    /// The time to hand work over to another thread.
     #[serde(rename = "launch_ns")]
     pub launch: Duration,
-    /// Two lanes together, by the size of their batches; empty where no policy could have gained by it.
+    /// Measurements of two lanes together, by batch size; empty if no policy could have gained by
+    /// overlap.
     pub overlap: Vec<OverlapMeasured>,
 }
 
 /// Two lanes together.
 #[derive(Clone, Copy, PartialEq, Serialize, Deserialize, Debug)]
 pub struct OverlapMeasured {
-    /// What a batch takes alone and beside another.
+    /// The time of a batch alone, and beside another.
     #[serde(flatten)]
     pub point: OverlapPoint,
-    /// What both do of what one does alone.
+    /// The work of both lanes together, as a multiple of the work of one alone.
     pub factor: f64,
 }
 
@@ -134,7 +137,7 @@ impl From<&OverlapPoint> for OverlapMeasured {
 }
 
 impl PolicyReport {
-    /// The policy is what was chosen, for its reason.
+    /// Takes the chosen policy, with its reason.
     pub fn take_choice(&mut self, choice: &AutoChoice) {
         self.policy = choice.policy.name().to_owned();
         self.reason.clone_from(&choice.reason);

@@ -1,4 +1,4 @@
-//! The ports of a process: what answers there, and how it leaves them.
+//! The ports of a process: their servers, and their end.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -33,27 +33,27 @@ pub struct Ports {
     grpc: Port,
     metrics: Port,
     health: Port,
-    /// Of HTTP and gRPC.
+    /// Connections of HTTP and gRPC.
     connections: Connections,
-    /// Of the metrics port.
+    /// Connections of the metrics port.
     own: Connections,
 }
 
-/// What answers need beside the service.
+/// The parts that answers need beside the service.
 pub struct Answering {
-    /// What requests may hold of the memory.
+    /// The bytes that requests may hold.
     pub budget: Arc<ByteBudget>,
     /// The GPUs whose memory clients may share, by number.
     pub gpus: Vec<u32>,
-    /// What is answered at `/metrics`.
+    /// The answer at `/metrics`.
     pub metrics: MetricsText,
 }
 
 impl Ports {
-    /// Opens them.
+    /// Opens the ports.
     ///
     /// # Errors
-    /// If one is in use.
+    /// If a port is in use.
     pub fn open(options: &ServerOptions) -> anyhow::Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let connection_options = connection_options(options, cores);
@@ -75,7 +75,7 @@ impl Ports {
         Ok(Ports { http, grpc, metrics, health, connections, own })
     }
 
-    /// Answers at them with this service; gives the frontends, which end with `stages`.
+    /// Serves the ports with this service. Returns the frontends, which end with `stages`.
     ///
     /// # Errors
     /// If the memory of GPUs cannot be shared.
@@ -116,13 +116,14 @@ impl Ports {
         }
         if let Some((listener, address)) = self.metrics {
             tracing::info!(%address, "metrics");
-            // Not among the frontends: the last moments of a drain should be seen, too.
+            // The metrics port is no frontend: it serves until the end, to show the last moments of
+            // a drain.
             tokio::spawn(metrics_port::serve(listener, self.own, metrics, state));
         }
         Ok(frontends)
     }
 
-    /// Answers at the ports of HTTP and metrics with what probes and people ask, and at the port of gRPC nothing.
+    /// Answers probes and people at the ports of HTTP and metrics. The gRPC port does not answer.
     ///
     /// # Errors
     /// If the system has no thread left.
@@ -146,7 +147,7 @@ impl Ports {
     }
 }
 
-/// Answers at the health port, if there is one.
+/// Serves the health port, if there is one.
 fn answer_health<S: Service>(port: Port, own: &Connections, state: &HttpState<S>) -> anyhow::Result<()> {
     let Some((listener, address)) = port else { return Ok(()) };
     tracing::info!(%address, "probes");
@@ -156,7 +157,7 @@ fn answer_health<S: Service>(port: Port, own: &Connections, state: &HttpState<S>
 /// The file in which the kernel lists the signals that this process ignores.
 const STATUS: &str = "/proc/self/status";
 
-/// What tells a process to end.
+/// The signals that tell a process to end.
 pub struct Signals {
     /// SIGTERM, SIGHUP and SIGQUIT: the process drains.
     pub terminate: Terminate,
@@ -165,10 +166,10 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// From now on they end the process in good order.
+    /// From now on the signals end the process in good order.
     ///
     /// # Errors
-    /// Of the operating system.
+    /// The error of the operating system.
     pub fn new() -> std::io::Result<Self> {
         let mut kinds = vec![SignalKind::terminate(), SignalKind::quit()];
         // `nohup` starts a process that ignores SIGHUP, so that the process outlives its terminal.
@@ -203,7 +204,7 @@ impl Terminate {
     }
 }
 
-/// Whether `status`, the text of [`STATUS`], says that the process ignores a signal.
+/// Whether the process ignores a signal, by `status`, the text of [`STATUS`].
 fn is_ignored(status: &str, kind: SignalKind) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
@@ -211,8 +212,9 @@ fn is_ignored(status: &str, kind: SignalKind) -> bool {
     mask >> (kind.as_raw_value() - 1) & 1 == 1
 }
 
-/// Has frontends go on accepting for `grace`, then finish what they have, `limit` in all; says whether they have. A second signal ends
-/// the wait. Then they have finished if no request is under way (`is_idle`).
+/// Lets frontends accept for `grace` and then finish their requests, within `limit` in all. Returns
+/// whether they have. A second signal ends the wait. Then they count as finished if no request is
+/// under way (`is_idle`).
 pub async fn leave(
     stage: &watch::Sender<Stage>,
     mut frontends: Vec<JoinHandle<()>>,

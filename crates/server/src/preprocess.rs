@@ -22,17 +22,19 @@ use crate::unanswered::Unanswered;
 use crate::work_line::path_by_model;
 use crate::work_pool::{Place, WorkPool};
 
-/// The parameters of a model's configuration that say what it takes besides tensors: the input, of datatype BYTES and shape [n] or [n, 1].
+/// The parameters of a model's configuration about its input besides tensors: the input's name, of
+/// datatype BYTES and shape [n] or [n, 1].
 pub const INPUT_PARAMETER: &str = "preprocess_input";
 /// The media types of its items.
 pub const MEDIA_PARAMETER: &str = "preprocess_media";
 /// The inputs that are filled from it, divided by commas.
 pub const FILLS_PARAMETER: &str = "preprocess_fills";
 
-/// What a new measurement of the pace counts for: one of so many.
+/// The weight of a new measurement of the pace: one part in this many.
 const LEARNS: f64 = 8.0;
 
-/// A model's steps from pictures or texts to its inputs, with the threads that take them and how long they took so far.
+/// A model's steps from pictures or texts to its inputs, with the threads that take them and how
+/// long they took so far.
 #[derive(Debug)]
 pub struct Preprocess {
     pipeline: Pipeline,
@@ -44,7 +46,7 @@ pub struct Preprocess {
     pace: AtomicU64,
 }
 
-/// What the steps of all models share: limits, and threads, which are started for the first of them.
+/// Limits and threads that the steps of all models share. The first model starts the threads.
 #[derive(Debug)]
 pub struct Preprocessing {
     threads: usize,
@@ -55,7 +57,7 @@ pub struct Preprocessing {
 }
 
 impl Preprocessing {
-    /// As the options say; nothing is started yet.
+    /// Reads the options; starts no thread yet.
     pub fn new(options: &ServerOptions, clock: Clock) -> Self {
         let most_pixels = u64::from(options.max_megapixels) * 1_000_000;
         Preprocessing {
@@ -67,7 +69,7 @@ impl Preprocessing {
         }
     }
 
-    /// The threads, one fewer than there are cores unless the options say how many.
+    /// The threads: one fewer than there are cores, unless the options set the number.
     fn pool(&self) -> Arc<WorkPool> {
         let threads = || match self.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from) - 1,
@@ -85,7 +87,7 @@ impl Preprocessing {
     /// The steps of a model whose requests are like `codec`'s.
     ///
     /// # Errors
-    /// In words, which step is wrong, or why what they give does not fit the model.
+    /// A text with the wrong step, or why the steps' tensors do not fit the model.
     pub fn steps(&self, recipe: &Recipe, codec: &BatchCodec) -> Result<Arc<Preprocess>, String> {
         let pipeline = Pipeline::new(recipe, &codec.signature().inputs, codec.batched, self.most_pixels)?;
         let number = self.steps.fetch_add(1, Relaxed);
@@ -93,13 +95,13 @@ impl Preprocessing {
     }
 }
 
-/// What came of the items of a request.
+/// The result for the items of a request.
 enum Made {
-    /// The inputs that are filled from them.
+    /// The inputs that the items fill.
     Tensors(Vec<InferTensor>),
-    /// Nothing, and why.
+    /// The items failed, for this reason.
     Failed(PreprocessError),
-    /// Nothing was done: it was too late when it was its turn.
+    /// The turn came too late: no item was processed.
     Late,
 }
 
@@ -114,7 +116,7 @@ impl Preprocess {
         input.datatype == DataType::Bytes && input.name == self.pipeline.input()
     }
 
-    /// Says in a model's configuration what it takes besides tensors.
+    /// Adds the input besides tensors to a model's configuration.
     pub fn describe(&self, config: &mut ModelConfig) {
         let fills = self.pipeline.fills().collect::<Vec<_>>().join(",");
         let said = [
@@ -126,11 +128,11 @@ impl Preprocess {
         config.parameters.extend(parameters);
     }
 
-    /// Checks what can be told of a request without its data, which may be elsewhere still; it [is for](Preprocess::is_for) these steps. Gives
-    /// the items that it says it has.
+    /// Checks a request [for](Preprocess::is_for) these steps as far as possible without its data,
+    /// which may still be elsewhere. Returns the number of items that it claims.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    /// `InvalidArgument`, with the tensor, the expected value and the actual one.
     pub fn check(&self, request: &InferRequest, codec: &BatchCodec) -> Result<u32, ServiceError> {
         let (model, name) = (&request.model_name, self.pipeline.input());
         let wrong = |what: String| Err(ServiceError::InvalidArgument(what));
@@ -165,7 +167,8 @@ impl Preprocess {
     /// Takes the items out of a request.
     ///
     /// # Errors
-    /// Those of [`Preprocess::check`], or `InvalidArgument` if there are not as many as it says.
+    /// The errors of [`Preprocess::check`], or `InvalidArgument` if the number of items differs
+    /// from the claim.
     pub fn take(&self, request: &mut InferRequest, codec: &BatchCodec) -> Result<Vec<Bytes>, ServiceError> {
         let count = self.check(request, codec)? as usize;
         let place = request.inputs.iter().position(|input| self.is_input(input)).unwrap_or(0);
@@ -181,30 +184,31 @@ impl Preprocess {
         })
     }
 
-    /// What items will take, by their headers.
+    /// The work that items need, from their headers.
     ///
     /// # Errors
-    /// `InvalidArgument`, with the item, what is wrong with it, and the limit that it is over.
+    /// `InvalidArgument`, with the item, its defect, and the limit that it exceeds.
     pub fn look(&self, items: &[Bytes]) -> Result<Work, ServiceError> {
         self.pipeline.look(items).map_err(|error| ServiceError::InvalidArgument(error.to_string()))
     }
 
-    /// How long such work takes, as far as that is known.
+    /// The time that such work takes, by the measured pace.
     fn estimate(&self, work: Work) -> Duration {
         Duration::from_nanos((f64::from_bits(self.pace.load(Relaxed)) * work.units as f64) as u64)
     }
 
-    /// When what has to be done by `deadline` would be begun if it came now. Where a thread is idle that is now, whatever is thought of the pace:
-    /// an estimate that is wrong is mended by what comes of it.
+    /// When work with this `deadline` would begin if it came now. If a thread is idle the work
+    /// begins now, under any estimate of the pace: its result then corrects a wrong pace.
     pub fn begins(&self, now: Time, deadline: Time) -> Time {
         now + self.pool.wait(deadline)
     }
 
-    /// Makes the items of a request that came at `arrival` into tensors and puts these into it, unless they are begun later than `latest`. Of what is `held` of the budget of
-    /// bytes it leaves what the tensors have. Dropping the future cancels it.
+    /// Turns the items of a request that came at `arrival` into tensors in the request, unless they
+    /// begin later than `latest`. `held` shrinks to the bytes of the tensors. Dropping the future
+    /// cancels the work.
     ///
     /// # Errors
-    /// What the request is answered with, and what it counts as; `None`: as nothing.
+    /// The error that answers the request, and the count that it belongs to; `None`: no count.
     pub async fn make(
         self: &Arc<Self>,
         request: &mut InferRequest,
@@ -240,8 +244,8 @@ impl Preprocess {
         }
     }
 
-    /// Has items made into tensors, in the order of deadlines. Work whose turn comes after `latest` is not done. Dropping the
-    /// future cancels it.
+    /// Has items made into tensors, in the order of deadlines. Work whose turn comes after `latest`
+    /// is not done. Dropping the future cancels it.
     async fn run(
         self: &Arc<Self>,
         items: Vec<Bytes>,
@@ -293,7 +297,7 @@ pub fn asks_for_steps(config: &ModelConfig, request: &InferRequest) -> bool {
     request.inputs.iter().any(|tensor| tensor.datatype == DataType::Bytes && Some(&tensor.name) == input)
 }
 
-/// The input of a model with this configuration that takes what is of the media type `media`, if there is one.
+/// The input of a model with this configuration that takes the media type `media`, if there is one.
 pub fn input_for<'a>(config: &'a ModelConfig, media: &str) -> Option<&'a str> {
     let said = |name| config.parameters.get(name).map(|parameter| parameter.string_value.as_str());
     said(INPUT_PARAMETER).filter(|_| said(MEDIA_PARAMETER).is_some_and(|all| all.split(", ").any(|one| one == media)))

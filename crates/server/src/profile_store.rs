@@ -1,4 +1,4 @@
-//! Keeps what was measured of models for the next start.
+//! Stores measurements of models for the next start.
 
 use std::path::{Path, PathBuf};
 
@@ -10,48 +10,48 @@ use crate::machine_load::processor;
 use crate::profiler::{Measurement, Threads};
 use crate::share_profiler::ShareMeasurement;
 
-/// What was found out about a model file on this machine.
+/// Measurements of a model file on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoredProfile {
     /// The model's file.
     #[serde(default)]
     pub model: PathBuf,
-    /// What ran it.
+    /// The engine that ran it.
     #[serde(default)]
     pub engine: String,
     /// Threads a run used.
     pub threads: usize,
-    /// How many batches are worth running at the same time on the CPU; 0: that was not measured.
+    /// How many batches are worth running at the same time on the CPU; 0: not measured.
     #[serde(default)]
     pub at_once: u32,
-    /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
+    /// Whether the machine did little else meanwhile. Measurements beside other work are repeated.
     #[serde(default)]
     pub settled: bool,
     /// Latency by batch size.
     pub measurements: Vec<Measurement>,
 }
 
-/// What was found out about the operators of a model file when it was cut on this machine.
+/// Measurements of the operators of a model file, for cutting it on this machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StoredOperators {
     /// The model's file.
     pub model: PathBuf,
-    /// What ran it.
+    /// The engine that ran it.
     pub engine: String,
     /// Threads a run used.
     pub threads: usize,
-    /// What they take and give.
+    /// The operators' times and tensors.
     pub operators: OperatorProfile,
 }
 
-/// What `downbeat profile --shares` found out about a model file on shares of a device.
+/// Measurements of a model file on shares of a device, by `downbeat profile --shares`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoredShares {
     /// The model's file.
     pub model: PathBuf,
-    /// What ran it.
+    /// The engine that ran it.
     pub engine: String,
-    /// By batch size, ascending: beyond how many compute units a batch is hardly faster.
+    /// By batch size, ascending: the compute units beyond which a batch is hardly faster.
     pub knees: Vec<(u32, u32)>,
     /// By share, then by batch size, both ascending.
     #[serde(default)]
@@ -69,7 +69,7 @@ impl StoredShares {
 /// A folder of measured profiles. Losing it costs time at the next start, nothing else.
 #[derive(Clone, Debug)]
 pub struct ProfileStore {
-    /// Where it is; `None`: nowhere.
+    /// The store's folder; `None`: no store.
     pub folder: Option<PathBuf>,
 }
 
@@ -85,7 +85,7 @@ impl ProfileStore {
         ProfileStore { folder }
     }
 
-    /// What tells a model file from another: what it holds.
+    /// The key of a model file's content.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -105,12 +105,13 @@ impl ProfileStore {
         Ok(format!("{:08x}-{length}", hasher.finalize()))
     }
 
-    /// What is measured of a file on shares is stored under, by what ran it.
+    /// The key for a file's measurements on shares, by engine.
     pub fn shares_key(file: &str, engine: &EngineInfo) -> String {
         ProfileStore::engine_key(file, engine, "knees")
     }
 
-    /// The key for the verdict on a file's rows, by the engine that ran the check. The number is the check's version.
+    /// The key for the verdict on a file's rows, by the engine that ran the check. The number is
+    /// the check's version.
     pub fn rows_key(file: &str, engine: &EngineInfo) -> String {
         ProfileStore::engine_key(file, engine, "rows1")
     }
@@ -125,17 +126,18 @@ impl ProfileStore {
         key.replace(|c: char| !c.is_ascii_alphanumeric() && c != '-' && c != '.', "_")
     }
 
-    /// What the keys of all begin with that is measured of a file: what runs it, on which processor with how many cores and threads, on which part of it if it is divided, and on what.
+    /// The common beginning of the keys of a file's measurements. It names the engine, the
+    /// processor with its cores, the threads, the part of a divided device, and the kind of inputs.
     pub fn key(file: &str, engine: &EngineInfo, threads: Threads, part: Option<&str>) -> String {
         format!("{file}-{}", ProfileStore::place_key(engine, threads, part))
     }
 
-    /// Of such a key what says where it was measured.
+    /// The part of such a key that names the place of the measurement.
     pub fn place_key(engine: &EngineInfo, threads: Threads, part: Option<&str>) -> String {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let processor = crc32fast::hash(processor().as_bytes());
         let part = part.map_or_else(String::new, |part| format!("-{part}"));
-        // What was measured on zeros is not found again.
+        // The word `random` makes the store forget older measurements with inputs of zeros.
         format!(
             "{}-{}-{}-random-p{processor:08x}-c{cores}{part}-t{threads}",
             engine.name, engine.version, engine.device,
@@ -146,7 +148,7 @@ impl ProfileStore {
     /// The files of the store, in order of their names.
     ///
     /// # Errors
-    /// If the folder is there and cannot be read.
+    /// If the folder exists and cannot be read.
     fn files(&self) -> std::io::Result<Vec<PathBuf>> {
         let Some(folder) = &self.folder else { return Ok(Vec::new()) };
         let entries = match std::fs::read_dir(folder) {
@@ -164,7 +166,8 @@ impl ProfileStore {
         Ok(files)
     }
 
-    /// What is stored of one kind: profiles of whole models, or of the operators of those that are cut.
+    /// Everything stored of one kind: profiles of whole models, or of the operators of models that
+    /// are cut.
     ///
     /// # Errors
     /// If the folder cannot be read.
@@ -173,23 +176,24 @@ impl ProfileStore {
         Ok(self.files()?.into_iter().filter_map(read).collect())
     }
 
-    /// Forgets everything; how many files there were.
+    /// Forgets everything. Returns how many files there were.
     ///
     /// # Errors
-    /// If one cannot be removed.
+    /// If a file cannot be removed.
     pub fn clear(&self) -> std::io::Result<usize> {
         let files = self.files()?;
         files.iter().try_for_each(std::fs::remove_file)?;
         Ok(files.len())
     }
 
-    /// What is stored under a key. A file that cannot be read or understood is as good as none.
+    /// The value stored under a key; `None` also if the file cannot be read or understood.
     pub fn get<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
         let text = std::fs::read(self.folder.as_ref()?.join(format!("{key}.json"))).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// Stores what was measured, `what` in words; where that cannot be done it is said, and measured again at the next start.
+    /// Stores a measurement, which `what` names. If that fails the log says so, and the next start
+    /// measures again.
     pub fn keep(&self, key: Result<String, String>, what: &str, profile: &impl Serialize) {
         if let Err(error) = key.and_then(|key| self.put(&key, profile).map_err(|error| error.to_string())) {
             tracing::warn!(%error, "{what} cannot be stored; it will be measured again at the next start");
@@ -203,7 +207,8 @@ impl ProfileStore {
     fn put(&self, key: &str, profile: &impl Serialize) -> std::io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         std::fs::create_dir_all(folder)?;
-        // Written aside and moved, so that nobody reads half a file: a server that starts beside this one, or another load of the same model.
+        // The file is written aside and moved, so that no reader sees half of it: neither a server
+        // that starts beside this one, nor another load of the same model.
         let mut aside = tempfile::NamedTempFile::new_in(folder)?;
         std::io::Write::write_all(&mut aside, &serde_json::to_vec_pretty(profile)?)?;
         aside.persist(folder.join(format!("{key}.json")))?;

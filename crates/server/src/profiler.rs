@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::sampler::{self, Subject, Watch};
 use crate::sized_cases::{self, CaseSize, SizedCases};
 
-/// Most runs that are timed for one batch size; one has to be enough where there is no time.
+/// Most runs that are timed for one batch size; one run suffices if time is short.
 const RUNS: [usize; 2] = [0, 200];
 
 /// How long one batch size took.
@@ -27,7 +27,7 @@ pub struct Measurement {
 }
 
 impl Measurement {
-    /// What runs of so many items come to.
+    /// The measurement of a batch size from the times of its runs.
     pub(crate) fn of(batch: u32, times: &[Duration]) -> Self {
         let nanos = times.iter().map(|time| time.as_nanos());
         let [min_ns, median_ns, p95_ns] = quantiles(nanos, [0.0, 0.5, 0.95]).unwrap_or_default();
@@ -45,33 +45,36 @@ pub fn default_sizes(max_batch: u32) -> Vec<u32> {
     (0..32).map(|exponent| 1 << exponent).take_while(|size| *size < max_batch).chain([max_batch.max(1)]).collect()
 }
 
-/// Every second of them, for what is measured for many cases each.
+/// Every second batch size, for measurements of many cases each.
 pub fn few_sizes(max_batch: u32) -> Vec<u32> {
     (0..16).map(|exponent| 1 << (2 * exponent)).take_while(|size| *size < max_batch).chain([max_batch.max(1)]).collect()
 }
 
-/// How much faster on several threads a batch has to be to be worth them.
+/// Several threads are worth using if a batch is faster by this factor.
 const WORTH_SPEEDUP: f64 = 1.25;
-/// Rounds of a comparison, the least, the fewest that tell something, and the most. The first is for models so slow that the
-/// second would take more than twice the time that there is.
+/// Rounds of a comparison: the least, the fewest that are reliable, and the most. The first number
+/// is for models so slow that the second would take more than twice the given time.
 const ROUNDS: [usize; 3] = [2, 5, 60];
-/// A comparison is by batches that take at most this part of the time there is for it, so that there are some rounds.
+/// A comparison uses batches that take at most this part of its time, so that there are several
+/// rounds.
 const ROUND_SHARE: u64 = 16;
-/// A machine on which others take more than this share of the processor time says little about a model.
+/// Other programs may take this share of the processor time; with more, measurements of a model are
+/// unreliable.
 pub const NOISE: f64 = 0.15;
 
-/// Whether a machine was quiet while something was timed. `others` is the share of the processor time that other programs took; `None`: unknown. `served` is
-/// the share of a core that the server's own models took.
+/// Whether a machine was quiet while something was timed. `others` is the share of the processor
+/// time that other programs took; `None`: unknown. `served` is the share of a core that the
+/// server's own models took.
 pub fn is_quiet(others: Option<f64>, served: f64) -> bool {
     others.is_none_or(|others| others <= NOISE) && served <= NOISE
 }
 
-/// On how many threads a model runs.
+/// The number of threads that a model runs with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Threads {
-    /// Somebody said so.
+    /// The options set the number.
     Chosen(usize),
-    /// On one, or on so many if that is faster.
+    /// One thread, or this many if that is faster.
     UpTo(usize),
 }
 
@@ -92,24 +95,27 @@ impl std::fmt::Display for Threads {
     }
 }
 
-/// Whether a model that takes `alone` on one thread is to run on several, on which it takes `together`. The fastest runs tell what threads can do;
-/// all others tell what the neighbours did meanwhile.
+/// Whether a model that takes `alone` on one thread gains enough from several, on which it takes
+/// `together`. The fastest runs show the effect of threads; all others show the load of other
+/// processes.
 fn is_worth_threads(alone: &[Duration], together: &[Duration]) -> bool {
     let fastest = |times: &[Duration]| times.iter().min().map_or(0.0, |time| time.as_secs_f64());
     fastest(alone) > fastest(together) * WORTH_SPEEDUP
 }
 
-/// Whether a batch is faster on the second of two subjects, of the same model on one thread and on several, by as much as is worth it. They are
-/// timed in turns, so that both meet what the machine does besides.
+/// Whether a batch is faster on the second of two subjects by a worthwhile factor. They are the
+/// same model, on one thread and on several. They run in turns, so that both meet the same other
+/// load of the machine.
 ///
 /// # Errors
-/// What the engine says, if it cannot run such a batch.
+/// The error of the engine, if it cannot run such a batch.
 pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> anyhow::Result<bool> {
     let [alone, together] = subjects;
     let (mut one, mut several) = (alone.model.lane()?, together.model.lane()?);
     let item = alone.item()?;
     let most = Duration::from_nanos(budget.as_nanos() / ROUND_SHARE);
-    // The largest batch that leaves time for the rounds. A size that is run for the first time allocates and plans.
+    // The largest batch that leaves time for the rounds. A size that is run for the first time
+    // allocates and plans.
     let mut twice = |batch| alone.run(&mut *one, &item, batch).and_then(|_| alone.run(&mut *one, &item, batch));
     let mut batch = 1;
     let mut took = twice(batch)?;
@@ -127,11 +133,13 @@ pub fn compare(subjects: [Subject<'_>; 2], max_batch: u32, budget: Duration) -> 
 }
 
 impl Subject<'_> {
-    /// Times the batches of `sizes` on a lane, spending about `budget` in all, in the order given: from joining the
-    /// requests to separating the outputs, as in service. A size that takes far longer than the others allow is timed again. `watch` hears of each size when it is done.
+    /// Times the batches of `sizes` on a lane, in the order given, in about `budget` for all. A
+    /// time goes from joining the requests to separating the outputs, as in service. A size that
+    /// takes far longer than the others allow is timed again. `watch` hears of each size when it is
+    /// done.
     ///
     /// # Errors
-    /// What the engine says, if it cannot run such a batch.
+    /// The error of the engine, if it cannot run such a batch.
     pub fn measure(
         &self,
         lane: &mut dyn Lane,
@@ -160,7 +168,8 @@ pub fn profile(measurements: &[Measurement]) -> Result<LatencyProfile, ProfileEr
     Ok(fitted.learned(known))
 }
 
-/// Whether stored measurements need not be repeated: none is a stalled run that nothing was compared with.
+/// Whether stored measurements need not be repeated: none is a stalled run that nothing was
+/// compared with.
 pub fn are_trusted(measurements: &[Measurement]) -> bool {
     let cases: Vec<_> = measurements.iter().map(|m| (CaseSize::rows(m.batch), m.median(), m.runs)).collect();
     sized_cases::are_trusted(&cases)
@@ -190,7 +199,7 @@ mod tests {
     use crate::warm_up::WarmUp;
     use crate::{mix_profiler, pair_profiler};
 
-    /// A model that remembers what it was run with.
+    /// A model that records its runs.
     #[derive(Clone, Default)]
     struct Spy {
         signature: Signature,
@@ -281,19 +290,20 @@ mod tests {
                 assert!(item.len() > 60, "{what}: {} different numbers of 64", item.len());
             }
         }
-        // Where a model takes nothing else.
+        // The model takes zeros alone.
         let zeros = codec.with_fill(Fill::Zeros).trial(1).unwrap();
         assert_eq!(zeros.input(0), [0; 256]);
     }
 
-    /// A model whose runs take a time for each item, at least. It adds up the time of all runs.
+    /// A model whose runs take at least a fixed time for each item. The model records the times of
+    /// its runs.
     #[derive(Clone, Default)]
     struct Slow {
         signature: Signature,
         ran_us: Arc<Mutex<Vec<u64>>>,
     }
 
-    /// What an item takes.
+    /// The time of an item.
     const ITEM_US: u64 = 5_000;
 
     impl Model for Slow {
@@ -324,7 +334,8 @@ mod tests {
         BatchCodec::new(vec![binding], vec![], 32)
     }
 
-    /// All sizes once would take 63 items. Runs never take less than their time, however busy the machine is.
+    /// All sizes once would take 63 items. Runs never take less than their time, however busy the
+    /// machine is.
     #[test]
     fn measuring_takes_no_longer_than_its_budget_and_one_run() {
         let (model, codec, clock) = (Slow::default(), slow_codec(), Clock::start());
@@ -389,7 +400,7 @@ mod tests {
         times.iter().map(|ms| Duration::from_millis(*ms)).collect()
     }
 
-    /// Timed in turns: of the runs in which a neighbour had a core some are left in which it had none.
+    /// Runs in turns: though a neighbour takes a core in many runs, some runs are left without it.
     #[test]
     fn threads_are_judged_by_what_they_can_do() {
         assert!(is_worth_threads(&ms(&[10, 10, 10, 10]), &ms(&[20, 6, 25, 6])));

@@ -16,22 +16,23 @@ use crate::refiner::ProfileRefiner;
 
 /// The scheduler's queue for the requests of one shape.
 pub struct Queue {
-    /// Where it is in the scheduler.
+    /// The queue's place in the scheduler.
     pub place: QueueHandle,
     /// Whether requests wait for others of their shape, for a time that is set.
     pub gathers: bool,
     /// When it was last used, nanoseconds of the server's clock.
     pub last_used_ns: AtomicU64,
-    /// What the scheduler was told of it.
+    /// The queue's options in the scheduler.
     options: QueueOptions,
     /// The devices that its batches run on.
     pub placed: Placed,
-    /// By site, as `placed` numbers them: learns the latency of its batches from what they take there.
+    /// By site, as `placed` numbers them: learns the latency of its batches in service.
     pub refiners: Box<[Mutex<ProfileRefiner>]>,
 }
 
 impl Queue {
-    /// What the scheduler is told of the first queue of a version, of whose batches at most `at_once` run at a time and take what `profiles` say, by site.
+    /// The scheduler's options for the first queue of a version. `profiles` has its latencies by
+    /// site; at most `at_once` batches run at a time.
     pub fn options(
         options: &ServerOptions,
         definition: &ModelDefinition,
@@ -49,7 +50,7 @@ impl Queue {
         let dispatch = match chosen {
             DispatchPolicy::Deferred => cluster::DispatchPolicy::Deferred,
             DispatchPolicy::Latest => cluster::DispatchPolicy::Latest,
-            // The latter is refused when a model is loaded: nothing is routed from here.
+            // Loading a model refuses `Route`: this server routes no requests to others.
             DispatchPolicy::Eager | DispatchPolicy::Route => cluster::DispatchPolicy::Eager,
             DispatchPolicy::Adaptive => cluster::DispatchPolicy::Adaptive { consolidate: false },
             DispatchPolicy::Consolidating => cluster::DispatchPolicy::Adaptive { consolidate: true },
@@ -79,7 +80,8 @@ impl Queue {
         }
     }
 
-    /// What the scheduler is told of a queue for another shape of the same version, whose batches take what `profiles` say, by site.
+    /// The scheduler's options for a queue of another shape of the same version, with the latencies
+    /// `profiles`, by site.
     pub fn options_beside(&self, profiles: &[LatencyProfile]) -> QueueOptions {
         QueueOptions {
             profiles: self.placed.profiles(|site| profiles[site].clone()),
@@ -88,7 +90,7 @@ impl Queue {
         }
     }
 
-    /// A queue that is at this place in the scheduler since `now`.
+    /// Makes a queue with this place in the scheduler since `now`.
     pub fn new(
         place: QueueHandle,
         options: QueueOptions,
@@ -108,7 +110,7 @@ impl Queue {
         }
     }
 
-    /// What the scheduler was told of it.
+    /// The queue's options in the scheduler.
     pub fn settings(&self) -> &QueueOptions {
         &self.options
     }
@@ -118,18 +120,18 @@ impl Queue {
         self.options.drop != cluster::DropPolicy::None
     }
 
-    /// Learns what its batches take on a partition of a device, and those like it.
+    /// The refiner of its batches' latency on a partition of a device, and on partitions like that.
     pub fn refiner(&self, device: usize, partition: PartitionId) -> &Mutex<ProfileRefiner> {
-        // There is one for each site.
+        // Each site has a refiner.
         &self.refiners[self.placed.site(device, partition)]
     }
 
-    /// What its batches take now, by site.
+    /// The present latency profiles, by site.
     pub fn profiles(&self) -> Vec<LatencyProfile> {
         self.refiners.iter().map(|refiner| refiner.lock().profile().clone()).collect()
     }
 
-    /// The least that a batch is known to take, wherever it runs: a guess keeps no request from being tried.
+    /// The least known latency of a batch, at any site: a guess keeps no request from being tried.
     pub fn least(&self, rows: u32) -> Duration {
         let each = self.refiners.iter().map(|refiner| refiner.lock().profile().known_latency(rows));
         each.min().unwrap_or(Duration::ZERO)

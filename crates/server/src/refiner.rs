@@ -1,27 +1,29 @@
-//! Keeps a latency profile true to what batches take in service.
+//! Keeps a latency profile true to the latencies of batches in service.
 
 use downbeat_core::isotonic::isotonic_fit;
 use downbeat_core::{Duration, LatencyProfile, Time};
 
-/// An average looks back on about so many observations: the weight of a size beside others is at most this.
+/// An average looks back on about this many observations: no size has more weight than that.
 const WINDOW: u32 = 16;
 /// Observations of a batch size that was measured at load before its own average counts.
 const ENOUGH: u32 = 4;
 /// Observations between two rebuilt profiles, unless an average has moved far.
 const PERIOD: u32 = 32;
-/// By this part an average has to move for the profile to be rebuilt at once.
+/// If an average moves by this part, the profile is rebuilt at once.
 const FAR: f64 = 0.25;
-/// Mean absolute deviations above the mean that a prediction has: deadlines are to be met, not met half of the time.
+/// Mean absolute deviations above the mean in a prediction: batches should meet deadlines, not meet
+/// them half of the time.
 const MARGIN: f64 = 2.0;
-/// A single observation counts at most this many times the present mean. Example: a laptop's lid preempts a run for a second. The
-/// model must not look unservable for that. The limit does not go by the estimate, which has the margin. Then
-/// one preempted run of ten would raise the estimate to the length of a preemption. An observation so many times faster shows that the runs
-/// before stalled.
+/// A single observation counts at most this many times the present mean. Example: closing a
+/// laptop's lid stops a run for a second, and the model must not look unservable after that. The
+/// limit is relative to the mean, not to the estimate with its margin: otherwise one stopped run in
+/// ten would raise the estimate to the length of the stop. An observation this many times faster
+/// shows that the runs before stalled.
 const OUTLIER: f64 = 4.0;
 /// Mean absolute deviations below the mean at which a fast run is no chance.
 const CLEAR: f64 = 4.0;
-/// After a pause of so long, a run that is [`OUTLIER`] times as fast as the estimate shows that a busy time is over. The deviation of
-/// the busy time says nothing about such a run.
+/// After a pause of this length, a run that is [`OUTLIER`] times as fast as the estimate shows that
+/// a busy time is over. The deviation of the busy time does not apply to such a run.
 const REST: Duration = Duration::from_millis(1_000);
 
 /// The latency of batches of one size.
@@ -31,7 +33,7 @@ struct Average {
     count: u32,
     mean_ns: f64,
     deviation_ns: f64,
-    /// The estimate in the present profile; 0: the profile does not go by it.
+    /// The estimate in the present profile; 0: the profile does not use it.
     built_ns: f64,
     /// Whether it was observed since the last period ended.
     is_fresh: bool,
@@ -45,8 +47,9 @@ impl Average {
     }
 
     fn observe(&mut self, ns: f64, is_rested: bool) {
-        // No run is faster than the model is: the slow ones before were stalled, or of a busy time. A model may have an
-        // early exit for some requests, so two fast runs in a row have to show that, unless little is known.
+        // No run is faster than the model: slow runs before a fast one were stalled, or of a busy
+        // time. A model may have an early exit for some requests, so that takes two fast runs in a
+        // row, unless few runs are known.
         let is_far_faster = ns * OUTLIER < self.mean_ns && ns < self.mean_ns - CLEAR * self.deviation_ns;
         let is_busy_over = is_rested && ns * OUTLIER < self.estimate_ns();
         let shows_stall = is_far_faster && (self.was_far_faster || self.count < ENOUGH) || is_busy_over;
@@ -65,14 +68,16 @@ impl Average {
         self.is_fresh = true;
     }
 
-    /// Whether the present profile is far from the estimate: above it, or anywhere while little is known. A slower time than before may be a single stall.
+    /// Whether the present profile is far from the estimate: above it, or anywhere while little is
+    /// known. A slower time than before may be a single stall.
     fn is_news(&self) -> bool {
         let moved = self.estimate_ns() - self.built_ns;
         let far = FAR * self.built_ns;
         moved < -far || self.count <= ENOUGH && moved > far
     }
 
-    /// Ends a period. A size that was not run in it counts less: a wrong belief may be the reason that it was not run.
+    /// Ends a period. A size that was not run in it counts less: a wrong belief may be the reason
+    /// that it was not run.
     fn age(&mut self) {
         self.count = self.count.saturating_sub(u32::from(!std::mem::take(&mut self.is_fresh)));
     }
@@ -80,9 +85,10 @@ impl Average {
 
 /// Running averages of the latency by batch size, and the profile they amount to.
 ///
-/// The sizes that were observed often enough are fitted so that none falls ([`isotonic_fit`]), each with the weight of its observations. The other sizes
-/// keep the profile measured at load, scaled by how far off it is elsewhere. They stay between the observed sizes beside them, so that no guess moves
-/// an observed size.
+/// The sizes that were observed often enough are fitted so that none falls ([`isotonic_fit`]), each
+/// with the weight of its observations. The other sizes keep the profile measured at load, scaled
+/// by its error at the observed sizes. They stay between the observed sizes beside them, so that no
+/// guess moves an observed size.
 #[derive(Debug)]
 pub struct ProfileRefiner {
     base: LatencyProfile,
@@ -106,7 +112,8 @@ impl ProfileRefiner {
         &self.current
     }
 
-    /// Takes in the latency of a batch of `size` items that ended at `end`. Gives a new profile when one is due.
+    /// Takes in the latency of a batch of `size` items that ended at `end`. Returns a new profile
+    /// when one is due.
     pub fn observe(&mut self, size: u32, latency: Duration, end: Time) -> Option<LatencyProfile> {
         let is_rested = end.since(self.last) >= REST;
         self.last = end;
@@ -146,8 +153,8 @@ impl ProfileRefiner {
         if weights > 0.0 { sum / weights } else { 1.0 }
     }
 
-    /// Whether the average of a size replaces the guess for that size: after [`ENOUGH`] observations, where the size was never measured,
-    /// or where the guess is clearly too slow.
+    /// Whether the average of a size replaces the guess for it. That holds after [`ENOUGH`]
+    /// observations, for a size that was never measured, and for a guess that is clearly too slow.
     fn counts(&self, size: u32, average: &Average, ratio: f64) -> bool {
         let is_guess = self.base.known().is_some_and(|known| size > known);
         let guess_ns = self.base.latency(size).as_nanos() as f64 * ratio;
@@ -244,7 +251,8 @@ mod tests {
         assert_eq!(refiner.observations, 0);
     }
 
-    /// The first run stalled for 8.4 s. The second run shows the stall, and the average forgets the first.
+    /// The first run stalled for 8.4 s. The second run shows the stall, and the average forgets the
+    /// first.
     #[test]
     fn a_run_that_is_far_faster_shows_that_those_before_were_stalled() {
         for base in [LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(0), guess()] {
@@ -257,7 +265,7 @@ mod tests {
         }
     }
 
-    /// Fast runs also end what the refiner believed in a busy time.
+    /// Fast runs also end the high estimates of a busy time.
     #[test]
     fn two_fast_runs_end_the_belief_of_a_busy_time() {
         let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
@@ -265,12 +273,12 @@ mod tests {
             observe(&mut refiner, 8, Duration::from_millis(7_900 + run % 3 * 100));
         }
         assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
-        // One may be an early exit.
+        // A single fast run may be an early exit.
         observe(&mut refiner, 8, micros(200));
         assert!(refiner.profile().latency(8) > Duration::from_millis(7_000));
         assert!(observe(&mut refiner, 8, micros(200)).is_some());
         assert!(refiner.profile().latency(8) < micros(300), "{:?}", refiner.profile());
-        // A model whose runs differ much is not taken for one that was stalled.
+        // A model whose runs differ much does not count as stalled.
         let mut varies = ProfileRefiner::new(LatencyProfile::linear(micros(10), micros(100), 8).unwrap().learned(8));
         for run in 0..400 {
             observe(&mut varies, 1, micros(if run % 2 == 0 { 1_000 } else { 10_000 }));
@@ -286,8 +294,8 @@ mod tests {
         assert!(refiner.profile().latency(1) < micros(200), "{:?}", refiner.profile());
     }
 
-    /// Sixty clients kept both cores busy: some runs of 17 us took 4 ms. Then each request was refused for its SLO of 1 ms, and
-    /// one fast run after a pause has to end that.
+    /// Sixty clients kept both cores busy: some runs of 17 us took 4 ms. Then each request was
+    /// refused for its SLO of 1 ms. A single fast run after a pause must end that.
     #[test]
     fn a_fast_run_after_a_pause_ends_the_belief_of_a_busy_time() {
         let base = LatencyProfile::linear(micros(1), micros(16), 8).unwrap().learned(8);
@@ -335,7 +343,8 @@ mod tests {
     }
 
     proptest! {
-        /// A profile never falls, and guesses for other sizes neither raise nor lower a size that was observed.
+        /// A profile never falls, and guesses for other sizes neither raise nor lower a size that
+        /// was observed.
         #[test]
         fn guesses_move_no_size_that_was_observed(
             seen in prop::collection::btree_map(1..33u32, 1..1_000u64, 1..6),
@@ -344,7 +353,7 @@ mod tests {
             rounds in 4..80u32,
         ) {
             let mut refiner = ProfileRefiner::new(LatencyProfile::linear(micros(alpha), micros(beta), 32).unwrap().learned(32));
-            // As a model takes them: larger batches take no less.
+            // The latencies are like a model's: larger batches take no less.
             let mut level = 0;
             let truth: Vec<(u32, u64)> = seen.iter().map(|(size, more)| { level += more; (*size, level) }).collect();
             // First the slowest, which nothing clips.

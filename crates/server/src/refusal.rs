@@ -1,4 +1,4 @@
-//! What a request that was not run is answered with, whoever refused it.
+//! The answer to a request that was not run, for every kind of refusal.
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::{DropReason, Reject};
@@ -6,16 +6,16 @@ use downbeat_core::cluster::{DropReason, Reject};
 use crate::error::ServiceError;
 use crate::unanswered::Unanswered;
 
-/// A model's largest batch, by which it is guessed when there is room in its queue again.
+/// A model's largest batch, which predicts when its queue has room again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FullBatch {
-    /// Items, at least one.
+    /// Items in the batch, at least one.
     pub items: u32,
     /// How long it takes.
     pub takes: Duration,
 }
 
-/// Of a request that a scheduler did not take in.
+/// The answer to a request that a scheduler did not take in.
 pub fn rejected(model: &str, reject: &Reject, deadline_is_slo: bool, full: FullBatch) -> (Unanswered, ServiceError) {
     match reject {
         Reject::QueueFull { bound } => {
@@ -44,7 +44,7 @@ pub fn rejected(model: &str, reject: &Reject, deadline_is_slo: bool, full: FullB
     }
 }
 
-/// Of a request that was given up after it had waited so long.
+/// The answer to a request that was given up after it had waited for `waited`.
 pub fn dropped(model: &str, reason: DropReason, waited: Duration) -> (Unanswered, ServiceError) {
     let late = |why: &str| {
         ServiceError::DeadlineExceeded(format!("dropped after {waited} in the queue of model '{model}': {why}"))
@@ -60,7 +60,7 @@ pub fn dropped(model: &str, reason: DropReason, waited: Duration) -> (Unanswered
             let message = format!(
                 "the request waited {waited} in the queue of model '{model}', as long as one without a deadline may (max_queue_wait_s); try again later"
             );
-            // Nobody knows better: so long was the queue.
+            // The best guess for the next try is the length of this wait.
             (Unanswered::QueueTimeout, ServiceError::QueueFull { message, retry_after: waited })
         }
         DropReason::ModelRemoved => {
@@ -74,14 +74,14 @@ pub fn dropped(model: &str, reason: DropReason, waited: Duration) -> (Unanswered
     }
 }
 
-/// There is no room in a model's queue.
+/// The error of a full queue.
 pub fn queue_full(model: &str, bound: u32, retry_after: Duration) -> ServiceError {
     let message =
         format!("Exceeds maximum queue size: the queue of model '{model}' holds at most {bound}; try again later");
     ServiceError::QueueFull { message, retry_after }
 }
 
-/// What a request needs is busy for longer than it has.
+/// The error of a request whose deadline comes before the devices are free.
 pub fn busy_until(model: &str, needed: Duration, allowed: Duration) -> ServiceError {
     ServiceError::DeadlineExceeded(format!(
         "model '{model}' could not finish this request in less than {needed}, as all devices are busy, and its deadline allows {allowed}"

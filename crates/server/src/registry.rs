@@ -44,10 +44,11 @@ use load_thread::{LoadFailure, LoadedModel, load_on_thread};
 use model_entry::{ModelEntry, VersionState, WAITING};
 use overlay::write_overlay;
 
-/// Models whose files are no larger do not wait for the loads of larger ones, bytes.
+/// Models with files up to this size, bytes, do not wait for the loads of larger ones.
 const SMALL: u64 = 16 << 20;
 
-/// The models of a repository and what they are doing: the [`Service`](crate::service::Service) behind the frontends. A clone is the same registry.
+/// The models of a repository and their states: the [`Service`](crate::service::Service) behind the
+/// frontends. A clone is the same registry.
 #[derive(Clone)]
 pub struct Registry {
     options: Arc<ServerOptions>,
@@ -56,16 +57,16 @@ pub struct Registry {
     pub(crate) driver: Arc<Driver>,
     loader: Arc<Loader>,
     metrics: Arc<Metrics>,
-    /// What all requests in flight may hold of the memory.
+    /// The bytes that all requests in flight may hold.
     pub(crate) budget: Arc<ByteBudget>,
     model_memory: Arc<ModelMemory>,
-    /// By device; none: models stay where they are put.
+    /// By device; none: models stay where the options put them.
     shares: Arc<[DeviceShares]>,
-    /// What becomes of lanes that are made for them is to be heard.
+    /// Notified when lanes for another share are ready or have failed.
     pub(crate) shares_woken: Arc<tokio::sync::Notify>,
     autoscale: Option<Arc<AutoscaleWatch>>,
     watchdog: Arc<Watchdog>,
-    /// None: models run on the CPU.
+    /// The GPUs; none: models run on the CPU.
     pub(crate) gpus: Arc<[GpuInfo]>,
     /// While there are GPUs.
     _gpu_watch: Option<Arc<GpuWatch>>,
@@ -75,12 +76,12 @@ pub struct Registry {
     started: Arc<AtomicBool>,
     /// The models to load at start, by name.
     wanted: Arc<[String]>,
-    /// What it knows of the cluster whose requests it answers; none: those of its own clients.
+    /// The backend's view of its cluster; none: the server answers its own clients.
     cluster: Arc<std::sync::OnceLock<StatusBoard>>,
 }
 
 impl Registry {
-    /// What the repositories say of a model, for the devices of this server.
+    /// The model's definition in the repositories, for the devices of this server.
     ///
     /// # Errors
     /// If there is no such model, or its folder or configuration is wrong.
@@ -88,37 +89,39 @@ impl Registry {
         self.repository.definition(name, None)
     }
 
-    /// The devices that the options keep a model to, whatever its configuration says.
+    /// The devices that the options keep a model to; they override its configuration.
     pub fn chosen_devices(&self, name: &str) -> Option<&[usize]> {
         self.options.placement.get(name).map(Vec::as_slice)
     }
 
-    /// Who answers inferences.
+    /// The part that answers inferences.
     pub fn serving(&self) -> &Arc<Serving> {
         &self.serving
     }
 
-    /// From now on it answers no requests of its own clients: batches come from the scheduler of a cluster. Once.
+    /// From now on the registry answers no requests of its own clients: batches come from the
+    /// scheduler of a cluster. Called once.
     pub fn join_cluster(&self, board: StatusBoard) {
         assert!(self.cluster.set(board).is_ok(), "a backend is in one cluster");
     }
 
-    /// Where others register their metrics.
+    /// The registry in which other parts register their metrics.
     pub fn metrics_registry(&self) -> &prometheus::Registry {
         self.metrics.registry()
     }
 
-    /// What each device is divided into; none: they are not.
+    /// The partitions of each device; none: devices are not divided.
     pub fn parts(&self) -> &[downbeat_engine::Part] {
         &self.loader.partitions().parts
     }
 
-    /// Who watches what threads do in engines.
+    /// The watchdog of the threads that run engines.
     pub fn watchdog(&self) -> &Watchdog {
         &self.watchdog
     }
 
-    /// The models to measure again once the machine has nothing else to do: none before the server has started or while it stops.
+    /// The models to measure again once the machine is idle: none before the server has started or
+    /// while it stops.
     pub fn to_measure_again(&self) -> Vec<String> {
         if !self.started.load(Ordering::Acquire) || self.serving.is_draining() {
             return Vec::new();
@@ -133,7 +136,7 @@ impl Registry {
         names
     }
 
-    /// The models in service whose requests have no deadline unless they bring one.
+    /// The models in service without an SLO: their requests have no deadline unless they bring one.
     pub fn names_without_slo(&self) -> Vec<String> {
         let served = self.serving.all();
         let without =
@@ -141,7 +144,7 @@ impl Registry {
         without.map(|definition| definition.name.clone()).collect()
     }
 
-    /// The verdicts on the rows of a model's versions in service, where that was asked.
+    /// The verdicts on the rows of a model's versions in service, if they were checked.
     pub fn row_judgements(&self, name: &str) -> Vec<(u64, RowJudgement)> {
         let Some(served) = self.serving.get(name) else { return Vec::new() };
         served.versions.iter().filter_map(|(number, version)| Some((*number, version.rows.clone()?))).collect()
@@ -152,15 +155,16 @@ impl Registry {
         &self.wanted
     }
 
-    /// The models to load at start, the smallest files first: no model waits for a larger one.
+    /// The models to load at start, the smallest files first: a small model does not wait for a
+    /// large one.
     pub(crate) fn wanted_by_size(&self) -> Vec<String> {
         let mut names = self.wanted.to_vec();
         names.sort_by_cached_key(|name| self.repository.fingerprint(name).bytes());
         names
     }
 
-    /// Whether the server has no model by mistake: its repositories are empty, and the model control mode loads their
-    /// models without being asked by clients.
+    /// Whether the server has no model by mistake: its repositories are empty, and the model
+    /// control mode loads their models without being asked by clients.
     pub(crate) fn lacks_models(&self) -> bool {
         let by_request = match &self.options.model_control {
             ModelControl::Explicit { load } => !load.iter().any(|name| name == "*"),
@@ -169,29 +173,30 @@ impl Registry {
         !by_request && !self.options.allow_empty && self.wanted.is_empty() && self.serving.is_empty()
     }
 
-    /// The models that were to be loaded at start are, or have failed.
+    /// Notes that the loads at start have all succeeded or failed.
     pub fn set_started(&self) {
         self.started.store(true, Ordering::Release);
     }
 
-    /// Loads (or reloads) a model; what is served under the name goes on until the new one is warm, and goes on
-    /// for good if the new one fails, which is logged.
+    /// Loads (or reloads) a model. Its present versions serve until the new ones are warm. If the
+    /// load fails they go on for good, and the failure is logged.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The defect of the model.
     pub async fn load_model(
         &self,
         name: &str,
         overrides: LoadOverrides,
         progress: Arc<dyn LoadProgress>,
     ) -> Result<(), ServiceError> {
-        // Whoever asks for it has it looked at afresh.
+        // A load request has the model examined afresh.
         self.loader.forget_decisions(name);
         let loaded = self.load_or_keep(name, overrides, progress, MeasuringTime::before_service).await;
         loaded.inspect_err(|error| tracing::error!(model = %name, %error, "not loaded"))
     }
 
-    /// Loads what is served anew beside itself, from the same files and with what is known of it. A failure is logged, and what is served goes on.
+    /// Loads a model in service again, from the same files and with the stored knowledge of it. If
+    /// that fails the failure is logged, and the present versions go on.
     pub async fn load_again(&self, name: &str) {
         self.load_beside(name, MeasuringTime::before_service).await;
     }
@@ -202,8 +207,9 @@ impl Registry {
         }
     }
 
-    /// Loads the versions anew of which an answer was wrong because its request shared a batch: none is batched from
-    /// then on. Files that came with a load request stay as they are, and their requests run alone already.
+    /// Loads the versions anew of which an answer was wrong because its request shared a batch:
+    /// none is batched from then on. Files that came with a load request stay as they are, and
+    /// their requests run alone already.
     pub async fn part_mixed_rows(&self) {
         for served in self.serving.all() {
             let name = &served.definition.name;
@@ -220,14 +226,16 @@ impl Registry {
         self.entries.lock().get(name).is_some_and(|entry| entry.overlay.lock().is_some())
     }
 
-    /// Loads and measures a model anew beside the one that serves. Decisions in service about its policy rest on the old measurements: the server forgets them.
+    /// Loads and measures a model anew beside the one that serves. Decisions in service about its
+    /// policy rest on the old measurements: the server forgets them.
     pub async fn measure_again(&self, name: &str) {
         self.loader.forget_decisions(name);
         self.load_beside(name, MeasuringTime::behind_service).await;
     }
 
-    /// Loads the versions anew whose policy `auto` chose and another is to take the place of: by `exclusive` where it has lost against that, by what the rehearsal has
-    /// found to be better else. What runs and waits meanwhile is answered by the policy that it came to.
+    /// Loads versions again whose policy `auto` chose and another will replace. A version that has
+    /// lost against `exclusive` gets `exclusive`. The others get the rehearsal's better policy.
+    /// Present requests are answered by the policy that they came to.
     pub async fn change_policies(&self) {
         for served in self.serving.all() {
             let has_lost = |version: &&Arc<LoadedVersion>| version.hosts.guard().is_some_and(PolicyGuard::has_lost);
@@ -252,7 +260,8 @@ impl Registry {
         }
     }
 
-    /// A version was to be loaded by another policy; if it was not it stays as it is, and what was `refused` is not tried again soon.
+    /// Settles an attempt to load a version with another policy. If the version stayed as it is,
+    /// the `refused` candidate is not tried again soon.
     fn settle(&self, before: &LoadedVersion, refused: Option<&Candidate>) {
         let Some(auto) = &before.auto else { return };
         if self.version(&before.name, &before.version).is_some_and(|now| is_same(&now, auto)) {
@@ -274,7 +283,8 @@ impl Registry {
         progress: Arc<dyn LoadProgress>,
         measuring: fn(Duration) -> MeasuringTime,
     ) -> Result<(), ServiceError> {
-        // A folder without a configuration may be none of the models, and yet is one with that of the request.
+        // A folder without a configuration may be none of the models, and yet is one with that of
+        // the request.
         let is_there = self.names()?.iter().any(|known| known == name)
             || (overrides.config.is_some() && self.repository.has(name));
         if !is_there {
@@ -314,7 +324,7 @@ impl Registry {
                 if is_there || self.serving.get(name).is_some() {
                     self.after_failure(&entry, name, &error);
                 } else {
-                    // It was never here but in this request.
+                    // Only this request named the model: its entry goes.
                     self.entries.lock().remove(name);
                 }
                 return Err(error.error);
@@ -334,7 +344,8 @@ impl Registry {
         Ok(())
     }
 
-    /// Loads a model once fewer than [`ServerOptions::load_threads`] of its kind, large or small, are being loaded.
+    /// Loads a model once fewer than [`ServerOptions::load_threads`] of its kind, large or small,
+    /// are being loaded.
     async fn load_in_turn(
         &self,
         name: &str,
@@ -348,7 +359,8 @@ impl Registry {
         load_on_thread(name, (self.watchdog.clone(), self.serving.clone()), load).await
     }
 
-    /// Loads every selected version: all or nothing if the model is not served yet or none loads, else those that do.
+    /// Loads every selected version, and serves the ones that succeed. If the model is not served
+    /// yet, or none loads, one failure fails the load.
     fn load_files(
         &self,
         name: &str,
@@ -412,7 +424,8 @@ impl Registry {
             let reason = if reasons.is_empty() { "no version to load".to_owned() } else { reasons.join("; ") };
             return failed(reason, failures);
         }
-        // A newest version that is broken must not take the place of one that works, with an older one as the newest.
+        // If the newest version is broken, the versions in service stay: an older version must not
+        // become the newest in service.
         if let Some((newest, reason)) = failures.last_key_value()
             && versions.last_key_value().is_none_or(|(v, _)| v < newest)
             && self.serving.get(name).is_some()
@@ -425,7 +438,7 @@ impl Registry {
 
     fn after_failure(&self, entry: &ModelEntry, name: &str, failure: &LoadFailure) {
         match self.serving.get(name) {
-            // What served before goes on.
+            // The versions in service go on.
             Some(served) => {
                 entry.settle(&served, &failure.versions);
                 tracing::warn!(model = %name, versions = ?served.versions.keys(), "goes on serving as before");
@@ -448,7 +461,7 @@ impl Registry {
             return Err(ServiceError::NotFound(unknown_model(name, &names)));
         };
         let _busy = entry.busy.lock().await;
-        // First, so that whoever does not find the model finds the reason.
+        // The reason is set first: a request that does not find the model then finds the reason.
         if let Some(served) = self.serving.get(name) {
             entry.set_all(served.versions.keys().copied(), VersionState::Unloading, "");
         }
@@ -470,7 +483,8 @@ impl Registry {
         )))
     }
 
-    /// Waits for the last requests of what is out of service, and lets it go. Says whether nothing of it runs any more.
+    /// Waits for the last requests of a model out of service, and lets it go. Returns whether all
+    /// its runs have ended.
     async fn retire(&self, name: &str, before: Option<Arc<ServedModel>>, now: Option<&ServedModel>) -> bool {
         let Some(before) = before else { return true };
         let has_ended = self.serving.retire(&before).await;
@@ -482,7 +496,7 @@ impl Registry {
         has_ended
     }
 
-    /// Looks at the folder and follows what changed since `seen`; gives what it saw.
+    /// Looks at the folder and applies the changes since `seen`. Returns the present fingerprints.
     pub async fn follow(
         &self,
         seen: BTreeMap<String, Fingerprint>,
@@ -491,7 +505,7 @@ impl Registry {
         let now = match self.fingerprints() {
             Ok(now) => now,
             Err(error) => {
-                // What cannot be looked at is not gone.
+                // An unreadable folder does not mean that its models are gone.
                 tracing::error!(%error, "everything stays as it is");
                 return seen;
             }
@@ -511,7 +525,7 @@ impl Registry {
         now
     }
 
-    /// What the models' folders look like now.
+    /// Fingerprints of the models' folders, as they are now.
     ///
     /// # Errors
     /// `Internal` if the repository cannot be read.
@@ -519,7 +533,9 @@ impl Registry {
         Ok(self.names()?.into_iter().map(|name| (name.clone(), self.repository.fingerprint(&name))).collect())
     }
 
-    /// The models that others may have it load and unload, by name with the bytes of their files: those of its repositories, if it was started for that.
+    /// The models that a cluster's scheduler may have the server load and unload, with the bytes of
+    /// their files. These are all of its repositories, if the server was started in the explicit
+    /// mode.
     pub fn loadable(&self) -> Vec<(String, u64)> {
         if !matches!(self.options.model_control, ModelControl::Explicit { .. }) {
             return Vec::new();
@@ -538,7 +554,8 @@ impl Registry {
         self.repository.names().map_err(|error| ServiceError::Internal(error.to_string()))
     }
 
-    /// Takes a sample of the counters for the autoscale advice. The caller does so once a second while the server is awake, and before it reads the advice.
+    /// Takes a sample of the counters for the autoscale advice. The caller does so once a second
+    /// while the server is awake, and before it reads the advice.
     pub fn watch_load(&self) {
         if let Some(watch) = &self.autoscale {
             let Totals { good, bad, busy } = self.metrics.totals();
@@ -556,7 +573,7 @@ impl Registry {
         self.serving.all().iter().flat_map(of_model).collect()
     }
 
-    /// Writes out what there is of the decision log, and ends it; at the end.
+    /// Writes the rest of the decision log, and ends it. Called at the end of the server.
     pub fn close_decision_log(&self) {
         self.driver.close_log();
     }
@@ -583,7 +600,7 @@ impl Registry {
     }
 }
 
-/// Whether this is still the version that was loaded so.
+/// Whether the version is still the one that was loaded with `auto`.
 fn is_same(version: &LoadedVersion, auto: &AutoModel) -> bool {
     version.auto.as_ref().is_some_and(|own| own.generation == auto.generation)
 }

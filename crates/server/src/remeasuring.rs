@@ -5,18 +5,19 @@ use std::collections::BTreeMap;
 /// Between two tries of a model the machine is idle for at most 2^6 spells.
 const LONGEST: u32 = 6;
 
-/// The order in which models are measured again. Each model has its turn in the first idle spell. Where the machine turns out to be busy again, the next
-/// turns come 2, 4, 8, ... idle spells later, 64 at most.
+/// The order in which models are measured again. Each model has its turn in the first idle spell.
+/// If the machine turns out to be busy again, the next turns come 2, 4, 8, ... idle spells later,
+/// 64 at most.
 #[derive(Debug, Default)]
 pub struct Remeasuring {
     /// Idle spells so far.
     spells: u64,
-    /// By model: how often it was tried, and in which spell it is tried again.
+    /// By model: how often it was tried, and the spell of its next try.
     tried: BTreeMap<String, (u32, u64)>,
 }
 
 impl Remeasuring {
-    /// Takes note that an idle spell is over. Gives the model to measure again, one of `unsettled`.
+    /// Notes that an idle spell is over. Returns the model to measure again, one of `unsettled`.
     pub fn next(&mut self, unsettled: &[String]) -> Option<String> {
         self.spells += 1;
         // A model that was measured meanwhile begins anew, should it become unsettled once more.

@@ -1,4 +1,4 @@
-//! The way of an answer from whoever has it to the request that waits for it.
+//! The way of an answer to the request that waits for it.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -13,9 +13,10 @@ use crate::error::ServiceError;
 pub type Answer = Result<Outputs, ServiceError>;
 
 thread_local! {
-    /// How answers come to the requests of this thread, if it is one of an event loop that takes them together.
+    /// The channel for answers to the requests of this thread, if its event loop takes them
+    /// together.
     static WAY: RefCell<Option<Way>> = const { RefCell::new(None) };
-    /// What this thread has answered and not yet sent, where it sends answers together.
+    /// The answers of this thread that are not sent yet, while it sends answers together.
     static OUTBOX: RefCell<Option<Vec<(Way, Parcel)>>> = const { RefCell::new(None) };
 }
 
@@ -24,20 +25,22 @@ pub type Parcel = SmallVec<[Delivery; 1]>;
 
 type Way = mpsc::UnboundedSender<Parcel>;
 
-/// Where the answer of a request goes. An event loop is woken once for all answers of a batch, not for each.
+/// The destination of a request's answer. An event loop is woken once for all answers of a batch,
+/// not for each.
 pub struct Reply {
     to: To,
     way: Option<Way>,
 }
 
 enum To {
-    /// A request of this process waits for it.
+    /// A request of this process waits for the answer.
     Client(oneshot::Sender<Answer>),
-    /// It is kept, with the place of the request in its batch, until the batch is done.
+    /// The answer is kept, with the place of the request in its batch, until the batch is done.
     Batch(Arc<Gathered>, usize),
 }
 
-/// The answers to the requests of a batch, each with its place in it, in the order in which they came.
+/// The answers to the requests of a batch, each with its place in it, in the order in which they
+/// came.
 pub type Gathered = Mutex<Vec<(usize, Answer)>>;
 
 pub struct Delivery {
@@ -46,13 +49,14 @@ pub struct Delivery {
 }
 
 impl Reply {
-    /// For a request of the calling thread, which waits for its answer there.
+    /// Makes the reply for a request of the calling thread, which waits for its answer on that
+    /// thread.
     pub fn channel() -> (Self, oneshot::Receiver<Answer>) {
         let (to, answer) = oneshot::channel();
         (Reply { to: To::Client(to), way: WAY.with_borrow(Clone::clone) }, answer)
     }
 
-    /// For the request at this place of a batch.
+    /// Makes the reply for the request at this place of a batch.
     pub fn gathered(answers: Arc<Gathered>, place: usize) -> Self {
         Reply { to: To::Batch(answers, place), way: None }
     }
@@ -64,7 +68,7 @@ impl Reply {
         }
     }
 
-    /// Answers the request. A client that has gone has nobody to tell.
+    /// Answers the request. The answer is dropped if the client has gone.
     pub fn send(self, answer: Answer) {
         let delivery = Delivery { to: self.to, answer };
         let elsewhere = |way: &Way| WAY.with_borrow(|mine| !mine.as_ref().is_some_and(|mine| mine.same_channel(way)));
@@ -77,12 +81,12 @@ impl Reply {
             }
             None
         });
-        // An event loop that has ended has no request that waits, and the answer is dropped there as here.
+        // If the event loop has ended, no request waits, and the answer is dropped.
         sent.into_iter().for_each(|(way, delivery)| drop(way.send(smallvec![delivery])));
     }
 }
 
-/// Sends what is in the outbox, also where a panic ends the answering.
+/// Sends the answers in the outbox, also if a panic ends the answering.
 struct Outbox;
 
 impl Drop for Outbox {
@@ -92,10 +96,12 @@ impl Drop for Outbox {
     }
 }
 
-/// Answers requests by `answer`, and sends the answers when all are there: an event loop that sleeps would else wake for the first, often in place of this thread, and for
-/// each of the others again.
+/// Answers requests by `answer`, and sends all answers at its end. Otherwise a sleeping event loop
+/// would wake for the first answer, often in place of this thread, and again for each of the
+/// others.
 pub fn together<T>(answer: impl FnOnce() -> T) -> T {
-    // In the middle of answering, as where the last request of a version lets go of it, there is one: what is in it is sent with the rest.
+    // Nested calls occur, as when the last request of a version drops the version. The outer call
+    // sends the answers of both.
     let is_first = OUTBOX.with_borrow(Option::is_none);
     if is_first {
         OUTBOX.set(Some(Vec::new()));
@@ -108,7 +114,7 @@ impl Delivery {
     /// Hands the answer over.
     pub fn deliver(self) {
         match self.to {
-            // A client that has gone has nobody to tell.
+            // The client may have gone.
             To::Client(to) => drop(to.send(self.answer)),
             To::Batch(answers, place) => answers.lock().push((place, self.answer)),
         }

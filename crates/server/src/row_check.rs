@@ -1,8 +1,10 @@
-//! Whether a model answers a request alike alone and beside others: tried at load, where the graph does not say.
+//! Whether a request gets the same answer alone and beside others: tried at load, if the graph does
+//! not tell.
 //!
-//! Example: requests `a` and `b` run alone, then as the batches `[a, b]`, `[b, a]`, `[a, 0]` and `[a, b, c, 0]`.
-//! The values of `b` are thirty times as large as those of `a`. A scale that the model computes over the whole batch
-//! then changes the answer to `a`. Draws prove nothing: the server goes on looking in service.
+//! Example: requests `a` and `b` run alone, then as the batches `[a, b]`, `[b, a]`, `[a, 0]` and
+//! `[a, b, c, 0]`. The values of `b` are thirty times as large as the values of `a`. A scale that
+//! the model computes over the whole batch then changes the answer to `a`. Draws prove nothing: the
+//! server goes on looking in service.
 
 use downbeat_core::tensor::DataType;
 use downbeat_engine::{Fill, State};
@@ -13,16 +15,17 @@ use crate::batch_codec::{Admitted, BatchCodec, Outputs, PROFILED_LENGTH};
 use crate::difference::difference;
 use crate::warm_up::LENGTHS;
 
-/// A model must pass the first number of draws. The check goes on to the second number while there is time.
+/// A model must pass the first number of draws. The check goes on to the second number while there
+/// is time.
 const DRAWS: [u64; 2] = [2, 4];
-/// The factor between the values of a request and those of its neighbour.
+/// The factor between the values of a request and of its neighbour.
 const SCALE: f64 = 30.0;
 /// The largest batch that is tried, items.
 const LARGEST: u32 = 8;
 /// Integers of a wide range, for models that take them.
 const WIDE: Fill = Fill::Random { least: 1, most: 99, seed: 1 };
 
-/// Why a check that had no time says nothing.
+/// The reason of a check without a verdict, for lack of time.
 pub const NO_TIME: &str = "the check takes longer than --profiling-budget; it is made when the machine is idle";
 
 /// Runs a model to see whether requests may share a batch.
@@ -31,7 +34,7 @@ pub struct RowCheck<'a> {
     pub codec: &'a BatchCodec,
     /// The contents of made-up requests that the model answers.
     pub fill: Fill,
-    /// The requests of its `model_warmup`; none: requests of our own making are tried.
+    /// The requests of its `model_warmup`; none: made-up requests are tried.
     pub samples: Vec<Admitted>,
     /// Runs a batch.
     pub run: &'a mut dyn FnMut(State) -> Result<State, String>,
@@ -39,7 +42,7 @@ pub struct RowCheck<'a> {
     pub is_time: &'a dyn Fn() -> bool,
     /// Whether the check must end: then nothing is known.
     pub is_over: &'a dyn Fn() -> bool,
-    /// Batches whose answers were compared with those of their requests alone; 0 at first.
+    /// Batches whose answers were compared with the answers of lone requests; 0 at first.
     pub compared: u32,
 }
 
@@ -153,7 +156,8 @@ impl RowCheck<'_> {
         }
     }
 
-    /// How an answer in a batch of this shape differs from the answer alone; `None`: it does not.
+    /// The difference between an answer in a batch of this shape and the answer alone; `None`: they
+    /// are equal.
     fn differs(&mut self, draw: &Draw, shape: Shape) -> Result<Option<String>, Stop> {
         if (self.is_over)() {
             return Err(Stop::Unknown(NO_TIME.to_owned()));
@@ -168,7 +172,7 @@ impl RowCheck<'_> {
         if members.len() < 2 || rows > self.codec.max_batch.min(LARGEST.max(2)) {
             return Ok(None);
         }
-        // A request that the model cannot answer alone says nothing about batches.
+        // If the model cannot answer a request alone, its batches prove nothing.
         let Ok(alone) = members.iter().map(|member| self.answers(&[member])).collect::<Result<Vec<_>, _>>() else {
             return Ok(None);
         };
@@ -224,7 +228,7 @@ impl Shape {
     }
 }
 
-/// The fill with another seed, where it draws at random.
+/// The fill with another seed, if it is random.
 fn seeded(fill: Fill, seed: u64) -> Fill {
     match fill {
         Fill::Random { least, most, .. } => Fill::Random { least, most, seed },

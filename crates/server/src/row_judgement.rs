@@ -12,13 +12,14 @@ pub struct RowJudgement {
     pub verdict: RowVerdict,
     /// The key that a check's verdict is stored under; `None`: the verdict rests on no check.
     pub key: Option<String>,
-    /// The largest batch that the user's configuration asks for, whatever the verdict; `None`: the server decides.
+    /// The largest batch that the user's configuration asks for, under any verdict; `None`: the
+    /// server decides.
     pub asked: Option<u32>,
 }
 
 impl RowJudgement {
-    /// Whether the server should look at answers of shared batches. The value says whether a wrong answer ends the
-    /// sharing.
+    /// Whether the server should look at answers of shared batches. The value says whether a wrong
+    /// answer ends the sharing.
     ///
     /// A proof needs no look. The log has named a mixed model that the user batches all the same.
     pub fn watch(&self) -> Option<bool> {

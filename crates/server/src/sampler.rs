@@ -1,4 +1,4 @@
-//! Runs the same again and again and times it: one case after another, in the time that there is for all.
+//! Runs and times the same work again and again: one case after another, within a time for all.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,18 +9,20 @@ use parking_lot::RwLock;
 use crate::batch_codec::{Admitted, BatchCodec, LARGEST_TRIAL};
 use crate::clock::Clock;
 
-/// The runs of a size that engines do more in than run: in the first one they allocate and plan, and on a GPU the second one may be tried as a graph.
+/// The first runs of a size, which engines do more in than run. In the first one they allocate and
+/// plan; on a GPU the second one may be tried as a graph.
 const WARM_UP: usize = 2;
 
-/// Who is told how measuring goes on, and may end it early.
+/// Hears how measuring goes on, and may end it early.
 pub trait Watch<M>: Sync {
-    /// This part (0 to 1) of the time is over; whether to go on. What was not measured by then is left out.
+    /// Hears that this part (0 to 1) of the time is over, and returns whether to go on. Cases that
+    /// were not measured by then are left out.
     fn goes_on(&self, _fraction: f64) -> bool {
         true
     }
 
-    /// Whether to run a case of this `expected` time, with this time `left` for all cases. A case that is left out ends the
-    /// measuring.
+    /// Whether to run a case of this `expected` time, with this time `left` for all cases. A case
+    /// that is left out ends the measuring.
     fn fits(&self, _expected: Duration, _left: Duration) -> bool {
         true
     }
@@ -37,11 +39,11 @@ impl<M, F: FnMut(&M, f64) + Sync> Watch<M> for F {
     }
 }
 
-/// Measures `cases` in their order, in about `budget` for all: each has an equal part of what the ones before it have left. Gives those that were
-/// measured, which are all if nobody ends it early.
+/// Measures `cases` in their order, in about `budget` for all. Each has an equal part of the time
+/// that is left. Returns the measured cases, which are all unless the watch ends it early.
 ///
 /// # Errors
-/// What `measure` says.
+/// The error of `measure`.
 pub fn each<C, M, E>(
     clock: Clock,
     budget: Duration,
@@ -101,7 +103,8 @@ impl Turn<'_> {
         self.is_cut_short.store(true, Ordering::Relaxed);
     }
 
-    /// Whether there is to be one more run than `done`: there are at least `least`, and at most `most`, however much time there is.
+    /// Whether one more run than `done` is due. At least `least` and at most `most` runs are, under
+    /// any time.
     pub fn wants(&self, done: usize, [least, most]: [usize; 2]) -> bool {
         if !(self.goes_on)() {
             self.is_cut_short.fetch_or(done < least.max(WARM_UP + 1), Ordering::Relaxed);
@@ -110,10 +113,11 @@ impl Turn<'_> {
         done < least || done < most && self.clock.now() < self.until
     }
 
-    /// What `run` gives, at least and at most so many times, and the runs to warm up before them; `least` of 0: that may be all that there is time for. See `settled`.
+    /// The results of `run`, at least `least` and at most `most`, after the runs to warm up. With a
+    /// `least` of 0 there may be time for the first runs alone: see `settled`.
     ///
     /// # Errors
-    /// What it says.
+    /// The error of `run`.
     pub fn runs<T: Ord, E>(
         &self,
         [least, most]: [usize; 2],
@@ -127,10 +131,11 @@ impl Turn<'_> {
         Ok(settled(runs))
     }
 
-    /// Runs a case again that is warm: at least and at most so many times. Gives the results of `run`.
+    /// Runs a warm case again, with a least and a most number of runs. Returns the results of
+    /// `run`.
     ///
     /// # Errors
-    /// What it says.
+    /// The error of `run`.
     pub fn again<T, E>(&self, bounds: [usize; 2], mut run: impl FnMut() -> Result<T, E>) -> Result<Vec<T>, E> {
         let mut runs = Vec::new();
         while self.wants(runs.len(), bounds) {
@@ -139,11 +144,12 @@ impl Turn<'_> {
         Ok(runs)
     }
 
-    /// What two give that are run in turns, so that both meet whatever else the machine does: at least and at most so many times each. `few`: for so many
-    /// there may be twice the time.
+    /// The results of two functions that run in turns, so that both meet the same other load of the
+    /// machine. Each runs at least `least` and at most `most` times. The first `few` turns may take
+    /// twice the time.
     ///
     /// # Errors
-    /// What they say.
+    /// The error of either.
     pub fn in_turns<T, E>(
         &self,
         [least, few, most]: [usize; 3],
@@ -160,7 +166,8 @@ impl Turn<'_> {
     }
 }
 
-/// Runs in their order, without those to warm up; where there was no time for more, the shortest of them: one that took this long has little to gain from a warm-up.
+/// Runs in their order, without the ones to warm up. If there was no time for more, the shortest of
+/// them: a run that takes this long gains little from a warm-up.
 fn settled<T: Ord>(mut runs: Vec<T>) -> Vec<T> {
     if runs.len() > WARM_UP {
         runs.drain(..WARM_UP);
@@ -169,7 +176,8 @@ fn settled<T: Ord>(mut runs: Vec<T>) -> Vec<T> {
     runs.into_iter().min().into_iter().collect()
 }
 
-/// Does all at the same time, each on a thread of its own: they begin when there is a thread for each.
+/// Does all at the same time, each on a thread of its own: they begin when there is a thread for
+/// each.
 ///
 /// # Errors
 /// If there is none, or one of them fails.
@@ -205,27 +213,28 @@ pub struct Subject<'a> {
     pub codec: &'a BatchCodec,
     /// The length of dimensions that vary.
     pub varying: i64,
-    /// What times it.
+    /// The clock that times the runs.
     pub clock: Clock,
 }
 
-/// One run of all segments. The shorter one is less.
+/// A run of all segments. Of two runs the shorter one is less.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TimedRun {
     /// From joining the requests to separating the outputs, by the host's clock.
     pub host: Duration,
-    /// Of that, what joining the requests took.
+    /// The part of that time in which the requests were joined.
     pub joining: Duration,
-    /// What each segment took: by the device's clock where it has one, by the host's otherwise.
+    /// The time of each segment, by the device's clock if it has one, by the host's otherwise.
     pub segments: Vec<Duration>,
-    /// What each took by the host's clock.
+    /// The time of each segment by the host's clock.
     pub segments_on_host: Vec<Duration>,
     /// Whether the segments are by the device's clock.
     pub by_device: bool,
 }
 
 impl TimedRun {
-    /// What all segments took one after another, what the host did between them left out where the device has a clock.
+    /// The sum of all segments' times. If the device has a clock, the host's work between them is
+    /// left out.
     pub fn total(&self) -> Duration {
         if !self.by_device && self.segments.len() == 1 {
             return self.host;
@@ -235,8 +244,9 @@ impl TimedRun {
 }
 
 impl Subject<'_> {
-    /// Runs a batch of copies of `item`, of one row each, all segments at once, from joining the requests to separating the outputs: that is the most there is to join and to
-    /// separate. Gives how long it took.
+    /// Times a batch of copies of `item`, of one row each, from joining the requests to separating
+    /// the outputs. All segments run at once. Single rows are the most there can be to join and to
+    /// separate.
     pub(crate) fn run(&self, lane: &mut dyn Lane, item: &Admitted, batch: usize) -> Result<Duration, RunError> {
         Ok(self.run_in_steps(self.model.segments(), lane, item, batch)?.host)
     }
@@ -274,23 +284,23 @@ impl Subject<'_> {
         Ok(TimedRun { host: self.clock.now().since(begin), joining, segments, segments_on_host, by_device })
     }
 
-    /// The largest batch that is timed. Larger ones are taken to go on as the measured ones.
+    /// The largest batch that is timed. Larger ones are extrapolated from the measured ones.
     pub(crate) fn largest(&self) -> usize {
         LARGEST_TRIAL / self.codec.item_bytes(self.varying).unwrap_or(usize::MAX).max(1)
     }
 
-    /// Those of these batch sizes that are timed.
+    /// The batch sizes among these that are timed.
     pub(crate) fn timed(&self, sizes: &[u32]) -> Vec<u32> {
         let largest = self.largest();
         sizes.iter().copied().filter(|size| *size as usize <= largest).collect()
     }
 
-    /// A lane to time it on.
+    /// A lane on which the model is timed.
     pub(crate) fn lane_at(&self, place: Place) -> Result<Box<dyn Lane>, RunError> {
         self.model.lane_at(place).map_err(|error| RunError::new("profiler", error.to_string()))
     }
 
-    /// What batches are made of.
+    /// The item that batches consist of.
     pub(crate) fn item(&self) -> Result<Admitted, RunError> {
         self.codec.trial(self.varying).map_err(|reason| RunError::new("batch codec", reason))
     }
@@ -302,7 +312,7 @@ mod tests {
 
     use std::sync::atomic::AtomicUsize;
 
-    /// Ends it after so many looks.
+    /// Ends the measuring after this many looks.
     struct Ends(AtomicUsize);
 
     impl Watch<u32> for Ends {
@@ -312,7 +322,8 @@ mod tests {
         }
     }
 
-    /// The runs of each of three cases, where there is no time for more than there have to be, and it is ended after so many looks.
+    /// The runs of each of three cases, without time for more than the least number. The measuring
+    /// ends after `looks` looks.
     fn runs_of_cases(looks: usize) -> Vec<u32> {
         let mut watch = Ends(AtomicUsize::new(looks));
         let measured = each(Clock::start(), Duration::ZERO, [0, 1, 2], &mut watch, |_, turn| {

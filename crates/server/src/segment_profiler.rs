@@ -1,4 +1,5 @@
-//! Measures what each segment of a model takes, by items and by what requests are padded to, and remembers it for the next start.
+//! Measures the time of each segment of a model, by items and by padded length, and stores it for
+//! the next start.
 
 use downbeat_core::device::SegmentProfile;
 use downbeat_core::{Duration, LatencyProfile, ProfilePoint, median};
@@ -11,32 +12,32 @@ use crate::profiler::few_sizes;
 use crate::sampler::{Subject, TimedRun, Watch};
 use crate::sized_cases::{CaseSize, SizedCases};
 
-/// What requests are padded to while a model is measured, as far as it takes them.
+/// The padded lengths that a model is measured with, as far as it takes them.
 const LENGTHS: [u32; 6] = [8, 32, 64, 128, 256, 512];
-/// Most runs that are timed for one batch size; one has to be enough where there is no time.
+/// Most runs that are timed for one batch size; one run suffices if time is short.
 const RUNS: [usize; 2] = [0, 50];
 
-/// A model whose segments are to be timed.
+/// A model whose segments are timed.
 pub struct SegmentSubject<'a> {
     pub subject: Subject<'a>,
     /// How requests are padded, if they vary.
     pub padding: Option<&'a Padding>,
-    /// About how long it may take in all.
+    /// The time for all measurements, roughly.
     pub budget: Duration,
 }
 
-/// What was found out about a model's segments on this machine.
+/// Measurements of a model's segments on this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StoredSegments {
     lengths: Vec<u32>,
-    /// By segment, length, and the batch sizes that were timed.
+    /// By segment, length, and batch size.
     segments: Vec<Vec<Vec<SegmentPoint>>>,
-    /// Whether the machine did little else meanwhile. What was measured beside others is measured again.
+    /// Whether the machine did little else meanwhile. Measurements beside other work are repeated.
     #[serde(default)]
     settled: bool,
 }
 
-/// What a segment took with one batch size.
+/// The time of a segment with one batch size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SegmentPoint {
     rows: u32,
@@ -46,14 +47,16 @@ pub struct SegmentPoint {
 }
 
 impl SegmentSubject<'_> {
-    /// The profile, as it was stored under `key`; `None` too if it was measured while the machine had other things to do.
+    /// The profile, as it was stored under `key`; `None` too if it was measured while the machine
+    /// had other things to do.
     pub fn stored(&self, store: &ProfileStore, key: &str) -> Option<SegmentProfile> {
         let stored = store.get::<StoredSegments>(&self.own_key(key)).filter(|stored| stored.settled)?;
         self.checked(&stored)
     }
 
-    /// The profile, measured, and stored under `key`; `None` if the model cannot run it, or there is no time to measure it. `timed` times something,
-    /// and says whether the machine had nothing else to do meanwhile.
+    /// The profile, measured, and stored under `key`; `None` if the model cannot run it, or there
+    /// is no time. `timed` times something, and reports whether the machine was otherwise idle
+    /// meanwhile.
     pub fn measured(
         &self,
         lane: &mut dyn Lane,
@@ -77,7 +80,7 @@ impl SegmentSubject<'_> {
         format!("{key}-s{}-{:08x}-l{most}", self.subject.model.segments(), self.cuts())
     }
 
-    /// What tells one cut of a model from another into as many segments.
+    /// A hash of the cut: other cuts into as many segments differ in it.
     fn cuts(&self) -> u32 {
         let mut hasher = crc32fast::Hasher::new();
         for segment in self.subject.model.segment_info() {
@@ -118,7 +121,7 @@ impl SegmentSubject<'_> {
             if !stored.lengths.is_empty() && !watch.fits(share, left) {
                 break;
             }
-            // Longer than the model takes: what it would take is drawn from the others.
+            // The model does not take this length: its time is extrapolated from shorter ones.
             let Some(by_segment) = self.measure_length(lane, length, share.min(left), watch) else { break };
             stored.lengths.push(length);
             for (all, points) in stored.segments.iter_mut().zip(by_segment) {
@@ -139,7 +142,7 @@ impl SegmentSubject<'_> {
         let subject = Subject { varying: i64::from(length.max(1)), ..self.subject };
         let sizes = subject.timed(&few_sizes(subject.codec.max_batch));
         let item = subject.item().ok()?;
-        // The first segment has what it takes to join the requests, too.
+        // The first segment's time includes joining the requests.
         let taken = |run: &TimedRun, segment: usize| {
             let joining = if segment == 0 { run.joining } else { Duration::ZERO };
             Some((*run.segments_on_host.get(segment)? + joining).as_nanos())

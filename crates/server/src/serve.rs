@@ -26,33 +26,36 @@ use crate::roles::BackendProcess;
 use crate::service::{LoadOverrides, Service};
 use crate::trouble::{self, TroubleWatch};
 
-/// How long loads have to end once a server has stopped, so that they leave no files behind.
+/// How long loads may take to end once a server has stopped, so that they leave no files behind.
 const LOADS_END_WITHIN: Duration = Duration::from_millis(1_000);
-/// Most threads that accept connections and do what is no inference. Requests are on the frontends' threads, models run on
-/// lanes.
+/// Most threads that accept connections and do other work than inference. Requests are on the
+/// frontends' threads, models run on lanes.
 const MOST_SERVER_THREADS: usize = 4;
-/// How often it is looked whether the server is live, where it ends otherwise.
+/// How often the server checks that it is live, if it ends otherwise.
 const LOOKS_LIVE_EVERY: Duration = Duration::from_millis(200);
-/// How long the disk has to take what is left of the decision log.
+/// How long the disk may take for the rest of the decision log.
 const LOG_ENDS_WITHIN: Duration = Duration::from_millis(2_000);
 
-/// Serves until SIGTERM, SIGHUP, SIGQUIT or SIGINT, then drains. The option `exit_when_not_live` ends the service too.
+/// Serves until SIGTERM, SIGHUP, SIGQUIT or SIGINT, then drains. The option `exit_when_not_live`
+/// ends the service too.
 ///
 /// # Errors
-/// If the options cannot be followed (no such repository, a port in use, no such engine), before anything is served.
+/// If the options cannot be followed (no such repository, a port in use, no such engine), before
+/// anything is served.
 pub fn serve(options: ServerOptions) -> anyhow::Result<()> {
     start(options, |options| run(options, false))
 }
 
-/// Runs the models of its repositories for a cluster whose schedulers the options name, and otherwise as [`serve`].
+/// Runs the models of its repositories for a cluster whose schedulers the options name, and
+/// otherwise as [`serve`].
 ///
 /// # Errors
-/// As [`serve`].
+/// The errors of [`serve`].
 pub fn serve_backend(options: ServerOptions) -> anyhow::Result<()> {
     start(options, |options| run(options, true))
 }
 
-/// Does what every process does that is started: says what there is to say, and runs.
+/// The common start of every process: logs its notices, and runs.
 pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
     options: ServerOptions,
     run: impl FnOnce(ServerOptions) -> R,
@@ -76,12 +79,13 @@ pub(crate) fn start<R: Future<Output = anyhow::Result<()>>>(
 /// Why the server ends.
 struct End {
     outcome: anyhow::Result<()>,
-    /// How long it goes on accepting.
+    /// How long the server goes on accepting.
     grace: Duration,
     is_live: bool,
 }
 
-/// Ends the process itself where something goes on that would have to be waited for.
+/// Runs the server. Ends the process itself if a run or load still goes on at the end, as returning
+/// would wait for it.
 async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     let options = Arc::new(options);
     // The ports first: a port in use should be said at once, not after the models are loaded.
@@ -113,7 +117,8 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     if stop(&options, &registry, &stage, frontends, &mut signals, grace).await && is_live {
         return outcome;
     }
-    // What an engine is in the middle of cannot be waited for any longer, nor may what it stands on be pulled away.
+    // The time to wait for the engine is over, and the engine's memory must not be freed under a
+    // running call.
     if let Err(error) = &outcome {
         tracing::error!("{error:#}");
     }
@@ -122,17 +127,18 @@ async fn run(options: ServerOptions, in_cluster: bool) -> anyhow::Result<()> {
     downbeat_engine::process::end(u8::from(outcome.is_err()))
 }
 
-/// Loads the models, and waits for a signal, or for what else ends the server.
+/// Loads the models, and waits for a signal, or for another reason to end.
 async fn until_stopped(
     options: &Arc<ServerOptions>,
     registry: &Registry,
     signals: &mut Signals,
 ) -> anyhow::Result<End> {
-    // Looked at before loading, so that what changes meanwhile is seen afterwards.
+    // Fingerprints are read before loading, so that a later change is noticed.
     let seen = registry.fingerprints()?;
     let mut loading = tokio::spawn(load_at_start(registry.clone(), options.clone()));
     let (mut follower, mut loaded) = (None, false);
-    // Nobody sends to a server that was never ready, and a person at a terminal does not want to wait.
+    // A server that was never ready has no clients, and a person at a terminal does not want to
+    // wait.
     let at_once = |outcome| End { outcome, grace: Duration::ZERO, is_live: true };
     let end = loop {
         tokio::select! {
@@ -166,7 +172,7 @@ async fn until_stopped(
     Ok(end)
 }
 
-/// Has the server drain and end; says whether nothing of it goes on.
+/// Drains and ends the server. Returns whether all its work has ended.
 async fn stop(
     options: &ServerOptions,
     registry: &Registry,
@@ -191,11 +197,12 @@ async fn stop(
     } else {
         tracing::warn!("stopped with requests unfinished");
     }
-    // Nor does anybody know what a driver that has lost its GPU does when things are given back to it.
+    // A driver that has lost its GPU may hang when memory is given back, so a server that is not
+    // live ends without it.
     is_idle && closed && loads_ended && !registry.watchdog().is_busy()
 }
 
-/// Waits until only a new process helps; says why.
+/// Waits until only a new process helps. Returns the reason.
 async fn not_live(registry: &Registry) -> String {
     let mut awake = registry.watchdog().activity().awake();
     loop {
@@ -206,7 +213,7 @@ async fn not_live(registry: &Registry) -> String {
     }
 }
 
-/// Waits a moment for loads, which were told to end; says whether they have.
+/// Waits a moment for loads that were told to end. Returns whether they have.
 async fn loads_end(registry: &Registry) -> bool {
     let ended = async {
         while registry.watchdog().end_loads() {
@@ -216,7 +223,7 @@ async fn loads_end(registry: &Registry) -> bool {
     tokio::time::timeout(LOADS_END_WITHIN, ended).await.is_ok()
 }
 
-/// Loads what is to be served, some models side by side, each with a progress bar on a terminal.
+/// Loads the models to serve, some side by side, each with a progress bar on a terminal.
 async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyhow::Result<()> {
     let names = registry.wanted_at_start();
     let bars = logging::bars();
@@ -231,7 +238,7 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
             result.err().map(|_| name)
         }
     };
-    // The registry lets so many large ones and so many small ones be loaded side by side.
+    // The registry limits how many large and how many small models load side by side.
     let side_by_side = 2 * options.load_threads.clamp(1, MOST_LOAD_THREADS);
     let by_size = registry.wanted_by_size();
     let loads = futures_util::stream::iter(by_size).map(load).buffer_unordered(side_by_side);
@@ -265,14 +272,14 @@ async fn load_at_start(registry: Registry, options: Arc<ServerOptions>) -> anyho
     Ok(())
 }
 
-/// So long a machine is idle before it is used to measure a model again.
+/// A machine must be idle for this long before a model is measured again.
 const IDLE: std::time::Duration = std::time::Duration::from_secs(30);
-/// How often it is looked whether a policy is to change.
+/// How often the server checks whether a policy must change.
 const LOOK_EVERY: std::time::Duration = std::time::Duration::from_secs(1);
-/// How often it is looked whether models have come to devices that are divided among them.
+/// How often the server checks whether models have come to shared devices.
 const DIVIDES_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
 
-/// What there is to say about models without an SLO.
+/// The notice about models without an SLO.
 fn without_slo(models: &[String]) -> Option<String> {
     const NAMED: usize = 8;
     let (first, rest) = models.split_at(models.len().min(NAMED));
@@ -294,7 +301,7 @@ async fn follow(registry: Registry, mut seen: BTreeMap<String, Fingerprint>, eve
     }
 }
 
-/// Gives memory back that nothing holds, each time that no model has run for a while.
+/// Gives free memory back, each time that no model has run for a while.
 async fn release_memory(mut awake: Awake) {
     while awake.wait_for(|awake| !*awake).await.is_ok() {
         memory::release();
@@ -314,7 +321,7 @@ async fn watch_load(registry: Registry) {
     }
 }
 
-/// Says which models are in trouble, once a minute and before the server rests, until the process ends.
+/// Logs the models in trouble, once a minute and before the server rests, until the process ends.
 async fn watch_trouble(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     let mut watch = TroubleWatch::default();
@@ -332,8 +339,8 @@ async fn watch_trouble(registry: Registry) {
     }
 }
 
-/// Loads models anew by the evidence of service, until the process ends. A model that mixes the rows of a batch gets no
-/// more batches. A model whose policy loses goes to another policy.
+/// Loads models anew by the evidence of service, until the process ends. A model that mixes the
+/// rows of a batch gets no more batches. A model whose policy loses goes to another policy.
 async fn change_policies(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     loop {
@@ -356,7 +363,8 @@ async fn divide_devices(registry: Registry) {
     }
 }
 
-/// Loads anew what was measured while the machine had other things to do, once it has had none for a while.
+/// Repeats measurements that were made on a busy machine, once the machine has been idle for a
+/// while.
 async fn measure_again(registry: Registry) {
     let mut awake = registry.watchdog().activity().awake();
     let mut remeasuring = Remeasuring::default();
@@ -372,7 +380,8 @@ async fn measure_again(registry: Registry) {
             }
         }
         if unsettled.is_empty() {
-            // Only a load can add a model to measure, and a load wakes the server. An error: the server ends.
+            // Only a load can add a model to measure, and a load wakes the server. An error: the
+            // server ends.
             let _ = awake.wait_for(|awake| *awake).await;
         }
     }

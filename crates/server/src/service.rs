@@ -1,4 +1,4 @@
-//! What a frontend needs of the server behind it.
+//! The service that a frontend needs of the server behind it.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,15 +16,15 @@ use crate::host::Timeline;
 use crate::policy_report::PolicyReport;
 use crate::roles::ClusterStatus;
 
-/// The server as its frontends see it. One implementation serves models; tests of the
+/// The server as its frontends see it. The production implementation serves models; tests of the
 /// frontends have their own.
 pub trait Service: Send + Sync + 'static {
-    /// What the server is called in its metadata.
+    /// The server's name in its metadata.
     fn name(&self) -> &str {
         crate::options::SERVER_NAME
     }
 
-    /// Whether the server can go on at all; false where only a new process can mend what is wrong.
+    /// Whether the server can go on at all; false if only a new process helps.
     fn is_live(&self) -> bool {
         true
     }
@@ -32,7 +32,8 @@ pub trait Service: Send + Sync + 'static {
     /// Whether every model that was asked for is ready, and the server does not drain.
     fn is_ready(&self) -> bool;
 
-    /// Whether the model (any version if `version` is empty) can answer now. False if there is no such model.
+    /// Whether the model (any version if `version` is empty) can answer now. False if there is no
+    /// such model.
     fn is_model_ready(&self, name: &str, version: &str) -> bool;
 
     /// Name, inputs and outputs of a model.
@@ -41,7 +42,8 @@ pub trait Service: Send + Sync + 'static {
     /// `NotFound`, `Unavailable`.
     fn model_metadata(&self, name: &str, version: &str) -> Result<ModelMetadata, ServiceError>;
 
-    /// Whether a request for the model would be looked at now: what is told before its body is asked for.
+    /// Checks that the server would take a request for the model now, before the frontend asks for
+    /// the body.
     ///
     /// # Errors
     /// `NotFound`, `Unavailable`.
@@ -49,7 +51,7 @@ pub trait Service: Send + Sync + 'static {
         self.model_metadata(name, version).map(|_| ())
     }
 
-    /// Checks names, datatypes, shapes and number of items of a request's inputs: what is told before data that is
+    /// Checks names, datatypes, shapes and number of items of a request's inputs, before data from
     /// elsewhere is copied.
     ///
     /// # Errors
@@ -79,24 +81,28 @@ pub trait Service: Send + Sync + 'static {
     /// Every model in the repository, loaded or not; only the ready ones if `ready_only`.
     fn repository_index(&self, ready_only: bool) -> Vec<ModelIndexEntry>;
 
-    /// Loads or reloads a model; the old version serves until the new one is warm. Answers when it is done.
+    /// Loads or reloads a model; the old version serves until the new one is warm. Answers when it
+    /// is done.
     ///
     /// # Errors
-    /// `NotFound`, `InvalidArgument` (the configuration or the file is wrong; what served before goes on serving).
+    /// `NotFound`, `InvalidArgument` (the configuration or the file is wrong; versions in service
+    /// go on).
     fn load(&self, name: &str, overrides: LoadOverrides) -> impl Future<Output = Result<(), ServiceError>> + Send;
 
-    /// Unloads a model after its queued requests are answered. Unloading a model that is not loaded is no error.
+    /// Unloads a model after its queued requests are answered. Unloading a model that is not loaded
+    /// is no error.
     ///
     /// # Errors
     /// `NotFound`.
     fn unload(&self, name: &str) -> impl Future<Output = Result<(), ServiceError>> + Send;
 
-    /// What devices are divided into, and which model is where; `None` if there are none.
+    /// The partitions of devices, and the models on each; `None` if there are no devices.
     fn devices(&self) -> Option<DevicesReport> {
         None
     }
 
-    /// Puts a model onto a partition of its devices, where it stays; `None`: back to where it was before. It goes on serving. Answers when it is there.
+    /// Puts a model onto a partition of its devices, where it stays; `None`: back to its earlier
+    /// partition. The model goes on serving. The call returns once the move is done.
     ///
     /// # Errors
     /// `NotFound`, `InvalidArgument`; `Unavailable` (it stays where it is).
@@ -123,31 +129,33 @@ pub trait Service: Send + Sync + 'static {
         None
     }
 
-    /// What the scheduler's queues do, and why; `None` if there is no scheduler.
+    /// The state of the scheduler's queues, with reasons; `None` if there is no scheduler.
     fn scheduler(&self) -> Option<SchedulerStatus> {
         None
     }
 
-    /// What it knows of its cluster; `None`: it is in none.
+    /// The server's view of its cluster; `None`: it is in no cluster.
     fn cluster(&self) -> Option<ClusterStatus> {
         None
     }
 
-    /// Has the models of its cluster be divided among sub-clusters anew.
+    /// Has the scheduler divide the models of its cluster among sub-clusters again.
     ///
     /// # Errors
-    /// If it is not the scheduler that does that.
+    /// If this process is not the leading scheduler.
     fn plan_cluster(&self) -> impl Future<Output = Result<(), ServiceError>> + Send {
         let reason = "models are divided by the scheduler of a cluster that leads; ask that one";
         std::future::ready(Err(ServiceError::NotFound(reason.to_owned())))
     }
 
-    /// What ran on the lanes of devices `last` long until now, at most `host::REMEMBERED`; `None` if there are none.
+    /// The launches on the lanes of devices in the time `last` until now, at most
+    /// `host::REMEMBERED`; `None` if there are no devices.
     fn timeline(&self, _last: std::time::Duration) -> Option<Timeline> {
         None
     }
 
-    /// The labels of an output's classes (`label_filename` in the configuration), in class order; empty if there are none.
+    /// The labels of an output's classes (`label_filename` in the configuration), in class order;
+    /// empty if there are none.
     fn labels(&self, name: &str, version: &str, output: &str) -> Vec<String>;
 }
 
@@ -158,13 +166,13 @@ pub struct ModelMetadata {
     pub name: String,
     /// Ready versions, ascending.
     pub versions: Vec<String>,
-    /// `onnxruntime_onnx`, or what the configuration says.
+    /// `onnxruntime_onnx`, or the configuration's platform.
     pub platform: String,
     /// Inputs and outputs; the batch dimension is -1.
     pub signature: Signature,
 }
 
-/// A line of the repository index. As JSON it is without what is empty, as Triton's.
+/// A line of the repository index. Its JSON leaves out empty fields, as Triton's does.
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct ModelIndexEntry {
     /// Model name.
@@ -180,12 +188,12 @@ pub struct ModelIndexEntry {
     pub reason: String,
 }
 
-/// What a load request carries besides the name.
+/// The contents of a load request besides the model's name.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOverrides {
     /// A model configuration (JSON) instead of the one in the repository.
     pub config: Option<String>,
-    /// Files (`1/model.onnx`) instead of those in the repository.
+    /// Files (`1/model.onnx`) in the place of the repository's.
     pub files: BTreeMap<String, Bytes>,
     /// Other parameters, for the warning that names them.
     pub parameters: Parameters,

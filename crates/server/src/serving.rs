@@ -36,10 +36,10 @@ pub use served_model::{InFlight, ServedModel, version_of};
 const MOST_SHAPES: usize = 1024;
 /// How long a model that is unloaded waits for runs that were told to end.
 const RUNS_END_WITHIN: Duration = Duration::from_millis(8_000);
-/// A shape that was not seen for so long gives its queue up to a new one.
+/// A shape that was unused for this long gives its queue up to a new shape.
 const SHAPE_FORGOTTEN_AFTER: Duration = Duration::from_millis(60_000);
 
-/// Answers inference requests with whatever models are in service.
+/// Answers inference requests with the models in service.
 pub struct Serving {
     options: Arc<ServerOptions>,
     driver: Arc<Driver>,
@@ -66,7 +66,8 @@ impl Serving {
 
     /// The model, if it is in service, for a request: it does not leave before the request is done.
     pub fn enter(&self, name: &str) -> Option<InFlight> {
-        // Counted under the lock: whoever takes the model out of service afterwards sees the count.
+        // The request is counted under the lock: taking the model out of service later sees the
+        // count.
         let models = self.models.read();
         let served = models.get(name)?.clone();
         served.in_flight.fetch_add(1, Ordering::AcqRel);
@@ -81,7 +82,7 @@ impl Serving {
         self.models.read().is_empty()
     }
 
-    /// Takes a model into service, in the place of what was served under its name; gives that back.
+    /// Puts a model into service, or takes it out. Returns the model that had the name before.
     pub fn replace(&self, name: &str, served: Option<Arc<ServedModel>>) -> Option<Arc<ServedModel>> {
         let mut models = self.models.write();
         match served {
@@ -90,8 +91,8 @@ impl Serving {
         }
     }
 
-    /// Waits until a model that is out of service has answered its requests, then gives up its queues and ends its runs, for which nobody waits any more. Says whether
-    /// they have ended.
+    /// Waits until a model out of service has answered its requests. Then gives up its queues and
+    /// ends its runs, as no client waits for them. Returns whether they have ended.
     pub async fn retire(&self, served: &ServedModel) -> bool {
         served.wait_idle().await;
         self.forget_queues(served.versions.values());
@@ -106,15 +107,15 @@ impl Serving {
         true
     }
 
-    /// Gives up the queues of versions that answer no request (any more).
+    /// Gives up the queues of versions that answer no more requests.
     pub fn forget_queues<'a>(&self, versions: impl Iterator<Item = &'a Arc<LoadedVersion>>) {
         for (_, queue) in versions.flat_map(|loaded| loaded.queues()) {
             self.driver.remove_queue(queue.place);
         }
     }
 
-    /// From now on the server and its models are not ready. Requests that still come are answered: who sent them had not
-    /// heard of it yet, and it is the frontends that end connections.
+    /// From now on the server and its models are not ready. Requests that still come are answered:
+    /// their clients do not know it yet, and the frontends end connections.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
@@ -131,7 +132,8 @@ impl Serving {
     /// The version that a request is for, if it is taken now.
     ///
     /// # Errors
-    /// `Unavailable` if the server drains, the version's devices are lost, its process is started again or a run of it does not end; those of [`ServedModel::version`].
+    /// `Unavailable` if the server drains, the version's devices are lost, its process is being
+    /// restarted or a run of it does not end; the errors of [`ServedModel::version`].
     pub fn check<'a>(&self, served: &'a ServedModel, version: &str) -> Result<&'a Arc<LoadedVersion>, ServiceError> {
         let loaded = served.version(version)?;
         match loaded.out_of_service() {
@@ -151,7 +153,7 @@ impl Serving {
         let wishes = Wishes { codec: &loaded.codec, batching: &served.definition.batching, slo };
         let Looked { wanted, limits } = wishes.look(&request, arrival)?;
         let prepared = match loaded.preprocess_of(&request) {
-            // Boxed, as other requests would move what it keeps for nothing.
+            // The future is boxed: other requests would move its memory for nothing.
             Some(steps) => Some(Box::pin(self.prepare(served, loaded, steps, &mut request, &limits, arrival)).await?),
             None => None,
         };
@@ -175,7 +177,8 @@ impl Serving {
             reply,
         };
         let hosts = &loaded.hosts;
-        // One of several would hold up others of its thread, and have them wait for batches of their own.
+        // A thread with several requests runs no launch: it would hold up the others, and make them
+        // wait for batches of their own.
         let is_alone = served.in_flight.load(Ordering::Relaxed) == 1;
         let id = self.driver.next_request();
         let decider = if hosts.is_routed {
@@ -207,8 +210,8 @@ impl Serving {
         Ok(response(request, &loaded.codec, &loaded.version, wanted.as_deref(), outputs))
     }
 
-    /// The queue for a request's shape. A shape that is new gets one, with the profile of the most similar shape
-    /// there is, scaled by the number of elements.
+    /// The queue for a request's shape. A shape that is new gets one, with the profile of the most
+    /// similar shape there is, scaled by the number of elements.
     ///
     /// # Errors
     /// `Unavailable` if it has had too many shapes lately.
@@ -229,7 +232,8 @@ impl Serving {
             let mut oldest: Vec<_> =
                 known.iter().map(|(key, queue)| (queue.last_used_ns.load(Ordering::Relaxed), key, queue)).collect();
             oldest.sort_unstable_by_key(|(used, key, _)| (*used, (*key).clone()));
-            // Out of the map first, so that no new request finds it; unused for a minute, so that none is on its way to it.
+            // The queue leaves the map first, so that no new request finds it. It was unused for a
+            // minute, so that no request is on its way to it.
             let forgotten = oldest.into_iter().any(|(used, key, queue)| {
                 now.since(Time::from_nanos(used)) >= SHAPE_FORGOTTEN_AFTER
                     && loaded.remove_queue(key, queue)
@@ -267,7 +271,8 @@ pub fn unknown_model(name: &str, known: &[String]) -> String {
     format!("Request for unknown model: '{shown}' is not found{hint} (the repository index lists the models)")
 }
 
-/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known; empty if none is.
+/// A guess at the profiles of a shape, by hardware, from the most similar shape that is known;
+/// empty if none is.
 fn guessed_profiles(known: &[(ShapeKey, Arc<Queue>)], key: &ShapeKey, slo: Option<Duration>) -> Vec<LatencyProfile> {
     let nearest = nearest_shape(known.iter().map(|(key, queue)| (key.as_slice(), queue)), key);
     let Some((queue, scale)) = nearest else { return Vec::new() };

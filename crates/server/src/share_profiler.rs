@@ -1,4 +1,5 @@
-//! Measures what the segments of a model take, by batch size and by share of a device's compute units (GSLICE figures 2 and 3).
+//! Measures the time of a model's segments, by batch size and by share of a device's compute units
+//! (GSLICE figures 2 and 3).
 
 use downbeat_core::{Duration, median, quantiles};
 use downbeat_engine::{Place, RunError, Share};
@@ -7,13 +8,14 @@ use serde::{Deserialize, Serialize};
 use crate::sampler::{Subject, TimedRun, Watch};
 use crate::sized_cases::{CaseSize, SizedCases};
 
-/// The fewest runs that are timed for one batch size on one share, however little time there is, and the most.
+/// The fewest runs that are timed for one batch size on one share, however little time there is,
+/// and the most.
 const RUNS: [usize; 2] = [3, 100];
 
-/// What batches of one size took on one share of a device.
+/// The time of batches of one size on one share of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShareMeasurement {
-    /// Compute units; `None`: all, of a device that does not say how many it has.
+    /// Compute units; `None`: all, of a device that does not report how many it has.
     pub units: Option<u32>,
     /// Items in the batch.
     pub batch: u32,
@@ -25,15 +27,17 @@ pub struct ShareMeasurement {
     pub p95_ns: u64,
     /// The median of each segment, nanoseconds.
     pub segments_ns: Vec<u64>,
-    /// The median by the host's clock, from joining the requests to separating the outputs, nanoseconds.
+    /// The median by the host's clock, from joining the requests to separating the outputs,
+    /// nanoseconds.
     pub host_ns: u64,
-    /// Whether the device's clock measured, for which the host's part is left out.
+    /// Whether the device's clock measured; then the host's part is left out.
     pub by_device: bool,
 }
 
 impl Subject<'_> {
-    /// Times batches of each of `sizes` on each share of the first device, spending about `budget` in all. A case that takes far longer than the others allow is timed again. A share has the number of units that is reported.
-    /// `watch` hears of each measurement.
+    /// Times batches of each of `sizes` on each share of the first device, spending about `budget`
+    /// in all. A case that takes far longer than the others allow is timed again. A share has the
+    /// number of units that is reported. `watch` hears of each measurement.
     ///
     /// # Errors
     /// If the device cannot give a share, or the engine cannot run such a batch.
@@ -46,7 +50,7 @@ impl Subject<'_> {
     ) -> Result<Vec<ShareMeasurement>, RunError> {
         let (item, sizes) = (self.item()?, self.timed(sizes));
         let cases: Vec<_> = shares.iter().flat_map(|share| sizes.iter().map(move |batch| (*share, *batch))).collect();
-        // That of the share that ran last.
+        // The lane of the share that ran last.
         let mut lane = None;
         let run = |((_, share), batch): ShareCase| {
             let lane = match &mut lane {

@@ -1,4 +1,5 @@
-//! The shared memory regions that clients have registered: of the system (POSIX), and of GPUs (CUDA).
+//! The shared memory regions that clients have registered: of the system (POSIX), and of GPUs
+//! (CUDA).
 
 mod system_region;
 
@@ -16,26 +17,28 @@ use crate::error::ServiceError;
 pub use system_region::RegionStatus;
 use system_region::SystemRegion;
 
-/// Most regions at once: each holds a file descriptor, and a client must not take all of them from the listeners.
+/// Most regions at once: each holds a file descriptor, and a client must not take all of them from
+/// the listeners.
 pub const MAX_REGIONS: usize = 1024;
 
-/// The registered regions, by who registered them and the name that they chose.
+/// The registered regions, by client and by the name that the client chose.
 ///
-/// A region is its client's: others can neither use nor see nor forget it, and may have a region of the same name.
-/// Clients keep several connections, so that a connection does not tell them apart; their address does.
+/// A region is its client's: others can neither use nor see nor forget it, and may have a region of
+/// the same name. A client is known by its address, as it may keep several connections.
 ///
-/// Memory is copied with `pread` and `pwrite` instead of being mapped. A mapping would have to be checked against the
-/// object's size before each access (a system call as well), and a client that shrinks the object between the check
-/// and the copy would still end the server with `SIGBUS`; a read that finds less than was promised is an error.
+/// Memory is copied with `pread` and `pwrite` instead of being mapped. A mapping would need a check
+/// against the object's size before each access (a system call as well). A client that shrinks the
+/// object between the check and the copy would still end the server with `SIGBUS`. A short read is
+/// an error instead.
 ///
-/// A region of a GPU's memory is copied from and to the host, which waits for the GPU, and so does giving up the last of it:
-/// beside the event loop.
+/// A region of a GPU's memory is copied from and to the host, which waits for the GPU. Giving up
+/// its last reference waits, too. Both happen beside the event loop.
 ///
-/// A region that is unregistered while a request uses it lives until that request is done with it.
+/// A region that is unregistered during a request lives until that request is done.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     disabled: bool,
-    /// By ordinal, those whose memory clients may register.
+    /// By ordinal, the GPUs whose memory clients may register.
     gpus: BTreeMap<u32, Arc<IpcGpu>>,
     regions: RwLock<BTreeMap<Option<IpAddr>, Regions>>,
 }
@@ -49,7 +52,7 @@ enum Region {
     Cuda { status: CudaRegionStatus, memory: IpcMemory },
 }
 
-/// What is known of a registered region of a GPU's memory.
+/// The status of a registered region of a GPU's memory.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct CudaRegionStatus {
     /// The name requests use.
@@ -71,7 +74,8 @@ impl SharedMemory {
         SharedMemory { disabled: true, ..SharedMemory::default() }
     }
 
-    /// The same, where clients may also register memory of these GPUs, by ordinal. An engine runs on them.
+    /// The same table, in which clients may also register memory of these GPUs, by ordinal. An
+    /// engine runs on them.
     ///
     /// # Errors
     /// If one is lost or out of memory.
@@ -103,8 +107,9 @@ impl SharedMemory {
     /// `client`.
     ///
     /// # Errors
-    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if the key is not a name of a shared memory object or the object is smaller than that;
-    /// `NotFound` if there is no such object; `AlreadyExists` if the name is taken; `TooLarge` beyond [`MAX_REGIONS`].
+    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if the key is not a name of
+    /// a shared memory object or the object is smaller than that; `NotFound` if there is no such
+    /// object; `AlreadyExists` if the name is taken; `TooLarge` beyond [`MAX_REGIONS`].
     pub fn register(
         &self,
         client: Client,
@@ -117,12 +122,14 @@ impl SharedMemory {
         self.insert(client, name, Region::System(SystemRegion::open(name, key, offset, byte_size)?))
     }
 
-    /// Registers `byte_size` bytes of the memory of the GPU `device_id` that a client's process has given the handle `raw_handle` to, as `name`. Waits for
-    /// the GPU. The words of errors begin with Triton's.
+    /// Registers `byte_size` bytes of the memory of the GPU `device_id` that a client's process has
+    /// given the handle `raw_handle` to, as `name`. Waits for the GPU. The words of errors begin
+    /// with Triton's.
     ///
     /// # Errors
-    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if no such GPU is in use, the handle is none or its memory is smaller than that;
-    /// `AlreadyExists` if the name is taken; `TooLarge` beyond [`MAX_REGIONS`]; `Unavailable` if the GPU is lost.
+    /// `Unimplemented` if shared memory is disabled; `InvalidArgument` if no such GPU is in use,
+    /// the handle is none or its memory is smaller than that; `AlreadyExists` if the name is taken;
+    /// `TooLarge` beyond [`MAX_REGIONS`]; `Unavailable` if the GPU is lost.
     pub fn register_cuda(
         &self,
         client: Client,
@@ -162,7 +169,7 @@ impl SharedMemory {
         self.insert(client, name, Region::Cuda { status, memory })
     }
 
-    /// What is wrong with a new region that can be told from its name and size.
+    /// Checks the name and size of a new region.
     fn check_new(&self, client: Client, name: &str, byte_size: u64) -> Result<(), ServiceError> {
         self.check_enabled()?;
         if name.is_empty() {
@@ -202,7 +209,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Forgets a region of the system of `client`. No error if there is none of that name, as in Triton.
+    /// Forgets a region of the system of `client`. No error if there is none of that name, as in
+    /// Triton.
     ///
     /// # Errors
     /// `Unimplemented` if shared memory is disabled.
@@ -222,7 +230,8 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// Forgets the region of a GPU's memory of `client` of that name, or all of them. May wait for the GPU. There is no error, as where there are none.
+    /// Forgets the region of a GPU's memory of `client` of that name, or all of them. May wait for
+    /// the GPU. An unknown name is no error, as on servers without GPUs.
     pub fn unregister_cuda(&self, client: Client, name: Option<&str>) {
         self.forget(client, |region| region.is_cuda() && name.is_none_or(|name| region.name() == name));
     }
@@ -241,8 +250,8 @@ impl SharedMemory {
         drop(gone);
     }
 
-    /// The region of `client` of that name, or all of its regions, ordered by name; those of the system. As in Triton,
-    /// there are none where shared memory is disabled.
+    /// The region of system memory of `client` of that name, or all of its regions, ordered by
+    /// name. As in Triton, the list is empty if shared memory is disabled.
     ///
     /// # Errors
     /// `NotFound` if there is none of that name.
@@ -257,7 +266,8 @@ impl SharedMemory {
         }
     }
 
-    /// As [`SharedMemory::status`], of regions of GPUs' memory; that there are none, also where there cannot be any.
+    /// As [`SharedMemory::status`], for regions of GPUs' memory. The list is also empty on servers
+    /// without GPUs.
     ///
     /// # Errors
     /// `NotFound` if there is none of that name, in Triton's words.
@@ -281,14 +291,16 @@ impl SharedMemory {
         wanted.filter_map(|region| pick(region)).collect()
     }
 
-    /// Checks that a range is inside a region of `client`; says whether it is a GPU's memory, which is waited for.
+    /// Checks that a range is inside a region of `client`. Returns whether it is a GPU's memory, so
+    /// that copies wait.
     ///
     /// # Errors
-    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it; `Unimplemented` if
-    /// shared memory is disabled.
+    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it;
+    /// `Unimplemented` if shared memory is disabled.
     pub fn check(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<bool, ServiceError> {
         self.check_enabled()?;
-        // Not held beyond the lock, as `region` gives it: whoever lets go of the last of a GPU's memory waits for the GPU, and this is asked on the event loop.
+        // `region` would return a reference that outlives the lock. Dropping the last reference to
+        // GPU memory waits for the GPU, and this check runs on the event loop.
         let regions = self.regions.read();
         let found =
             regions.get(&client.address()).and_then(|own| own.get(region)).ok_or_else(|| not_registered(region))?;
@@ -296,11 +308,13 @@ impl SharedMemory {
         Ok(found.is_cuda())
     }
 
-    /// Copies `byte_size` bytes from `offset` within a region of `client`: the client may change them at any time.
+    /// Copies `byte_size` bytes from `offset` within a region of `client`: the client may change
+    /// them at any time.
     ///
     /// # Errors
-    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or its object has
-    /// shrunk; `TooLarge` if there is no memory for the copy; `Unavailable` if its GPU is lost.
+    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or
+    /// its object has shrunk; `TooLarge` if there is no memory for the copy; `Unavailable` if its
+    /// GPU is lost.
     pub fn read(&self, client: Client, region: &str, offset: u64, byte_size: u64) -> Result<Bytes, ServiceError> {
         let region = self.region(client, region)?;
         let position = region.locate(offset, byte_size)?;
@@ -324,8 +338,8 @@ impl SharedMemory {
     /// Copies `data` to `offset` within a region of `client`.
     ///
     /// # Errors
-    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or its object has
-    /// shrunk; `Unavailable` if its GPU is lost.
+    /// `NotFound` if there is no such region; `InvalidArgument` if the range is not inside it, or
+    /// its object has shrunk; `Unavailable` if its GPU is lost.
     pub fn write(&self, client: Client, region: &str, offset: u64, data: &[u8]) -> Result<(), ServiceError> {
         let region = self.region(client, region)?;
         let position = region.locate(offset, data.len() as u64)?;
@@ -368,14 +382,15 @@ impl Region {
         matches!(self, Region::Cuda { .. })
     }
 
-    /// Where in the object or the memory the range begins, after a check that it is inside the region.
+    /// The begin of a range in the object or the memory, after a check that it is inside the
+    /// region.
     fn locate(&self, offset: u64, byte_size: u64) -> Result<u64, ServiceError> {
         let (start, size) = match self {
             Region::System(region) => (region.status.offset, region.status.byte_size),
             Region::Cuda { status, .. } => (0, status.byte_size),
         };
         match offset.checked_add(byte_size) {
-            // `start + size` does not overflow: `register` has seen to it.
+            // `start + size` does not overflow: `register` has checked it.
             Some(end) if end <= size => Ok(start + offset),
             _ => Err(ServiceError::InvalidArgument(format!(
                 "shared memory region '{}': offset {offset} + byte size {byte_size} is beyond its {size} bytes",

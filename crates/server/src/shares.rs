@@ -1,4 +1,5 @@
-//! On how much of a device each of its models runs (GSLICE), where nobody says it once and for all: [`Spatial`] decides, its device carries it out.
+//! Shares of a device for its models (GSLICE), unless the options fix them: [`Spatial`] decides,
+//! and its device carries the decisions out.
 
 mod batches;
 
@@ -19,7 +20,7 @@ use crate::metric_table::metric_table;
 use crate::options::{BatchesBy, DeviceOptions};
 
 metric_table! {
-    /// What models have of their devices. A clone is the same.
+    /// Metrics of the models' shares of devices. A clone shares its counters.
     #[derive(Clone)]
     pub struct ShareMetrics {
         units: IntGaugeVec["model", "version", "device"], "downbeat_share_units",
@@ -31,7 +32,7 @@ metric_table! {
     }
 }
 
-/// The shares of one device. Whatever becomes of lanes is heard at the next [`tick`](Self::tick).
+/// The shares of one device. The next [`tick`](Self::tick) handles the outcomes of lanes.
 pub struct DeviceShares {
     host: Arc<DeviceHost>,
     /// The partitions between which models move.
@@ -40,7 +41,7 @@ pub struct DeviceShares {
     hold_down: Duration,
     batches: BatchesBy,
     state: Arc<Mutex<State>>,
-    /// What became of lanes, since the last tick.
+    /// The outcomes of lanes since the last tick.
     made: Arc<Mutex<Vec<Made>>>,
     unheard: Unheard,
     wake: Arc<Notify>,
@@ -49,38 +50,39 @@ pub struct DeviceShares {
 
 struct State {
     spatial: Spatial,
-    /// What was decided as a batch was heard of, for the next tick.
+    /// Decisions taken when a batch was reported, which the next tick carries out.
     postponed: VecDeque<SpatialOutput>,
     models: BTreeMap<ModelId, Shared>,
-    /// The partitions of models that somebody has put there, by name.
+    /// The partitions that the user chose for models, by model name.
     by_hand: BTreeMap<String, usize>,
 }
 
 /// A model that has a share, or waits for one.
 struct Shared {
     model: Arc<HostedModel>,
-    /// Where lanes are made for it, or are ready.
+    /// The partition where its lanes are being made, or are ready.
     to: Option<usize>,
-    /// They are made to be where somebody put it, and no share changes.
+    /// The lanes are for the partition that the user chose, and no share changes.
     is_aligned: bool,
-    /// The most items of its batches; `None`: that is left to its device policy.
+    /// The most items of its batches; `None`: its device policy decides.
     batch_limit: Option<BatchLimit>,
     reason: Option<ShareReason>,
-    /// There is no share for it.
+    /// Too many models: no share is left for this one.
     has_no_room: bool,
-    /// Lanes could not be made where it would have less in common with others.
+    /// Until then no lanes are made where it would share less with others: they failed before.
     failed_until: Time,
-    /// What it had done when its window began.
+    /// Its work meter when its window began.
     began: Worked,
-    /// Who waits for it to be where it was put.
+    /// The callers that wait for its move to the partition that they chose.
     waiting: Vec<oneshot::Sender<Result<(), String>>>,
 }
 
-/// Lanes are ready, or not.
+/// Whether a model's lanes are ready.
 struct Made(ModelId, Result<(), String>);
 
 impl DeviceShares {
-    /// A device whose models move between `parts`, all of which are there. `by_hand`: models that stay on one, by name.
+    /// Shares a device among models that move between `parts`, which all exist. `by_hand`: the
+    /// partitions that the user chose, by model name.
     pub fn new(
         host: Arc<DeviceHost>,
         parts: Arc<[Part]>,
@@ -108,7 +110,8 @@ impl DeviceShares {
         self.host.device
     }
 
-    /// Looks at what came of lanes, at the models that are there, each with its SLO, and once a period at what they did, and has models move.
+    /// Handles the outcomes of lanes and the present models, each with its SLO. Once a period it
+    /// also reads the models' work and moves models.
     pub fn tick(&self, models: &[(Arc<HostedModel>, Option<Duration>)]) {
         let (state, now) = (&mut *self.state.lock(), self.host.clock.now());
         for Made(id, made) in std::mem::take(&mut *self.made.lock()) {
@@ -138,10 +141,11 @@ impl DeviceShares {
         self.carry_out(state, now);
     }
 
-    /// Somebody puts a model onto a partition, where it stays, or (`None`) leaves it to its device again. What is given hears when it is there.
+    /// Puts a model onto a partition, where it stays, or (`None`) leaves it to its device again.
+    /// Each receiver hears when the move of a version is over.
     ///
     /// # Errors
-    /// If it cannot be there, as others need a share, too; nothing is changed then.
+    /// If the model cannot be there because others need a share, too. Nothing is changed then.
     pub fn set(&self, name: &str, to: Option<usize>) -> Result<Vec<oneshot::Receiver<Result<(), String>>>, String> {
         let (state, now) = (&mut *self.state.lock(), self.host.clock.now());
         let its: Vec<ModelId> =
@@ -153,7 +157,7 @@ impl DeviceShares {
             let set = state.spatial.handle_share(now, *id, to.map(|to| self.units(to)));
             if let Err(refused) = set {
                 for id in its.iter().take_while(|other| *other != id) {
-                    // It is there, so that it can be left alone again.
+                    // The versions before this one are left to the device again.
                     let _ = state.spatial.handle_share(now, *id, None);
                 }
                 return Err(refused.to_string());
@@ -175,7 +179,7 @@ impl DeviceShares {
         Ok(answers)
     }
 
-    /// What a model has of the device; `None`: it has no part in its division.
+    /// A model's share of the device; `None`: the model does not take part in sharing.
     pub fn report(&self, model: &HostedModel) -> Option<ShareReport> {
         let state = self.state.lock();
         let (share, shared) = (state.spatial.share(model.id)?, state.models.get(&model.id)?);
@@ -192,7 +196,7 @@ impl DeviceShares {
         })
     }
 
-    /// Whether somebody has put a model where it is.
+    /// Whether the user has chosen the model's partition.
     pub fn is_by_hand(&self, name: &str) -> bool {
         self.state.lock().by_hand.contains_key(name)
     }
@@ -203,7 +207,7 @@ impl DeviceShares {
         (units / self.grain * self.grain).max(self.grain)
     }
 
-    /// The units that a model asks for when it comes; `None`: nobody knows how many it can use.
+    /// The units that a model asks for when it comes; `None`: it is unknown how many it can use.
     fn knee(&self, model: &HostedModel) -> Option<u32> {
         Some(model.knee?.clamp(1, all_units(&self.parts).max(1)))
     }
@@ -224,7 +228,8 @@ impl DeviceShares {
             waiting: Vec::new(),
         };
         state.models.insert(model.id, shared);
-        // Without an SLO what counts is that it can answer what comes. Otherwise what makes its batches knows how large they may be.
+        // Without an SLO, the share must only suffice for the arrivals. Without a batch control,
+        // the device policy bounds the batches itself.
         let slo = if batch.is_some() { of_batch } else { slo }.unwrap_or(Duration::from_nanos(u64::MAX));
         let comes = SpatialModel { slo, knee: self.knee(model), batch: batch.unwrap_or(BatchControl::Fixed(u32::MAX)) };
         state.spatial.handle_model(now, model.id, Some(comes));
@@ -244,12 +249,12 @@ impl DeviceShares {
         if let Err(reason) = &made {
             (shared.to, shared.failed_until) = (None, now + self.hold_down);
             for waiting in shared.waiting.drain(..) {
-                // Who asked may have gone.
+                // The caller may have gone.
                 let _ = waiting.send(Err(format!("partition {to} cannot be made ready: {reason}")));
             }
             if state.by_hand.get(&shared.model.name) == Some(&to) {
                 state.by_hand.remove(&shared.model.name);
-                // It is there, so that it can be left alone again.
+                // The model is left to the device again.
                 let _ = state.spatial.handle_share(now, id, None);
             }
         } else if is_aligned {
@@ -261,7 +266,7 @@ impl DeviceShares {
         }
     }
 
-    /// Carries out what was decided, and sees to it that models that somebody put somewhere come there.
+    /// Carries out the decisions, and moves models to the partitions that the user chose.
     fn carry_out(&self, state: &mut State, now: Time) {
         while let Some(output) = state.postponed.pop_front().or_else(|| state.spatial.poll_output()) {
             match output {
@@ -279,7 +284,7 @@ impl DeviceShares {
                 SpatialOutput::Discard { model } => {
                     let Some(shared) = state.models.get_mut(&model) else { continue };
                     shared.to = None;
-                    // Lanes that are ready go as it is asked to be where it is.
+                    // Asking for the present partition discards the lanes that are ready elsewhere.
                     let _ = self.host.prepare_move(&shared.model, self.host.partition(&shared.model), Box::new(drop));
                 }
                 SpatialOutput::Limit { model, rows } => state.limit(&self.host, model, rows),
@@ -294,7 +299,8 @@ impl DeviceShares {
         self.align(state, now);
     }
 
-    /// Has models move that are not where somebody put them, or have something in common with others and need not.
+    /// Moves models that are not where the user put them, and models that could share less with
+    /// others.
     fn align(&self, state: &mut State, now: Time) {
         let ids: Vec<ModelId> = state.models.keys().copied().collect();
         for id in ids {
@@ -307,7 +313,7 @@ impl DeviceShares {
             };
             let Some(shared) = state.models.get_mut(&id) else { continue };
             if self.host.partition(&shared.model).0 as usize == to {
-                // Who asked may have gone.
+                // The caller may have gone.
                 shared.waiting.drain(..).for_each(|waiting| drop(waiting.send(Ok(()))));
                 continue;
             }
@@ -319,7 +325,7 @@ impl DeviceShares {
         }
     }
 
-    /// Has lanes made in a partition; what became of it, if that is known at once.
+    /// Has lanes made in a partition. Returns the outcome, if it is known at once.
     fn prepare(&self, shared: &Shared, to: usize) -> Option<Result<(), String>> {
         let (id, made, wake) = (shared.model.id, self.made.clone(), self.wake.clone());
         let ready = Box::new(move |what| {
@@ -338,7 +344,7 @@ impl DeviceShares {
         let Some(to) = shared.to.take() else { return };
         let (model, reason) = (shared.model.clone(), shared.reason);
         self.host.change_over(&model);
-        // What it did on the former share says nothing of this one.
+        // Its work on the former share says nothing of this share.
         (shared.began, shared.has_no_room) = (model.work.read(now), false);
         let reason = reason.map_or("none", ShareReason::name);
         let device = self.host.device.to_string();
@@ -354,8 +360,9 @@ impl DeviceShares {
         let _ = self.metrics.batch_limit.remove_label_values(&labels);
     }
 
-    /// The partition for so many units of a model: where somebody put it, else of those that come nearest the one that has least in common with where others are or go, and of these where the
-    /// model is already.
+    /// Chooses the partition for a number of units of a model. The user's choice wins. Next come
+    /// the partitions nearest to that number. Of these the one wins that shares least with the
+    /// places of other models. The model's present place wins a tie.
     fn choose(&self, state: &State, id: ModelId, units: u32) -> usize {
         let me = state.models.get(&id);
         let named = me.and_then(|me| state.by_hand.get(&me.model.name)).copied();
@@ -393,7 +400,8 @@ fn cores(parts: &[Part], index: usize) -> Option<&CoreSet> {
     parts.get(index)?.share.cores()
 }
 
-/// The units of all of them together, those that several have counted once: every set of cores has one unit for each of its cores, and the largest has most of these.
+/// The units of all parts together. Units that several parts share count once: a set has a unit for
+/// each of its cores, and larger sets come first.
 fn all_units(parts: &[Part]) -> u32 {
     let sets: Option<Vec<(CoreSet, u32)>> = parts.iter().map(|part| Some((*part.share.cores()?, part.units))).collect();
     let Some(mut sets) = sets else { return parts.iter().map(|part| part.units).sum() };

@@ -1,11 +1,13 @@
-//! Times cases of one model that differ in size, and repeats a case that took far longer than the other cases allow.
+//! Times cases of one model that differ in size, and repeats a case that took far longer than the
+//! other cases allow.
 
 use downbeat_core::{Duration, median};
 
 use crate::clock::Clock;
 use crate::sampler::{self, Turn, Watch};
 
-/// A case lies far above its neighbours if it took more than so many times what they allow.
+/// A case lies far above its neighbours if it took more than this many times the time that they
+/// allow.
 const FAR: f64 = 2.0;
 /// How often a case is repeated that lies far above its neighbours.
 const MOST_REPEATS: u32 = 2;
@@ -22,13 +24,13 @@ pub struct CaseSize {
 }
 
 impl CaseSize {
-    /// A case of so many items.
+    /// A case of `rows` items.
     pub fn rows(rows: u32) -> Self {
         CaseSize { rows, units: 1 }
     }
 
-    /// How many times as long as `other` it takes at most: an item more adds at most its share, and so does a unit less. A case is no
-    /// slower than a case of more items or on fewer units.
+    /// How many times as long as `other` it takes at most: an item more adds at most its share, and
+    /// so does a unit less. A case is no slower than a case of more items or on fewer units.
     fn at_most(self, other: CaseSize) -> f64 {
         let times = |more: u32, less: u32| (f64::from(more) / f64::from(less.max(1))).max(1.0);
         times(self.rows, other.rows) * times(other.units, self.units)
@@ -52,7 +54,7 @@ struct Timed<C, T> {
     size: CaseSize,
     runs: Vec<T>,
     repeats: u32,
-    /// Of these repetitions the watch has heard.
+    /// The number of these repetitions that the watch has heard of.
     told: u32,
 }
 
@@ -66,7 +68,8 @@ impl<C, T: Ord> Timed<C, T> {
         Duration::from_secs_f64(self.fastest(took).as_secs_f64() * size.at_most(self.size))
     }
 
-    /// Takes in the runs of a repetition. A stall only adds time: so if they are faster they count alone.
+    /// Takes in the runs of a repetition. A stall only adds time: so if they are faster they count
+    /// alone.
     fn repeat(&mut self, runs: Vec<T>, took: &impl Fn(&T) -> Duration) {
         self.repeats += 1;
         let is_faster = median(runs.iter().map(took)) < median(self.runs.iter().map(took));
@@ -79,13 +82,17 @@ impl<C, T: Ord> Timed<C, T> {
 }
 
 impl<C: Copy> SizedCases<'_, C> {
-    /// Times each case. A case that lies far above its neighbours is timed again, as a run of it may have stalled: the repetition decides. A single run
-    /// without neighbours is repeated, too. `took` gives the time of a run, and `summary` the result of a case's runs. `watch` hears of each case, and once more of
-    /// one that was repeated later. Gives the results of all cases, or of the cases before `watch` ended the measuring. `watch` leaves out a case that would
-    /// take too long, if it takes as much longer than the case before as it is larger.
+    /// Times each case. If a case lies far above its neighbours, a run of it may have stalled: it
+    /// is timed again, and the repetition decides. A single run without neighbours is repeated,
+    /// too. `took` gives the time of a run, and `summary` the result of a case's runs. `watch`
+    /// hears of each case, and once more of a case that was repeated later.
+    ///
+    /// Returns the results of all cases, or of the cases before `watch` ended the measuring.
+    /// `watch` leaves out a case that would take too long if its time grew in proportion to its
+    /// size.
     ///
     /// # Errors
-    /// What `run` says.
+    /// The error of `run`.
     pub fn measure<T: Ord, M, E>(
         &self,
         watch: &mut dyn Watch<M>,
@@ -121,22 +128,23 @@ impl<C: Copy> SizedCases<'_, C> {
         Ok(timed.iter().map(|timed| summary(timed.case, &timed.runs)).collect())
     }
 
-    /// The first case that is to be repeated.
+    /// The first case that must be repeated.
     fn next_outlier<T>(&self, timed: &[Timed<C, T>], took: &impl Fn(&T) -> Duration) -> Option<usize> {
         let medians: Vec<f64> =
             timed.iter().map(|timed| median(timed.runs.iter().map(took)).map_or(0.0, |d| d.as_secs_f64())).collect();
         let is_far = |at: usize| {
             let allows = |(other, median): (&Timed<C, T>, &f64)| median * timed[at].size.at_most(other.size);
             let allowed = timed.iter().zip(&medians).map(allows).fold(f64::INFINITY, f64::min);
-            // Its own median is among them.
+            // The minimum includes the case's own median.
             medians[at] > FAR * allowed || self.cases.len() == 1 && timed[at].runs.len() == 1
         };
         (0..timed.len()).find(|at| timed[*at].repeats < MOST_REPEATS && is_far(*at))
     }
 }
 
-/// Whether stored cases, `(size, median, runs)`, can be used. A case of fewer runs than a repetition has that lies far above its neighbours makes them useless: an older program
-/// stored it without repeating it.
+/// Whether stored cases, `(size, median, runs)`, can be used. A case far above its neighbours with
+/// fewer runs than a repetition makes them useless: an older program stored it without repeating
+/// it.
 pub fn are_trusted(cases: &[(CaseSize, Duration, u32)]) -> bool {
     let few = |runs: u32| (runs as usize) < REPEATED_RUNS[0];
     cases.iter().all(|(size, median, runs)| {
@@ -156,8 +164,9 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// Measures batches whose runs take the listed times, the last of them again and again. There is no time for more runs than necessary. Gives
-    /// each size with its runs, and the sizes that the watch heard of.
+    /// Measures batches whose runs take the listed times; the last time repeats. There is no time
+    /// for more runs than necessary. Returns each size with its runs, and the sizes that the watch
+    /// heard of.
     fn measured(script: &[(u32, &[u64])]) -> (Vec<(u32, Vec<u64>)>, Vec<u32>) {
         let sizes: Vec<u32> = script.iter().map(|(size, _)| *size).collect();
         let mut left: Vec<VecDeque<u64>> = script.iter().map(|(_, runs)| runs.iter().copied().collect()).collect();
@@ -192,7 +201,7 @@ mod tests {
         assert_eq!(found, [(1, vec![2, 2]), (2, vec![3]), (4, vec![5, 5])]);
         assert_eq!(heard, [1, 2, 4, 1], "the first is told of again");
         assert_eq!(measured(&[(1, &[700, 2])]).0, [(1, vec![2, 2])], "one that has no neighbours");
-        // A stall that goes on over several sizes.
+        // A stall that spans several sizes.
         let (found, _) = measured(&[(1, &[2]), (2, &[500, 3]), (4, &[900, 5])]);
         assert_eq!(found, [(1, vec![2]), (2, vec![3, 3]), (4, vec![5, 5])]);
     }

@@ -1,4 +1,4 @@
-//! What a model version has done since it was loaded, as the protocol's statistics report it.
+//! The work of a model version since it was loaded, as the protocol's statistics report it.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A predictor of operator groups in a file: whose it is, what it was trained for, and how right it was.
+//! A predictor of operator groups in a file: its models, its device, and its tested error.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use downbeat_core::{ModelId, file_content};
 use downbeat_engine::Cut;
 use serde::{Deserialize, Serialize};
 
-/// What such a file says that it is.
+/// The format's name in such a file.
 const FORMAT: &str = "downbeat-overlap-predictor";
 /// The version of the format that is written and read.
 const FORMAT_VERSION: u32 = 1;
@@ -16,24 +16,25 @@ const FORMAT_VERSION: u32 = 1;
 /// A model that a predictor was trained for.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PredictedModel {
-    /// Its name in the repository.
+    /// The model's name in the repository.
     pub name: String,
-    /// Its version.
+    /// The model's version.
     pub version: u64,
-    /// What tells its file from another: [`crate::profile_store::ProfileStore::file_key`].
+    /// The key of its file's content: [`crate::profile_store::ProfileStore::file_key`].
     pub file: String,
-    /// Into how many segments it is cut, which are the operators of a group.
+    /// The number of segments that it is cut into; they are the operators of a group.
     pub segments: u16,
-    /// The last operators of its segments but the last, as the engine names them. Empty where it is one segment, or the engine has no operators (`emulated`).
+    /// The last operator of each segment but the last, as the engine names it. Empty if the model
+    /// is one segment, or the engine has no operators (`emulated`).
     pub cuts: Vec<String>,
     /// The most items of a request that it was trained with.
     pub most_rows: u32,
-    /// The size of its dimension that varies, if it has one: the greatest that it was trained with; 0: it has none.
+    /// The greatest size of its varying dimension in the training; 0: no dimension varies.
     pub longest: u32,
 }
 
 impl PredictedModel {
-    /// What cuts it into the same segments.
+    /// The cut that makes the same segments.
     pub fn cut(&self) -> Cut {
         match self.segments {
             0 | 1 => Cut::Whole,
@@ -43,18 +44,21 @@ impl PredictedModel {
     }
 }
 
-/// A trained predictor of what groups of operators take (Abacus §5), with what it is for: `downbeat profile --co-run` writes it, a server reads it.
+/// A trained predictor of the time of operator groups (Abacus §5), with its models and device.
+/// `downbeat profile --co-run` writes it, a server reads it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct StoredPredictor {
     format: String,
     format_version: u32,
-    /// What it was measured on, as profiles name it: [`crate::profile_store::ProfileStore::place_key`].
+    /// The place of the measurements, as profiles name it:
+    /// [`crate::profile_store::ProfileStore::place_key`].
     pub device: String,
     /// Threads of a run of each model.
     pub threads: usize,
-    /// Its models, in the order of its features; the first is number 0 there.
+    /// The models, in the order of the predictor's features, from number 0.
     pub models: Vec<PredictedModel>,
-    /// The relative error that it was below for 95% of the groups that it was tested with and not trained with: [`downbeat_core::device::overlap::OverlapOptions::error`].
+    /// An upper bound of the relative error of 95% of the tested groups, which the training did not
+    /// see: [`downbeat_core::device::overlap::OverlapOptions::error`].
     pub error: f64,
     /// Mean absolute relative error of the same groups (Abacus equation 1).
     pub mean_error: f64,
@@ -62,14 +66,14 @@ pub struct StoredPredictor {
     pub samples: usize,
     /// Groups that it was tested with.
     pub tested: usize,
-    /// It; models have the numbers of their places in `models`.
+    /// The predictor itself; models have the numbers of their places in `models`.
     predictor: LearnedPredictor,
 }
 
 /// Why a file is no predictor.
 #[derive(Debug, thiserror::Error)]
 pub enum PredictorFileError {
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{path}: {source}", path = path.display())]
     File {
         /// The file.
@@ -77,15 +81,15 @@ pub enum PredictorFileError {
         /// Why.
         source: io::Error,
     },
-    /// It is something else.
+    /// The file has another format.
     #[error("{path} is no file of a predictor of operator groups ({reason}); `downbeat profile MODEL --co-run MODELS --predictor FILE` writes one", path = path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What is missing.
+        /// The missing part.
         reason: String,
     },
-    /// It is of another version of Downbeat.
+    /// The file is of another version of Downbeat.
     #[error("{path} has version {found} of the format of predictors, this is Downbeat {known}'s; train it again with `downbeat profile --co-run`", path = path.display(), known = FORMAT_VERSION)]
     Version {
         /// The file.
@@ -93,40 +97,40 @@ pub enum PredictorFileError {
         /// The version that it has.
         found: u32,
     },
-    /// What it says is no predictor: a weight is NaN, parts do not fit each other.
+    /// The content makes no predictor: a weight is NaN, or parts do not fit each other.
     #[error("{path}: {reason}; train it again with `downbeat profile --co-run`", path = path.display())]
     Bad {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
 }
 
-/// Why a predictor is not for what is served here.
+/// Why a predictor does not fit the models or the device of this server.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PredictorMisfit {
-    /// It was measured elsewhere.
+    /// The predictor was measured on another device.
     #[error(
         "the predictor was trained on {trained}, and this is {here}: train it here with `downbeat profile --co-run`"
     )]
     Device {
-        /// What it was measured on.
+        /// The device of its measurements.
         trained: String,
-        /// What is here.
+        /// The device of this server.
         here: String,
     },
-    /// It does not know a model.
+    /// The predictor does not know a model.
     #[error(
         "the predictor does not know the model '{model}', only {known}: train it with all of them, `downbeat profile --co-run`"
     )]
     Unknown {
         /// The model.
         model: String,
-        /// Those that it knows.
+        /// The models that it knows.
         known: String,
     },
-    /// The file of a model is another one.
+    /// A model's file has changed since the training.
     #[error(
         "the file of model '{model}' (version {version}) is not the one that the predictor was trained with (version {trained}): train it again with `downbeat profile --co-run`"
     )]
@@ -140,23 +144,23 @@ pub enum PredictorMisfit {
     },
 }
 
-/// What every version of the format has.
+/// The fields that every version of the format has.
 #[derive(Deserialize)]
 struct Head {
     format: String,
     format_version: u32,
 }
 
-/// What is to be stored of a training: see [`StoredPredictor`].
+/// The facts of a training that are stored: see [`StoredPredictor`].
 #[derive(Clone, Debug)]
 pub struct Training {
-    /// What it was measured on.
+    /// The place of the measurements.
     pub device: String,
     /// Threads of a run.
     pub threads: usize,
-    /// Its models, as in the layout of the predictor.
+    /// The models, as in the layout of the predictor.
     pub models: Vec<PredictedModel>,
-    /// What 95% of the test were below.
+    /// An upper bound of the relative error of 95% of the tested groups.
     pub error: f64,
     /// Mean absolute relative error of the test.
     pub mean_error: f64,
@@ -176,10 +180,10 @@ impl StoredPredictor {
         FeatureLayout { models: (0..).zip(models).map(known).collect(), at_once }
     }
 
-    /// What came of a training.
+    /// The result of a training.
     ///
     /// # Errors
-    /// In words, if its parts do not fit each other, or an error is no number.
+    /// A text, if its parts do not fit each other, or an error is no number.
     pub fn new(training: Training, predictor: LearnedPredictor) -> Result<Self, String> {
         let Training { device, threads, models, error, mean_error, samples, tested } = training;
         let (format, format_version) = (FORMAT.to_owned(), FORMAT_VERSION);
@@ -214,7 +218,8 @@ impl StoredPredictor {
     /// Reads one.
     ///
     /// # Errors
-    /// If the file cannot be read, is something else or of another version of the format, or what it says is no predictor.
+    /// If the file cannot be read, has another format or version, or its content makes no
+    /// predictor.
     pub fn load(path: &Path) -> Result<Self, PredictorFileError> {
         let file = || path.to_owned();
         let bytes = std::fs::read(path).map_err(|source| PredictorFileError::File { path: file(), source })?;
@@ -238,7 +243,7 @@ impl StoredPredictor {
         stored.checked().map_err(bad)
     }
 
-    /// Writes it, aside first, so that nobody reads half of it.
+    /// Writes the file aside and moves it, so that no reader sees half of the content.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -253,11 +258,13 @@ impl StoredPredictor {
         write().map_err(|source| PredictorFileError::File { path: path.to_owned(), source })
     }
 
-    /// Whether it is for what is served: the place (`device`, see [`crate::profile_store::ProfileStore::place_key`]), and models by name, version and
-    /// [`crate::profile_store::ProfileStore::file_key`]. It may know more models than there are.
+    /// Checks that the predictor fits this server: its place (`device`, see
+    /// [`crate::profile_store::ProfileStore::place_key`]), and its models by name, version and
+    /// [`crate::profile_store::ProfileStore::file_key`]. The predictor may know more models than
+    /// the server has.
     ///
     /// # Errors
-    /// Why it is not. Whoever serves goes on without: one model at a time.
+    /// Why it does not fit. The server then goes on without it: one model at a time.
     pub fn check<'a>(
         &self,
         device: &str,
@@ -278,7 +285,7 @@ impl StoredPredictor {
         Ok(())
     }
 
-    /// What it knows of a model.
+    /// The predictor's record of a model.
     pub fn model(&self, name: &str) -> Option<&PredictedModel> {
         self.models.iter().find(|model| model.name == name)
     }
@@ -288,32 +295,35 @@ impl StoredPredictor {
         self.predictor.layout().at_once
     }
 
-    /// What it sees of a group whose models are numbered as in [`Self::models`]; `None`: it does not know all of it.
+    /// The features of a group whose models are numbered as in [`Self::models`]; `None`: a part of
+    /// the group is unknown.
     pub fn features(&self, group: &[GroupPart]) -> Option<Vec<f32>> {
         let mut features = Vec::new();
         self.predictor.layout().extend(&mut features, group).then_some(features)
     }
 
-    /// What computes.
+    /// The perceptron.
     pub fn mlp(&self) -> &Mlp {
         self.predictor.mlp()
     }
 
-    /// The same with other weights, which were found to have these errors: below the first for 95% of the groups, and on average.
+    /// The same predictor with other weights and their errors: an upper bound for 95% of the
+    /// groups, and the mean.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn retrained(&self, mlp: Mlp, (error, mean_error): (f64, f64)) -> Result<Self, String> {
         let layout = self.predictor.layout().clone();
         let predictor = LearnedPredictor::new(layout, mlp).map_err(|bad| bad.to_string())?;
         StoredPredictor { predictor, error, mean_error, ..self.clone() }.checked()
     }
 
-    /// The predictor where models have these numbers. Of one that has none it says nothing.
+    /// The predictor with these numbers for models. It predicts nothing of a model without a
+    /// number.
     pub fn predictor(&self, number: impl Fn(&PredictedModel) -> Option<ModelId>) -> LearnedPredictor {
         let numbers: Vec<Option<ModelId>> = self.models.iter().map(number).collect();
         let of = |model: ModelId| numbers.get(model.0 as usize).copied().flatten();
-        // Of a model that is not served there is no group.
+        // A model that is not served is in no group.
         self.predictor.clone().renumbered(|model| of(model).unwrap_or(ModelId(u32::MAX)))
     }
 }

@@ -10,26 +10,27 @@ use crate::host::{DeviceHost, HostedModel};
 use crate::loaded_version::LoadedVersion;
 use crate::unanswered::Unanswered;
 
-/// Who decides about a request.
+/// The part that decides about a request.
 pub enum Decider {
     /// The scheduler: the request is in this queue.
     Scheduler(Arc<Driver>, QueueHandle),
-    /// The policy that a model has on a device.
+    /// The policy of a model on a device.
     Device(Arc<DeviceHost>, Arc<HostedModel>),
 }
 
-/// The right to cancel a request: by dropping it. Whoever drops it has the request counted, in whatever state it is.
+/// The right to cancel a request: by dropping the ticket. The drop also counts the request, in any
+/// state.
 pub struct Ticket {
     decider: Decider,
     loaded: Arc<LoadedVersion>,
     request: RequestId,
     arrival: Time,
-    /// What to count it as; `None`: it is answered.
+    /// The count that the end belongs to; `None`: the request is answered.
     end: Option<Unanswered>,
 }
 
 impl Ticket {
-    /// For a request that was handed over.
+    /// Makes the ticket of a request that was handed over.
     pub fn new(decider: Decider, loaded: Arc<LoadedVersion>, request: RequestId, arrival: Time) -> Self {
         Ticket { decider, loaded, request, arrival, end: Some(Unanswered::Cancelled) }
     }

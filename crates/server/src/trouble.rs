@@ -1,5 +1,5 @@
-//! Names the models in trouble: too few of their requests are answered in time. Says which change
-//! would help.
+//! Names the models in trouble: too few of their requests are answered in time. Suggests a change
+//! that would help.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,7 +15,7 @@ pub const EVERY: std::time::Duration = std::time::Duration::from_secs(60);
 /// The share of requests that may be dropped, late or failed before a model is in trouble. Capacity
 /// is defined by the same share.
 const TOLERATED: f64 = 0.01;
-/// Fewer such requests are no trouble: one failure of ten says nothing about the next minute.
+/// Fewer such requests are no trouble: one failure of ten predicts nothing for the next minute.
 const FEWEST: u64 = 10;
 /// Larger batches are worth a word if an item takes at most this share of its time in a batch of
 /// twice the size.
@@ -24,9 +24,9 @@ const LARGER_BATCH_PAYS: f64 = 0.9;
 /// The outcomes of a model's requests since its first load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counts {
-    /// Requests that got their result, also those that got it late.
+    /// Requests that got their result, including late results.
     pub answered: u64,
-    /// Of these, the late ones.
+    /// The late requests among them.
     pub late: u64,
     /// Items of the requests that got their result.
     pub items: u64,
@@ -52,7 +52,7 @@ impl Counts {
         self.unanswered[reason as usize]
     }
 
-    /// All requests but the ones that their clients took back.
+    /// All requests but the ones that their clients cancelled.
     fn offered(&self) -> u64 {
         self.answered + self.unanswered.iter().sum::<u64>() - self.taken_back()
     }
@@ -78,7 +78,7 @@ impl Counts {
     }
 }
 
-/// The figures that say how fast a model is.
+/// The figures about a model's speed.
 #[derive(Clone, Debug)]
 pub struct Means {
     pub profile: LatencyProfile,
@@ -111,7 +111,7 @@ impl Means {
         latency + Duration::from_nanos(latency.as_nanos() / u64::from(self.at_once.max(1)))
     }
 
-    /// The shortest SLO that allows so many items a second; `None`: no SLO does.
+    /// The shortest SLO that allows `items` items a second; `None`: no SLO does.
     fn slo_for(&self, items: f64) -> Option<Duration> {
         (1..=self.max_batch).find(|batch| self.items_per_second(*batch) >= items).map(|batch| self.slo_of(batch))
     }
@@ -137,14 +137,14 @@ struct Watched {
 /// Compares the counters of models with their values a minute ago.
 #[derive(Default)]
 pub struct TroubleWatch {
-    /// Models keep their place when they leave, as counters go on where they ended.
+    /// Models keep their place when they leave, as their counters continue when they come back.
     models: BTreeMap<(String, String), Watched>,
     looked: Time,
 }
 
 impl TroubleWatch {
-    /// Reads the counters, and tells the log of models whose trouble begins, goes on or is over.
-    /// `is_resting`: no request comes any more.
+    /// Reads the counters, and logs models whose trouble begins, goes on or is over. `is_resting`:
+    /// no request comes any more.
     pub fn look(&mut self, now: Time, samples: &[Sample], is_resting: bool) {
         for sample in samples {
             let Sample { model, version, counts, .. } = sample;

@@ -1,15 +1,16 @@
-//! Work that a thread of connections leaves for the end of a turn of its event loop. A turn ends once all ready tasks have run.
+//! Work that a thread of connections leaves for the end of a turn of its event loop. A turn ends
+//! once all ready tasks have run.
 
 use std::cell::{Cell, RefCell};
 
 use downbeat_core::Duration;
 
-/// How long a thread of connections holds a request back, at most. A batch that the thread runs itself takes at most half
-/// as long.
+/// How long a thread of connections holds a request back, at most. A batch that the thread runs
+/// itself takes at most half as long.
 pub const LONGEST: Duration = Duration::from_micros(200);
 
 thread_local! {
-    /// How many turns the thread's event loop has had; `None`: nothing says when a turn ends.
+    /// How many turns the thread's event loop has had; `None`: the thread has no turns.
     static TURN: Cell<Option<u64>> = const { Cell::new(None) };
     /// How long a request may be held back.
     static MOST_HELD: Cell<Duration> = const { Cell::new(LONGEST) };
@@ -17,25 +18,26 @@ thread_local! {
     static DUE: RefCell<Vec<fn()>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The calling thread has an event loop, which says by [`end`] when a turn ends. A request is held back for `longest` at most:
-/// [`LONGEST`], but for tests that must not depend on the machine's speed.
+/// Notes that the calling thread has an event loop, which calls [`end`] when a turn ends. A request
+/// is held back for at most `longest`: [`LONGEST`], but for tests that must not depend on the
+/// machine's speed.
 pub fn follow(longest: Duration) {
     TURN.set(Some(0));
     MOST_HELD.set(longest);
 }
 
-/// How long a request may be held back for the end of a turn. After that time the thread hands over at its next
-/// request, in the middle of the turn.
+/// How long a request may be held back for the end of a turn. After that time the thread hands over
+/// at its next request, in the middle of the turn.
 pub fn most_held() -> Duration {
     MOST_HELD.get()
 }
 
-/// Which turn of the thread's event loop this is; `None`: the thread has none that says when a turn ends.
+/// The number of the present turn of the thread's event loop; `None`: the thread has no turns.
 pub fn turn() -> Option<u64> {
     TURN.get()
 }
 
-/// Does `work` at the end of this turn, or now if nothing says when that is.
+/// Does `work` at the end of this turn, or now if the thread has no turns.
 pub fn at_end(work: fn()) {
     match TURN.get() {
         Some(_) => DUE.with_borrow_mut(|due| due.push(work)),
@@ -52,7 +54,7 @@ pub fn end() {
         return;
     }
     for work in due.drain(..) {
-        // It would end the thread, and with it all of its connections.
+        // An uncaught panic would end the thread, and with it all of its connections.
         if std::panic::catch_unwind(work).is_err() {
             tracing::error!("what was left for the end of a turn ended in a panic: this is a defect");
         }

@@ -1,4 +1,4 @@
-//! Why requests got no result, by the names that metrics have for it.
+//! The reasons why requests got no result, with their names in metrics.
 
 use crate::engine_run::RunFailure;
 
@@ -13,26 +13,29 @@ pub enum Unanswered {
     Hopeless,
     /// Dropped from the queue's head for a larger batch behind it (window drop).
     Sacrificed,
-    /// Dropped: longer in the queue than the queue policy allows, or than a request without a deadline may wait.
+    /// Dropped: longer in the queue than the queue policy allows, or than a request without a
+    /// deadline may wait.
     QueueTimeout,
     /// The client's own `timeout` ended while it ran.
     Timeout,
     /// The client went away.
     Cancelled,
-    /// Its model was unloaded.
+    /// The request's model was unloaded.
     Unloaded,
     /// The engine failed.
     Engine,
-    /// Its run took too long and was ended, or is out of service as one could not be ended.
+    /// The run took too long and was ended, or the version is out of service because a run could
+    /// not be ended.
     RunEnded,
-    /// The process that ran it is lost, or nobody led who could have found one.
+    /// The process that ran it is lost, or no scheduler led that could have found another.
     Lost,
 }
 
 impl Unanswered {
-    /// For each, in the order of the enum: the `reason` of `downbeat_requests_not_answered_total`, Triton's of `nv_inference_request_failure`, and
-    /// whether it means that the request was not served in time, which a bad rate counts. The others are the client's or the model's doing, which
-    /// more devices would not mend.
+    /// For each variant, in order: the `reason` of `downbeat_requests_not_answered_total`, Triton's
+    /// of `nv_inference_request_failure`, and whether the request was not served in time, which a
+    /// bad rate counts. Clients or models cause the other reasons, which more devices would not
+    /// mend.
     const TABLE: [(Unanswered, &str, &str, bool); 11] = [
         (Unanswered::QueueFull, "queue_full", "REJECTED", true),
         (Unanswered::Impossible, "deadline_impossible", "REJECTED", true),
@@ -49,7 +52,7 @@ impl Unanswered {
 
     pub const COUNT: usize = Unanswered::TABLE.len();
 
-    /// That of a run that gave nothing.
+    /// The reason of a run without a result.
     pub fn of(failure: &RunFailure) -> Self {
         match failure {
             RunFailure::Engine(_) => Unanswered::Engine,
@@ -67,7 +70,7 @@ impl Unanswered {
         Unanswered::TABLE.map(|(_, _, label, _)| label)
     }
 
-    /// Whether what is counted under this label counts for a bad rate.
+    /// Whether requests under this label count for a bad rate.
     pub fn is_bad(label: &str) -> bool {
         Unanswered::TABLE.iter().any(|(reason, known, ..)| *known == label && reason.is_for_want_of_time())
     }
@@ -78,7 +81,7 @@ impl Unanswered {
     }
 }
 
-// What is counted is found by its place.
+// The table is indexed by the variant's number.
 const _: () = {
     let mut place = 0;
     while place < Unanswered::COUNT {

@@ -1,4 +1,5 @@
-//! The first runs of lanes, before they are in service: what an engine takes and plans then, no client waits for.
+//! The first runs of lanes, before they are in service: no client waits while an engine allocates
+//! and plans.
 
 use std::sync::Arc;
 
@@ -14,13 +15,13 @@ use crate::host::WarmUpLanes;
 
 /// A request that a lane is warmed up with.
 pub struct Sample {
-    /// What the configuration calls it; `None`: it is of our own making.
+    /// The sample's name in the configuration; `None`: the request is made up.
     pub name: Option<String>,
     pub count: u32,
     pub request: Admitted,
 }
 
-/// The samples that a model's configuration has, or a request of our own making if there are none.
+/// The samples of a model's configuration, or a made-up request if there are none.
 ///
 /// # Errors
 /// If one does not suit the model.
@@ -38,7 +39,7 @@ pub fn samples(definition: &ModelDefinition, codec: &BatchCodec) -> anyhow::Resu
     definition.warmups.iter().map(of).collect()
 }
 
-/// Runs lanes for the first time that are made beside those that serve: what they take is held to the same limit.
+/// Warms up lanes that are made beside serving ones, within the same memory limit.
 pub fn later(
     engine: Arc<dyn Engine>,
     name: String,
@@ -57,7 +58,7 @@ pub fn later(
     })
 }
 
-/// Warms up the lanes of a model, within what it may take of its devices.
+/// Warms up the lanes of a model, within its limits of device memory.
 pub struct WarmUp<'a> {
     pub name: &'a str,
     pub model: &'a dyn Model,
@@ -65,7 +66,7 @@ pub struct WarmUp<'a> {
     pub budget: &'a DeviceBudget<'a>,
     /// The sizes that the engine asked for, the largest first.
     pub wanted: Vec<usize>,
-    /// Those that there is memory for; `None`: the next lane will tell.
+    /// The sizes with enough memory; `None`: the next lane will tell.
     pub run: Option<Vec<usize>>,
 }
 
@@ -73,7 +74,8 @@ impl WarmUp<'_> {
     /// Warms up a lane that runs whole batches of any size.
     ///
     /// # Errors
-    /// If a sample that was named does not run, the device is lost or out of memory, or the model takes more than it may.
+    /// If a sample that was named does not run, the device is lost or out of memory, or the model
+    /// takes more than it may.
     pub fn whole(&mut self, samples: &[Sample], device: usize, lane: &mut dyn Lane) -> anyhow::Result<()> {
         let segments = self.model.segments();
         self.sizes(device, self.codec.max_batch, 0.0, |state| lane.run(0..segments, state))?;
@@ -92,7 +94,7 @@ impl WarmUp<'_> {
     /// Warms up the lanes of a device, each with the segments and the sizes that it will run.
     ///
     /// # Errors
-    /// As [`WarmUp::whole`].
+    /// The errors of [`WarmUp::whole`].
     pub fn lanes(
         &mut self,
         samples: &[Sample],
@@ -103,7 +105,7 @@ impl WarmUp<'_> {
         let segments = self.model.segments();
         let runs = |spec: &LaneSpec| usize::from(spec.segments.first)..usize::from(spec.segments.end);
         if let Some(chain) = chain(specs, segments) {
-            // Each lane has a stage: a batch goes through all of them.
+            // Each lane has a stage: a batch goes through all stages.
             let mut through =
                 |state: &mut State| chain.iter().try_for_each(|lane| lanes[*lane].run(runs(&specs[*lane]), state));
             let most = specs.iter().map(|spec| spec.max_rows).min().unwrap_or(1);
@@ -111,7 +113,8 @@ impl WarmUp<'_> {
             return self.samples(samples, through);
         }
         let mut order: Vec<(&LaneSpec, &mut Box<dyn Lane>)> = specs.iter().zip(lanes).collect();
-        // The largest first: what it leaves room for the others have too.
+        // The largest lane first: sizes with enough memory for it leave enough for the other lanes,
+        // too.
         order.sort_by_key(|(spec, _)| std::cmp::Reverse(spec.max_rows));
         let all: f64 = specs.iter().map(|spec| f64::from(spec.max_rows)).sum();
         for (spec, lane) in order {
@@ -122,8 +125,8 @@ impl WarmUp<'_> {
         Ok(())
     }
 
-    /// Batches of those sizes up to `most` that are slow the first time, each twice: an engine may take memory once more on the second. `others`: how many more
-    /// lanes of this size there will be.
+    /// Runs batches of the sizes up to `most` that are slow the first time, each twice: an engine
+    /// may take more memory on the second run. `others`: the number of later lanes of this size.
     fn sizes(
         &mut self,
         device: usize,
@@ -144,13 +147,13 @@ impl WarmUp<'_> {
                     !error.of_device,
                     "a batch of {size} does not run: {error}. A smaller max_batch_size takes less memory"
                 );
-                // A model may refuse what is made up.
+                // A model may refuse made-up values.
                 tracing::debug!(model = self.name, size, %error, "a batch of our own making does not run");
                 return Ok(false);
             }
             Ok(true)
         };
-        // Larger ones are slow the first time.
+        // Larger sizes are slow the first time.
         let (sizes, larger): (Vec<usize>, Vec<usize>) =
             all.iter().partition(|size| bytes.saturating_mul(**size) <= LARGEST_TRIAL);
         if self.run.is_some() {
@@ -172,7 +175,7 @@ impl WarmUp<'_> {
         self.budget.check(self.model, device)
     }
 
-    /// Says what the model takes, with so many lanes on each device.
+    /// Logs the memory of the model, with `lanes` lanes on each device.
     pub fn say(&self, lanes: usize) {
         let run = self.run.as_deref().unwrap_or_default();
         self.budget.say(self.name, self.model, lanes, [&self.wanted, run]);
@@ -185,13 +188,13 @@ impl WarmUp<'_> {
     ) -> anyhow::Result<()> {
         for Sample { name, count, request } in samples {
             for _ in 0..*count {
-                // Not every engine ends a run that is to end.
+                // Not every engine ends a run when told.
                 anyhow::ensure!(!Stop::of_this_thread().is_stopped(), STOPPED);
                 let mut state = self.codec.assemble(std::iter::once(request)).map_err(anyhow::Error::msg)?;
                 match (run(&mut state), name) {
                     (Err(error), Some(name)) => anyhow::bail!("model_warmup '{name}': {error}"),
                     (Err(error), None) if error.of_device => anyhow::bail!("{error}"),
-                    // A model may refuse what is made up.
+                    // A model may refuse made-up values.
                     (Err(_), None) | (Ok(()), _) => {}
                 }
             }
@@ -200,7 +203,8 @@ impl WarmUp<'_> {
     }
 }
 
-/// What the largest batch of a model takes while it runs, bytes, by estimate; 0 where that depends on what is asked.
+/// The bytes that the largest batch of a model takes while it runs, by estimate; 0 if that depends
+/// on the requests.
 pub fn largest_run(model: &dyn Model, codec: &BatchCodec) -> u64 {
     let Some(memory) = model.run_memory().filter(|_| !codec.has_varying_shapes()) else { return 0 };
     let Ok(trial) = codec.trial(PROFILED_LENGTH) else { return 0 };
@@ -208,7 +212,7 @@ pub fn largest_run(model: &dyn Model, codec: &BatchCodec) -> u64 {
     memory.estimate(shapes.iter().map(|shape| &shape[..]))
 }
 
-/// The lanes in the order in which a batch passes them, if each of them is passed once.
+/// The lanes in the order in which a batch passes them, if it passes each lane once.
 fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
     let mut order: Vec<usize> = (0..specs.len()).collect();
     order.sort_by_key(|lane| specs[*lane].segments.first);
@@ -223,22 +227,24 @@ fn chain(specs: &[LaneSpec], segments: usize) -> Option<Vec<usize>> {
     (at == segments).then_some(order)
 }
 
-/// Lengths of varying dimensions that a model is tried with until it answers: as it is measured, as short as can be, and as pictures and texts often are.
+/// Lengths of varying dimensions that a model is tried with until it answers: the length of
+/// measurements, the shortest one, and usual lengths of pictures and texts.
 pub const LENGTHS: [i64; 7] = [PROFILED_LENGTH, 1, 16, 64, 128, 224, 256];
 
-/// What came of a model's trial with requests of our own making.
+/// The outcome of a model's trial with made-up requests.
 #[derive(Debug)]
 pub enum Trial {
     /// The model answers requests that hold this.
     Answers {
-        /// What their elements are.
+        /// The values of their elements.
         fill: Fill,
-        /// The request that was answered, where its varying dimensions are not [`PROFILED_LENGTH`] long.
+        /// The request that was answered, if its varying dimensions are not [`PROFILED_LENGTH`]
+        /// long.
         sample: Option<Admitted>,
         /// How long that took, the first time.
         took: Duration,
     },
-    /// The model answers none of them: what it says to the first.
+    /// The model answers none of them; this is its error for the first one.
     Refuses(String),
 }
 
@@ -247,12 +253,12 @@ pub fn comes_back(model: &dyn Model) -> bool {
     model.executor().is_some_and(Executor::comes_back)
 }
 
-/// Looks for a request of our own making that the model answers. Made-up values suit not every model: no model takes
-/// random numbers as a shape. So a model that answers none is still worth serving.
+/// Looks for a made-up request that the model answers. Some models answer none, as no model takes
+/// random numbers as a shape. Such a model is still worth serving.
 ///
 /// # Errors
-/// If the device is lost or out of memory, the model's process does not come back, one item takes more than [`LARGEST_TRIAL`], or the model's answers to a
-/// batch cannot be parted.
+/// If the device is lost or out of memory, the model's process does not come back, one item takes
+/// more than [`LARGEST_TRIAL`], or an answer of a batch cannot be separated.
 pub fn find_answer(codec: &BatchCodec, model: &dyn Model, lane: &mut dyn Lane, clock: Clock) -> anyhow::Result<Trial> {
     let (mut refused, mut not_made, mut not_parted) = (None, None, None);
     let lengths = if codec.has_varying_shapes() { &LENGTHS[..] } else { &LENGTHS[..1] };

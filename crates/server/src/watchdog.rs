@@ -1,9 +1,15 @@
-//! Watches what threads do in engines. A run that takes many times what it should is ended; a thread whose run cannot be ended is left behind, and its work
-//! goes to another.
+//! Watches the threads that run engines. A run that takes far longer than expected is ended. If it
+//! cannot be ended its thread is left behind, and another thread takes its work.
 //!
-//! A model may loop for ever, and only some engines can be told to end a run (`onnxruntime` can between operators, `rten` cannot), so that there are three steps:
-//! the engine is told; if the run goes on after a while, its process is ended where the model has one of its own, or else whoever owns the thread answers its requests
-//! and starts another thread; and with more threads left behind than the machine has cores, or none to be had, only a new process helps: the server is not live any more. So it is once the engine has no device left.
+//! A model may loop for ever, and only some engines can end a run when told (`onnxruntime` can
+//! between operators, `rten` cannot). So there are three steps:
+//!
+//! 1. The watchdog tells the engine.
+//! 2. If the run goes on after a while, the model's executor process is ended, if it has one.
+//!    Otherwise the thread's owner answers its requests and starts another thread.
+//! 3. Only a new process helps if as many threads are left behind as the machine has cores, or no
+//!    thread can be started. The server is then not live any more; the same holds once the engine
+//!    has no device left.
 
 use std::sync::{Arc, Weak};
 
@@ -18,12 +24,12 @@ use crate::options::RunLimits;
 
 /// How often it looks, while there is something to watch.
 const TICK: std::time::Duration = std::time::Duration::from_millis(200);
-/// Most time that a run has to end once it was told to, if its limit is not less.
+/// Most time for a run to end once it was told to, unless its limit is less.
 const GRACE: Duration = Duration::from_millis(5_000);
 
-/// How long a run goes on that nobody waits for: a shorter one is over soon.
+/// How long a run may go on without a waiting client: a shorter run is over soon.
 const USELESS_AFTER: Duration = Duration::from_millis(1_000);
-/// What such a run ends with; there is nobody to tell.
+/// The error of such a run, which no client reads.
 const USELESS: &str = "nobody waits for it any more";
 
 /// Watches the threads that have a [`Post`].
@@ -44,7 +50,7 @@ struct State {
     hopeless: Option<String>,
 }
 
-/// What is known of a thread that runs models.
+/// The watchdog's record of a thread that runs models.
 pub struct Post {
     watchdog: Arc<Watchdog>,
     stop: Stop,
@@ -52,14 +58,15 @@ pub struct Post {
     owner: Weak<dyn Owner>,
 }
 
-/// Who knows what a thread does.
+/// The owner of a thread's work.
 pub trait Owner: Send + Sync {
-    /// Whether somebody waits for what the thread runs.
+    /// Whether a client waits for the thread's present work.
     fn is_awaited(&self) -> bool {
         true
     }
 
-    /// What the thread does cannot be ended, for `reason`: from now on whoever waits for it is seen to by another thread, which this one is.
+    /// Hears that the thread's work cannot be ended, for `reason`. The calling thread answers its
+    /// clients from now on.
     fn leave_behind(&self, reason: &str);
 }
 
@@ -67,7 +74,8 @@ enum Doing {
     Nothing,
     Run(Run),
     Load(Load),
-    /// Something that goes on though it was to end, and why it was; of a model version in service, or of a load.
+    /// Work that goes on though it was told to end, with the reason; of a model version in service,
+    /// or of a load.
     LeftBehind(String, Option<Arc<ModelHealth>>),
 }
 
@@ -76,11 +84,11 @@ struct Run {
     device: usize,
     begin: Time,
     limit: Duration,
-    /// Whether it was told to end as nobody waits for it any more.
+    /// Whether it was told to end because no client waits for it.
     is_useless: bool,
-    /// Since when it has to end, and why.
+    /// Since when it must end, and why.
     told: Option<(Time, String)>,
-    /// Whether the process that it goes on in was ended for that.
+    /// Whether its executor process was ended because of it.
     is_killed: bool,
 }
 
@@ -94,7 +102,8 @@ struct Load {
 }
 
 impl Watchdog {
-    /// Starts its thread, which ends with the last who knows the watchdog. `engine` is the one whose devices may be lost.
+    /// Starts its thread, which ends with the last who knows the watchdog. `engine` is the one
+    /// whose devices may be lost.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -119,7 +128,7 @@ impl Watchdog {
         &self.activity
     }
 
-    /// Watches the calling thread as long as the post is there.
+    /// Watches the calling thread as long as the post lives.
     pub fn post(self: &Arc<Self>, owner: Weak<dyn Owner>) -> Arc<Post> {
         let stop = Stop::of_this_thread();
         let post = Arc::new(Post { watchdog: self.clone(), stop, doing: Mutex::new(Doing::Nothing), owner });
@@ -129,7 +138,7 @@ impl Watchdog {
         post
     }
 
-    /// Ends the runs of a model version that nobody waits for.
+    /// Ends the runs of a model version that no client waits for.
     pub fn end_runs(&self, health: &Arc<ModelHealth>) {
         for post in self.posts() {
             let mut doing = post.doing.lock();
@@ -143,7 +152,7 @@ impl Watchdog {
         }
     }
 
-    /// Has all loads end as soon as their engines can; says whether one is going on.
+    /// Tells all loads to end as soon as their engines can. Returns whether a load is under way.
     pub fn end_loads(&self) -> bool {
         let mut is_loading = false;
         for post in self.posts() {
@@ -159,13 +168,13 @@ impl Watchdog {
         is_loading
     }
 
-    /// Whether a thread is at work, or was left behind.
+    /// Whether a thread runs or loads a model, or was left behind.
     pub fn is_busy(&self) -> bool {
         let left_behind = self.state.lock().left_behind;
         left_behind > 0 || self.posts().iter().any(|post| !matches!(*post.doing.lock(), Doing::Nothing))
     }
 
-    /// Only a new process can mend what is wrong: `reason`.
+    /// Notes that only a new process helps, for `reason`.
     pub fn give_up(&self, reason: String) {
         let mut state = self.state.lock();
         if state.hopeless.is_none() {
@@ -175,7 +184,7 @@ impl Watchdog {
         }
     }
 
-    /// Why only a new process helps, if that is so.
+    /// Why only a new process helps; `None` if the server works.
     pub fn hopeless(&self) -> Option<String> {
         if let Some(reason) = self.engine.lost() {
             self.give_up(reason);
@@ -192,7 +201,7 @@ impl Watchdog {
     }
 
     fn look(&self) {
-        // Says it, also if no probe asks.
+        // Logs the state, even if no probe asks.
         self.hopeless();
         for post in self.posts() {
             let Some(reason) = post.look(self.clock.now(), &self.limits) else { continue };
@@ -209,13 +218,14 @@ impl Watchdog {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        // Its thread may be resting.
+        // The watchdog's thread may be resting.
         self.activity.stir();
     }
 }
 
 impl RunLimits {
-    /// Why a load is to end whose run goes on for `run`, and that goes on for `all` itself.
+    /// Why a load must end whose run has gone on for `run`, and which has gone on for `all` in
+    /// total.
     fn of_load(&self, run: Duration, all: Duration) -> Option<String> {
         let is_over = |took: Duration, limit: Duration| limit > Duration::ZERO && took > limit;
         if is_over(run, self.load) {
@@ -250,7 +260,8 @@ impl Post {
         if least == Duration::ZERO { Duration::MAX } else { expected.saturating_mul(u64::from(factor)).max(least) }
     }
 
-    /// The thread begins a run that may take `limit`. Not so while it is in the middle of another one, behind which this one waits: `false`.
+    /// The thread begins a run that may take `limit`. Not so while it is in the middle of another
+    /// one, behind which this one waits: `false`.
     pub fn begin(&self, health: &Arc<ModelHealth>, device: usize, limit: Duration) -> bool {
         let mut doing = self.doing.lock();
         let is_first = matches!(*doing, Doing::Nothing);
@@ -271,7 +282,7 @@ impl Post {
         self.watchdog.activity.stir();
     }
 
-    /// What the thread was doing is over; why it was to end, if it was.
+    /// Ends the thread's work. Returns why it was told to end, if it was.
     pub fn end(&self) -> Option<String> {
         let doing = std::mem::replace(&mut *self.doing.lock(), Doing::Nothing);
         let reason = match doing {
@@ -290,12 +301,13 @@ impl Post {
         reason
     }
 
-    /// Ends the process that the thread's run goes on in, once, where it has one of its own: whether it does.
+    /// Ends the executor process of the thread's run, once. Returns whether there is such a
+    /// process.
     fn kill(&self, is_killed: &mut bool) -> bool {
         !std::mem::replace(is_killed, true) && self.stop.kill()
     }
 
-    /// Why the thread has to be left behind from now on, if that is so. Ends what takes too long.
+    /// Ends work that takes too long. Returns why the thread must be left behind, if it must.
     fn look(&self, now: Time, limits: &RunLimits) -> Option<String> {
         let mut doing = self.doing.lock();
         let (reason, health) = match &mut *doing {
@@ -330,7 +342,7 @@ impl Post {
                     Some((since, _)) if now.since(*since) <= GRACE.min(*limit) => return None,
                     Some((since, _)) if self.kill(is_killed) => {
                         tracing::error!(model = %name, %version, device, %elapsed, "a run does not end: its process is ended");
-                        // It is not ready until it has another process.
+                        // The model is not ready until it has another process.
                         health.run_killed();
                         *since = now;
                         return None;
@@ -374,7 +386,7 @@ impl Post {
             }
         };
         *doing = Doing::LeftBehind(reason.clone(), health);
-        // Under the lock of what the thread does: it may come back right after.
+        // The count rises under the lock of the thread's work: the work may come back right after.
         self.watchdog.state.lock().left_behind += 1;
         Some(reason)
     }

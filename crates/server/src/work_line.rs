@@ -1,16 +1,19 @@
-//! The order in which the work of clients gets its turns: a tree of groups, addresses and connections.
+//! The order in which the work of clients gets its turns: a tree of groups, addresses and
+//! connections.
 //!
-//! Example: sixteen connections have 48 MB of JSON each, and one has 300 kB. The two sizes are two groups, so the small
-//! body gets every second turn. The other turns go to the first large bodies, until they are read.
+//! Example: sixteen connections have 48 MB of JSON each, and one has 300 kB. The two sizes are two
+//! groups, so the small body gets every second turn. The other turns go to the first large bodies,
+//! until they are read.
 //!
-//! **Rule.** At each level of the tree, the branch whose turns took the least time goes first. Among equal branches the
-//! oldest goes first. A new branch starts with the least time of its siblings. A branch without work is forgotten.
+//! **Rule.** At each level of the tree, the branch whose turns took the least time goes first.
+//! Among equal branches the oldest goes first. A new branch starts with the least time of its
+//! siblings. A branch without work is forgotten.
 //!
-//! **Order in a connection.** Work that has begun goes before work that has not. Then the earliest deadline goes first,
-//! and equal ones go in the order in which they came.
+//! **Order in a connection.** Work that has begun goes before new work. Then the earliest deadline
+//! goes first, and equal deadlines go in the order of arrival.
 //!
-//! **Quotas.** Only so much of a connection, and of a group of one size, is begun at the same time. An address or a model
-//! with turns that are overdue begins nothing more until some of them end.
+//! **Quotas.** A connection, and a group of one size, may have a limited amount of begun work. An
+//! address or a model with overdue turns begins nothing more until some of these end.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,12 +23,12 @@ use downbeat_core::Time;
 
 use crate::client::Client;
 
-/// Most work of the smallest size that is begun at the same time, and half as much of each size above. Work that has begun
-/// holds a thread and memory while others have their turns.
+/// Most work of the smallest size that is begun at the same time, and half as much of each size
+/// above. Work that has begun holds a thread and memory while others have their turns.
 const MOST_BEGUN_OF_SMALLEST: u32 = 32;
 /// Overdue turns of a model at which it begins no more work.
 const MOST_OVERDUE_OF_MODEL: u32 = 2;
-/// The same for an address.
+/// The same bound for an address.
 const MOST_OVERDUE_OF_ADDRESS: u32 = 4;
 
 /// A branch of the tree.
@@ -44,7 +47,7 @@ pub enum Branch {
 /// The way from the root of the tree to a connection.
 pub type Path = [Branch; 3];
 
-/// The path of a client's work on so many bytes. Sizes within a factor of four are one group.
+/// The path of a client's work on `bytes` bytes. Sizes within a factor of four are one group.
 pub fn path_by_size(client: Client, bytes: u64) -> Path {
     let bits = u64::BITS - (bytes >> 17).leading_zeros();
     path(Branch::Size(u8::try_from(bits / 2).unwrap_or(u8::MAX)), client)
@@ -62,13 +65,13 @@ fn path(group: Branch, client: Client) -> Path {
 /// Work that waits for its turn.
 #[derive(Debug)]
 pub struct Waiting<T> {
-    /// Its connection.
+    /// The path of its connection in the tree.
     pub path: Path,
     /// Whether it has had a turn already.
     pub has_begun: bool,
     /// When it should be done.
     pub deadline: Time,
-    /// Its number, in the order of arrival.
+    /// The work's number, in the order of arrival.
     pub number: u64,
     /// The work.
     pub work: T,
@@ -93,7 +96,7 @@ struct Node<T> {
     /// Turns that are overdue.
     overdue: u32,
     children: BTreeMap<Branch, Node<T>>,
-    /// Of a connection.
+    /// The waiting work of a connection.
     waiting: BTreeMap<Rank, Waiting<T>>,
 }
 
@@ -121,7 +124,8 @@ impl<T> WorkLine<T> {
         self.root.pop(self.quota, true)
     }
 
-    /// Counts the time of a turn. A turn that took no time counts too, so that work without steps does not stay first.
+    /// Counts the time of a turn. A turn that took no time counts too, so that work without steps
+    /// does not stay first.
     pub fn serve(&mut self, path: &Path, took: Duration) {
         let took = took.max(Duration::from_nanos(1));
         self.each(path, |node| node.served = node.served.saturating_add(took));
@@ -141,7 +145,7 @@ impl<T> WorkLine<T> {
         self.root.forget(path);
     }
 
-    /// All that waits, in no particular order.
+    /// All waiting work, in no particular order.
     pub fn iter(&self) -> impl Iterator<Item = &Waiting<T>> {
         let groups = self.root.children.values();
         let connections =
@@ -227,7 +231,8 @@ mod tests {
         Waiting { path, has_begun: false, deadline: Time::MAX, number, work: 0 }
     }
 
-    /// The numbers of the next `turns` turns. Each one takes a nanosecond, and goes on with its work after that.
+    /// The numbers of the next `turns` turns. Each one takes a nanosecond, and goes on with its
+    /// work after that.
     fn turns(line: &mut WorkLine<u64>, turns: usize) -> Vec<u64> {
         let turn = |_| {
             let next = line.pop()?;
@@ -248,7 +253,7 @@ mod tests {
         line.push(waiting(path_by_size(client(1), 300 << 10), 99));
         let order = turns(&mut line, 64);
         let count = |wanted: u64| order.iter().filter(|number| **number == wanted).count();
-        // Of so large ones no more than the quota of a connection are begun.
+        // No more of the large ones are begun than the quota of a connection allows.
         assert_eq!((count(99), count(0), count(1)), (32, 16, 16), "{order:?}");
     }
 
@@ -327,8 +332,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes in whatever order: all of it gets turns, and two connections that both wait all the time differ
-        /// by one slice at most.
+        /// Work of any size in any order all gets turns. Two connections that both wait all the
+        /// time differ by one slice at most.
         #[test]
         fn connections_that_wait_are_served_alike(addresses in vec(0_u8..3, 1..12), size in 0_u64..1 << 19) {
             let mut line = WorkLine::new(2);

@@ -1,17 +1,18 @@
-//! Threads for work that would hold up connections: reading and writing large bodies, decoding pictures and texts,
-//! listing and rendering what the server has.
+//! Threads for work that would hold up connections: reading and writing large bodies, decoding
+//! pictures and texts, listing and rendering what the server has.
 //!
-//! **Turns.** Only so many threads work at the same time: they have a turn each. Work that calls
-//! [`step`](downbeat_protocol::pace::step) gives its turn up after each slice, if the line has work that was served less
-//! (`work_line.rs`). Its thread waits until it has a turn again.
+//! **Turns.** Only `turns` threads work at the same time: each has a turn. Work that calls
+//! [`step`](downbeat_protocol::pace::step) gives its turn up after each slice, if the line has work
+//! that was served less (`work_line.rs`). Its thread waits until it has a turn again.
 //!
-//! **Work that cannot stop.** A tokenizer knows no steps. A turn that takes long is overdue: a further one is given out
-//! until it ends. So one text does not hold up others. Only few turns may be overdue, and fewer of a model or an address.
+//! **Work that cannot stop.** A tokenizer knows no steps. A turn that takes long is overdue: the
+//! pool grants another turn until it ends, so that one text does not hold up others. Only few turns
+//! may be overdue, and fewer of a model or an address.
 //!
 //! **End.** Work ends at its next step once its future is dropped, or after 30 s in turns.
 //!
-//! **Bound.** What waits holds its bytes of the budget of all requests. A thread is started when work needs one. As many
-//! threads as there are turns stay, and sleep while there is no work.
+//! **Bound.** Waiting work holds its bytes of the budget of all requests. A thread is started when
+//! work needs one. As many threads as there are turns stay, and sleep while there is no work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -31,7 +32,7 @@ use crate::work_line::{Path, Waiting, WorkLine};
 
 /// Bytes of a slice: about a millisecond of reading JSON.
 const SLICE: u64 = 128 << 10;
-/// A turn is overdue after so long.
+/// A turn is overdue after this long.
 const OVERDUE_AFTER: std::time::Duration = std::time::Duration::from_millis(50);
 /// Most turns of a pool that are overdue at the same time.
 const MOST_OVERDUE: u32 = 8;
@@ -131,7 +132,7 @@ struct Asker {
 struct Ended;
 
 impl WorkPool {
-    /// A pool with so many turns, at least one. Its threads are called `name`.
+    /// Makes a pool with `turns` turns, at least one. `name` names its threads.
     pub fn new(name: &'static str, turns: usize) -> Self {
         let turns = u32::try_from(turns).unwrap_or(u32::MAX).max(1);
         let state = State {
@@ -151,7 +152,8 @@ impl WorkPool {
     /// Has `work` done. Dropping the future ends the work at its next step.
     ///
     /// # Errors
-    /// `TooLarge` if it used more time than work may; `Internal` if it panicked, or the system has no thread left.
+    /// `TooLarge` if it used more time than work may; `Internal` if it panicked, or the system has
+    /// no thread left.
     pub async fn run<T: Send + 'static>(
         &self,
         place: Place,
@@ -198,7 +200,7 @@ impl WorkPool {
         self.shared.grant(&mut state);
     }
 
-    /// How long what came now with this deadline would wait: nothing where a turn is free.
+    /// How long work with this deadline would wait if it came now: zero if a turn is free.
     pub fn wait(&self, deadline: Time) -> Duration {
         let state = self.shared.state.lock();
         if state.has_turn(self.shared.turns) {
@@ -227,7 +229,7 @@ impl State {
 }
 
 impl Shared {
-    /// Gives out the turns that are free.
+    /// Grants the free turns.
     fn grant(self: &Arc<Self>, state: &mut State) {
         while state.has_turn(self.turns)
             && let Some(next) = state.line.pop()
@@ -236,7 +238,7 @@ impl Shared {
             let held = Held { path: next.path, since: Instant::now(), takes, is_overdue: false };
             state.held.insert(next.number, held);
             match next.work {
-                // The thread waits for it.
+                // The work's thread waits for the turn.
                 Work::GoOn(turn, _) => drop(turn.send(())),
                 Work::Begin(_) => {
                     state.ready.push_back(next);
@@ -257,7 +259,8 @@ impl Shared {
             Ok(_) => state.threads += 1,
             Err(error) => {
                 tracing::error!(%error, "no thread for the work of a request");
-                // Another thread takes it. Without one, the work is dropped, and its request is answered with an error.
+                // Another thread takes it. Without one, the work is dropped, and its request is
+                // answered with an error.
                 if state.threads == 0
                     && let Some(lost) = state.ready.pop_back()
                 {
@@ -322,7 +325,7 @@ impl Shared {
         }
     }
 
-    /// Gives out a further turn for each one that is overdue.
+    /// Grants a further turn for each overdue one.
     fn lend_turns(self: &Arc<Self>) {
         let mut state = self.state.lock();
         let state = &mut *state;

@@ -1,4 +1,4 @@
-//! What requests have to be like to enter a batch.
+//! Checks whether requests can enter a batch.
 
 use bytes::Bytes;
 use downbeat_protocol::{InferRequest, InferTensor};
@@ -9,11 +9,11 @@ use super::{Admitted, BatchCodec};
 use crate::error::ServiceError;
 
 impl BatchCodec {
-    /// Checks names, datatypes, shapes and batch dimension of a request's inputs, and not their data, which may be
-    /// elsewhere still.
+    /// Checks names, datatypes, shapes and batch dimension of a request's inputs without their
+    /// data, which may still be elsewhere.
     ///
     /// # Errors
-    /// As [`BatchCodec::admit`].
+    /// The errors of [`BatchCodec::admit`].
     pub fn check_inputs(&self, request: &InferRequest) -> Result<(), ServiceError> {
         let model = &request.model_name;
         for input in &request.inputs {
@@ -31,7 +31,7 @@ impl BatchCodec {
     /// Checks a request and takes its input bytes.
     ///
     /// # Errors
-    /// `InvalidArgument`, naming the tensor, what was expected and what came.
+    /// `InvalidArgument`, with the tensor, the expected value and the actual one.
     pub fn admit(&self, request: &mut InferRequest) -> Result<Admitted, ServiceError> {
         let model = &request.model_name;
         let least = self.defaults.iter().filter(|default| default.is_none()).count();
@@ -105,7 +105,7 @@ impl BatchCodec {
         matches!(self.item_dims(&binding.client.dims), [] | [1])
     }
 
-    /// Checks datatype and shape of one input; gives its batch dimension.
+    /// Checks datatype and shape of an input. Returns its batch dimension.
     fn check_shape(&self, model: &str, binding: &TensorBinding, input: &InferTensor) -> Result<i64, ServiceError> {
         let spec = &binding.client;
         if input.datatype != spec.datatype {
@@ -131,7 +131,7 @@ impl BatchCodec {
         Ok(rows)
     }
 
-    /// Checks one input; gives its batch dimension.
+    /// Checks an input. Returns its batch dimension.
     fn check_input(&self, model: &str, binding: &TensorBinding, input: &InferTensor) -> Result<u32, ServiceError> {
         let rows = self.check_shape(model, binding, input)?;
         let spec = &binding.client;
@@ -216,7 +216,7 @@ fn show(dims: &[i64]) -> String {
     format!("[{}]", dims.join(","))
 }
 
-/// The number of length-prefixed elements in `data`; `None` if it ends inside one.
+/// The number of length-prefixed elements in `data`; `None` if it ends inside an element.
 fn count_strings(mut data: &[u8]) -> Option<u64> {
     let mut count = 0;
     while !data.is_empty() {

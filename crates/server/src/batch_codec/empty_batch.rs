@@ -1,21 +1,24 @@
 //! Requests without items: `[0, 3, 224, 224]` is answered with outputs such as `[0, 1000]`.
 //!
-//! The sizes of an output's items may vary, so that only a run of the model tells them. Many kernels take no tensor
-//! without elements. So one item of our own making runs in the place of none, and its rows are cut from the answer.
+//! The sizes of an output's items may vary, so that only a run of the model tells them. Many
+//! kernels take no tensor without elements. So one made-up item runs for the empty request, and its
+//! rows are cut from the answer.
 
 use bytes::Bytes;
 
 use super::{Admitted, BatchCodec, OutputPart, Outputs, PROFILED_LENGTH};
 use crate::error::ServiceError;
 
-/// The most bytes of an item that is made up for one request: a request without items was paid for by no bytes.
+/// The most bytes of an item that is made up for a request. A request without items sends no bytes,
+/// so its item must be small.
 const LARGEST: usize = 4 << 20;
 
 impl BatchCodec {
-    /// One item in the place of a request without any, of the item sizes `shapes` of its inputs.
+    /// Makes an item for a request without items, with the item sizes `shapes` of its inputs.
     ///
     /// # Errors
-    /// `InvalidArgument` if an item takes more than 4 MiB and its sizes vary, or the model has no item that can be made up.
+    /// `InvalidArgument` if an item takes more than 4 MiB and its sizes vary, or the model has no
+    /// item that can be made up.
     pub(super) fn standing_in(&self, model: &str, shapes: &[i64]) -> Result<Admitted, ServiceError> {
         let refused = |reason: String| {
             ServiceError::InvalidArgument(format!(
@@ -36,7 +39,8 @@ impl BatchCodec {
         Ok(Admitted { is_empty: true, ..item })
     }
 
-    /// The outputs of a request without items, from those of the item that stood in for them, or else as declared.
+    /// The outputs of a request without items: from the outputs of its made-up item, or else as
+    /// declared.
     ///
     /// # Errors
     /// Why the item was not answered, where the sizes of an output are not fixed.

@@ -49,7 +49,7 @@ fn good() -> Vec<InferTensor> {
     ]
 }
 
-/// Sizes that the configuration fixes are not those that vary in the file.
+/// Sizes that the configuration fixes do not vary, though they vary in the file.
 #[test]
 fn the_shapes_in_service_are_bounded_by_the_largest_batch_and_the_longest_request() {
     let (mut table, image) =
@@ -150,7 +150,7 @@ fn requests_of_different_shapes_have_different_keys() {
 }
 
 proptest! {
-    /// What goes into a batch comes out of it, each request its own rows.
+    /// Requests that enter a batch come out of it unchanged, each with its own rows.
     #[test]
     fn a_batch_separates_into_what_it_was_made_of(
         members in prop::collection::vec(prop::collection::vec((any::<[i16; 2]>(), ".{0,5}"), 1..4), 1..6)

@@ -1,4 +1,4 @@
-//! Requests of our own making: what a model is tried, timed and warmed up with.
+//! Made-up requests, which a model is tried, timed and warmed up with.
 
 use downbeat_engine::{Buffer, Fill};
 use downbeat_repository::TensorBinding;
@@ -7,25 +7,28 @@ use smallvec::SmallVec;
 use super::{Admitted, BatchCodec, LARGEST_TRIAL, PROFILED_LENGTH, ShapeKey};
 
 impl BatchCodec {
-    /// The same, for a model that answers requests that hold this ([`crate::warm_up::find_answer`]).
+    /// The same codec, for a model that answers requests of these values
+    /// ([`crate::warm_up::find_answer`]).
     #[must_use]
     pub fn with_fill(self, fill: Fill) -> Self {
         BatchCodec { fill, ..self }
     }
 
-    /// The same, for a model that answers this request of one item, which it is timed and warmed up with.
+    /// The same codec, for a model that answers this request of one item, which measures it and
+    /// warms it up.
     #[must_use]
     pub fn with_sample(self, sample: Admitted) -> Self {
         BatchCodec { sample: Some(sample), ..self }
     }
 
-    /// The same, every varying dimension `varying` long.
+    /// The sizes of an input's item, with every varying dimension `varying` long.
     fn sizes<'a>(&self, input: &'a TensorBinding, varying: i64) -> impl Iterator<Item = i64> + Clone + use<'a> {
         let dims = input.client.dims.get(usize::from(self.batched)..).unwrap_or(&[]);
         dims.iter().map(move |dim| if *dim < 0 { varying } else { *dim })
     }
 
-    /// Bytes that the inputs of the request take that [`BatchCodec::trial`] gives for this length; `None` if that is more than memory.
+    /// Bytes of the inputs of the request that [`BatchCodec::trial`] makes for this length; `None`
+    /// if they are more than memory.
     pub fn item_bytes(&self, varying: i64) -> Option<usize> {
         if let Some(sample) = self.sample_of(varying) {
             return usize::try_from(sample.bytes()).ok();
@@ -58,17 +61,18 @@ impl BatchCodec {
         self.sample.as_ref().map_or_else(|| self.shape_key_of(PROFILED_LENGTH), |sample| self.shape_key(sample))
     }
 
-    /// The sample that stands for a request of this length, where the model has one.
+    /// The sample that stands for a request of this length, if the model has one.
     fn sample_of(&self, varying: i64) -> Option<&Admitted> {
         let is_alike = |_: &&Admitted| varying == PROFILED_LENGTH || !self.has_varying_shapes();
         self.sample.as_ref().filter(is_alike)
     }
 
-    /// A request of one item that the model is timed and warmed up with, every varying dimension `varying` long: random as far as the model takes that.
-    /// For [`PROFILED_LENGTH`] it is the model's sample, where it has one.
+    /// A request of one item that the model is timed and warmed up with, every varying dimension
+    /// `varying` long. Its values are random as far as the model takes them. For
+    /// [`PROFILED_LENGTH`] it is the model's sample, if there is one.
     ///
     /// # Errors
-    /// In words, if it takes more than [`LARGEST_TRIAL`], or there is no memory for it.
+    /// A text, if it takes more than [`LARGEST_TRIAL`], or there is not enough memory.
     pub fn trial(&self, varying: i64) -> Result<Admitted, String> {
         self.sample_of(varying).map_or_else(|| self.sample(self.fill, varying), |sample| Ok(sample.clone()))
     }
@@ -76,7 +80,7 @@ impl BatchCodec {
     /// A request of one item that holds `fill`, every varying dimension `varying` long.
     ///
     /// # Errors
-    /// As [`BatchCodec::trial`].
+    /// The errors of [`BatchCodec::trial`].
     pub(crate) fn sample(&self, fill: Fill, varying: i64) -> Result<Admitted, String> {
         let shapes = self.shapes_of(varying);
         self.bytes_of(&shapes).filter(|bytes| *bytes <= LARGEST_TRIAL).ok_or_else(|| self.too_large(varying))?;
@@ -96,7 +100,7 @@ impl BatchCodec {
         Ok(Admitted { inputs, shapes: shapes.into(), rows: 1, is_empty: false })
     }
 
-    /// Says that one item of this length is too large to be tried.
+    /// The error that an item of this length is too large to be tried.
     fn too_large(&self, varying: i64) -> String {
         let shape = |input: &TensorBinding| {
             format!("'{}' {:?}", input.client.name, self.sizes(input, varying).collect::<Vec<_>>())

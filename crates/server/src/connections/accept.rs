@@ -21,22 +21,24 @@ use super::stream::WatchedStream;
 use super::watched::Watched;
 use super::{Protocol, Stage, Stages, reached};
 
-/// Connections that the kernel may have ready for a port. It lowers this to what the system allows (`somaxconn`).
+/// Connections that the kernel may have ready for a port. The kernel lowers this to the system's
+/// limit (`somaxconn`).
 const BACKLOG: u32 = i32::MAX as u32;
 /// How long accepting pauses when the process has no file descriptor left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Clients that are told at once that there is no room. Further ones are closed without a word.
+/// Clients that are told at once that the server is full. Further ones are closed without an
+/// answer.
 const MOST_REFUSED_AT_ONCE: usize = 8;
-/// Silence after which the kernel asks whether a client is still there. Not HTTP/2 pings: with them, each frame that
-/// comes in reads the clock and takes a lock.
+/// Silence after which the kernel probes whether a client is still there. HTTP/2 pings would cost
+/// more: with them, each frame that comes in reads the clock and takes a lock.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
-/// Between two such questions.
+/// The time between two such probes.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// How many are left unanswered before the connection is closed.
+/// Unanswered probes before the connection is closed.
 const KEEP_ALIVE_COUNT: u32 = 3;
 /// How long a stopping port waits for one more connection that the kernel has completed.
 const LAST_CALL: Duration = Duration::from_millis(20);
-/// How many it takes at most then.
+/// The most connections that it takes then.
 const MOST_AT_LAST_CALL: usize = 4096;
 /// How often a draining port looks at its connections.
 const DRAIN_LOOK: Duration = Duration::from_millis(25);
@@ -53,8 +55,8 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Accepts connections and lets `drive` serve each, until [`Stage::Draining`]; then brings them to their ends, and breaks
-/// off at [`Stage::Stopped`] those that have not come to it.
+/// Accepts connections and lets `drive` serve each, until [`Stage::Draining`]. Then brings them to
+/// their ends, and breaks off the remaining ones at [`Stage::Stopped`].
 pub(crate) async fn serve<D, F>(
     listener: TcpListener,
     protocol: Protocol,
@@ -120,7 +122,7 @@ where
             // The client has gone already; it still can be tried.
             tracing::debug!(%error, "cannot set the options of a connection");
         }
-        // A port that dozes has to learn that another connection's idle time begins.
+        // A port that dozes must notice that another connection's idle time begins.
         self.state.stir();
         let watched = Arc::new(Watched::new(self.protocol, Arc::clone(&self.state)));
         if let Some(entry) = self.connections.admit(self.protocol, &watched).await {
@@ -144,8 +146,8 @@ where
         }
     }
 
-    /// Closing a port resets the connections that nobody has accepted, and the requests that were sent on them. So no more
-    /// are let in, those that are there are accepted, and then it is closed.
+    /// Closing a port resets the connections that are not accepted yet, and the requests that were
+    /// sent on them. So the port first lets no more in, then accepts the rest, and then closes.
     async fn last_call(&mut self, listener: TcpListener) {
         self.state.leave();
         if let Err(error) = let_nobody_in(&listener) {
@@ -180,7 +182,7 @@ where
     }
 }
 
-/// The same connection on another event loop.
+/// Moves the connection to another event loop.
 fn move_to(event_loop: &Handle, stream: TcpStream) -> io::Result<TcpStream> {
     if event_loop.id() == Handle::current().id() {
         return Ok(stream);
@@ -190,7 +192,8 @@ fn move_to(event_loop: &Handle, stream: TcpStream) -> io::Result<TcpStream> {
     TcpStream::from_std(stream)
 }
 
-/// Lets the kernel drop what begins a connection (SYN). A client sends it again after a second, and is refused then.
+/// Lets the kernel drop packets that begin a connection (SYN). A client sends the packet again
+/// after a second, and is then refused.
 fn let_nobody_in(listener: &TcpListener) -> io::Result<()> {
     const FLAGS_OF_TCP: u32 = 13;
     const SYN: u32 = 2;

@@ -29,7 +29,7 @@ pub(crate) enum BodyError {
         taken: u64,
         /// Bytes that had to.
         least: u64,
-        /// In this time.
+        /// The time that the body had.
         within: Duration,
     },
     /// The client has gone, or does not speak the protocol.
@@ -41,9 +41,9 @@ fn seconds(duration: &Duration) -> String {
     format!("{} s", duration.as_secs_f64())
 }
 
-/// What a body consists of.
+/// The frames of a body.
 pub(crate) enum Framing {
-    /// One request: it has to come.
+    /// A single request: all of it must come.
     Whole,
     /// gRPC messages, between which the client may take its time.
     Messages(Messages),
@@ -63,13 +63,13 @@ impl Framing {
     }
 }
 
-/// Where in a sequence of gRPC messages a body is.
+/// The place of a body in its sequence of gRPC messages.
 #[derive(Default)]
 pub(crate) struct Messages {
     prefix: [u8; PREFIX],
-    /// Bytes of the prefix that are here; 0 between messages.
+    /// Bytes of the prefix that have come; 0 between messages.
     prefixed: usize,
-    /// Bytes of the message that are not.
+    /// Bytes of the message that have not come.
     missing: usize,
 }
 
@@ -102,8 +102,8 @@ impl Messages {
     }
 }
 
-/// A body that ends with an error when the client is waited for too long. Only waiting counts: what the server leaves
-/// unread is not the client's fault.
+/// A body that ends with an error when the server waits too long for the client. Only waiting
+/// counts: bytes that the server leaves unread are not the client's fault.
 pub(crate) struct WatchedBody {
     body: Incoming,
     framing: Framing,
@@ -116,9 +116,10 @@ pub(crate) struct WatchedBody {
     waited: Duration,
     /// Since when the client is waited for, if it is.
     since: Option<Instant>,
-    /// Whether `watched` counts this body among those that are waited for.
+    /// Whether `watched` counts this body as awaited.
     is_awaited: bool,
-    /// There once the client had to be waited for, which most bodies come without. Fires when `waited` may be `within`, or before.
+    /// Set once the server has waited for the client, which most bodies never need. Fires when
+    /// `waited` may be `within`, or before.
     timer: Option<Pin<Box<Sleep>>>,
 }
 

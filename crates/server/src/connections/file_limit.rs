@@ -2,17 +2,18 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Files that are not connections of the frontends: ports, logs, model files, libraries, the metrics port's connections,
-/// and clients that are being refused.
+/// Files that are not connections of the frontends: ports, logs, model files, libraries, the
+/// metrics port's connections, and clients that are being refused.
 const RESERVE: u64 = 40;
-/// Files of an event loop that connections are on: what it waits at, and what wakes it.
+/// Files of an event loop with connections: its epoll instance, and the file that wakes it.
 const OF_EVENT_LOOP: u64 = 4;
-/// Fewest connections, however few files there may be.
+/// Fewest connections, under any limit of files.
 const LEAST: u64 = 8;
-/// The default limit of connections. A connection takes some 20 KiB while it is used, and less while it is idle.
+/// The default limit of connections. A connection takes some 20 KiB while it is used, and less
+/// while it is idle.
 const MOST: usize = 32_768;
 
-/// Raises the soft limit of open files to the hard one. Gives the limit there is now; `None`: there is none.
+/// Raises the soft limit of open files to the hard one. Returns the new limit; `None`: no limit.
 pub fn raise_file_limit() -> Option<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -27,7 +28,8 @@ pub fn raise_file_limit() -> Option<u64> {
     }
 }
 
-/// How many connections a process has room for that may have `files` files open, where they are on so many event loops.
+/// How many connections a process has room for that may have `files` files open, with `event_loops`
+/// event loops.
 pub fn room_for_connections(files: Option<u64>, event_loops: usize) -> usize {
     let reserve = RESERVE.saturating_add(OF_EVENT_LOOP.saturating_mul(event_loops as u64));
     let room = files.unwrap_or(u64::MAX).saturating_sub(reserve).max(LEAST);

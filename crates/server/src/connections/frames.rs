@@ -1,9 +1,11 @@
 //! How many HTTP/2 frames a peer sends beside its requests.
 //!
-//! For example, a peer sends acknowledgements of PINGs that the server never sent. Each acknowledgement takes 17 bytes and a
-//! microsecond of a thread that connections share, and `h2` sets no limit. Therefore each connection has an account of frames.
-//! Requests, bodies and answers fill the account, and each frame costs one unit. The server does not read from a connection
-//! with an empty account for the rest of a second. SETTINGS, PRIORITY, WINDOW_UPDATE, RST_STREAM and empty DATA frames count alike.
+//! For example, a peer sends acknowledgements of PINGs that the server never sent. Each
+//! acknowledgement takes 17 bytes and a microsecond of a thread that connections share, and `h2`
+//! sets no limit. Therefore each connection has an account of frames. Requests, bodies and answers
+//! fill the account, and each frame costs one unit. The server does not read from a connection with
+//! an empty account for the rest of a second. SETTINGS, PRIORITY, WINDOW_UPDATE, RST_STREAM and
+//! empty DATA frames count alike.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -16,7 +18,8 @@ use tokio::time::{Instant, Sleep, sleep_until};
 const FREE: u32 = 64;
 /// Most frames on an account.
 const MOST: u32 = 1_000;
-/// Frames that a request puts on the account: windows for its answer, a PING to measure the way, its end.
+/// Frames that a request puts on the account: windows for its answer, a PING to measure the way,
+/// its end.
 const BY_REQUEST: u32 = 16;
 /// Bytes of a body or of answers that put one more frame on the account.
 const BYTES: u64 = 32;
@@ -57,7 +60,8 @@ impl Frames {
         self.left <= FREE
     }
 
-    /// Counts what was read, where `sent` bytes of answers have been written.
+    /// Counts the frames in bytes that were read, at a time when `sent` bytes of answers have been
+    /// written.
     pub fn count(&mut self, mut bytes: &[u8], sent: u64) {
         let (mut spent, mut earned) = (0u32, 0u64);
         loop {

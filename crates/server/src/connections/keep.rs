@@ -21,9 +21,9 @@ pub(crate) trait Driven: Future<Output = Result<(), hyper::Error>> + Unpin {
     fn rest(self: Box<Self>) -> Result<WatchedStream, Box<Self>>;
 }
 
-/// Drives a connection to its end. The port may ask for that end. `begin` makes the state of the protocol once the peer has
-/// sent a byte. Until then, and between two requests that lie apart, the connection rests: it is a socket and a task of
-/// some hundred bytes.
+/// Drives a connection to its end. The port may ask for that end. `begin` makes the state of the
+/// protocol once the peer has sent a byte. Until then, and between two requests that lie apart, the
+/// connection rests: it is a socket and a task of some hundred bytes.
 pub(crate) async fn keep<C: Driven>(
     mut stream: WatchedStream,
     watched: Arc<Watched>,
@@ -75,7 +75,8 @@ impl<C: Driven> Driving<C> {
         let mut polled = Pin::new(&mut **connection).poll(cx);
         match watched.asked() {
             Request::Finish if polled.is_pending() && !self.finishing => {
-                // Over HTTP the client cannot be told: only an idle connection may end. It was when it was asked to.
+                // HTTP has no message for this: only an idle connection may end. It was idle when
+                // it was asked to end.
                 if watched.protocol == Protocol::Http && !watched.seen().is_idle() {
                     watched.settle(Request::Finish);
                     return Poll::Pending;

@@ -1,4 +1,4 @@
-//! What a port thinks of a connection when it looks at it: a state machine over the connection's counts.
+//! A port's verdict on a connection: a state machine over the connection's counts.
 
 use std::time::Duration;
 
@@ -7,50 +7,52 @@ use tokio::time::Instant;
 use super::watched::{Request, Seen};
 use super::{ConnectionOptions, Protocol};
 
-/// How long a connection that was asked to end, and has nothing under way, may take to.
+/// The limit for a connection to end that was asked to and has nothing under way.
 const FINISH_LIMIT: Duration = Duration::from_secs(5);
-/// The shortest silence after which a client counts as stopped while the server drains. A lost packet takes less.
+/// The shortest silence after which a client counts as stopped while the server drains. A lost
+/// packet takes less.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the end of a connection waits for what its peer still sends.
+/// How long the end of a connection waits for its peer's last bytes.
 const CLOSE_LIMIT: Duration = Duration::from_secs(2);
-/// What a client sends first over gRPC (the preface of HTTP/2, RFC 9113 §3.4), bytes.
+/// Length of a client's first bytes over gRPC (the preface of HTTP/2, RFC 9113 §3.4).
 const PREFACE: u64 = 24;
-/// How long a connection is idle before it rests. A client that sends again and again does so sooner, and is spared that
-/// its connection is made ready each time.
+/// How long a connection is idle before it rests. A client with regular requests is faster than
+/// that, and its connection is not made ready each time.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
-/// What was seen so far.
+/// The observations so far.
 #[derive(Debug)]
 pub(super) struct Look {
     /// When something was last under way.
     active: Instant,
     served: u64,
-    /// Since when a head is awaited, and which.
+    /// Since when a head is awaited, and its number.
     head: Option<(Instant, u64)>,
-    /// Since when the server, which drains, waits for the rest of a request, and the bytes that were here then.
+    /// Since when the draining server waits for the rest of a request, and the bytes that had come
+    /// by then.
     rest: Option<(Instant, u64)>,
     /// Since when the peer reads too little, and the bytes it had taken then.
     blocked: Option<(Instant, u64)>,
     /// Since when it was asked to end.
     finishing: Option<Instant>,
-    /// Since when it waits for what the peer still sends.
+    /// Since when it waits for the peer's last bytes.
     closing: Option<Instant>,
 }
 
-/// What becomes of a connection.
+/// The fate of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Stay,
     /// The connection should give back the memory that only a request needs.
     Rest,
-    /// It should end without losing a request.
+    /// The connection should end without losing a request.
     Finish,
-    /// It has to end, because of this.
+    /// The connection must end now, for this reason.
     Stop(&'static str),
 }
 
 impl Look {
-    /// Of a connection accepted at `now`.
+    /// Makes the state of a connection that was accepted at `now`.
     pub fn new(now: Instant) -> Self {
         Look { active: now, served: 0, head: None, rest: None, blocked: None, finishing: None, closing: None }
     }
@@ -60,7 +62,8 @@ impl Look {
         (seen.is_idle() && seen.served == self.served && seen.asked <= Request::Rest).then_some(self.active)
     }
 
-    /// When it has to be looked at again unless bytes move on it: `Some(now)`: again and again; `None`: never.
+    /// When the port must look at it again unless bytes move on it. `Some(now)`: again and again;
+    /// `None`: never.
     pub fn due(&self, now: Instant, seen: &Seen, options: &ConnectionOptions) -> Option<Instant> {
         let rests = seen.rests || !seen.may_rest();
         if !seen.is_idle() || seen.closing || !rests || seen.asked > Request::Rest {
@@ -125,7 +128,7 @@ impl Look {
             let rests = seen.may_rest() && !seen.rests && over(self.active, REST_AFTER);
             return if rests { Verdict::Rest } else { Verdict::Stay };
         }
-        // Without a preface there is nobody to say goodbye to.
+        // Without a preface the peer understands no goodbye.
         if seen.protocol == Protocol::Grpc && seen.received < PREFACE {
             return Verdict::Stop("it did not say that it speaks HTTP/2");
         }
@@ -204,7 +207,7 @@ mod tests {
         assert_eq!(http.at(1), Verdict::Rest);
         http.seen.rests = true;
         assert_eq!((http.at(2), http.due(2)), (Verdict::Stay, Some(100)));
-        // Part of a head is here.
+        // Part of a head has come.
         (http.seen.rests, http.seen.received) = (false, 5);
         assert_eq!((http.at(3), http.due(3)), (Verdict::Stay, Some(3)));
 
@@ -248,7 +251,7 @@ mod tests {
         let mut head = Looked::new(Protocol::Http);
         (head.draining, head.seen.received) = (true, 5);
         assert_eq!(head.at(0), Verdict::Stay);
-        // As much as the least rate asks for.
+        // These are as many bytes as the least rate asks for.
         head.seen.received = 10;
         assert_eq!(head.at(1), Verdict::Stay);
         head.seen.received = 14;

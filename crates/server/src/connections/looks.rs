@@ -10,8 +10,8 @@ use super::port_state::PortState;
 /// Stands for a look that nothing asks for.
 const NEVER: Duration = Duration::from_secs(24 * 3600);
 
-/// When a port looks at its connections: every so often, and not while all of them are idle, so that an idle server does
-/// nothing.
+/// When a port looks at its connections: every so often, and not while all of them are idle, so
+/// that an idle server does nothing.
 pub(super) struct Looks {
     every: Duration,
     timer: Pin<Box<Sleep>>,
@@ -27,13 +27,14 @@ impl Looks {
         self.timer.as_mut().await;
     }
 
-    /// The port has looked, and has to again at `next` unless bytes move on a connection; `None`: never. Whether it dozes
-    /// from now on.
+    /// Notes that the port has looked, and must look again at `next` unless bytes move on a
+    /// connection; `None`: never. Returns whether the port dozes from now on.
     pub fn looked(&mut self, next: Option<Instant>, port: &PortState) -> bool {
         let now = Instant::now();
         let soon = now + self.every;
         let next = next.unwrap_or(now + NEVER);
-        // The first look of this kind only makes the port doze. The second one sees bytes that moved at that moment.
+        // The first look of this kind only makes the port doze. The second one sees bytes that
+        // moved at that moment.
         let at = if next > soon && port.dozes() { next } else { soon };
         if next > soon {
             port.doze();

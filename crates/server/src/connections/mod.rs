@@ -1,10 +1,13 @@
-//! Connections of every port: accepted up to a cap, watched, and brought to an end without losing a request.
+//! Connections of every port: accepted up to a cap, watched, and brought to an end without losing a
+//! request.
 //!
-//! One table ([`Connections`]) holds the connections of the ports that share a cap. Each connection counts what it does
-//! (`watched.rs`); its port looks at the counts a few times in each limit (`look.rs`) and asks those to end that
-//! have been idle too long, send a head too slowly or do not read their answers. No connection and no request has a timer
-//! of its own, but for bodies that are waited for (`body.rs`). While all connections are idle the port does not look
-//! (`looks.rs`), and an idle connection over HTTP is its socket and nothing else (`keep.rs`).
+//! One table ([`Connections`]) holds the connections of the ports that share a cap. Each connection
+//! counts its bytes and requests (`watched.rs`). Its port looks at the counts a few times in each
+//! limit (`look.rs`). It asks a connection to end that was idle too long, sends a head too slowly
+//! or does not read its answers. Connections and requests have no timers of their own; only a
+//! request whose body is awaited has one (`body.rs`). While all connections are idle the port does
+//! not look (`looks.rs`), and an idle connection over HTTP is its socket and nothing else
+//! (`keep.rs`).
 
 mod accept;
 mod body;
@@ -35,22 +38,23 @@ pub use threads::FrontendThreads;
 pub(crate) use threads::beside;
 pub(crate) use watched::Answering;
 
-/// What connections may do.
+/// The limits of connections.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionOptions {
-    /// Most connections at once. At the cap, one that has been idle makes room for a new one; without such a one the new
-    /// one is refused.
+    /// Most connections at once. At the cap, an idle connection makes room for a new one; without
+    /// an idle one the new one is refused.
     pub max: usize,
     /// How long a connection may be without a request; `None`: for ever.
     pub idle_timeout: Option<Duration>,
-    /// How long the head of a request may take once it has begun, and the time in which `min_rate` is measured; `None`: for
-    /// ever.
+    /// How long the head of a request may take once it has begun, and the time in which `min_rate`
+    /// is measured; `None`: for ever.
     pub transfer_timeout: Option<Duration>,
-    /// Least rate of a request's body, and of an answer that waits to be read, bytes per second on average over each
-    /// `transfer_timeout`. At least one byte has to move in it.
+    /// Least rate of a request's body, and of a client's reading of its answer, bytes per second on
+    /// average over each `transfer_timeout`. At least one byte must move in that time.
     pub min_rate: u64,
-    /// How long a connection that has just been used, or is new, may yet bring a request once the server drains. A
-    /// request of which a part is here must come at `min_rate` in each such time, or in each second if that is longer.
+    /// How long a used or new connection may yet bring a request once the server drains. A request
+    /// that has come in part must come at `min_rate` in each such time, or in each second if that
+    /// is longer.
     pub linger: Duration,
 }
 
@@ -87,7 +91,7 @@ impl Default for ConnectionOptions {
     }
 }
 
-/// What a port speaks.
+/// The protocol of a port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Protocol {
     Http,
@@ -106,18 +110,19 @@ impl Protocol {
 /// How far the server is on its way out.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum Stage {
-    /// Not at all.
+    /// The server does not drain.
     #[default]
     Serving,
-    /// Still accepting and answering while clients learn that they should go elsewhere: HTTP answers end their connection.
+    /// Still accepting and answering while clients learn that they should go elsewhere: HTTP
+    /// answers end their connection.
     Leaving,
-    /// Nobody is accepted any more. What is under way is finished, then the connections are closed.
+    /// The ports accept no more. Requests under way are finished, then the connections are closed.
     Draining,
     /// Everything is broken off.
     Stopped,
 }
 
-/// What tells ports the [`Stage`]. A sender that is gone is as good as [`Stage::Stopped`].
+/// Tells ports the [`Stage`]. A sender that is gone means [`Stage::Stopped`].
 pub type Stages = watch::Receiver<Stage>;
 
 /// Completes once the server is at `stage` or further.

@@ -16,18 +16,20 @@ use super::watched::{Request, Watched};
 use super::{ConnectionOptions, Protocol};
 use crate::memory;
 
-/// How long a connection that has had requests must have been idle to make room for another: below, its next request may
-/// be on its way.
+/// How long a used connection must have been idle to make room for another: before that, its next
+/// request may be on its way.
 const IDLE_BEFORE_MAKING_ROOM: Duration = Duration::from_secs(1);
-/// The same for one that never had any.
+/// The same for a connection that never had a request.
 const UNUSED_BEFORE_MAKING_ROOM: Duration = Duration::from_millis(100);
-/// How long the connection that makes room for another may take to end, and then, once it is broken off, its task.
+/// How long the connection that makes room for another may take to end, and then, once it is broken
+/// off, its task.
 const ROOM_LIMITS: [(Request, Duration); 2] =
     [(Request::Finish, Duration::from_millis(100)), (Request::Stop, Duration::from_secs(1))];
-/// The buffers of a connection, bytes, about. They stay behind when it ends, as do the bytes that it moved.
+/// The buffers of a connection, bytes, about. They stay allocated when it ends, as do the bytes
+/// that it moved.
 const CONNECTION_BYTES: u64 = 16 << 10;
-/// Bytes that ended connections leave behind before the threads give memory back while others are at work. Each time costs
-/// about a millisecond.
+/// Bytes of ended connections after which the threads give memory back while others work. Each time
+/// costs about a millisecond.
 const RELEASE_FROM: u64 = 8 << 20;
 
 /// The open connections of the ports that share a cap.
@@ -43,7 +45,7 @@ struct Table {
     next: AtomicU64,
     /// Bytes that connections left behind which ended since memory was last given back.
     left: AtomicU64,
-    /// Clients that are being told that there is no room.
+    /// Clients that are being refused at the moment.
     refusing: AtomicUsize,
 }
 
@@ -54,12 +56,12 @@ struct Open {
 }
 
 impl Connections {
-    /// None yet. They will be on whatever threads accept them.
+    /// Makes an empty table. The threads that accept connections will serve them.
     pub fn new(options: ConnectionOptions) -> Self {
         Connections::with(options, None)
     }
 
-    /// The same, on threads of their own.
+    /// Makes an empty table whose connections have threads of their own.
     pub fn on(options: ConnectionOptions, threads: FrontendThreads) -> Self {
         Connections::with(options, Some(threads))
     }
@@ -85,7 +87,7 @@ impl Connections {
         self.0.threads.as_ref().and_then(FrontendThreads::next).cloned().unwrap_or_else(Handle::current)
     }
 
-    /// Takes in a connection, if there is room or an idle one makes some.
+    /// Takes in a connection, if there is room or an idle connection makes room.
     pub(super) async fn admit(&self, protocol: Protocol, watched: &Arc<Watched>) -> Option<Entry> {
         if !self.has_room() {
             self.make_room().await;
@@ -130,8 +132,8 @@ impl Connections {
         }
     }
 
-    /// Looks at all connections of a protocol's port. Gives when it has to again unless bytes move on one of them; `None`:
-    /// never.
+    /// Looks at all connections of a protocol's port. Returns when the port must look again unless
+    /// bytes move on one of them; `None`: never.
     pub(super) fn look(&self, protocol: Protocol, draining: bool) -> Option<Instant> {
         let now = Instant::now();
         let mut next: Option<Instant> = None;
@@ -167,7 +169,8 @@ impl Connections {
         }
     }
 
-    /// Notes that a client is refused. Gives what it holds while it is told, if not too many are at the moment.
+    /// Notes that a client is refused. Returns a guard for the time of its answer, unless too many
+    /// are answered at the moment.
     pub(super) fn refuse(&self, protocol: Protocol, most: usize) -> Option<Refusing> {
         tracing::warn!(
             max_connections = self.options().max,

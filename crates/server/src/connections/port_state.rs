@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use tokio::sync::Notify;
 
-/// The state that a port shares with its connections. Connections only read this state. The first connection that moves
-/// bytes while the port dozes writes it.
+/// The state that a port shares with its connections. Connections only read this state. The first
+/// connection that moves bytes while the port dozes writes it.
 #[derive(Debug, Default)]
 pub(super) struct PortState {
     /// The port has left [`Stage::Serving`](super::Stage::Serving).
@@ -24,8 +24,9 @@ impl PortState {
         self.leaving.load(Relaxed)
     }
 
-    /// From now on a connection that moves bytes completes [`PortState::stirred`]. A connection that moves bytes at this
-    /// moment may miss that. So the port looks once more before it relies on this.
+    /// From now on a connection that moves bytes completes [`PortState::stirred`]. A connection
+    /// that moves bytes at this moment may miss the change. So the port looks once more before it
+    /// relies on the signal.
     pub fn doze(&self) {
         self.dozes.store(true, Relaxed);
     }

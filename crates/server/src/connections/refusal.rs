@@ -1,4 +1,4 @@
-//! What a client is told for whose connection there is no room.
+//! The answer to a client whose connection finds no room.
 
 use std::time::Duration;
 
@@ -11,9 +11,10 @@ const NOTICE: Duration = Duration::from_secs(1);
 /// Most bytes of its request that are read meanwhile, so that the answer is not lost in a reset.
 const MAX_DISCARDED: u64 = 64 << 10;
 
-/// Says that there is no room, and ends the connection. It is said in HTTP/1 on every port: gRPC clients take that for a
-/// connection that failed, and try again after a while. A GOAWAY after SETTINGS would tell them the reason, but they
-/// take the connection for a good one and come back at once, again and again.
+/// Answers that there is no room, and ends the connection. The answer is HTTP/1 on every port: gRPC
+/// clients take that for a failed connection, and try again after a while. A GOAWAY after SETTINGS
+/// would tell them the reason, but they take such a connection for a good one and come back at
+/// once, again and again.
 pub(super) async fn refuse(mut stream: TcpStream, max: usize) {
     let body = format!(
         "{{\"error\":\"the server has as many connections as it takes ({max}, --max-connections); try again later or \

@@ -1,4 +1,4 @@
-//! The socket of a connection, which counts what it moves.
+//! The socket of a connection, which counts the bytes that it moves.
 
 use std::io;
 use std::pin::Pin;
@@ -14,8 +14,8 @@ use super::Protocol;
 use super::frames::{FEW_BYTES, Frames};
 use super::watched::Watched;
 
-/// Most bytes that are read of a request after its answer. A socket that is closed with unread bytes resets the connection, and the
-/// client may lose the answer.
+/// Most bytes that are read of a request after its answer. A socket that is closed with unread
+/// bytes resets the connection, and the client may lose the answer.
 const MAX_DISCARDED: usize = 1 << 20;
 
 /// Bytes that a connection reads before it lets other connections have the thread.
@@ -28,7 +28,7 @@ pub(crate) struct WatchedStream {
     discarded: usize,
     /// Bytes that were read since the connection last waited.
     in_turn: usize,
-    /// Of a connection over HTTP/2.
+    /// The account of frames of an HTTP/2 connection.
     frames: Option<Frames>,
     /// Bytes that were read before, and are read first.
     again: Bytes,
@@ -70,7 +70,7 @@ impl WatchedStream {
     fn wrote(&self, polled: &Poll<io::Result<usize>>) {
         match polled {
             Poll::Ready(Ok(count)) => {
-                // One writer: no need for an atomic addition.
+                // Only one thread writes: no need for an atomic addition.
                 self.watched.sent.store(self.watched.sent.load(Relaxed) + *count as u64, Relaxed);
                 self.watched.write_blocked.store(false, Relaxed);
             }
@@ -171,7 +171,7 @@ mod tests {
         let mut peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
         stream.set_nonblocking(true).unwrap();
-        // As much as the kernel keeps: more than a turn, even where buffers are small.
+        // The peer sends as much as the kernel buffers: more than a turn, even with small buffers.
         peer.set_nonblocking(true).unwrap();
         let mut total = 0;
         while let Ok(count) = peer.write(&[7; TURN])
@@ -205,7 +205,8 @@ mod tests {
         for _ in 0..100 {
             stream.poll_turn(&mut read, &mut scratch);
         }
-        // The first free frames, the free frames of the first second, and the rest of the last read.
+        // The first free frames, the free frames of the first second, and the rest of the last
+        // read.
         assert!((FEW_BYTES..=3 * FEW_BYTES).contains(&read), "{read}");
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
         let before = read;

@@ -19,12 +19,13 @@ const MOST_AT_ONCE: usize = 256;
 const HELPERS_LIVE: Duration = Duration::from_secs(1);
 
 thread_local! {
-    /// Where a thread of connections leaves what may take its time.
+    /// The runtime to which a thread of connections hands slow work.
     static OTHERS: RefCell<Option<Handle>> = const { RefCell::new(None) };
 }
 
-/// Threads with an event loop each. A connection stays on one of them, so that a request is read, answered and, where it is brief, run without a change of threads, and
-/// no thread is woken to look for work that another has.
+/// Threads with an event loop each. A connection stays on one thread, so that a request is read,
+/// answered and (if it is brief) run without a change of threads. No thread wakes to look for the
+/// work of another.
 #[derive(Debug)]
 pub struct FrontendThreads {
     loops: Vec<(Handle, oneshot::Sender<()>)>,
@@ -32,7 +33,8 @@ pub struct FrontendThreads {
 }
 
 impl FrontendThreads {
-    /// Starts so many, at least one; from a runtime, which does for them what may take its time. They end when this is dropped, and with them what is on them.
+    /// Starts `threads` threads, at least one. The calling runtime does their slow work. When this
+    /// object is dropped, the threads end with their connections.
     ///
     /// # Errors
     /// If the operating system has no thread or no file descriptor left.
@@ -74,7 +76,8 @@ impl FrontendThreads {
     }
 }
 
-/// Delivers the answers that come to the requests of this thread, until whoever started it has gone.
+/// Delivers the answers that come to the requests of this thread, until the threads' owner has
+/// gone.
 async fn deliver(mut ended: oneshot::Receiver<()>) {
     let mut answers = reply::of_this_thread();
     let mut some = Vec::with_capacity(MOST_AT_ONCE);
@@ -83,14 +86,16 @@ async fn deliver(mut ended: oneshot::Receiver<()>) {
             _ = &mut ended => return,
             _ = answers.recv_many(&mut some, MOST_AT_ONCE) => {
                 some.drain(..).flatten().for_each(reply::Delivery::deliver);
-                // While answers come one after another the thread never waits for events, which ends a turn otherwise.
+                // While answers come one after another the thread never waits for events, which
+                // ends a turn otherwise.
                 turn_end::end();
             }
         }
     }
 }
 
-/// Does `work` where it holds up no connection: what looks at files, or waits for a lock that is held while files are looked at. Dropping this ends it.
+/// Does `work` on a runtime where it holds up no connection: work that looks at files, or waits for
+/// a lock that is held for that. Dropping the future ends the work.
 pub(crate) async fn beside<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let Some(others) = OTHERS.with_borrow(Clone::clone) else { return work.await };
     let mut task = JoinSet::new();
@@ -98,7 +103,7 @@ pub(crate) async fn beside<T: Send + 'static>(work: impl Future<Output = T> + Se
     match task.join_next().await {
         Some(Ok(done)) => done,
         Some(Err(error)) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        // The runtime ends, and this with it.
+        // The runtime ends, and this future with it.
         Some(Err(_)) | None => std::future::pending().await,
     }
 }

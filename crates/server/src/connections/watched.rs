@@ -1,4 +1,4 @@
-//! One connection: what it counts, and how it is asked to end.
+//! A connection: its counts, and the requests for its end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use super::Protocol;
 use super::port_state::PortState;
 
-/// What a connection is asked to do.
+/// A port's request to a connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(super) enum Request {
@@ -24,7 +24,7 @@ pub(super) enum Request {
     Stop = 3,
 }
 
-/// What a connection has done so far. Its task counts, its port looks.
+/// The work of a connection so far. Its task counts, its port looks.
 pub(crate) struct Watched {
     pub(super) protocol: Protocol,
     pub(super) port: Arc<PortState>,
@@ -42,7 +42,7 @@ pub(crate) struct Watched {
     pub(super) sent: AtomicU64,
     /// The peer takes no more of the answer.
     pub(super) write_blocked: AtomicBool,
-    /// The end of the connection waits for what the peer still sends.
+    /// The end of the connection waits for its peer's last bytes.
     pub(super) closing: AtomicBool,
     /// The connection is a socket and nothing else until the peer sends something.
     pub(super) rests: AtomicBool,
@@ -67,7 +67,8 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether the rest of a head is awaited. A gRPC connection has frames of its own between calls.
+    /// Whether the rest of a head is awaited. A gRPC connection has frames of its own between
+    /// calls.
     pub fn is_in_head(&self) -> bool {
         self.protocol == Protocol::Http && self.requests == 0 && self.received > self.settled
     }
@@ -82,7 +83,8 @@ impl Seen {
         self.requests == 0 && !self.write_blocked && !self.is_in_head()
     }
 
-    /// Whether the connection can rest. HTTP/2 cannot: both sides remember headers and windows of the other.
+    /// Whether the connection can rest. HTTP/2 cannot: both sides remember headers and windows of
+    /// the other.
     pub fn may_rest(&self) -> bool {
         self.protocol == Protocol::Http && self.is_idle() && !self.closing
     }
@@ -107,7 +109,7 @@ impl Watched {
         }
     }
 
-    /// A request has begun; it ends when what is given is dropped.
+    /// Notes that a request has begun; dropping the returned guard ends it.
     pub fn request(self: &Arc<Self>) -> InRequest {
         self.requests.fetch_add(1, Relaxed);
         self.served.fetch_add(1, Relaxed);
@@ -133,7 +135,8 @@ impl Watched {
             requests: self.requests.load(Relaxed),
             served: self.served.load(Relaxed),
             awaited: self.awaited.load(Relaxed),
-            // Before what it is compared with: between the two loads, both only grow.
+            // Loaded before the count that it is compared with: between the two loads, both only
+            // grow.
             received: self.received.load(Relaxed),
             settled: self.settled.load(Relaxed),
             sent: self.sent.load(Relaxed),
@@ -158,7 +161,8 @@ impl Watched {
         }
     }
 
-    /// Takes a request back that is carried out, or cannot be carried out now. A stronger request stands.
+    /// Takes a request back that is carried out, or cannot be carried out now. A stronger request
+    /// stands.
     pub(super) fn settle(&self, request: Request) {
         let _ = self.asked.compare_exchange(request as u8, Request::Stay as u8, Relaxed, Relaxed);
     }

@@ -1,4 +1,5 @@
-//! Answers to inferences as they go out: tensors are not copied into messages, they follow their heads.
+//! Answers to inferences as they go out: tensors are not copied into messages, they follow their
+//! heads.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -32,8 +33,9 @@ const INFER_RESPONSE: u32 = 2;
 /// A message on the wire, in pieces.
 pub(super) type Pieces = Vec<Bytes>;
 
-/// The coding that answers have: that of the client's messages, if it takes it. Most clients only say that they *accept*
-/// gzip, and would get answers for which compressing takes longer than the model.
+/// The coding of answers: the coding of the client's messages, if the client accepts it. Most
+/// clients only announce that they *accept* gzip. For them, compressing would take longer than the
+/// model.
 pub(super) fn coding_of_answers(headers: &HeaderMap, coding: Option<Coding>) -> Option<Coding> {
     let accepted = headers.get(&ACCEPT_ENCODING)?.to_str().ok()?;
     coding.filter(|coding| accepted.split(',').any(|name| name.trim() == coding.name()))
@@ -140,7 +142,7 @@ pub(super) struct AnswerBody<T> {
 }
 
 impl AnswerBody<futures_util::stream::Empty<Result<Pieces, Status>>> {
-    /// One message.
+    /// A body of a single message.
     pub fn one(pieces: Pieces) -> Self {
         AnswerBody { pieces: pieces.into(), more: None, ended: false }
     }
@@ -181,7 +183,7 @@ impl<T: Stream<Item = Result<Pieces, Status>> + Unpin> Body for AnswerBody<T> {
             this.ended = true;
             this.more = None;
             let mut trailers = HeaderMap::new();
-            // What cannot be a header is left out of the message; the code is always there.
+            // A message that cannot be a header is left out; the code is always sent.
             let _ = status.add_header(&mut trailers);
             return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
         }

@@ -1,5 +1,5 @@
-//! Calls for inferences: read, run and answered. tonic does everything else; of an inference every byte counts, in time
-//! and in memory.
+//! Calls for inferences: read, run and answered. tonic does everything else; of an inference every
+//! byte counts, in time and in memory.
 
 use std::sync::Arc;
 
@@ -84,7 +84,8 @@ impl<S: Service> Inference<S> {
     {
         let (head, body) = call.into_parts();
         let codings = Codings::of(&head.headers)?;
-        // Kept until the answer is there: what the client sends behind its message is its own affair.
+        // The reader is kept until the answer is ready: bytes that the client sends behind its
+        // message are not an error.
         let mut reader = self.reader(body, codings);
         let message = match reader.next().await {
             Some(Ok(Received::Message(message))) => message,

@@ -24,7 +24,8 @@ use crate::connections::{
 };
 use crate::service::Service;
 
-/// Bytes a client may send ahead in one call; large tensors would otherwise wait for a round trip every 64 KiB.
+/// Bytes a client may send ahead in one call; large tensors would otherwise wait for a round trip
+/// every 64 KiB.
 const STREAM_WINDOW: u32 = 4 << 20;
 /// Bytes a client may send ahead in all calls of a connection.
 const CONNECTION_WINDOW: u32 = 16 << 20;
@@ -32,8 +33,8 @@ const CONNECTION_WINDOW: u32 = 16 << 20;
 const MAX_FRAME: u32 = 1 << 20;
 /// Bytes of answers buffered for a call whose client does not read.
 const SEND_BUFFER: usize = 1 << 20;
-/// Calls that a client cancels before they are looked at; more end the connection. A client that gives up a burst
-/// of requests is ordinary.
+/// Calls that a client cancels before they are looked at; more end the connection. A client that
+/// gives up a burst of requests is ordinary.
 const MAX_RESET_CALLS: usize = 1024;
 
 /// Calls whose clients may send message after message, and take their time between them.
@@ -74,7 +75,8 @@ pub(super) async fn serve<S: Service>(
                 WatchedBody::new(body, framing, &options, watched).map_err(status as fn(BodyError) -> Status)
             });
             let frontend = Arc::clone(&frontend);
-            // In a place of its own: hyper and tokio move a call's future a dozen times before they run it.
+            // The future is boxed: hyper and tokio move a call's future a dozen times before they
+            // run it.
             Box::pin(async move {
                 let response = frontend.call(client, request).await;
                 Ok::<_, Infallible>(response.map(|body| Answering::new(body, in_request)))

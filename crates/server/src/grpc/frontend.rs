@@ -30,10 +30,10 @@ use crate::shared_memory::SharedMemory;
 const INFER: &str = "/inference.GRPCInferenceService/ModelInfer";
 const STREAM_INFER: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
 
-/// What a client sends in a call.
+/// The body that a client sends in a call.
 pub(super) type CallBody = MapErr<WatchedBody, fn(BodyError) -> Status>;
 
-/// What connections hand their calls to.
+/// The frontend that connections hand their calls to.
 pub(super) struct Frontend<S> {
     inference: Arc<Inference<S>>,
     /// Everything but inferences.
@@ -85,21 +85,21 @@ impl<S: Service> Frontend<S> {
         match request.uri().path() {
             INFER => inference.call(client, request).await.unwrap_or_else(Status::into_http),
             STREAM_INFER => inference.stream(client, request).unwrap_or_else(Status::into_http),
-            // In a place of its own, so that an inference's future is not as large as this one.
+            // The future is boxed, so that an inference's future is not as large as this one.
             _ => Box::pin(self.manage(client, request)).await,
         }
     }
 
     async fn manage(&self, client: Client, mut request: Request<CallBody>) -> Response<Body> {
         request.extensions_mut().insert(client);
-        // tonic says what it thinks of a coding that it does not know.
+        // tonic itself answers a coding that it does not know.
         let coding = message::coding(request.headers());
         let coded = !matches!(coding, Ok(None));
         let request = request.map(|body| {
             let reader = MessageReader::new(body, self.limit, coded, Arc::clone(&self.budget), None);
             WholeMessages::new(client, reader, coding.unwrap_or_default())
         });
-        // What the message holds of the budget it holds until it is dealt with.
+        // The message holds its part of the budget until the call is answered.
         let _held = request.body().held();
         match connections::beside(self.others.clone().call(request.map(axum::body::Body::new))).await {
             Ok(answer) => answer.map(Body::new),

@@ -53,7 +53,7 @@ impl<S: Service> Health for HealthService<S> {
 
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
-    /// Sends the status, then each change of it. Ends when the server drains.
+    /// Sends the status, then each change of the status. Ends when the server drains.
     async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let known = NAMES.contains(&request.get_ref().service.as_str());
         let watcher = (Arc::clone(&self.service), self.draining.clone(), None);

@@ -1,4 +1,5 @@
-//! `GRPCInferenceService` without its inferences: messages in, calls of the [`Service`], messages out.
+//! `GRPCInferenceService` without its inferences: messages in, calls of the [`Service`], messages
+//! out.
 
 use std::sync::Arc;
 
@@ -37,12 +38,12 @@ fn elsewhere() -> Status {
     Status::unimplemented("inferences are answered elsewhere")
 }
 
-/// Who sent a request: the connection has said so.
+/// The sender of a request, which its connection has noted.
 fn client_of<T>(request: &Request<T>) -> Client {
     request.extensions().get().copied().unwrap_or_default()
 }
 
-/// There is one repository, and it has no name.
+/// Rejects a repository name: the server's only repository has no name.
 fn check_repository(name: &str) -> Result<(), Status> {
     if name.is_empty() {
         return Ok(());
@@ -272,7 +273,7 @@ impl<S: Service> GrpcInferenceService for InferenceService<S> {
     ) -> Answer<pb::CudaSharedMemoryRegisterResponse> {
         let client = client_of(&request);
         let pb::CudaSharedMemoryRegisterRequest { name, raw_handle, device_id, byte_size } = request.into_inner();
-        // What is negative is no device's.
+        // A negative number is no device.
         let device_id = u64::try_from(device_id).unwrap_or(u64::MAX);
         let memory = self.memory.clone();
         offload::run(client, 0, move || memory.register_cuda(client, &name, &raw_handle, device_id, byte_size))

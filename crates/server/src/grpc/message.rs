@@ -1,7 +1,7 @@
 //! gRPC messages as they come in: whole, within the bound of one and the budget of all.
 //!
-//! tonic's own reader reserves what a message announces and takes every byte that comes; here a message's bytes are
-//! counted as they come, and a message for a model that does not exist is not waited for.
+//! tonic's own reader reserves the announced size and takes every byte. This reader counts a
+//! message's bytes as they come, and does not wait for a message to a model that does not exist.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -28,11 +28,12 @@ use crate::offload;
 pub(super) const PREFIX: usize = 5;
 /// The coding of a call's messages.
 pub(super) const ENCODING: HeaderName = HeaderName::from_static("grpc-encoding");
-/// What is reserved for a message before more of it is here, bytes.
+/// Bytes reserved for a message before more of it has come.
 const FIRST_RESERVE: usize = 1 << 20;
 /// Messages from this size on may become much larger when they are read.
 const ESTIMATED_FROM: usize = 16 << 10;
-/// Messages from this size on are read beside the event loop: numbers that are not raw are read one by one.
+/// Messages from this size on are parsed beside the event loop: numbers that are not raw are parsed
+/// one by one.
 const READ_BESIDE_FROM: usize = 4 * offload::PARSE_FROM;
 
 /// The coding that `header` names.
@@ -67,7 +68,7 @@ pub(super) struct RawMessage {
     pub held: Reservation,
 }
 
-/// What came.
+/// The result of reading.
 pub(super) enum Received {
     Message(RawMessage),
     /// A message that is not taken, of which the rest is thrown away.
@@ -86,7 +87,7 @@ pub(super) struct MessageReader<B> {
     budget: Arc<ByteBudget>,
     /// Asked once for each message that does not come in one piece, with the name of its model.
     doorkeeper: Option<Doorkeeper>,
-    /// Bytes that came and belong to what follows.
+    /// Bytes that came early and belong to the next messages.
     rest: Bytes,
     prefix: [u8; PREFIX],
     prefixed: usize,
@@ -94,14 +95,14 @@ pub(super) struct MessageReader<B> {
     ended: bool,
 }
 
-/// A message of which a part is here.
+/// A message that has come in part.
 struct Partial {
     compressed: bool,
-    /// Bytes that are not here.
+    /// Bytes that have not come.
     missing: usize,
     data: Vec<u8>,
     held: Reservation,
-    /// The model is known to be there, or cannot be told.
+    /// The model is known to exist, or its name cannot be read.
     admitted: bool,
     refused: bool,
 }
@@ -130,7 +131,7 @@ where
     /// The next message; `None` at the end of the call.
     ///
     /// # Errors
-    /// What the call ends with.
+    /// The status that ends the call.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Received, Status>>> {
         loop {
             match self.take_rest() {
@@ -164,12 +165,12 @@ where
     /// The next message.
     ///
     /// # Errors
-    /// As [`MessageReader::poll_next`].
+    /// The async form of [`MessageReader::poll_next`].
     pub async fn next(&mut self) -> Option<Result<Received, Status>> {
         std::future::poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Takes what is here; `None` if more is needed.
+    /// Reads from the bytes that have come; `None` if more are needed.
     fn take_rest(&mut self) -> Result<Option<Received>, Status> {
         if self.partial.is_none() {
             let Some(partial) = self.begin()? else { return Ok(None) };
@@ -237,7 +238,8 @@ where
 }
 
 impl Partial {
-    /// Takes a part; gives the message once it is whole. One that came in one piece is not copied.
+    /// Takes a part, and returns the message once it is whole. A message that came in one piece is
+    /// not copied.
     fn take(&mut self, part: Bytes, doorkeeper: Option<&Doorkeeper>) -> Result<Option<Bytes>, ServiceError> {
         self.missing -= part.len();
         self.held.grow(part.len() as u64)?;
@@ -245,8 +247,8 @@ impl Partial {
             return Ok(Some(part));
         }
         if part.len() > self.data.capacity() - self.data.len() {
-            // What was announced is taken at its word by whoever has sent a part of it; pages are the system's until
-            // they are written.
+            // A client that has sent part of a message is trusted with its announced size. Its
+            // pages stay with the system until they are written.
             let announced = part.len() + self.missing;
             let more = if self.data.is_empty() { announced.min(FIRST_RESERVE.max(part.len())) } else { announced };
             self.data.try_reserve_exact(more).map_err(|_| {
@@ -295,7 +297,7 @@ impl RawMessage {
         })
     }
 
-    /// The inference that it asks for, with what it holds of the budget.
+    /// Parses the inference request. Returns it with the bytes that it holds of the budget.
     pub async fn inference(
         self,
         client: Client,
@@ -311,7 +313,8 @@ impl RawMessage {
             }
             let message = ModelInferRequest::decode(bytes)
                 .map_err(|error| Status::internal(format!("the message is no ModelInferRequest: {error}")))?;
-            // Raw tensors are slices of the message. Others take more, and are counted as they are brought into form.
+            // Raw tensors are slices of the message. Others take more, and are counted as they are
+            // brought into form.
             if message.inputs.iter().all(|input| input.contents.is_none()) {
                 held.shrink_to(before);
             }
@@ -321,7 +324,8 @@ impl RawMessage {
     }
 }
 
-/// The request in a message; numbers that are not raw are brought into form beside the event loop if they are many.
+/// The request in a message; numbers that are not raw are brought into form beside the event loop
+/// if they are many.
 pub(super) async fn read_request(
     client: Client,
     message: ModelInferRequest,
@@ -340,8 +344,9 @@ pub(super) async fn read_request(
     .await?
 }
 
-/// A body for tonic. Each message is whole when it begins, and its coding is undone: tonic would undo the coding without
-/// the budget. [`WholeMessages::held`] has the last message's part of the budget for as long as the call needs it.
+/// A body for tonic. Each message is whole when it begins, and its coding is undone: tonic would
+/// undo the coding without the budget. [`WholeMessages::held`] has the last message's part of the
+/// budget for as long as the call needs it.
 pub(super) struct WholeMessages<B> {
     client: Client,
     reader: MessageReader<B>,
@@ -357,7 +362,7 @@ impl<B> WholeMessages<B> {
         WholeMessages { client, reader, coding, inflating: None, held: Arc::default() }
     }
 
-    /// What the last message holds.
+    /// The reservation of the last message.
     pub fn held(&self) -> Arc<Mutex<Option<Reservation>>> {
         Arc::clone(&self.held)
     }
@@ -409,7 +414,7 @@ mod tests {
 
     use super::*;
 
-    /// What a reader makes of `bytes` that come in pieces of `piece`.
+    /// The results of a reader for `bytes` that come in pieces of `piece`.
     async fn read(
         bytes: Vec<u8>,
         piece: usize,

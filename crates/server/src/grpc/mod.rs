@@ -1,4 +1,5 @@
-//! The gRPC frontend: `GRPCInferenceService`, health (`grpc.health.v1`) and reflection, over any [`Service`].
+//! The gRPC frontend: `GRPCInferenceService`, health (`grpc.health.v1`) and reflection, over any
+//! [`Service`].
 
 mod answer;
 mod call;
@@ -22,15 +23,15 @@ use crate::connections::{Connections, Stage, Stages, reached};
 use crate::service::Service;
 use crate::shared_memory::SharedMemory;
 
-/// What the gRPC frontend can be told.
+/// The options of the gRPC frontend.
 #[derive(Clone, Debug)]
 pub struct GrpcOptions {
     /// Largest message taken, bytes, as sent and after decompression. Answers have no limit.
     pub max_message_bytes: usize,
-    /// What messages and answers may hold of the memory, together with all other requests.
+    /// The budget of bytes that messages, answers and all other requests share.
     pub budget: Arc<ByteBudget>,
-    /// Most requests of one `ModelStreamInfer` stream at once, at least 1. While there are as many, no more are
-    /// taken from the stream, so the client's sends wait (HTTP/2 flow control).
+    /// Most requests of one `ModelStreamInfer` stream at once, at least 1. At this bound no more
+    /// are read from the stream, so the client's sends wait (HTTP/2 flow control).
     pub max_stream_requests: usize,
     /// Most calls of one connection at once. Clients keep further ones to themselves.
     pub max_connection_calls: u32,
@@ -47,8 +48,9 @@ impl Default for GrpcOptions {
     }
 }
 
-/// Serves gRPC on `listener`, with connections among `connections`, as far as `stages` say: at [`Stage::Draining`] clients are
-/// told to go elsewhere (GOAWAY), calls are finished, and streams end once their requests are answered.
+/// Serves gRPC on `listener`, with connections among `connections`, until `stages` end it. At
+/// [`Stage::Draining`] clients learn to go elsewhere (GOAWAY), calls are finished, and streams end
+/// once their requests are answered.
 pub async fn serve<S: Service>(
     listener: TcpListener,
     connections: Connections,

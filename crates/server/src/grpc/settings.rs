@@ -1,4 +1,5 @@
-//! Answers to the trace and log settings calls. Both are set at start; what a client would change is refused.
+//! Answers to the trace and log settings calls. Both are set at start; a change by a client is
+//! refused.
 
 use std::collections::BTreeMap;
 

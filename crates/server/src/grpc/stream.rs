@@ -22,23 +22,25 @@ use crate::error::ServiceError;
 use crate::extension;
 use crate::service::Service;
 
-/// Says of an answer in a stream that no other follows for the same request.
+/// Marks the last answer of a request in a stream.
 const FINAL: &str = "triton_final_response";
 
-/// Runs a stream's requests side by side and gives their answers in the order of the requests (as Triton does for
-/// models that give one answer a request). A request that fails is answered with its error, and the stream goes on.
+/// Runs a stream's requests side by side and gives their answers in the order of the requests (as
+/// Triton does for models that give one answer a request). A request that fails is answered with
+/// its error, and the stream goes on.
 ///
-/// At most `bound` requests are under way; further ones stay unread. Dropping this (the client has gone) drops their
-/// futures, which cancels them.
+/// At most `bound` requests are under way; further ones stay unread. If the client has gone,
+/// dropping the stream drops their futures, which cancels them.
 pub(super) struct AnswerStream<S, B> {
     inference: Arc<Inference<S>>,
     client: Client,
     codings: Codings,
-    /// `None`: nothing more is read. The client is done, the stream is broken, or the server drains.
+    /// `None`: nothing more is read. The client is done, the stream is broken, or the server
+    /// drains.
     requests: Option<MessageReader<B>>,
     running: FuturesOrdered<BoxFuture<'static, Result<Pieces, Status>>>,
     bound: usize,
-    /// What the stream ends with, after the answers.
+    /// The error that ends the stream, after the answers.
     failure: Option<Status>,
     drain: BoxFuture<'static, ()>,
 }

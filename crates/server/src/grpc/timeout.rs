@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName};
 const TIMEOUT: &str = "timeout";
 const CALL_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// The time a client gives this call, microseconds, rounded up; `None` if it gives none or nothing that can be read
+/// The time a client gives this call, microseconds, rounded up; `None` if it gives no readable time
 /// (gRPC: 1 to 8 digits and a unit).
 pub(super) fn call_timeout_us(headers: &HeaderMap) -> Option<u64> {
     let text = headers.get(&CALL_TIMEOUT)?.to_str().ok()?;
@@ -15,7 +15,7 @@ pub(super) fn call_timeout_us(headers: &HeaderMap) -> Option<u64> {
         return None;
     }
     let count: u64 = digits.parse().ok()?;
-    // At most 8 digits of hours: no overflow.
+    // At most 8 digits of hours cannot overflow.
     Some(match unit {
         "H" => count * 3_600_000_000,
         "M" => count * 60_000_000,
@@ -27,13 +27,13 @@ pub(super) fn call_timeout_us(headers: &HeaderMap) -> Option<u64> {
     })
 }
 
-/// Bounds the request by the call: an answer after that would find nobody.
+/// Bounds the request by the call's timeout: no client reads a later answer.
 pub(super) fn bound(request: &mut InferRequest, call_timeout_us: Option<u64>) {
     let Some(call) = call_timeout_us else { return };
     // 0 would mean no timeout.
     let call = call.max(1);
     let tighter = match request.parameters.get(TIMEOUT) {
-        // Zero and less: none, so far. What is no number is left for the service to refuse.
+        // Zero or less means no timeout. The service refuses other types than numbers.
         Some(Parameter::Int64(own)) => u64::try_from(*own).is_ok_and(|own| own == 0 || call < own),
         Some(Parameter::Uint64(own)) => *own == 0 || call < *own,
         Some(_) => false,

@@ -1,7 +1,8 @@
 //! Looks at answers in service, now and then: would the request have got the same answer alone?
 //!
-//! One thread looks at the answers of all models, off the path of requests. A check at load tries few inputs. For
-//! other inputs a model may still mix the rows of a batch, or heed the zeros behind a padded request.
+//! One thread checks the answers of all models, off the path of requests. A check at load tries few
+//! inputs. For other inputs a model may still mix the rows of a batch, or heed the zeros behind a
+//! padded request.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use super::padding::Padding;
 use crate::batch_codec::{BatchCodec, Outputs};
 use crate::difference::difference;
 
-/// The watch looks at one in this many padded requests unless the settings say otherwise.
+/// The watch repeats one in this many padded requests unless the settings give another number.
 pub const PADDED_EVERY: u32 = 256;
 
 /// An answered request, to be run once more alone.
@@ -31,7 +32,8 @@ struct Sample {
     outputs: Outputs,
 }
 
-/// The thread that looks at answers. The first watch starts the thread, and the thread ends with the last watch.
+/// The thread that looks at answers. The first watch starts the thread, and the thread ends with
+/// the last watch.
 #[derive(Default)]
 pub struct AnswerLooker {
     /// Holds one sample.
@@ -60,21 +62,22 @@ pub struct Watched {
     pub engine: Arc<dyn Model>,
     /// The place of the lane that repeats requests.
     pub place: Place,
-    /// Counts the answers that a repeated run confirmed, and those that the run contradicted.
+    /// Counts the answers that a repeated run confirmed, and the answers that it contradicted.
     pub results: [IntCounter; 2],
-    /// Whether a wrong answer ends the sharing of batches. Where the user asked for batches, it is only logged.
+    /// Whether a wrong answer ends the sharing of batches. If the user asked for batches, it is
+    /// only logged.
     pub acts: bool,
     /// The lane that repeats requests. The first sample makes the lane.
     pub lane: Mutex<Option<Box<dyn Lane>>>,
-    /// An answer of a shared batch was wrong once. A second one has to repeat that: the first may be a tie that another
-    /// batch size rounds otherwise.
+    /// An answer of a shared batch was wrong once. Only a second wrong answer counts: the first may
+    /// be a tie that another batch size rounds otherwise.
     pub is_suspected: AtomicBool,
     /// Whether requests are kept apart since an answer was wrong.
     pub is_off: AtomicBool,
 }
 
-/// Passes one in `every` requests of a model version to the thread. Once an answer was wrong, requests of this
-/// version are padded no more, or share no batch any more.
+/// Passes one in `every` requests of a model version to the thread. Once an answer was wrong,
+/// requests of this version are padded no more, or share no batch any more.
 pub struct AnswerWatch {
     watched: Arc<Watched>,
     every: u32,
@@ -94,7 +97,8 @@ impl AnswerLooker {
             None => {
                 let ((samples, taken), is_busy) = (sync_channel(1), self.is_busy.clone());
                 std::thread::Builder::new().name("answer-watch".to_owned()).spawn(move || look(&taken, &is_busy))?;
-                // Two loads may start two threads at once. The second thread ends, as its sender is dropped here.
+                // Two loads may start two threads at once. The second thread ends, as its sender is
+                // dropped in this place.
                 self.samples.get_or_init(|| samples).clone()
             }
         };
@@ -115,13 +119,13 @@ impl AnswerWatch {
         is_next && !self.is_busy.load(Ordering::Relaxed)
     }
 
-    /// Takes a request of `rows` items; `state` holds its inputs, not padded. The watch passes over the request while
-    /// the thread looks at another.
+    /// Takes a request of `rows` items; `state` holds its inputs, not padded. The watch passes over
+    /// the request while the thread looks at another.
     pub fn offer(&self, state: State, rows: u32, length: u32, padded: u32, outputs: Outputs) {
         let watched = self.watched.clone();
-        // Before the thread can be done with the sample, or nothing would ever end this.
+        // Set before the thread can be done with the sample: otherwise the flag would stay set.
         self.is_busy.store(true, Ordering::Relaxed);
-        // Refused while another sample waits, after which the thread says that it is free.
+        // The channel refuses the sample if another waits; the thread is free after that one.
         let _ = self.samples.try_send(Sample { watched, state, rows, length, padded, outputs });
     }
 }
@@ -150,7 +154,8 @@ impl Watched {
             same.inc();
             return Ok(());
         };
-        // A model that draws at random answers one request in two ways. Batches are not to blame then.
+        // A model that draws at random answers one request in two ways. Batches are not to blame
+        // then.
         let second = self.alone(state, rows, length)?;
         if difference(&self.codec, &first, &second).is_some() {
             return Err(format!("output '{output}' differs from run to run"));

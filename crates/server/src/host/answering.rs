@@ -1,4 +1,4 @@
-//! How requests of a device are answered, and what is counted of them then.
+//! Answers the requests of a device, and counts each answer.
 
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::device::{DeviceDrop, DeviceReject, GuardEnd};
@@ -46,20 +46,20 @@ pub fn reply(mut replies: Vec<Entry>, rows: u32, now: Time) {
             tracing::error!(%model, "a request was to be answered without outputs: this is a defect");
             continue;
         };
-        // A client that left meanwhile has been computed for; there is nobody to tell.
+        // The client may have left meanwhile: then the send reaches no one.
         entry.call.reply.send(Ok(outputs));
     }
 }
 
-/// Requests of a launch that failed as a whole: those that ran alone, and those that failed.
+/// Requests of a launch that failed as a whole: the ones that ran alone, and the ones that failed.
 pub type Alone = (Vec<(Entry, Outputs)>, Vec<(Entry, RunFailure)>);
 
-/// Answers them; the launch was on `device`.
+/// Answers the requests of a failed launch, which was on `device`.
 pub fn answer_alone(device: usize, (answered, failed): Alone, now: Time) {
     for (entry, outputs) in answered {
         let took = std::iter::once((Duration::ZERO, now.since(entry.call.arrival), false));
         entry.call.loaded.record_batch(entry.rows, Phases::default(), took);
-        // A client that is gone has nobody to tell.
+        // A client that is gone does not read its answer.
         entry.call.reply.send(Ok(outputs));
     }
     for (entry, reason) in failed {

@@ -1,7 +1,8 @@
-//! The threads of a partition's lanes: as many as there are lanes, and each sees to whatever lane has a launch that nobody is at.
+//! The threads of a partition's lanes, as many as lanes. A free thread takes any lane that has a
+//! launch and no thread.
 //!
-//! A thread that is done with a launch goes on with what follows from it, also where that is another lane's: the next segment of a batch runs where the one before
-//! ran, without a change of threads.
+//! A thread also runs the next segment of the batch that it has just run, though another lane has
+//! that segment. The batch then changes no threads.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,36 +17,37 @@ use super::launch::Work;
 
 /// The threads of a partition's lanes.
 pub struct Crew {
-    /// Where they run; `None`: anywhere.
+    /// The cores of the threads; `None`: any.
     pub cores: Option<CoreSet>,
     duty: Mutex<Duty>,
 }
 
 #[derive(Default)]
 struct Duty {
-    /// Lanes with launches, which a thread is to take; they are held for it.
+    /// Lanes with launches, each held for the thread that takes it next.
     due: VecDeque<Arc<Seat>>,
-    /// Threads that wait for one, by when they came. The last one is called first: what it needs is in the caches still.
+    /// Threads that wait for a lane, in the order they came. The last one is called first: its data
+    /// is still in the caches.
     idle: Vec<Thread>,
     /// Threads that are more than there are lanes.
     surplus: usize,
 }
 
-/// A lane of a device: what waits for it, and whoever holds it runs that, one launch after another.
+/// A lane of a device: its waiting launches. The thread that holds the lane runs them one by one.
 pub struct Seat {
     waiting: Mutex<Waiting>,
     arrived: Condvar,
-    /// The engine's lane, of one that is for a single model.
+    /// The engine's lane, if this lane serves a single model.
     engine: Option<EngineLane>,
-    /// Whose threads run it.
+    /// The threads that run this lane.
     pub crew: Arc<Crew>,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// In the order in which they were decided.
+    /// The launches, in the order in which they were decided.
     launches: VecDeque<Work>,
-    /// A thread has the lane, or is to take it.
+    /// A thread has the lane, or the lane is due for a thread.
     held: bool,
     /// And waits for the next launch.
     expects: bool,
@@ -53,17 +55,17 @@ struct Waiting {
 }
 
 impl Crew {
-    /// Without threads, which are to run on these cores.
+    /// Makes a crew without threads; its threads will run on `cores`.
     pub fn on(cores: Option<CoreSet>) -> Arc<Self> {
         Arc::new(Crew { cores, duty: Mutex::default() })
     }
 
-    /// Has a thread take a lane, which is held for it.
+    /// Gives a lane, which the caller holds, to a thread of the crew.
     fn call(&self, seat: Arc<Seat>) {
         self.change(|duty| duty.due.push_back(seat));
     }
 
-    /// Changes the duty, and calls a thread to see to it.
+    /// Changes the duty, and wakes an idle thread for it.
     fn change(&self, change: impl FnOnce(&mut Duty)) {
         let mut duty = self.duty.lock();
         change(&mut duty);
@@ -77,7 +79,7 @@ impl Crew {
         let me = std::thread::current();
         loop {
             let mut duty = self.duty.lock();
-            // Woken by nobody, it may be there still.
+            // After a spurious wake-up the thread is still in the list.
             duty.idle.retain(|idle| idle.id() != me.id());
             if let Some(seat) = duty.due.pop_front() {
                 return Some(seat);
@@ -94,7 +96,8 @@ impl Crew {
 }
 
 impl Seat {
-    /// Of a single model, whose lane `engine` is, or of whatever models; `crew` has a thread for it.
+    /// Makes a lane: of a single model if `engine` is given, of any model if not. The caller has
+    /// started a thread of `crew` for it.
     pub fn new(crew: &Arc<Crew>, engine: Option<Box<dyn Lane>>) -> Arc<Self> {
         Arc::new(Seat {
             waiting: Mutex::default(),
@@ -104,25 +107,26 @@ impl Seat {
         })
     }
 
-    /// The engine's lane, of one that is for a single model, once nobody else uses it.
+    /// The engine's lane of a single model's lane, locked once no other thread uses it.
     pub fn engine(&self) -> Option<MutexGuard<'_, Box<dyn Lane>>> {
         self.engine.as_ref().map(Mutex::lock)
     }
 
-    /// Puts a launch behind those that wait, without a word to anybody: [`call`](Seat::call) or [`claim`](Seat::claim) follows. Under the lock of whoever decides, so that launches
-    /// are in the order of the decisions.
+    /// Puts a launch behind the waiting ones and wakes no thread: [`call`](Seat::call) or
+    /// [`claim`](Seat::claim) follows. The caller holds the device's lock, so that launches are in
+    /// the order of the decisions.
     pub fn put(&self, work: Work) {
         self.waiting.lock().launches.push_back(work);
     }
 
-    /// Sees to it that somebody is at what waits.
+    /// Calls a thread for the lane, if a launch waits and no thread holds the lane.
     pub fn call(self: &Arc<Self>) {
         if self.claim(|_| true) {
             self.crew.call(self.clone());
         }
     }
 
-    /// Holds the lane for the caller, if it has launches, nobody is at them, and the first is one that the caller wants.
+    /// Holds the lane for the caller, if no thread holds it and the caller wants its first launch.
     pub fn claim(&self, wants: impl FnOnce(&Work) -> bool) -> bool {
         let mut waiting = self.waiting.lock();
         if waiting.held {
@@ -135,7 +139,8 @@ impl Seat {
         waiting.held
     }
 
-    /// The next launch, for who holds the lane; where there is none nobody holds it any more.
+    /// Takes the next launch for the holder of the lane. Without a launch, the lane is held no
+    /// more.
     pub fn next_or_release(&self) -> Option<Work> {
         let mut waiting = self.waiting.lock();
         let work = waiting.launches.pop_front();
@@ -143,7 +148,7 @@ impl Seat {
         work
     }
 
-    /// The next launch, for who holds the lane and waits for it so long at most.
+    /// Takes the next launch for the holder of the lane, and waits at most `time` for one to come.
     pub fn next_within(&self, time: Duration) -> Option<Work> {
         let mut waiting = self.waiting.lock();
         if waiting.launches.is_empty() && !waiting.stopped && time > Duration::ZERO {
@@ -154,7 +159,7 @@ impl Seat {
         waiting.launches.pop_front()
     }
 
-    /// Who holds the lane holds it no more: what waits is for a thread of the crew.
+    /// Releases the lane; a thread of the crew takes it if launches still wait.
     pub fn release(self: &Arc<Self>) {
         let mut waiting = self.waiting.lock();
         waiting.held = !waiting.launches.is_empty();

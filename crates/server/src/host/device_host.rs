@@ -1,4 +1,5 @@
-//! A device: the models on it and their requests, its lanes, and the lock around what is decided about them.
+//! A device: the models on it and their requests, its lanes, and the lock around its scheduler and
+//! tables.
 
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -29,15 +30,17 @@ use crate::metrics::DeviceMetrics;
 use crate::reply;
 use crate::watchdog::Watchdog;
 
-/// A device at work: whatever runs on it, of whatever models, and whoever made its batches.
+/// A device at work: everything that runs on it, for all models, both from the scheduler and from
+/// device policies.
 ///
-/// One lock guards what decides and what is decided about. It is held for a decision, never while tensors are copied, but for inputs of a few KiB that go into a ring, nor
-/// while an engine runs or a client is answered: what was decided is gathered under it and carried out after.
+/// One lock guards the device's scheduler and its tables. It is held for a decision, and while
+/// inputs of a few KiB are copied into a ring. It is never held while an engine runs or a client is
+/// answered: decisions are gathered under the lock and carried out after it.
 pub struct DeviceHost {
     me: Weak<DeviceHost>,
-    /// Its number, from 0.
+    /// The device's number, from 0.
     pub device: usize,
-    /// By partition, at least one: which part of the device it is.
+    /// By partition, at least one: the part of the device that it is.
     shares: Box<[Share]>,
     /// By partition: the threads of its lanes.
     crews: Box<[Arc<Crew>]>,
@@ -47,14 +50,15 @@ pub struct DeviceHost {
     pub(super) inner: Mutex<DeviceState>,
     alarm: Condvar,
     history: Mutex<History>,
-    /// Where the scheduler is written down.
+    /// The log that receives the decisions of the device's scheduler.
     log: Option<Arc<dyn LogSink>>,
-    /// Whose batches come to the slots.
+    /// The cluster's scheduler, whose batches come to the slots.
     cluster: OnceLock<Weak<Cluster<DevicePool>>>,
 }
 
 impl DeviceHost {
-    /// Starts a device without models and slots, divided into `parts` if there are some: its alarm. What is told and decided there is written to `log`.
+    /// Starts a device without models and slots, and its alarm. `parts` divide the device, if there
+    /// are some. The device writes its inputs and decisions to `log`.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -99,7 +103,8 @@ impl DeviceHost {
         assert!(was_free, "a device has one scheduler");
     }
 
-    /// Makes a lane for the scheduler's batches in a partition, which calls it `slot`; gives its thread and which it is.
+    /// Makes a lane for the scheduler's batches in a partition; the scheduler calls the lane
+    /// `slot`. Returns its thread and its index.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -125,7 +130,8 @@ impl DeviceHost {
         Ok((inner.slots.len() - 1, thread))
     }
 
-    /// Takes a model in, with what decides about it, which passes its checks, and what each of the policy's lanes runs on.
+    /// Takes a model in, with its policy, which has passed its checks, and an engine's lane for
+    /// each of the policy's lanes.
     ///
     /// # Errors
     /// If the operating system has no thread left.
@@ -176,7 +182,7 @@ impl DeviceHost {
         self.shares.get(partition.0 as usize).copied().unwrap_or_default()
     }
 
-    /// What predicts groups of operators is another.
+    /// Tells the scheduler that the predictor of operator groups has changed.
     pub fn tell_groups(&self) {
         let mut actions = Actions::default();
         {
@@ -226,7 +232,7 @@ impl DeviceHost {
         self.alarm.notify_all();
     }
 
-    /// A batch that the scheduler made comes to a slot, dispatched at `dispatched`.
+    /// Brings a batch of the scheduler, dispatched at `dispatched`, to a slot.
     pub fn grant(&self, slot: usize, batch: BatchId, mut jobs: Vec<(RequestId, QueuedCall)>, dispatched: Time) {
         let first = jobs.first().map(|(_, job)| (job.queue.clone(), job.call.loaded.hosts.on_device(self.device)));
         let Some((queue, Some(model))) = first else {
@@ -251,7 +257,7 @@ impl DeviceHost {
             None
         });
         if let Some((grant, jobs, reject, now)) = refused {
-            // Nobody is left, or the model goes.
+            // Every member's client has left, or the model goes.
             for (_, job) in jobs {
                 answering::reject_call(&model, job.call, reject.clone(), rows, now);
             }
@@ -260,7 +266,8 @@ impl DeviceHost {
         self.carry_out(actions, None);
     }
 
-    /// Takes a request of `length` in, for the model's policy to decide about. The answer comes through the call's `reply`, always.
+    /// Takes a request of `length` in, for the model's policy to decide about. The answer comes
+    /// through the call's `reply`, always.
     pub fn submit(&self, model: &HostedModel, id: RequestId, call: Call, length: u32) {
         let size = call.admitted.rows;
         model.work.came(size);
@@ -290,7 +297,7 @@ impl DeviceHost {
         self.carry_out(actions, None);
     }
 
-    /// The client of a request has gone. It was counted by whoever says so.
+    /// Cancels a request whose client has gone. The caller has counted it.
     pub fn cancel(&self, model: &HostedModel, request: RequestId) {
         let (_entry, actions) = self.decide(model, |inner, now| {
             let entry = inner.table.remove(request)?;
@@ -324,7 +331,8 @@ impl DeviceHost {
             model.tell_batch(&launch, span);
         }
         let ran = (!alone && !has_failed).then_some((partition, launch.rows, end));
-        // A client that asks again at once must not meet the guess that its answer has just replaced.
+        // A client that asks again at once must not meet the guess that its answer has just
+        // replaced.
         let tried = grant.as_ref().filter(|grant| grant.is_guess).zip(ran);
         tried.into_iter().for_each(|(grant, ran)| self.learn(grant, ran));
         let end_launch = |inner: &mut DeviceState, now| (inner.end_launch(now, &launch, span, outcome), now);
@@ -342,10 +350,11 @@ impl DeviceHost {
         }
     }
 
-    /// Learns what a batch of so many items took in a partition, which ended at the given time.
+    /// Learns the time of a batch of `rows` items in a partition, which ended at the given time.
     fn learn(&self, grant: &Grant, (partition, rows, end): (PartitionId, u32, Time)) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
-        // What it has to plan with is the time from dispatch to completion, not the engine's run alone.
+        // The scheduler plans with the time from dispatch to completion, not with the engine's run
+        // alone.
         let (queue, rehearser) = (&grant.queue, &cluster.handler().rehearser);
         let (mut refiner, took) = (queue.refiner(self.device, partition).lock(), end.since(grant.dispatched));
         if rehearser.listens() {
@@ -360,7 +369,8 @@ impl DeviceHost {
         }
     }
 
-    /// Tells the scheduler that a slot is done with its batch, and, where it ran as it should, in which partition, of how many items it was and when it ended.
+    /// Tells the scheduler that a slot is done with its batch. `ran` is given if the batch ran
+    /// well: its partition, its items and its end.
     fn complete(&self, grant: &Grant, ran: Option<(PartitionId, u32, Time)>) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         let (queue, rehearser) = (&grant.queue, &cluster.handler().rehearser);
@@ -377,7 +387,8 @@ impl DeviceHost {
         }
     }
 
-    /// Takes the device's slots out of the scheduler's service, unless they are the last: those go on, to answer with errors what is queued.
+    /// Takes the device's slots out of the scheduler's service, unless they are the last: those
+    /// stay, to answer queued requests with errors.
     fn retire(&self) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         let slots: SmallVec<[DeviceId; 4]> = self.inner.lock().slots.iter().map(|(slot, _)| *slot).collect();
@@ -387,7 +398,7 @@ impl DeviceHost {
         }
     }
 
-    /// Tells something of a model, and takes what is decided.
+    /// Tells the device's scheduler something about a model, and takes its decisions.
     pub(super) fn decide<R>(
         &self,
         model: &HostedModel,
@@ -411,7 +422,7 @@ impl DeviceHost {
         (told, actions)
     }
 
-    /// Takes what was decided, and sees to it that the alarm rings in time.
+    /// Takes the decisions, and sets the alarm for the next timeout.
     fn settle(&self, inner: &mut DeviceState, now: Time, actions: &mut Actions) {
         inner.take_outputs(now, self.device, actions);
         if inner.is_mixed {
@@ -427,7 +438,8 @@ impl DeviceHost {
         }
     }
 
-    /// Tells the scheduler until when models with lanes of their own have work in the partitions of its slots.
+    /// Tells the scheduler until when models with lanes of their own have work in the partitions of
+    /// its slots.
     fn tell_loads(&self, inner: &DeviceState, now: Time) {
         let Some(cluster) = self.cluster.get().and_then(Weak::upgrade) else { return };
         let scheduler = inner.scheduler();
@@ -437,7 +449,8 @@ impl DeviceHost {
         }
     }
 
-    /// Carries out what was decided, and what follows from it. `rows`: items of the launch that has ended.
+    /// Carries out decisions, and the decisions that follow. `rows`: items of the launch that has
+    /// ended.
     pub(super) fn carry_out(&self, mut actions: Actions, rows: Option<u32>) {
         loop {
             let Actions { writes, launches, prepares, ends, replies, drops, decided } = actions;
@@ -458,7 +471,7 @@ impl DeviceHost {
             let model = model.clone();
             let copied = |write: Write| (write.copy(), write);
             let writes: SmallVec<[(bool, Write); 1]> = writes.into_iter().map(copied).collect();
-            // What they held is freed after the lock.
+            // The inputs of the writes are freed after the lock.
             (_, actions) = self.decide(&model, |inner, now| {
                 let read = writes.into_iter().map(|(written, write)| inner.written(now, write, written));
                 read.collect::<SmallVec<[Write; 1]>>()
@@ -491,13 +504,14 @@ impl DeviceHost {
         }
     }
 
-    /// Whether the client of any of these requests is still there.
+    /// Whether the client of any of these requests still waits.
     pub(super) fn is_awaited<'a>(&self, mut requests: impl Iterator<Item = &'a RequestId>) -> bool {
         let inner = self.inner.lock();
         requests.any(|request| inner.table.is_awaited(*request))
     }
 
-    /// How long it will probably be until a request of the model that came now would begin: until all is done that was launched or waits there, of whatever models.
+    /// How long a new request of the model would probably wait until it begins: until the device
+    /// has done all launched and waiting work, of all models.
     pub(super) fn free_in(&self, model: &HostedModel) -> Duration {
         let (inner, now) = (self.inner.lock(), self.clock.now());
         inner.scheduler().free_at(now, model.id).since(now)
@@ -520,7 +534,7 @@ impl DeviceHost {
         self.inner.lock().scheduler().stats(model.id).waiting
     }
 
-    /// What the groups of operators of its models came to; `None`: none of them runs in groups.
+    /// Reports on the operator groups of the device's models; `None`: no model runs in groups.
     pub(crate) fn groups(&self) -> Option<GroupsReport> {
         self.inner.lock().groups()
     }
@@ -534,7 +548,7 @@ impl DeviceHost {
         model.metrics.set(lanes, running, stats);
     }
 
-    /// What of a model ran here at `from` or later.
+    /// The model's launches on this device that ended at `from` or later.
     pub(super) fn past(&self, model: &HostedModel, from: Time) -> PastLaunches {
         let inner = self.inner.lock();
         let scheduler = inner.scheduler();

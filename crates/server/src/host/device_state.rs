@@ -1,4 +1,5 @@
-//! What is decided about a device, and what about: all that its lock guards.
+//! The state of a device that its lock guards: its scheduler, and the tables of its models,
+//! requests and lanes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,20 +22,23 @@ use super::request_table::{Entry, RequestTable};
 use crate::batch_codec::Admitted;
 use crate::device_report::{GroupedModel, GroupsReport};
 
-/// What is decided about a device, and what about: all that its lock guards.
+/// The state of a device that its lock guards: its scheduler, and the tables of its models,
+/// requests and lanes.
 pub struct DeviceState {
     pub journal: Journal<DeviceScheduler>,
     pub models: BTreeMap<ModelId, Resident>,
     pub table: RequestTable,
     /// By the scheduler's name for the lane.
     pub lanes: Vec<Option<HostLane>>,
-    /// What the cluster's scheduler grants: lanes for the batches that it makes, of any model.
+    /// The lanes that the cluster's scheduler grants: they run the batches that it makes, of any
+    /// model.
     pub slots: Vec<(DeviceId, LaneId)>,
-    /// Some models have batches that the scheduler makes, and others have lanes of their own: it has to know what these run.
+    /// Some models have batches of the cluster's scheduler, and others have lanes of their own. The
+    /// scheduler must then know the load of these lanes.
     pub is_mixed: bool,
-    /// Who hears of lanes that are being made where a model is to move.
+    /// By model: the callback to call when the lanes for its move are made.
     pub moves: BTreeMap<ModelId, MoveReady>,
-    /// When the alarm will look next by itself.
+    /// When the alarm will next wake by itself.
     pub alarm_at: Time,
     pub stopped: bool,
 }
@@ -44,30 +48,30 @@ pub struct Resident {
     pub running: u32,
 }
 
-/// A lane for which there is a thread.
+/// A lane that has a thread.
 #[derive(Clone)]
 pub struct HostLane {
     pub seat: Arc<Seat>,
     /// Which of its model's lanes it is, or of its partition's slots.
     pub index: usize,
-    /// Where it is.
+    /// The lane's partition.
     pub partition: PartitionId,
-    /// For the batch that is about to be launched there.
+    /// The grant of the batch that is about to be launched on this lane.
     pub grant: Option<Grant>,
 }
 
-/// What was decided under the lock, to be carried out after it.
+/// Decisions that were taken under the lock and are carried out after it.
 #[derive(Default)]
 pub struct Actions {
     pub writes: SmallVec<[Write; 1]>,
-    /// Lanes that have a launch more.
+    /// Lanes that have got another launch.
     pub launches: SmallVec<[Arc<Seat>; 2]>,
     pub prepares: Vec<Preparation>,
     /// Lanes that have gone.
     pub ends: Vec<HostLane>,
     pub replies: Vec<Entry>,
     pub drops: Vec<(Entry, DeviceDrop)>,
-    /// When that was over.
+    /// When the last decision was taken.
     pub decided: Time,
 }
 
@@ -81,7 +85,7 @@ pub struct Write {
 }
 
 impl Write {
-    /// Copies the inputs into the slots; says whether they are there.
+    /// Copies the inputs into the slots. Returns whether the slots hold them now.
     pub fn copy(&self) -> bool {
         self.input.as_ref().is_some_and(|input| self.model.tensors.write(input, self.slots))
     }
@@ -126,7 +130,7 @@ impl DeviceState {
         own.next().is_some_and(|first| own.any(|other| other != first))
     }
 
-    /// Tells the scheduler how groups of operators of the models that are here are made.
+    /// Tells the scheduler how to make operator groups of the resident models.
     pub fn tell_groups(&mut self, now: Time) {
         let members =
             || self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
@@ -137,7 +141,7 @@ impl DeviceState {
         self.tell(now, DeviceInput::Groups(settings));
     }
 
-    /// What the groups of operators of the models that are here came to; `None`: no model runs in groups.
+    /// Reports on the operator groups of the resident models; `None`: no model runs in groups.
     pub fn groups(&self) -> Option<GroupsReport> {
         let members =
             self.models.values().filter_map(|resident| Some((&resident.model, resident.model.group.as_ref()?)));
@@ -150,7 +154,7 @@ impl DeviceState {
         report
     }
 
-    /// Tells what predicts groups what one took, if all of its models are those that it knows.
+    /// Tells the group predictor the time that a group took, if it knows all models of the group.
     fn hear_of_group(&self, model: &HostedModel, note: &Note) {
         let (Note::Group { parts, predicted: Some(_), took, .. }, Some(group)) = (note, &model.group) else { return };
         group.predictor.serves(parts, *took, |model| {
@@ -169,13 +173,13 @@ impl DeviceState {
         first.and_then(|lane| self.scheduler().lane(*lane)).map_or(model.partition, |spec| spec.partition)
     }
 
-    /// Tells the scheduler what it cannot refuse.
+    /// Tells the scheduler something that it cannot refuse.
     pub fn tell(&mut self, now: Time, input: DeviceInput) {
         let told = self.journal.apply(now, input);
         assert!(told.is_ok(), "only layouts, models, requests and batches are refused");
     }
 
-    /// Gives the scheduler a request or a batch.
+    /// Gives the scheduler a request or a batch, which it may refuse.
     pub fn take(&mut self, now: Time, input: DeviceInput) -> Result<(), DeviceReject> {
         match self.journal.apply(now, input) {
             Ok(_) => Ok(()),
@@ -184,7 +188,8 @@ impl DeviceState {
         }
     }
 
-    /// The inputs of a request have been copied into its slots, or not: then their launch takes them from where they are. Gives back what is not needed any more.
+    /// Notes whether the inputs of a request have been copied into its slots. If not, its launch
+    /// takes the inputs themselves. Returns the write, whose memory the caller frees.
     pub fn written(&mut self, now: Time, mut write: Write, written: bool) -> Write {
         if let Some(entry) = self.table.get(write.request) {
             entry.slots = written.then_some(write.slots);
@@ -197,7 +202,8 @@ impl DeviceState {
         write
     }
 
-    /// A launch has ended. Gives the requests that are answered at once, as it failed as a whole: those that ran alone, and those that failed.
+    /// Ends a launch. If it failed as a whole, returns the requests to answer at once: the ones
+    /// that ran alone, and the ones that failed.
     pub fn end_launch(&mut self, now: Time, launch: &Launch, span: Span, outcome: Outcome) -> Alone {
         let Outcome { members, answers, failed, alone, exits, state, phases } = outcome;
         let (mut answered, mut failures) = (Vec::new(), Vec::new());
@@ -205,7 +211,7 @@ impl DeviceState {
             resident.running -= 1;
         }
         for (request, reason) in failed {
-            // Before the completion, so that it goes no further.
+            // The cancellation comes before the completion, so that the request goes no further.
             self.tell(now, DeviceInput::Cancel(launch.model, request));
             failures.extend(self.table.remove(request).map(|entry| (entry, reason)));
         }
@@ -228,7 +234,7 @@ impl DeviceState {
         (answered, failures)
     }
 
-    /// Puts a launch on its lane, behind those that are there.
+    /// Puts a launch on its lane, behind the waiting ones.
     fn put_launch(&mut self, launch: Launch) -> Option<Arc<Seat>> {
         let lane = self.lanes.get_mut(launch.lane.0 as usize)?.as_mut()?;
         let (seat, index, partition, grant) = (lane.seat.clone(), lane.index, lane.partition, lane.grant.take());
@@ -239,7 +245,7 @@ impl DeviceState {
         Some(seat)
     }
 
-    /// Takes what was decided about `device`.
+    /// Takes the decisions about `device`.
     pub fn take_outputs(&mut self, now: Time, device: usize, actions: &mut Actions) {
         while let Some(output) = self.journal.poll() {
             match output {
@@ -249,7 +255,7 @@ impl DeviceState {
                     let is_quick = model.tensors.writes_quickly(slots);
                     let write = Write { model, request, slots, input };
                     if is_quick {
-                        // The lock would have to be taken once more for it, which takes longer.
+                        // Copied under the lock: taking the lock again would take longer.
                         let written = write.copy();
                         self.written(now, write, written);
                     } else {
@@ -287,7 +293,8 @@ impl DeviceState {
                         None => self.tell(now, DeviceInput::Prepared(model, Err("the model goes".to_owned()))),
                     }
                 }
-                // Its policy launches on the other lanes from now on; `Free` says when those before are done.
+                // The model's policy launches on the other lanes from now on; `Free` reports when
+                // the earlier lanes are done.
                 DeviceOutput::Switch { model, to, .. } => {
                     let partition = to.first().and_then(|lane| self.scheduler().lane(*lane)).map(|lane| lane.partition);
                     if let Some((Resident { model, .. }, partition)) = self.models.get(&model).zip(partition) {

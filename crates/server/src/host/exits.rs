@@ -7,13 +7,13 @@ use downbeat_engine::{Buffer, Model, State, Tensor};
 /// A place between two segments at which requests may leave.
 #[derive(Debug)]
 pub struct Exit {
-    /// The segment after which it is, from 0.
+    /// The exit comes after this segment, counted from 0.
     pub segment: usize,
-    /// What decides, among the tensors that are alive there.
+    /// The place of the tensor that decides, among the tensors that are alive after the segment.
     decides: usize,
     /// A request leaves if in each of its rows' last dimensions some value is at least this.
     confidence: f32,
-    /// By output of the model: the tensor that is its value for those who leave.
+    /// By output of the model: the place of the tensor that is its value at the exit.
     values: Vec<usize>,
 }
 
@@ -21,7 +21,7 @@ impl Exit {
     /// The exit that a rule asks for.
     ///
     /// # Errors
-    /// In words with what to do, if the model has no such place, or leaves an output without a value there.
+    /// A text with a remedy, if the model has no such exit, or an output has no value at the exit.
     pub fn new(model: &dyn Model, rule: &ExitRule) -> Result<Exit, String> {
         let ExitRule { output, confidence, answers } = rule;
         let outputs = &model.signature().outputs;
@@ -74,10 +74,10 @@ impl Exit {
         Ok(Exit { segment, decides, confidence: *confidence, values })
     }
 
-    /// Brings here what the exit looks at and answers with, where it is on a device.
+    /// Brings the exit's deciding tensor and values to the host, if they are on a device.
     ///
     /// # Errors
-    /// In words, if the device is lost.
+    /// A text, if the device is lost.
     pub fn fetch(&self, state: &mut State) -> Result<(), String> {
         for index in self.values.iter().chain([&self.decides]) {
             if let Some(tensor) = state.tensors.get_mut(*index) {
@@ -108,14 +108,15 @@ impl Exit {
         each.collect()
     }
 
-    /// The model's outputs for those who leave, for all rows of the batch; what is alive is shared, not copied.
+    /// The model's outputs at the exit, for all rows of the batch. They share the memory of the
+    /// tensors that are alive.
     pub fn outputs(&self, state: &mut State) -> State {
         let tensors = self.values.iter().filter_map(|place| state.tensors.get_mut(*place).map(share));
         State { tensors: tensors.collect() }
     }
 }
 
-/// The same tensor, on the same memory.
+/// Another tensor on the same memory.
 fn share(tensor: &mut Tensor) -> Tensor {
     let bytes = std::mem::replace(&mut tensor.data, Buffer::from_bytes(bytes::Bytes::new())).into_bytes();
     tensor.data = Buffer::from_bytes(bytes.clone());

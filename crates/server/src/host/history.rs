@@ -1,4 +1,4 @@
-//! What ran lately on a device, for timelines.
+//! The last launches of a device, for timelines.
 
 use std::collections::VecDeque;
 
@@ -16,12 +16,12 @@ pub const REMEMBERED: Duration = Duration::from_millis(60_000);
 pub struct PastLaunch {
     /// Index of its lane.
     pub lane: u32,
-    /// The partition that it ran on; 0 where the device is not divided.
+    /// The partition of the launch; 0 if the device is not divided.
     #[serde(default)]
     pub partition: u32,
-    /// Its batch, by the device's name.
+    /// The batch's number, as the device counts.
     pub batch: u64,
-    /// What the scheduler calls the batch, if it made it.
+    /// The scheduler's number for the batch, if the scheduler made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granted: Option<u64>,
     /// The segments that it ran, the last excluded.
@@ -30,7 +30,7 @@ pub struct PastLaunch {
     pub rows: u32,
     /// Items that were computed.
     pub computed_rows: u32,
-    /// What its members were padded to; 0 where nothing varies.
+    /// The length to which its members were padded; 0 if the model's shapes are fixed.
     pub length: u32,
     /// When it began, nanoseconds of the server's clock.
     pub begin_ns: u64,
@@ -38,16 +38,16 @@ pub struct PastLaunch {
     pub end_ns: u64,
 }
 
-/// What ran lately on the lanes of a model version on a device.
+/// The last launches of a model version on a device.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct PastLaunches {
     /// Model name.
     pub model: String,
-    /// Its version.
+    /// Model version.
     pub version: String,
     /// Number of the device.
     pub device: usize,
-    /// Which partition of it it is on; 0 where it is not divided.
+    /// Number of the partition; 0 if the device is not divided.
     pub partition: u32,
     /// The device policy.
     pub policy: String,
@@ -55,7 +55,7 @@ pub struct PastLaunches {
     pub lanes: Vec<u32>,
     /// Whether no launch of the time in question is missing.
     pub complete: bool,
-    /// In the order of their ends.
+    /// The launches, in the order of their ends.
     pub launches: Vec<PastLaunch>,
 }
 
@@ -68,7 +68,8 @@ pub struct History {
 }
 
 impl History {
-    /// Remembers a launch, on which of its model's lanes in which partition it ran. Lanes that end at nearly the same time may say so in either order.
+    /// Remembers a launch with its model's lane and its partition. Lanes that end at nearly the
+    /// same time may report in either order.
     pub fn push(&mut self, launch: &Launch, lane: usize, partition: PartitionId, begin: Time, end: Time) {
         while self.launches.front().is_some_and(|(_, first)| end.since(Time::from_nanos(first.end_ns)) > REMEMBERED) {
             self.launches.pop_front();
@@ -93,7 +94,7 @@ impl History {
         self.launches.push_back((launch.model, past));
     }
 
-    /// A model's launches that ended at `from` or later, and whether all of them are there.
+    /// A model's launches that ended at `from` or later, and whether the list is complete.
     pub fn since(&self, model: ModelId, from: Time) -> (Vec<PastLaunch>, bool) {
         let its = self.launches.iter().filter(|(of, launch)| *of == model && launch.end_ns >= from.as_nanos());
         (its.map(|(_, launch)| launch.clone()).collect(), self.forgotten < from || self.forgotten == Time::ZERO)

@@ -1,4 +1,4 @@
-//! A model version on one device: all that is needed to run its launches there.
+//! A model version on one device, with everything that its launches need.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -19,47 +19,52 @@ use crate::model_health::ModelHealth;
 
 /// A model version on one device.
 pub struct HostedModel {
-    /// The devices' name for it.
+    /// The model's number on the devices.
     pub id: ModelId,
     pub name: String,
     pub version: String,
     pub model: Arc<dyn Model>,
     pub device: usize,
-    /// Which part of it it came to, where it is divided: [`DeviceHost::partition`](super::DeviceHost::partition) says where it is.
+    /// The partition that the model came to. A divided device may move it:
+    /// [`DeviceHost::partition`](super::DeviceHost::partition) has the present partition.
     pub partition: PartitionId,
     pub policy_name: &'static str,
     /// How its batches are made of requests.
     pub tensors: BatchTensors,
-    /// What its batches take.
+    /// The latencies of its batches.
     pub profile: LatencyProfile,
-    /// Compute units beyond which all its lanes together are hardly faster, where that is known (GSLICE §2.1.3).
+    /// Compute units beyond which all its lanes together are hardly faster, if known (GSLICE
+    /// §2.1.3).
     pub knee: Option<u32>,
-    /// Where requests may leave before the last segment.
+    /// The exits by which requests may leave before the last segment.
     pub exits: Arc<[Exit]>,
     pub metrics: LaneMetrics,
-    /// What it has done here.
+    /// Counts the model's work on this device.
     pub work: WorkMeter,
-    /// Says how large its batches may be, where somebody outside its policy does.
+    /// Sets how large its batches may be, if a controller outside its policy decides that.
     pub batch_control: OnceLock<BatchControl>,
-    /// Watches its policy, where that was chosen for it.
+    /// Watches its policy, if `auto` chose the policy.
     pub guard: Option<Arc<PolicyGuard>>,
     /// Hears of its launches, where `auto` was asked for.
     pub auto: Option<Arc<AutoModel>>,
-    /// Of a model whose operators run in groups with those of others.
+    /// The model's part in operator groups, if its operators run in groups with other models.
     pub group: Option<GroupMember>,
     pub health: Arc<ModelHealth>,
-    /// The engine's lanes for the batches that the scheduler makes, warm; none where a policy makes them, whose lanes each have one of their own.
+    /// The engine's warm lanes for batches of the scheduler. Empty if a policy makes the batches:
+    /// each of the policy's lanes has an engine's lane of its own.
     pub engines: Arc<EngineLanes>,
-    /// Runs lanes for the first time that are made while others serve.
+    /// Warms up lanes that are made while others serve.
     pub warm_up: WarmUpLanes,
-    /// The most rows of a launch that is over so soon that the thread of a frontend may run it; 0: none is.
+    /// The most rows of a launch that is brief enough for the thread of a frontend; 0: no launch
+    /// is.
     pub brief_rows: u32,
 }
 
-/// Runs the engine's lanes of a device for the first time, each as what it is for.
+/// Runs the engine's lanes of a device for the first time, each with its lane's spec.
 pub type WarmUpLanes = Arc<dyn Fn(usize, &[LaneSpec], &mut [Box<dyn Lane>]) -> anyhow::Result<()> + Send + Sync>;
 
-/// Hears of a model's batches, before the next one is made: how many items each had, and when it ran.
+/// Hears of a model's batches, before the next one is made: how many items each had, and when it
+/// ran.
 pub type BatchControl = Box<dyn Fn(&HostedModel, u32, Span) + Send + Sync>;
 
 impl HostedModel {
@@ -67,7 +72,8 @@ impl HostedModel {
         self.model.segments()
     }
 
-    /// Tells the rehearsal, where it is rehearsed, what a launch took, if it had its partition for itself and went as it should.
+    /// Tells the rehearsal how long a launch took, if all segments ran in it and it had its
+    /// partition alone.
     pub(super) fn tell_run(&self, launch: &Launch, took: Duration, alone: bool) {
         let is_whole = usize::from(launch.segments.end - launch.segments.first) == self.segments();
         if let Some(auto) = self.auto.as_ref().filter(|_| is_whole && alone) {
@@ -75,7 +81,7 @@ impl HostedModel {
         }
     }
 
-    /// Tells of a whole batch that has run.
+    /// Reports a whole batch that has run to the batch control.
     pub(super) fn tell_batch(&self, launch: &Launch, span: Span) {
         if let Some(control) = self.batch_control.get().filter(|_| usize::from(launch.segments.end) == self.segments())
         {
@@ -83,7 +89,7 @@ impl HostedModel {
         }
     }
 
-    /// Why it runs there no more, if that is so.
+    /// Why the model can run on this device no more; `None` if it can.
     pub fn lost(&self) -> Option<String> {
         self.model.lost(self.device)
     }
@@ -92,7 +98,8 @@ impl HostedModel {
 /// An engine's lane, which one launch uses at a time.
 pub type EngineLane = Mutex<Box<dyn Lane>>;
 
-/// The engine's lanes of a model by partition. Those of a partition are alike, so that any will do.
+/// The engine's lanes of a model by partition. The lanes of a partition are alike, so any of them
+/// will do.
 #[derive(Default)]
 pub struct EngineLanes(BTreeMap<PartitionId, Vec<EngineLane>>);
 
@@ -102,12 +109,13 @@ impl EngineLanes {
         EngineLanes(lanes.into_iter().map(|(partition, lanes)| (partition, locked(lanes))).collect())
     }
 
-    /// Where there are some.
+    /// The partitions that have lanes.
     pub fn partitions(&self) -> impl Iterator<Item = PartitionId> {
         self.0.keys().copied()
     }
 
-    /// The engine's lane for a lane of a partition, once nobody else uses it; `None` if there is none.
+    /// An engine's lane for a lane of a partition, locked once no other thread uses it; `None` if
+    /// there is none.
     pub fn lane(&self, partition: PartitionId, lane: usize) -> Option<MutexGuard<'_, Box<dyn Lane>>> {
         let lanes = self.0.get(&partition)?;
         let free = lanes.iter().find_map(Mutex::try_lock);

@@ -15,26 +15,26 @@ use crate::error::ServiceError;
 
 /// The devices that a model version is on. Dropping it lets them forget the version.
 pub struct HostedVersion {
-    /// At least one, in their order.
+    /// The devices in their order, at least one.
     devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
-    /// Whether its batches are made on the devices; else the scheduler makes them.
+    /// Whether device policies make its batches; otherwise the scheduler does.
     pub is_routed: bool,
     padding: Option<Arc<Padding>>,
 }
 
-/// What `GET /v2/timeline` answers: what ran lately on the lanes of devices.
+/// The answer of `GET /v2/timeline`: the last launches on the lanes of devices.
 #[derive(Clone, PartialEq, Serialize, Deserialize, Debug)]
 pub struct Timeline {
-    /// Begin of the time in question, nanoseconds of the server's clock, as all times here.
+    /// The begin of the timeline. This and all other times are nanoseconds of the server's clock.
     pub from_ns: u64,
-    /// Its end: now.
+    /// The end of the timeline: now.
     pub now_ns: u64,
     /// By model, version and device.
     pub devices: Vec<PastLaunches>,
 }
 
 impl HostedVersion {
-    /// A version that is on these devices, at least one.
+    /// Makes a version that is on these devices, at least one.
     pub(super) fn new(
         devices: Vec<(Arc<DeviceHost>, Arc<HostedModel>)>,
         is_routed: bool,
@@ -44,17 +44,17 @@ impl HostedVersion {
         HostedVersion { devices, is_routed, padding }
     }
 
-    /// The version on the first of them.
+    /// The version on its first device.
     pub fn first(&self) -> &HostedModel {
         &self.devices[0].1
     }
 
-    /// What watches its policy, where that was chosen for it.
+    /// The guard of its policy, if `auto` chose the policy.
     pub fn guard(&self) -> Option<&PolicyGuard> {
         self.first().guard.as_deref()
     }
 
-    /// The length of a request, 0 where nothing varies.
+    /// The length of a request, 0 if the model's shapes are fixed.
     ///
     /// # Errors
     /// `InvalidArgument` if it cannot be padded.
@@ -63,7 +63,8 @@ impl HostedVersion {
         padding.length(codec, request).map_err(ServiceError::InvalidArgument)
     }
 
-    /// The device that will probably be done first with all that it has, of whatever models, of those that work, the first of those.
+    /// The working device that will probably be done first with its work of all models. The first
+    /// one wins a tie.
     pub fn soonest(&self) -> &(Arc<DeviceHost>, Arc<HostedModel>) {
         let working = self.devices.iter().filter(|(_, model)| model.lost().is_none());
         let soonest = || working.min_by_key(|(host, model)| host.free_in(model));
@@ -88,7 +89,7 @@ impl HostedVersion {
         Some(model.clone())
     }
 
-    /// Why it runs nowhere any more, if that is so.
+    /// Why the version can run on no device any more; `None` if one works.
     pub fn lost(&self) -> Option<String> {
         let first = self.devices[0].1.lost()?;
         self.devices.iter().all(|(_, model)| model.lost().is_some()).then_some(first)
@@ -108,7 +109,7 @@ impl HostedVersion {
         self.devices.iter().for_each(|(host, model)| host.update_metrics(model));
     }
 
-    /// What ran at `from` or later, a device each.
+    /// The launches that ended at `from` or later, by device.
     pub fn past(&self, from: Time) -> Vec<PastLaunches> {
         self.devices.iter().map(|(host, model)| host.past(model, from)).collect()
     }
@@ -116,7 +117,8 @@ impl HostedVersion {
 
 impl Drop for HostedVersion {
     fn drop(&mut self) {
-        // Its threads are not waited for: the last who knows the version may be one of them.
+        // The threads of its lanes end by themselves: the last owner of the version may be one of
+        // them.
         self.devices.iter().for_each(|(host, model)| host.remove_model(model));
     }
 }

@@ -1,4 +1,5 @@
-//! The input ring of a device: the memory that requests are written to on arrival, a ring for each input tensor.
+//! The input ring of a device: the memory that requests are written to on arrival, a ring for each
+//! input tensor.
 
 use std::sync::Arc;
 
@@ -10,13 +11,14 @@ use downbeat_engine::{Model, State, Tensor};
 use super::padding::Padding;
 use crate::batch_codec::{Admitted, BatchCodec};
 
-/// The input ring of a device: the memory that requests are written to on arrival, a ring for each input tensor, all with the same slots.
+/// The input rings of a device: the memory that requests are written to on arrival. Each input
+/// tensor has a ring, and all rings have the same slots.
 #[derive(Debug)]
 pub struct InputRings {
     rings: Vec<Tensors>,
-    /// How many each ring has.
+    /// The slots of each ring.
     pub slots: u32,
-    /// What every request is padded to; 0 where nothing varies.
+    /// The length that every request is padded to; 0 if the model's shapes are fixed.
     pub length: u32,
 }
 
@@ -28,10 +30,11 @@ struct Tensors {
 }
 
 impl InputRings {
-    /// Rings of at least `least` slots, of one item each, where the lanes of `model` on a device take them. Requests that vary are padded to `padding`'s longest.
+    /// Makes rings of at least `least` slots, of one item each, in memory that the lanes of `model`
+    /// on a device read. Requests that vary are padded to `padding`'s longest.
     ///
     /// # Errors
-    /// Why the model's inputs have no ring, and what to do.
+    /// A text with a remedy, if the model's inputs can have no ring.
     pub fn new(
         model: &dyn Model,
         device: usize,
@@ -82,15 +85,15 @@ impl InputRings {
         self.rings.iter().map(|ring| ring.memory.slot_bytes() as u64 * u64::from(self.slots)).sum()
     }
 
-    /// Bytes of a run of slots, where they are in the host's memory alone.
+    /// Bytes of a run of slots, if all of them are in the host's memory.
     pub fn host_bytes(&self, run: RingRun) -> Option<usize> {
         let bytes =
             |ring: &Tensors| (!ring.memory.is_on_device()).then(|| ring.memory.slot_bytes() * run.count as usize);
         self.rings.iter().map(bytes).sum()
     }
 
-    /// Writes a request's inputs into its slots: the one copy on their way. `false` if somebody still uses a slot: then the request stays
-    /// with the host.
+    /// Writes a request's inputs into its slots: the one copy on their way. Returns `false` if a
+    /// slot is still in use: then the request's inputs stay with the host.
     pub fn write(&self, codec: &BatchCodec, padding: Option<&Padding>, request: &Admitted, run: RingRun) -> bool {
         self.rings.iter().enumerate().all(|(index, ring)| {
             let Some(mut slots) = ring.memory.write(run) else { return false };
@@ -105,14 +108,16 @@ impl InputRings {
                 }
             }
             if ring.datatype == DataType::Bool {
-                // Engines read them as C++ `bool`, where any other value is undefined, and on a device nobody looks at them before.
+                // Engines read the values as C++ `bool`, where a value above 1 is undefined, and a
+                // device never checks them.
                 slots.iter_mut().for_each(|value| *value = u8::from(*value != 0));
             }
             slots.finish().is_ok()
         })
     }
 
-    /// The requests in a run of slots as a batch, without a copy; `None` if a slot is being written.
+    /// The requests in a run of slots as a batch, without a copy; `None` if a slot is being
+    /// written.
     pub fn read(&self, codec: &BatchCodec, run: RingRun) -> Option<State> {
         let tensors = self.rings.iter().enumerate().map(|(index, ring)| {
             let data = ring.memory.read(run)?;

@@ -1,5 +1,5 @@
-//! Launches on their way through a thread: it takes a lane that has some and runs them one after another, of whatever models; the next one is given to the device while the one
-//! before is under way.
+//! A thread takes a lane that has launches and runs them one after another, of any model. It gives
+//! the next launch to the device while the one before is under way.
 
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -21,10 +21,10 @@ use crate::engine_run::{self, RunFailure, Running, Watch};
 use crate::statistics::Phases;
 use crate::watchdog::{Owner, Post};
 
-/// A thread that runs launches. There is another for the crew where a run of the one before does not end.
+/// A thread that runs launches. The crew gets another thread if a run on this one does not end.
 struct Worker {
     host: Arc<DeviceHost>,
-    /// Whose thread it is; `None`: it is a guest.
+    /// The crew of the thread; `None`: the thread is a guest.
     crew: Option<Arc<Crew>>,
     flights: Mutex<Flights>,
 }
@@ -35,14 +35,15 @@ pub struct Guest {
     post: Arc<Post>,
 }
 
-/// The launches that are under way on a thread, for as long as they are: whoever takes them sees to their end.
+/// The launches that are under way on a thread. Taking a launch out is a duty to finish it.
 #[derive(Default)]
 struct Flights {
-    /// With when they were begun, in their order.
+    /// The launches and their begins, in their order.
     launches: VecDeque<(Head, Time)>,
     /// The lane that they are on.
     seat: Option<Arc<Seat>>,
-    /// Why the thread was left behind, if it was: its launches are seen to, and it has the lane no more.
+    /// Why the watchdog left the thread behind, if it did. Another thread then has its launches and
+    /// its lane.
     left_behind: Option<String>,
 }
 
@@ -50,19 +51,19 @@ struct Flights {
 struct Begun<'a> {
     run: Run<'a>,
     body: Body,
-    /// When it was begun, and when its tensors were there.
+    /// When the launch was begun; `assembled`: when its tensors were ready.
     begin: Time,
     assembled: Time,
     stage: Stage<'a>,
 }
 
-/// What a thread has to know of a launch to run it.
+/// The facts of a launch that a thread needs to run it.
 struct Run<'a> {
     model: Arc<HostedModel>,
     watch: Watch<'a>,
     host: &'a DeviceHost,
     seat: Arc<Seat>,
-    /// Which of the model's lanes, as far as it matters.
+    /// The number of the model's lane.
     lane: usize,
     partition: PartitionId,
     is_granted: bool,
@@ -74,9 +75,9 @@ struct Run<'a> {
 
 /// How far it is.
 enum Stage<'a> {
-    /// The engine has it.
+    /// The engine runs the launch.
     Runs(Running<'a>),
-    /// Its members are to run one by one.
+    /// The members must run one after another.
     Alone,
     Failed(RunFailure),
     Over(Outcome),
@@ -109,12 +110,14 @@ impl Guest {
         Arc::ptr_eq(&self.worker.host, host)
     }
 
-    /// Whether nobody else knows the device any more.
+    /// Whether this guest alone still knows the device.
     pub fn is_alone(&self) -> bool {
         Arc::strong_count(&self.worker.host) == 1
     }
 
-    /// Runs a launch of a lane, which is held for it, and its batch's next segments, and sees to what comes of them; false if somebody else did, as it took too long: this is no guest there any more.
+    /// Runs a launch of a lane that the caller holds, then its batch's next segments, and finishes
+    /// them. Returns false if the watchdog finished a launch that took too long: then this guest
+    /// must run no more.
     pub fn run(&self, seat: &Arc<Seat>) -> bool {
         let mut follows = Some(seat.clone());
         while let Some(seat) = follows.take() {
@@ -137,7 +140,7 @@ impl Worker {
     fn work(self: Arc<Self>, crew: &Arc<Crew>) {
         ask_for_short_slices();
         Pinned::stay();
-        // Now, and not in the first launch. If it cannot be, the engine says so there.
+        // Pins the thread now, not in the first launch. If pinning fails, the engine reports it.
         drop(crew.cores.as_ref().map(Pinned::to));
         let owner: Weak<Worker> = Arc::downgrade(&self);
         let post = self.host.watchdog.post(owner);
@@ -150,7 +153,8 @@ impl Worker {
         }
     }
 
-    /// Runs what a lane has, until it has nothing more or another lane's launch follows from the one that has ended: then that lane is held for this thread.
+    /// Runs the launches of a lane until it has none, or until a launch of another lane follows
+    /// from the last one. Returns that lane, held for this thread.
     fn serve(&self, post: &Post, seat: &Arc<Seat>) -> Result<Option<Arc<Seat>>, LeftBehind> {
         let mut next: Option<Begun<'_>> = None;
         // When the lane was last done with a launch: the next one has not run before.
@@ -163,7 +167,7 @@ impl Worker {
                     None => return Ok(None),
                 },
             };
-            // What comes while the device is at work is given to it at once.
+            // A launch that comes while the device works is enqueued at once.
             if let Some(spare) = begun.spare()
                 && let Some(work) = seat.next_within(spare)
             {
@@ -235,11 +239,12 @@ impl Worker {
         Ok(Begun { run, body, begin, assembled, stage })
     }
 
-    /// Waits for the end of a launch. The lane ended the launch before this one at `done`. Gives when the lane began this launch, when the launch
-    /// ended, and its outcome.
+    /// Waits for the end of a launch. The lane ended the launch before this one at `done`. Returns
+    /// when the lane began this launch, when the launch ended, and its outcome.
     fn end(&self, begun: Begun<'_>, done: Time) -> (Time, Time, Outcome) {
         let Begun { run, body, begin, assembled, stage } = begun;
-        // What was done of it before was done beside the one before.
+        // The launch before it ended at `done`: work on this one until then does not count as its
+        // run.
         let begin = begin.max(done);
         let assembled = assembled.max(begin);
         let now = |outcome| (self.host.clock.now(), outcome);
@@ -258,9 +263,9 @@ impl Worker {
 }
 
 impl Run<'_> {
-    /// Does something on the engine's lane, once nobody else uses it.
+    /// Does something on the engine's lane, once no other thread uses it.
     fn on_lane<T>(&self, run: impl FnOnce(&mut dyn Lane) -> Result<T, RunFailure>) -> Result<T, RunFailure> {
-        // A run that was left behind has the lane still.
+        // A run that was left behind still has the lane.
         if let Some(reason) = self.watch.health.refuses() {
             return Err(RunFailure::Refused(reason));
         }
@@ -271,7 +276,7 @@ impl Run<'_> {
         }
     }
 
-    /// What `run` gives, or that it panicked.
+    /// The result of `run`, or a failure if it panicked.
     fn caught<T>(&self, run: impl FnOnce() -> T) -> Result<T, RunFailure> {
         std::panic::catch_unwind(AssertUnwindSafe(run)).map_err(|_| {
             tracing::error!(device = self.watch.device, self.lane, "a launch ended in a panic: this is a defect");
@@ -286,8 +291,9 @@ impl Run<'_> {
 }
 
 impl Begun<'_> {
-    /// How long the thread may do other things before it waits for the end; `None`: the device is not at work on it, or nothing comes before it is done: the scheduler
-    /// grants a slot its next batch when it is done with the one before, so that more requests can be in it.
+    /// How long the thread may do other things before it waits for the end of the launch. `None`:
+    /// the device is not at work on it, or no launch can come before its end. The scheduler grants
+    /// a slot its next batch only after the one before, so that more requests join it.
     fn spare(&self) -> Option<Duration> {
         match &self.stage {
             Stage::Runs(running) if !self.run.is_granted => running.spare(),
@@ -303,7 +309,7 @@ impl Owner for Worker {
         flights.launches.is_empty() || self.host.is_awaited(members)
     }
 
-    /// Answers what runs on this thread, and gives its crew another one.
+    /// Answers the launches on this thread, and gives its crew another thread.
     fn leave_behind(&self, reason: &str) {
         let (launches, seat) = {
             let mut flights = self.flights.lock();
@@ -326,9 +332,9 @@ impl Owner for Worker {
     }
 }
 
-/// Has a launch begun by the engine, as far as that may be done before the one before it is answered.
+/// Has the engine begin a launch, as far as possible before the launch before it is answered.
 fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<'a> {
-    // Whoever was in it has gone.
+    // All its members have gone.
     if body.members.is_empty() {
         return Stage::Over(Outcome::default());
     }
@@ -351,7 +357,8 @@ fn begin_run<'a>(run: &Run<'a>, body: &mut Body, assembled: &mut Time) -> Stage<
     }
 }
 
-/// Waits for the end of a launch that began at `begin` and whose tensors were assembled at `assembled`. Gives when the launch ended, and its outcome.
+/// Waits for the end of a launch that began at `begin` and whose tensors were assembled at
+/// `assembled`. Returns when the launch ended, and its outcome.
 fn end_run(run: &Run<'_>, body: &Body, running: Running<'_>, (begin, assembled): (Time, Time)) -> (Time, Outcome) {
     let clock = run.host.clock;
     let end = usize::from(run.segments.end);
@@ -413,7 +420,7 @@ fn exits(run: &Run<'_>, body: &Body, segment: usize, state: &mut State) -> Resul
     Ok(left)
 }
 
-/// Each member's rows of the outputs, cut back where they were padded.
+/// Each member's rows of the outputs, without padding.
 fn answers(run: &Run<'_>, body: &Body, state: State) -> Result<Vec<(RequestId, Outputs)>, String> {
     let (tensors, fill) = (&run.model.tensors, run.fill());
     let rows: Vec<u32> = body.members.iter().map(|member| member.rows).chain((fill > 0).then_some(fill)).collect();
@@ -427,8 +434,9 @@ fn answers(run: &Run<'_>, body: &Body, state: State) -> Result<Vec<(RequestId, O
     .collect()
 }
 
-/// After a launch failed: a request whose tensors the model cannot take must not cost others their answers, so each runs once more, alone and through all
-/// segments. Not so where the launch took too long: each might take as long.
+/// Handles a launch that failed. A request whose tensors the model cannot take must not cost other
+/// requests their answers: each member runs once more, alone, through all segments. If the launch
+/// took too long the members fail at once, as each of them might take as long.
 fn answer_alone(run: &Run<'_>, body: &Body, failure: RunFailure) -> Outcome {
     let HostedModel { name, version, .. } = &*run.model;
     tracing::error!(model = %name, %version, batch = run.rows, reason = %failure, "batch failed");

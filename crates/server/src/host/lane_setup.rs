@@ -1,4 +1,5 @@
-//! Brings a device policy into service for a loaded model: checks that it can, measures, starts its lanes.
+//! Brings a device policy into service for a loaded model: checks that it can, measures, starts its
+//! lanes.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -32,7 +33,8 @@ use crate::model_memory::{HeldMemory, MemoryPart};
 
 /// About how long requests of ever greater lengths are tried padded, at load.
 const PADDING_BUDGET: Duration = Duration::from_millis(5_000);
-/// Launches that take no longer may be run by the thread of a frontend: less than its other clients notice, and no more than two threads take to change places.
+/// The thread of a frontend may run launches up to this long. Its other clients do not notice such
+/// a delay, and two threads need about as long to change places.
 pub(crate) const BRIEF: Duration = Duration::from_micros(100);
 
 /// Why a device policy cannot have a model that can be served otherwise.
@@ -40,10 +42,10 @@ pub(crate) const BRIEF: Duration = Duration::from_micros(100);
 #[error("the device policy '{policy}' cannot have this model: {reason}")]
 pub struct PolicyError {
     pub policy: PolicyName,
-    /// What is in the way and what to do.
+    /// The obstacle, with a remedy.
     pub reason: String,
-    /// The policy's check needs a request that the model answers, and no made-up request is one. So the check says
-    /// nothing about the model.
+    /// The policy's check needs a request that the model answers, and no made-up request was one.
+    /// The check then says nothing about the model.
     pub is_untried: bool,
 }
 
@@ -54,7 +56,7 @@ impl PolicyError {
     }
 }
 
-/// A loaded model, and what it is to run on.
+/// A loaded model, with the policy, devices and partitions that it will run with.
 pub struct LaneSetup<'a> {
     /// The devices' name for the model.
     pub id: ModelId,
@@ -62,46 +64,49 @@ pub struct LaneSetup<'a> {
     pub version: &'a str,
     pub model: &'a Arc<dyn Model>,
     pub codec: Arc<BatchCodec>,
-    /// What its batches take, of the length that it was measured with where requests vary.
+    /// The latencies of its batches. If its requests vary, they hold for the length that was
+    /// measured.
     pub profile: LatencyProfile,
     pub segments: SegmentProfile,
     pub policy: &'a ChosenPolicy,
-    /// What watches it, where it was chosen for the model.
+    /// The guard of the policy, if `auto` chose the policy.
     pub guard: Option<Arc<PolicyGuard>>,
-    /// What hears of its launches, where `auto` was asked for.
+    /// Receives the model's launches, if the user asked for `auto`.
     pub auto: Option<Arc<AutoModel>>,
-    /// How long a request waits for company by the configuration ([`ServerOptions::queue_delay`](crate::options::ServerOptions::queue_delay)).
+    /// How long a request waits for company by the configuration
+    /// ([`ServerOptions::queue_delay`](crate::options::ServerOptions::queue_delay)).
     pub queue_delay: Duration,
     /// Whether requests that cannot make their deadline are given up.
     pub drop: bool,
     /// The most items that wait, each device.
     pub queue_bound: u32,
-    /// Of a model whose operators run in groups with those of others.
+    /// The model's part in operator groups, if its operators run in groups with other models.
     pub group: Option<GroupMember>,
-    /// Cores that run its launches, where that is the CPU.
+    /// Cores that run its launches, if it is on the CPU.
     pub cores: Option<u32>,
-    /// Compute units beyond which a launch of it is hardly faster, where that is known.
+    /// Compute units beyond which a launch of it is hardly faster, if known.
     pub knee: Option<u32>,
     pub metrics: &'a LaneMetricsFamily,
     /// Looks at answers in service.
     pub looker: &'a AnswerLooker,
-    /// The watch looks at one in this many answers of shared batches. The flag says whether a wrong answer ends the
-    /// sharing. `None`: no watch.
+    /// The watch looks at one in this many answers of shared batches. The flag says whether a wrong
+    /// answer ends the sharing. `None`: no watch.
     pub watch_rows: Option<(u32, bool)>,
-    /// What it holds of the CPU's memory, where it is on the CPU.
+    /// The CPU memory that the model holds, if it is on the CPU.
     pub memory: Option<&'a HeldMemory>,
-    /// The devices that it is to be on.
+    /// The devices that will host it.
     pub hosts: &'a [Arc<DeviceHost>],
-    /// Its partitions of these, first the one that it was loaded for; several only where the scheduler makes its batches.
+    /// Its partitions of these devices, first the one that it was loaded for. There are several
+    /// only if the scheduler makes its batches.
     pub partitions: &'a [PartitionId],
-    /// Runs lanes for the first time that are made later.
+    /// Warms up lanes that are made later.
     pub warm_up: WarmUpLanes,
 }
 
 /// How requests of different lengths share batches, if they do.
 ///
 /// # Errors
-/// Why a model cannot have a device policy, in words with what to do.
+/// A text with a remedy, if the model cannot have the device policy.
 pub fn padding(codec: &BatchCodec, policy: &ChosenPolicy) -> anyhow::Result<Option<Arc<Padding>>> {
     let ChosenPolicy { name: policy, padding: PaddingSettings { pad, max_length, .. }, .. } = policy;
     ensure!(
@@ -123,7 +128,7 @@ pub fn padding(codec: &BatchCodec, policy: &ChosenPolicy) -> anyhow::Result<Opti
 /// Checks, on a device, that a model's answers do not change when its inputs are padded.
 ///
 /// # Errors
-/// If they do, or the model cannot run what it is asked with.
+/// If the answers change, or the model cannot run the requests of the check.
 pub fn check_padding(
     codec: &BatchCodec,
     padding: &Padding,
@@ -180,7 +185,7 @@ impl LaneSetup<'_> {
         self.looker.watch(watched, every).map(Arc::new)
     }
 
-    /// Starts to look at answers of shared batches, where the setup asks for that.
+    /// Starts to look at answers of shared batches, if the setup asks for it.
     fn row_watch(&self, padding: Option<&Arc<Padding>>) -> std::io::Result<Option<Arc<AnswerWatch>>> {
         let watch = |(every, acts)| self.watch(Suspicion::Rows, padding.cloned(), every, acts);
         self.watch_rows.map(watch).transpose()
@@ -189,20 +194,22 @@ impl LaneSetup<'_> {
 
 /// The engine's lanes of a model whose batches the scheduler makes, on each of its partitions.
 pub enum LanesWanted {
-    /// One on each device, of which the one on a device, in its first partition, may be there before.
+    /// One lane on each device. The pair holds a device and a lane for its first partition, if the
+    /// lane exists already.
     EachDevice(Option<(usize, Box<dyn Lane>)>),
-    /// So many for all devices, which are alike: no more of its batches run at once.
+    /// This many lanes for all devices, which are alike: no more of its batches run at once.
     AnyDevice(usize),
 }
 
 /// The most rows of a launch that a frontend's thread may run; 0: none.
 pub(super) fn brief_rows(model: &dyn Model, codec: &BatchCodec, profile: &LatencyProfile) -> u32 {
-    // Where shapes vary, others than those that were measured may take longer.
+    // If shapes vary, a shape that was not measured may take longer.
     let may_be_brief = model.is_bounded() && !codec.has_varying_shapes();
     (1..=profile.max_batch()).take_while(|rows| may_be_brief && profile.latency(*rows) <= BRIEF).last().unwrap_or(0)
 }
 
-/// A version on some of its devices. If it cannot be on all, those forget it again.
+/// A version on some of its devices. If a device fails to take it, the earlier devices forget it
+/// again.
 struct Started<'a> {
     setup: LaneSetup<'a>,
     health: Arc<ModelHealth>,
@@ -264,10 +271,11 @@ impl Drop for Started<'_> {
     }
 }
 
-/// Brings a model version whose batches the scheduler makes onto all devices, once `warm_up` has run its lanes.
+/// Brings a model version whose batches the scheduler makes onto all devices, once `warm_up` has
+/// run its lanes.
 ///
 /// # Errors
-/// If the engine has no memory for a lane; what `warm_up` says.
+/// If the engine has no memory for a lane; the error of `warm_up`.
 pub fn start_granted(
     setup: LaneSetup<'_>,
     lanes: LanesWanted,
@@ -317,10 +325,11 @@ pub fn start_granted(
     Ok(started.finish(false, None))
 }
 
-/// Brings a model version with a policy that makes its batches onto every device that works, once `warm_up` has run its lanes there.
+/// Brings a model version, whose policy makes its batches, onto every device that works. `warm_up`
+/// runs its lanes on each of them before.
 ///
 /// # Errors
-/// A [`PolicyError`] if the policy cannot have this model; what `warm_up` says.
+/// A [`PolicyError`] if the policy cannot have this model; the error of `warm_up`.
 pub fn start(
     setup: LaneSetup<'_>,
     padding: Option<Arc<Padding>>,
@@ -339,7 +348,7 @@ pub fn start(
         let (setup, device) = (&started.setup, host.device);
         let (policy, rings) = policy(setup, device, padding.as_deref()).map_err(refuses)?;
         if let (Some(memory), Some(rings)) = (setup.memory, &rings) {
-            // Before anything is written there: until then a ring takes no memory.
+            // The bytes are held before the ring is written: until then a ring takes no memory.
             memory.hold(MemoryPart::Rings, rings.bytes())?;
         }
         let built = policy.build().map_err(|error| refuses(error.to_string()))?;

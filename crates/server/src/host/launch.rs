@@ -1,4 +1,4 @@
-//! A launch for a lane: what it runs on, and what came of it.
+//! A launch for a lane: its inputs, and its outcome.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub struct Work {
     pub body: Body,
 }
 
-/// What is known of a launch until it has ended, whoever ends it.
+/// The part of a launch that stays known until its end, on any thread.
 pub struct Head {
     pub launch: Launch,
     /// Which of the model's lanes runs it, or of its partition's slots.
@@ -32,41 +32,41 @@ pub struct Head {
 /// A batch that the scheduler made.
 #[derive(Clone)]
 pub struct Grant {
-    /// The scheduler's name for what it was granted.
+    /// The scheduler's number of the slot.
     pub slot: DeviceId,
-    /// And for the batch.
+    /// The scheduler's number of the batch.
     pub batch: BatchId,
     pub queue: Arc<Queue>,
     pub dispatched: Time,
-    /// How many were dispatched with it.
+    /// How many requests were dispatched with the batch.
     pub requests: u32,
     /// The latency of the batch was a guess when the batch began.
     pub is_guess: bool,
 }
 
-/// What a launch runs on.
+/// The members of a launch and the source of its inputs.
 pub struct Body {
-    /// Whose rows are in it, in their order.
+    /// The requests whose rows are in the launch, in their order.
     pub members: Vec<Member>,
     pub source: Source,
 }
 
-/// What the rows of a launch are made of.
+/// The source of the rows of a launch.
 pub enum Source {
     /// The members' inputs, which are joined.
     Inputs,
     /// A run of slots that is just the members.
     Ring(RingRun),
-    /// What earlier segments left, one after another.
+    /// The states that earlier segments left, one after another.
     States(Vec<State>),
-    /// What earlier segments left cannot be parted, and why.
+    /// The state that earlier segments left cannot be split, for this reason.
     Broken(String),
 }
 
-/// What came of a launch.
+/// The outcome of a launch.
 #[derive(Default)]
 pub struct Outcome {
-    /// Who was in it.
+    /// The requests that were in the launch.
     pub members: Vec<Member>,
     /// The members that are answered.
     pub answers: Vec<(RequestId, Outputs)>,
@@ -76,7 +76,7 @@ pub struct Outcome {
     pub alone: bool,
     /// The members that are answered before the last segment.
     pub exits: Vec<(RequestId, Outputs)>,
-    /// What the segments left for the next ones.
+    /// The state that the segments left for the next ones.
     pub state: Option<State>,
     pub phases: Phases,
 }
@@ -89,12 +89,12 @@ impl Body {
 }
 
 impl Work {
-    /// Whether it is over so soon that the thread of a frontend may run it.
+    /// Whether it is brief enough for the thread of a frontend.
     pub fn is_brief(&self) -> bool {
         self.head.launch.computed_rows <= self.head.model.brief_rows
     }
 
-    /// Whether it goes on with a batch that has run in part.
+    /// Whether it continues a batch that has run in part.
     pub fn goes_on(&self) -> bool {
         self.head.launch.segments.first > 0
     }

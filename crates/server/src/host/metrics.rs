@@ -1,4 +1,4 @@
-//! Metrics of device policies: what was launched, what became of batches, what is padding.
+//! Metrics of device policies: launches, events of batches, and padding.
 
 use downbeat_core::Duration;
 use downbeat_core::device::{Launch, Note, PoolStats};
@@ -43,12 +43,13 @@ metric_table! {
 const GROUP_SIZES: [&str; 2] = ["one", "several"];
 
 impl LaneMetricsFamily {
-    /// What became of looks at padded requests of a model version: same, different.
+    /// Counters of a model version for checks of padded requests: same answer, different answer.
     pub fn padding_checks(&self, model: &str, version: &str) -> [IntCounter; 2] {
         ["same", "different"].map(|result| self.padding_checks.with_label_values(&[model, version, result]))
     }
 
-    /// Counters of a model version for repeated requests of shared batches: same answer, different answer.
+    /// Counters of a model version for repeated requests of shared batches: same answer, different
+    /// answer.
     pub fn row_checks(&self, model: &str, version: &str) -> [IntCounter; 2] {
         ["same", "different"].map(|result| self.row_checks.with_label_values(&[model, version, result]))
     }
@@ -76,14 +77,15 @@ impl LaneMetricsFamily {
         }
     }
 
-    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go back.
+    /// Forgets the gauges of a version that is gone; its counters stay, as a counter must not go
+    /// back.
     pub fn forget(&self, model: &str, version: &str) {
         for device in 0..MOST_DEVICES {
             let device = device.to_string();
             for family in
                 [&self.lanes, &self.lanes_busy, &self.ring_slots, &self.ring_occupied, &self.ring_most_occupied]
             {
-                // An error means that there was no such gauge, which is what is wanted.
+                // An error means that there was no such gauge: then nothing is left to remove.
                 let _ = family.remove_label_values(&[model, version, &device]);
             }
         }
@@ -99,12 +101,12 @@ pub struct LaneMetrics {
     lengths: [IntCounter; 2],
     busy_seconds: prometheus::Counter,
     scheduling_seconds: prometheus::Counter,
-    /// Lanes, busy ones; slots of the ring, occupied ones, the most of these.
+    /// Lanes, busy lanes; slots of the ring, occupied slots, the most occupied slots.
     gauges: [IntGauge; 5],
     ring_overflowed: IntCounter,
-    /// Of one request, of several.
+    /// Groups of one request, of several.
     groups: [IntCounter; 2],
-    /// The same, each predicted and actual.
+    /// Seconds of the same groups, each predicted and actual.
     group_seconds: [[prometheus::Counter; 2]; 2],
 }
 
@@ -143,7 +145,7 @@ impl LaneMetrics {
     fn record_group(&self, requests: usize, predicted: Option<Duration>, took: Duration) {
         let of_size = usize::from(requests > 1);
         self.groups[of_size].inc();
-        // Only those that were predicted can be compared.
+        // Only groups with a prediction can be compared.
         if let Some(predicted) = predicted {
             self.group_seconds[of_size][0].inc_by(predicted.as_secs_f64());
             self.group_seconds[of_size][1].inc_by(took.as_secs_f64());

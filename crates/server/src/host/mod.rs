@@ -1,7 +1,9 @@
-//! Devices at work: [`downbeat_core::device`] and the scheduler decide, threads here carry it out.
+//! Devices at work: [`downbeat_core::device`] and the scheduler decide, the threads of this module
+//! carry the decisions out.
 //!
-//! Whatever runs on a device runs on its lanes, whoever made the batch: the scheduler, which
-//! grants a batch a *slot*, a lane for batches of any model, or the policy that the model has on the device, which gets each of its requests and has lanes of its own:
+//! All work of a device runs on its lanes, and has one of two sources. The scheduler grants a batch
+//! a *slot*, a lane for batches of any model. A model's device policy gets each request of the
+//! model and has lanes of its own:
 //!
 //! ```text
 //! Driver ── batches ──────────────────┐
@@ -12,8 +14,9 @@
 //!                                 └─ completion ◀───────────────────────────────────────────┘
 //! ```
 //!
-//! There is no scheduler thread: who has an event (a frontend with a request, a lane with a completion, the alarm with an expiry) takes the
-//! lock, hears the decisions, and carries them out after it.
+//! There is no scheduler thread. A thread with an event takes the lock, hears the decisions, and
+//! carries them out after the lock. Events come from a frontend with a request, a lane with a
+//! completion, or the alarm.
 
 mod answer_watch;
 mod answering;

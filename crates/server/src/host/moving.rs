@@ -1,4 +1,5 @@
-//! Models that go to another partition while they serve: new lanes first, then the change between two launches (GSLICE §3.2.4).
+//! Models that go to another partition while they serve: new lanes first, then the change between
+//! two launches (GSLICE §3.2.4).
 
 use std::sync::Arc;
 
@@ -13,8 +14,10 @@ use super::hosted_model::HostedModel;
 pub type MoveReady = Box<dyn FnOnce(Result<(), String>) + Send>;
 
 impl DeviceHost {
-    /// Makes lanes for a model in another partition, in the background, beside those on which it goes on. `ready` hears when they are there, or why they will never be;
-    /// [`change_over`](Self::change_over) is next. `false`: the model is there already, lanes that were ready elsewhere go, and `ready` hears nothing.
+    /// Makes lanes for a model in another partition, in the background, while it goes on with its
+    /// present ones. `ready` hears when the lanes are ready, or why they failed;
+    /// [`change_over`](Self::change_over) is next. `false`: the model is on that partition already.
+    /// Then lanes that were ready elsewhere go, and `ready` is not called.
     ///
     /// # Errors
     /// If it cannot move, or not now; `ready` hears nothing then.
@@ -33,7 +36,8 @@ impl DeviceHost {
         told
     }
 
-    /// From its next launch on a model runs on the lanes that are ready in another partition; says whether there were any.
+    /// Moves a model's next launches to the lanes that are ready in another partition. Returns
+    /// whether there were any.
     pub fn change_over(&self, model: &HostedModel) -> bool {
         let switch = |inner: &mut super::device_state::DeviceState, now| {
             matches!(inner.journal.apply(now, DeviceInput::Switch(model.id)), Ok(true))
@@ -43,7 +47,8 @@ impl DeviceHost {
         switched
     }
 
-    /// From its next batch on those of a model have at most so many items; says whether its policy is one whose batches can be limited.
+    /// Limits the model's next batches to `rows` items. Returns whether its policy has batches that
+    /// can be limited.
     pub fn limit(&self, model: &HostedModel, rows: u32) -> bool {
         let limit = |inner: &mut super::device_state::DeviceState, now| {
             matches!(inner.journal.apply(now, DeviceInput::Limit(model.id, rows)), Ok(true))
@@ -66,7 +71,8 @@ impl DeviceHost {
                     started.iter().for_each(|seat| seat.stop());
                     return Err("the device is stopped".to_owned());
                 }
-                // Before they are said to be there: if nobody wants them any more they are free at once.
+                // The host lists the lanes before the policy hears of them: a lane that the policy
+                // no longer wants is freed at once.
                 inner.put_lanes(lanes, started);
                 Ok(())
             });

@@ -7,35 +7,36 @@ use parking_lot::Mutex;
 
 use crate::metrics::DeviceMetrics;
 
-/// Counts the time in which at least one launch runs on a device; one that is divided is busy by as much as the partitions are where one runs.
+/// Counts the time in which at least one launch runs on a device. On a divided device, each busy
+/// partition counts with its part of the compute units.
 pub struct Occupancy {
     metrics: DeviceMetrics,
     /// By partition: its part of all their compute units.
     weights: Box<[f64]>,
     /// By partition: its CPUs, where several have some in common.
     cpus: Option<Box<[CoreSet]>>,
-    /// By partition: those that have something in common with it, itself among them.
+    /// By partition: the partitions that share compute units with it, and itself.
     beside: Box<[Box<[usize]>]>,
     running: Mutex<Running>,
 }
 
 struct Running {
-    /// By partition: launches that run there.
+    /// By partition: its launches that run.
     launches: Box<[u32]>,
-    /// By partition: what runs on something of it.
+    /// By partition: the launches that run on some of its compute units.
     reach: Box<[Reach]>,
-    /// Until when the busy time is counted.
+    /// The busy time is counted up to this instant.
     counted: Time,
 }
 
-/// What runs on a partition, or on one that has something in common with it.
+/// The launches that run on a partition, or on one that shares compute units with it.
 #[derive(Default)]
 struct Reach {
     /// Launches that run.
     launches: u32,
-    /// Several ran at a time since none did.
+    /// Several launches ran at a time since the last idle moment.
     crowded: bool,
-    /// What models have had of it.
+    /// The time that each model has had the partition.
     used: DeviceUse,
 }
 
@@ -70,7 +71,8 @@ impl Occupancy {
         });
     }
 
-    /// It has ended; says whether it surely had the partition for itself, and what others have in common with it.
+    /// Ends a launch. Returns whether its partition surely ran no other launch meanwhile, not even
+    /// on the compute units that other partitions share with it.
     pub fn end(&self, now: Time, partition: PartitionId, model: ModelId) -> bool {
         let mut running = self.running.lock();
         self.count(&mut running, now, partition, |launches| launches.saturating_sub(1));
@@ -94,7 +96,7 @@ impl Occupancy {
         self.running.lock().reach.iter_mut().for_each(|reach| reach.used.forget(model));
     }
 
-    /// How much of the device is at work where so many launches run in each partition.
+    /// The busy part of the device, with this many launches in each partition.
     fn at_work(&self, launches: &[u32]) -> f64 {
         let Some(cpus) = &self.cpus else {
             let at_work = self.weights.iter().zip(launches).filter(|(_, launches)| **launches > 0);
@@ -124,7 +126,7 @@ impl Occupancy {
         self.metrics.running.set(running.launches.iter().map(|launches| i64::from(*launches)).sum());
     }
 
-    /// For the partitions that have something in common with one.
+    /// Calls `tell` for each partition that shares compute units with `partition`, and for itself.
     fn reach(&self, running: &mut Running, partition: PartitionId, mut tell: impl FnMut(&mut Reach)) {
         for index in self.beside.get(partition.0 as usize).into_iter().flatten() {
             tell(&mut running.reach[*index]);

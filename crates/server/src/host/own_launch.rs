@@ -1,5 +1,6 @@
-//! A launch that the thread it follows from runs itself, without a change of threads: a frontend its request's, where the device is free and the launch brief; a thread of a
-//! lane the next segment of the batch that it has run, on another lane.
+//! A launch that follows from a thread's act and runs on this thread, without a change of threads.
+//! A frontend's thread runs its request's launch, if the device is free and the launch brief. A
+//! lane's thread runs the next segment of its batch, on another lane.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -12,20 +13,21 @@ use super::launch::Work;
 thread_local! {
     /// Which launch the thread takes.
     static WANTED: RefCell<Wanted> = const { RefCell::new(Wanted::None) };
-    /// The lane that it holds for it.
+    /// The lane that the thread holds for this launch.
     static TAKEN: Cell<Option<Taken>> = const { Cell::new(None) };
-    /// For the devices that the thread has run launches of.
+    /// The thread's guests on the devices whose launches it has run.
     static GUESTS: RefCell<Vec<Arc<Guest>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Which launch a thread takes.
 pub(super) enum Wanted {
     None,
-    /// One that is over soon.
+    /// A brief launch.
     Brief,
-    /// One that is over soon, and goes on with a batch that has run in part.
+    /// A brief launch that goes on with a batch.
     BriefRest,
-    /// Of one of this crew's lanes, one that goes on with a batch, or is over soon: any other is begun by another thread while this one answers what has ended.
+    /// A launch of this crew's lanes that goes on with a batch, or is brief. While this thread
+    /// answers the ended launch, another thread begins any other one.
     Of(Arc<Crew>),
 }
 
@@ -35,7 +37,8 @@ struct Taken {
     seat: Arc<Seat>,
 }
 
-/// The thread takes no launch any more. A lane that it holds and will not run, as it panics, is held no more.
+/// The thread takes no launch any more. A lane that it holds and will not run, as it panics, is
+/// held no more.
 struct Withdrawn;
 
 impl Drop for Withdrawn {
@@ -47,7 +50,8 @@ impl Drop for Withdrawn {
     }
 }
 
-/// Hands something over by `submit`, and runs the launch that comes of it, if it is brief and the thread `may`.
+/// Hands something over by `submit`, and runs the launch that follows, if it is brief and the
+/// thread `may`.
 pub fn run_own<T>(may: bool, submit: impl FnOnce() -> T) -> T {
     if !may {
         return submit();
@@ -70,13 +74,14 @@ pub fn run_own<T>(may: bool, submit: impl FnOnce() -> T) -> T {
     submitted
 }
 
-/// Sees to the end of a launch by `finish`; with the lane whose launch follows from it and is wanted, held for the thread, if that is no lane that somebody has.
+/// Finishes a launch by `finish`. Returns the lane of the wanted launch that follows, held for the
+/// thread, unless another thread holds that lane.
 pub(super) fn follow<T>(wanted: Wanted, finish: impl FnOnce() -> T) -> (T, Option<Arc<Seat>>) {
     let (finished, taken) = taken(wanted, finish);
     (finished, taken.map(|taken| taken.seat))
 }
 
-/// Does something, and gives the lane of the first launch that comes of it and is wanted.
+/// Does something, and returns the lane of the first wanted launch that follows.
 fn taken<T>(wanted: Wanted, act: impl FnOnce() -> T) -> (T, Option<Taken>) {
     WANTED.set(wanted);
     let withdrawn = Withdrawn;
@@ -86,7 +91,8 @@ fn taken<T>(wanted: Wanted, act: impl FnOnce() -> T) -> (T, Option<Taken>) {
     (done, taken)
 }
 
-/// A lane has a launch: the thread holds it, if it wants the launch, or somebody else sees to it.
+/// Offers a lane that has a launch: this thread holds the lane if it wants the launch, or the crew
+/// is called.
 pub(super) fn offer(host: &Arc<DeviceHost>, seat: &Arc<Seat>) {
     let takes = WANTED.with_borrow(|wanted| match wanted {
         Wanted::None => false,

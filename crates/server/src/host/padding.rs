@@ -6,18 +6,18 @@ use smallvec::SmallVec;
 
 use crate::batch_codec::{Admitted, BatchCodec, OutputPart, Outputs};
 
-/// The longest request that is taken where nobody says.
+/// The longest request that a model takes without a setting.
 pub const LARGEST_LENGTH: u32 = 4096;
 
-/// How requests of a model are padded: each of its inputs has at most one dimension that varies beside the batch, and in a request
-/// all of these are equal.
+/// How requests of a model are padded. Each of its inputs has at most one dimension that varies
+/// beside the batch, and these dimensions are equal in a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Padding {
     /// By input: the axis that varies, of an item.
     inputs: Vec<Option<usize>>,
     /// By output: the axes of an item that are as long as the inputs.
     outputs: Vec<Vec<usize>>,
-    /// The longest request that is taken, where somebody said.
+    /// The longest request that the model takes, if the user set it.
     pub max_length: Option<u32>,
 }
 
@@ -25,7 +25,7 @@ impl Padding {
     /// How requests of this model are padded.
     ///
     /// # Errors
-    /// Why they cannot be, and what to do.
+    /// A text with a remedy, if they cannot be padded.
     pub fn new(codec: &BatchCodec, max_length: Option<u32>) -> Result<Self, String> {
         let varying = |dims: &[i64]| -> Vec<usize> {
             dims.iter().skip(1).enumerate().filter(|(_, d)| **d < 0).map(|(axis, _)| axis).collect()
@@ -90,7 +90,7 @@ impl Padding {
             }
         }
         let (length, name) = found.unwrap_or_default();
-        // One long request makes all of its batch as long.
+        // One long request makes its whole batch as long.
         let most = self.max_length.unwrap_or(LARGEST_LENGTH);
         match u32::try_from(length) {
             Ok(0) | Err(_) => Err(format!("input '{name}' has a length of {length}; expected 1 or more")),
@@ -101,16 +101,18 @@ impl Padding {
         }
     }
 
-    /// What a request of `length` is padded to if it meets none that is longer: some more, where the model is faster for it. Only where it is known up to what length the model
-    /// takes requests.
+    /// The length that a request of `length` is padded to if it meets no longer one. It is more
+    /// than `length` where the model is faster that way, and only if the model's longest length is
+    /// known.
     pub fn filled_length(&self, codec: &BatchCodec, length: u32) -> u32 {
         self.max_length.map_or(length, |most| codec.filled_length(length).min(most).max(length))
     }
 
-    /// Joins requests into the tensors of a batch, padded to `length`; `fill` rows of zeros behind them.
+    /// Joins requests into the tensors of a batch, padded to `length`; `fill` rows of zeros behind
+    /// them.
     ///
     /// # Errors
-    /// In words, if there is no memory for it.
+    /// A text, if there is no memory for the tensors.
     pub fn assemble<'a>(
         &self,
         codec: &BatchCodec,
@@ -130,7 +132,7 @@ impl Padding {
             })?;
             let (all_bytes, buffer) = match binding.datatype().size() {
                 Some(_) => (all_bytes, codec.input_buffer(all_bytes)),
-                // Strings do not vary in number: as they are, and empty ones.
+                // The number of strings does not vary: they stay, and empty ones fill the rest.
                 None => {
                     let len: usize = members.clone().map(|member| member.input(index).len()).sum();
                     let empty = (fill as usize).saturating_mul(item_bytes).saturating_mul(size_of::<u32>());
@@ -175,7 +177,8 @@ impl Padding {
         codec.inputs.get(index).map(|binding| padded_item(&binding.client.dims, axis, length)).unwrap_or_default()
     }
 
-    /// A batch whose items are padded, without their zeros: all are `length` long. `None` if there is no memory for it.
+    /// The batch without the zeros of its padded items: all items are `length` long. `None` if
+    /// there is no memory for it.
     pub fn bare(&self, codec: &BatchCodec, state: &State, length: u32) -> Option<State> {
         let mut tensors = Vec::with_capacity(state.tensors.len());
         for (index, (tensor, binding)) in state.tensors.iter().zip(&codec.inputs).enumerate() {
@@ -206,12 +209,12 @@ impl Padding {
     /// Cuts the outputs of a request of `length` that ran padded to `padded`.
     ///
     /// # Errors
-    /// In words, if an output that varies is not as long as the inputs.
+    /// A text, if an output that varies is not as long as the inputs.
     pub fn cut(&self, codec: &BatchCodec, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
         let cut = |((part, axes), binding): ((OutputPart, &Vec<usize>), &downbeat_repository::TensorBinding)| {
             let mut want = part.shape.clone();
             for axis in axes {
-                // The batch dimension stands before those of an item.
+                // An item's dimensions come after the batch dimension.
                 let dim = want.get_mut(axis + 1).filter(|dim| **dim == i64::from(padded));
                 let Some(dim) = dim else {
                     return Err(format!(
@@ -230,7 +233,7 @@ impl Padding {
             let (from, to) = (sizes(&part.shape), sizes(&want));
             let unit = binding.datatype().size().unwrap_or(1);
             let bytes = to.iter().product::<usize>() * unit;
-            // One row whose first dimension is cut is a prefix, and stays where it is.
+            // The cut of the first dimension of one row is a prefix, which stays in its place.
             let is_prefix = from.first() == Some(&1) && from.get(2..) == to.get(2..);
             let data = if is_prefix {
                 part.data.slice(..bytes)
@@ -253,7 +256,8 @@ fn padded_item(dims: &[i64], axis: Option<usize>, length: u32) -> Vec<usize> {
     sizes.enumerate().map(|(at, size)| if Some(at) == axis { length as usize } else { size }).collect()
 }
 
-/// Bytes of what stays together when `rows` rows of `len` bytes in all are padded to `item`: before, and with its zeros.
+/// Sizes in bytes of a contiguous chunk when `rows` rows of `len` bytes in all are padded to
+/// `item`: without and with its zeros.
 fn chunks(item: &[usize], axis: Option<usize>, size: usize, len: usize, rows: u32) -> (usize, usize) {
     let Some(axis) = axis else { return (len, len) };
     let outer = item[..axis].iter().product::<usize>() * rows as usize;

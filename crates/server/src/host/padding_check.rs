@@ -1,8 +1,8 @@
 //! Whether a model's answers stay the same when its inputs are padded: asked at load.
 //!
-//! No number of trials shows that they always do. A model behaves otherwise from some length on, or where its inputs hold something rare: so requests of
-//! lengths on both sides of every power of two are tried, of ones and of random numbers, and what is left is for
-//! [`super::answer_watch`] to find in service.
+//! No number of trials proves it for all requests. A model may change its behaviour from some
+//! length on, or for rare values. So the check tries requests of lengths on both sides of every
+//! power of two, of ones and of random numbers. [`super::answer_watch`] finds the rest in service.
 
 use downbeat_engine::{Fill, State};
 
@@ -10,12 +10,13 @@ use super::padding::{LARGEST_LENGTH, Padding};
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 use crate::difference::difference;
 
-/// The lengths that are asked with first: a model that cannot run these cannot be tried at all.
+/// The first lengths that are tried: a model that cannot run these cannot be tried at all.
 const FIRST: (u32, u32) = (5, 12);
 /// Random numbers that a model is tried with, the widest range that it takes.
 const RANDOM: [Fill; 2] = [Fill::Random { least: 1, most: 99, seed: 7 }, Fill::Random { least: 1, most: 1, seed: 7 }];
 
-/// Runs requests alone, and padded beside longer ones, and compares their answers, for as long as there `is_time`.
+/// Runs requests alone, and padded beside longer ones, and compares their answers, for as long as
+/// there `is_time`.
 ///
 /// # Errors
 /// If they differ, or the model cannot run the first.
@@ -38,7 +39,8 @@ pub fn check(
     let random = RANDOM.into_iter().find(|fill| trial.alone(*fill, length).is_ok());
     let fills: Vec<Fill> = random.into_iter().chain([Fill::Ones]).collect();
     let lengths = lengths(longest);
-    // Each length with the next one, so that whatever begins at some length is met, and the shortest with the longest, where that is known.
+    // Pairs each length with the next one, to find a change at any length; also the shortest with
+    // the longest, if the longest is known.
     let next = lengths.iter().copied().zip(lengths.iter().skip(1).copied());
     let farthest = padding.max_length.map(|longest| (1, longest));
     for (length, padded) in farthest.into_iter().chain(next).filter(|(length, padded)| length < padded) {
@@ -50,7 +52,7 @@ pub fn check(
                 );
                 return Ok(());
             }
-            // Longer than the model takes: such requests are told so, alone too.
+            // The length is more than the model takes: it rejects such requests alone too.
             let Ok(alone) = trial.alone(*fill, length) else { return Ok(()) };
             let Ok(beside) = trial.beside(*fill, length, padded) else { continue };
             compare(codec, (length, &alone), (padded, &beside))?;
@@ -70,7 +72,7 @@ fn lengths(longest: u32) -> Vec<u32> {
     lengths
 }
 
-/// Says that answers differ.
+/// Fails if the answers differ.
 fn compare(
     codec: &BatchCodec,
     (length, alone): (u32, &Outputs),
@@ -92,21 +94,22 @@ struct Trial<'a> {
 }
 
 impl Trial<'_> {
-    /// What a request of this length is answered alone.
+    /// The answer to a request of this length that runs alone.
     fn alone(&mut self, fill: Fill, length: u32) -> Result<Outputs, String> {
         let request = self.codec.sample(fill, length.into())?;
         self.first(&[&request], length, length)
     }
 
-    /// What it is answered padded to another length, beside a request of that.
+    /// The answer to a request that is padded to another length, beside a request of that length.
     fn beside(&mut self, fill: Fill, length: u32, padded: u32) -> Result<Outputs, String> {
         let (request, longer) = (self.codec.sample(fill, length.into())?, self.codec.sample(fill, padded.into())?);
-        // Where the model takes no batch of two, alone and padded.
+        // If the model takes no batch of two, the request runs alone, padded.
         let both: &[&Admitted] = if self.codec.max_batch > 1 { &[&request, &longer] } else { &[&request] };
         self.first(both, length, padded)
     }
 
-    /// The first answer of a batch of requests padded to `padded`, cut back to `length`; that what varies is the length shows there.
+    /// The first answer of a batch of requests padded to `padded`, cut back to `length`. The cut
+    /// fails if an output's varying dimension is not the length.
     fn first(&mut self, requests: &[&Admitted], length: u32, padded: u32) -> Result<Outputs, String> {
         let state = self.padding.assemble(self.codec, requests.iter().copied(), padded, 0)?;
         let answers = self.codec.separate((self.run)(state)?, &vec![1; requests.len()])?;

@@ -1,4 +1,5 @@
-//! Watches the requests of a model whose policy was chosen for it: whether it is better than `exclusive` would be.
+//! Watches the requests of a model whose policy was chosen for it: whether it is better than
+//! `exclusive` would be.
 
 use std::sync::Arc;
 
@@ -17,13 +18,13 @@ pub struct PolicyGuard {
     devices: Devices,
 }
 
-/// Where a model is.
+/// The devices of a model.
 struct Devices {
     spots: Box<[Spot]>,
     model: ModelId,
 }
 
-/// Where it is on a device.
+/// The model's place on a device.
 struct Spot {
     device: usize,
     occupancy: Arc<Occupancy>,
@@ -36,19 +37,19 @@ struct Stay {
     partition: PartitionId,
     /// How long others had had the partition when it came.
     begin: Duration,
-    /// How long others had those where it was before, meanwhile.
+    /// How long others have had its earlier partitions, while it was on them.
     before: Duration,
 }
 
 impl Spot {
-    /// How long others have had the partitions where it was, while it was there.
+    /// How long other models have had the model's partitions, while it was on them.
     fn others(&self, now: Time, model: ModelId, stay: &Stay) -> Duration {
         stay.before + self.occupancy.others(now, stay.partition, model).saturating_sub(stay.begin)
     }
 }
 
 impl Devices {
-    /// How long they have been busy for other models by now, on average.
+    /// How long the devices have been busy for other models by now, on average.
     fn others(&self, now: Time) -> Duration {
         let busy = self.spots.iter().map(|spot| spot.others(now, self.model, &spot.at.lock()));
         let sum = busy.fold(Duration::ZERO, |sum, busy| sum + busy);
@@ -65,7 +66,7 @@ impl Devices {
 }
 
 impl PolicyGuard {
-    /// Of a model in a partition of these devices.
+    /// Makes the guard of a model in a partition of these devices.
     pub fn new(
         options: GuardOptions,
         clock: Clock,
@@ -83,7 +84,7 @@ impl PolicyGuard {
         self.guard.lock().report().clone()
     }
 
-    /// Whether the model is to go back to `exclusive`.
+    /// Whether the model must go back to `exclusive`.
     pub fn has_lost(&self) -> bool {
         self.guard.lock().report().state == GuardState::Back
     }
@@ -100,7 +101,7 @@ impl PolicyGuard {
     }
 }
 
-/// A request that is watched, for as long as this is there.
+/// A request that the guard watches, as long as this object lives.
 pub struct Watched {
     guard: Arc<PolicyGuard>,
     request: RequestId,
@@ -108,7 +109,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// It ends now, and so.
+    /// Ends the request now, with this outcome.
     pub(super) fn end(mut self, end: GuardEnd) {
         self.end = end;
     }

@@ -1,4 +1,5 @@
-//! Lanes that a model's policy asks for while others serve: made, and run for the first time, on a thread of their own.
+//! Lanes that a model's policy asks for while others serve: made, and run for the first time, on a
+//! thread of their own.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
@@ -16,7 +17,7 @@ use crate::watchdog::Owner;
 pub struct Preparation {
     pub model: Arc<HostedModel>,
     pub partition: PartitionId,
-    /// The scheduler's names for them, and what each is for.
+    /// The scheduler's numbers for the lanes; `specs`: the kind of each.
     pub lanes: Vec<LaneId>,
     pub specs: Vec<LaneSpec>,
 }
@@ -24,16 +25,17 @@ pub struct Preparation {
 /// Lanes with a thread each.
 type Made = Vec<Arc<Seat>>;
 
-/// Somebody makes lanes.
+/// Lanes that a thread is making.
 struct Preparing {
     host: Arc<DeviceHost>,
     model: Arc<HostedModel>,
-    /// What they are called; `None`: the scheduler knows already what came of it.
+    /// The lanes' numbers; `None`: the scheduler already knows the outcome.
     lanes: Mutex<Option<Vec<LaneId>>>,
 }
 
 impl Preparation {
-    /// Makes the lanes on `host` in the background, and tells it what came of it, once. If they cannot all be made there are none.
+    /// Makes the lanes on `host` in the background, and tells the host the outcome once. If one
+    /// lane fails, none is made.
     pub fn start(self, host: Option<Arc<DeviceHost>>) {
         let Some(host) = host else { return };
         let Preparation { model, partition, lanes, specs } = self;
@@ -61,7 +63,7 @@ impl Preparing {
         self.tell(made);
     }
 
-    /// The lanes, warm and waiting for work; what was made is gone if one fails.
+    /// Makes the lanes, warm and waiting for work. If one fails, all of them are dropped.
     fn make(&self, partition: PartitionId, specs: &[LaneSpec]) -> Result<Made, String> {
         let (host, model) = (&self.host, &self.model);
         let place = Place { device: host.device, share: host.share(partition) };

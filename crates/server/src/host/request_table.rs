@@ -1,4 +1,4 @@
-//! The requests that a device has: their calls, inputs, and what launches left of them.
+//! The requests of a device: their calls, their inputs, and their states between launches.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
@@ -17,19 +17,19 @@ use crate::statistics::Phases;
 
 /// A request that is not answered.
 pub struct Entry {
-    /// Who waits for it. Its tensors are in `input`.
+    /// The client that waits. Its tensors are in `input`.
     pub call: Call,
     pub rows: u32,
-    /// Of its inputs, unpadded; 0 where nothing varies.
+    /// The unpadded length of its inputs; 0 if the model's shapes are fixed.
     pub length: u32,
-    /// Its inputs, as long as they are not in the ring or with a launch.
+    /// Its inputs, while neither the ring nor a launch has them.
     pub input: Option<Admitted>,
-    /// Its slots of the ring, once its inputs are there.
+    /// Its slots of the ring, once the inputs are written.
     pub slots: Option<RingRun>,
     pub begin: Option<Time>,
     pub phases: Phases,
     pub outputs: Option<Outputs>,
-    /// Where its model's policy is watched.
+    /// Set while a guard watches its model's policy.
     pub watched: Option<Watched>,
 }
 
@@ -58,20 +58,20 @@ impl Entry {
     }
 }
 
-/// The requests that are not answered, and the state of those that are between two segments.
+/// The requests that are not answered, and their states between two segments.
 #[derive(Default)]
 pub struct RequestTable {
     entries: HashMap<RequestId, Entry, BuildHasherDefault<CounterHasher>>,
-    /// What launches left, by a running number.
+    /// The states that launches left, by a running number.
     batches: BTreeMap<u64, Batch>,
     /// The batch that has a request's rows.
     places: HashMap<RequestId, u64, BuildHasherDefault<CounterHasher>>,
     next: u64,
 }
 
-/// What a launch left.
+/// The state that a launch left.
 struct Batch {
-    /// Whose rows are in it, in their order.
+    /// The requests whose rows are in the batch, in their order, with their numbers of rows.
     members: Vec<(RequestId, u32)>,
     state: State,
 }
@@ -81,7 +81,7 @@ impl RequestTable {
         self.entries.insert(request, entry);
     }
 
-    /// Whether the client of a request is still there.
+    /// Whether the client of a request still waits.
     pub fn is_awaited(&self, request: RequestId) -> bool {
         self.entries.get(&request).is_some_and(|entry| !entry.call.reply.is_closed())
     }
@@ -98,13 +98,13 @@ impl RequestTable {
             && let Some(Batch { members, .. }) = self.batches.get(batch)
             && members.iter().all(|(member, _)| !self.entries.contains_key(member))
         {
-            // Nobody waits for it any more.
+            // None of the batch's members is left.
             self.take(*batch);
         }
         entry
     }
 
-    /// Takes out what a launch left.
+    /// Takes out the state that a launch left.
     fn take(&mut self, batch: u64) -> Option<Batch> {
         let batch = self.batches.remove(&batch)?;
         for (member, _) in &batch.members {
@@ -128,21 +128,23 @@ impl RequestTable {
         }
     }
 
-    /// Keeps the answer of a request that leaves before the last segment; what its launch took is known by [`RequestTable::keep`].
+    /// Keeps the answer of a request that leaves before the last segment. [`RequestTable::keep`]
+    /// notes the time of its launch.
     pub fn exit(&mut self, request: RequestId, outputs: Outputs) {
         if let Some(entry) = self.entries.get_mut(&request) {
             entry.outputs = Some(outputs);
         }
     }
 
-    /// Keeps what a launch left for the next segments, and its members' inputs: a later launch may fail.
+    /// Keeps the state of a launch for the next segments, and its members' inputs: a later launch
+    /// may fail.
     pub fn keep(&mut self, members: Vec<Member>, state: State, begin: Time, phases: Phases) {
         let (mut waits, mut rows) = (false, Vec::with_capacity(members.len()));
         for member in members {
             rows.push((member.request, member.rows));
             if let Some(entry) = self.entries.get_mut(&member.request) {
                 entry.ran(begin, phases);
-                // They have been read.
+                // The launch has read the slots.
                 entry.slots = None;
                 entry.input = member.input;
                 waits = true;
@@ -153,7 +155,8 @@ impl RequestTable {
         }
     }
 
-    /// What a launch runs on, which has it from now on. Members that have gone without leaving rows are left out.
+    /// Takes the body of a launch: the launch owns it from now on. Members that have gone without
+    /// leaving rows are left out.
     pub fn take_body(&mut self, launch: &Launch) -> Body {
         if launch.segments.first > 0 {
             return self.resume(launch);
@@ -173,7 +176,7 @@ impl RequestTable {
         Some(Member { request, rows, length, input: entry.input.take(), slots })
     }
 
-    /// Takes out what a launch left, if another goes on with just that.
+    /// Takes out the state of a launch, if another launch continues exactly that batch.
     fn take_if_whole(&mut self, batch: u64, launch: &Launch) -> Option<Batch> {
         let its = self.batches.get(&batch)?.members.iter().map(|(member, _)| member);
         if its.eq(&launch.members) { self.take(batch) } else { None }
@@ -185,7 +188,8 @@ impl RequestTable {
         self.member(request).map_or(gone, |member| Member { rows, slots: None, ..member })
     }
 
-    /// What a launch of later segments runs on: a batch as an earlier launch left it, or parts of some.
+    /// The body of a launch of later segments: a batch as an earlier launch left it, or parts of
+    /// several.
     fn resume(&mut self, launch: &Launch) -> Body {
         let mut touched: Vec<u64> =
             launch.members.iter().filter_map(|member| self.places.get(member).copied()).collect();
@@ -200,14 +204,15 @@ impl RequestTable {
         let order: HashMap<RequestId, usize, BuildHasherDefault<CounterHasher>> =
             launch.members.iter().enumerate().map(|(place, member)| (*member, place)).collect();
         let mut parts: Vec<(usize, Batch)> = Vec::new();
-        // Rows that went lost when what a neighbour's launch found could not be parted.
+        // Rows were lost if a state could not be split for a neighbour's launch.
         let lost = |request: &RequestId| self.entries.contains_key(request) && !self.places.contains_key(request);
         let mut broken =
             launch.members.iter().any(lost).then(|| "its rows could not be parted from its neighbours'".to_owned());
         for batch in touched {
             let Some(Batch { members, state }) = self.take(batch) else { continue };
             let places: Vec<Option<usize>> = members.iter().map(|(member, _)| order.get(member).copied()).collect();
-            // What stays together: neighbours that are neighbours in the launch, or not in it.
+            // Two neighbours stay together if they are neighbours in the launch, or both outside
+            // the launch.
             let follows = |index: usize| match (places[index - 1], places[index]) {
                 (Some(before), Some(after)) => before + 1 == after,
                 (None, None) => true,
@@ -234,13 +239,13 @@ impl RequestTable {
                 match place {
                     Some(place) => parts.push((place, part)),
                     None if part.members.iter().any(|(member, _)| self.entries.contains_key(member)) => self.put(part),
-                    // Nobody waits for it any more.
+                    // None of the part's members is left.
                     None => {}
                 }
             }
         }
         if let Some(reason) = broken {
-            // Whoever was in it runs once more, alone.
+            // Each member runs once more, alone.
             let members = launch.members.iter().filter_map(|request| self.member(*request)).collect();
             return Body { members, source: Source::Broken(reason) };
         }

@@ -1,4 +1,5 @@
-//! The tensors of a model's batches on a device: made of requests' inputs, and parted into their answers.
+//! The tensors of a model's batches on a device: made of requests' inputs, and parted into their
+//! answers.
 
 use std::sync::Arc;
 
@@ -11,36 +12,38 @@ use super::input_rings::InputRings;
 use super::padding::Padding;
 use crate::batch_codec::{Admitted, BatchCodec, Outputs};
 
-/// A copy of so many bytes takes some 100 ns.
+/// A copy of this many bytes takes some 100 ns.
 const QUICK_BYTES: usize = 4 << 10;
 
 /// A request in a launch.
 pub struct Member {
     pub request: RequestId,
     pub rows: u32,
-    /// Of its inputs; 0 where nothing varies.
+    /// The length of its inputs; 0 if the model's shapes are fixed.
     pub length: u32,
-    /// Its inputs, where they are not in slots of the ring.
+    /// Its inputs, if the ring does not have them.
     pub input: Option<Admitted>,
-    /// Its slots of the ring, where its inputs are there.
+    /// Its slots of the ring, if the ring has its inputs.
     pub slots: Option<RingRun>,
 }
 
-/// How the tensors of a model's batches on a device are made of requests' inputs, and parted into their answers.
+/// How the tensors of a model's batches on a device are made of requests' inputs, and parted into
+/// their answers.
 pub struct BatchTensors {
     pub codec: Arc<BatchCodec>,
     /// The ring that requests enter on arrival.
     pub rings: Option<InputRings>,
     /// How requests of different lengths share a batch.
     pub padding: Option<Arc<Padding>>,
-    /// Looks whether padding changes their answers.
+    /// Checks in service whether padding changes their answers.
     pub padding_watch: Option<Arc<AnswerWatch>>,
-    /// Looks whether the requests beside a request change its answer.
+    /// Checks in service whether the requests beside a request change its answer.
     pub row_watch: Option<Arc<AnswerWatch>>,
 }
 
 impl BatchTensors {
-    /// Copies a request's inputs into its slots of the ring; `false`: they stay where they are.
+    /// Copies a request's inputs into its slots of the ring; `false`: the inputs stay with the
+    /// caller.
     pub fn write(&self, input: &Admitted, slots: RingRun) -> bool {
         if self.is_padding_off() {
             return false;
@@ -49,12 +52,12 @@ impl BatchTensors {
         self.rings.as_ref().is_some_and(written)
     }
 
-    /// Whether that takes no longer than to take a lock for it.
+    /// Whether the copy into the slots takes no longer than a lock.
     pub fn writes_quickly(&self, slots: RingRun) -> bool {
         self.rings.as_ref().is_some_and(|rings| rings.host_bytes(slots).is_some_and(|bytes| bytes <= QUICK_BYTES))
     }
 
-    /// What a request of `length` is padded to before it meets others.
+    /// The length that a request of `length` is padded to before it meets other requests.
     pub fn padded_length(&self, length: u32) -> u32 {
         match (&self.rings, &self.padding) {
             (Some(rings), _) if rings.length > 0 && !self.is_padding_off() => rings.length,
@@ -68,22 +71,23 @@ impl BatchTensors {
         self.padding_watch.as_ref().is_some_and(|watch| watch.is_off())
     }
 
-    /// Whether an answer was wrong because its request shared a batch, so that each request runs alone.
+    /// Whether an answer was wrong because its request shared a batch, so that each request runs
+    /// alone.
     pub fn is_sharing_off(&self) -> bool {
         self.row_watch.as_ref().is_some_and(|watch| watch.is_off())
     }
 
-    /// What a member's inputs are padded to when it runs by itself.
+    /// The length that a member's inputs are padded to when it runs by itself.
     pub fn length_alone(&self, member: &Member) -> u32 {
         match (&self.rings, &member.input) {
-            // It is in the ring as it is.
+            // The ring holds the inputs at its length already.
             (Some(rings), input) if rings.length > 0 && (input.is_none() || !self.is_padding_off()) => rings.length,
             _ => member.length,
         }
     }
 
-    /// Offers a member's answer to the watches whose turn it is. The batch was padded to `padded`; `others`: the batch
-    /// had other rows.
+    /// Offers a member's answer to the watches whose turn it is. The batch was padded to `padded`;
+    /// `others`: the batch had other rows.
     pub fn watch(&self, member: &Member, padded: u32, others: bool, outputs: &Outputs) {
         let is_padded = member.length < padded && self.padding.is_some();
         let padding = self.padding_watch.as_ref().filter(|watch| is_padded && watch.wants_next());
@@ -110,7 +114,8 @@ impl BatchTensors {
         self.rings.as_ref()?.read(&self.codec, run)
     }
 
-    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros behind them, for `engine` to run.
+    /// A batch of copies of its members' inputs, padded to `length`, with `fill` rows of zeros
+    /// behind them, for `engine` to run.
     pub fn join_inputs(
         &self,
         engine: &mut dyn Lane,
@@ -155,7 +160,7 @@ impl BatchTensors {
         }
     }
 
-    /// Cuts outputs back to what a request of `length` would have got alone.
+    /// Cuts outputs back to the shape that a request of `length` would have got alone.
     pub fn cut(&self, outputs: Outputs, length: u32, padded: u32) -> Result<Outputs, String> {
         match &self.padding {
             Some(padding) if length < padded => padding.cut(&self.codec, outputs, length, padded),

@@ -1,4 +1,4 @@
-//! A model on a device of its own, for tests of what a host carries out.
+//! A model on a device of its own, for tests of device hosts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -27,7 +27,7 @@ use crate::policy_report::{AskedFor, PolicyReport};
 use crate::reply::Reply;
 use crate::watchdog::Watchdog;
 
-/// What a client waits for.
+/// The receiver of a client's answer.
 pub type Answer = oneshot::Receiver<Result<Outputs, ServiceError>>;
 
 /// A model on a device.
@@ -113,7 +113,7 @@ impl Served {
         self.send_with(item, Time::MAX, false)
     }
 
-    /// Sends one that would have had to be done by `deadline`, if it was let through to see what the model takes.
+    /// Sends a request; a probe has `deadline` as the deadline that it would have had.
     pub fn send_with(&self, item: u8, deadline: Time, is_probe: bool) -> (RequestId, Answer) {
         let (reply, answer) = Reply::channel();
         let admitted = Admitted::of_one(std::iter::once((vec![item].into(), vec![1])));
@@ -151,7 +151,7 @@ pub fn item(answer: Answer) -> u8 {
     answer.blocking_recv().unwrap().unwrap()[0].data[0]
 }
 
-/// What a client was told instead of one.
+/// The error that a client got instead of an answer.
 pub fn failure(answer: Answer) -> String {
     answer.blocking_recv().unwrap().unwrap_err().to_string()
 }

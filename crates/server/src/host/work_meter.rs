@@ -1,4 +1,4 @@
-//! What a model does on a device, to be read every so often.
+//! Meters a model's work on a device; controllers read it at intervals.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,10 +6,10 @@ use downbeat_core::device::spatial::MeasuredWindow;
 use downbeat_core::{Duration, Time};
 use parking_lot::Mutex;
 
-/// What a model has done on a device.
+/// The work of a model on a device, up to now.
 #[derive(Default)]
 pub struct WorkMeter {
-    /// Items, also those that were refused.
+    /// Items that came, also rejected ones.
     arrivals: AtomicU64,
     work: Mutex<Work>,
 }
@@ -19,16 +19,16 @@ struct Work {
     /// Launches that run, and since when any does.
     running: u32,
     since: Time,
-    /// The time in which any did.
+    /// The time in which any launch ran.
     busy: Duration,
-    /// Batches that came to their end, with their items.
+    /// Finished batches, with their items.
     batches: u64,
     items: u64,
-    /// What launches took.
+    /// The sum of the launches' times.
     took: Duration,
 }
 
-/// What a model had done by some time.
+/// The work of a model up to some time.
 #[derive(Clone, Copy)]
 pub struct Worked {
     at: Time,
@@ -37,7 +37,7 @@ pub struct Worked {
 }
 
 impl WorkMeter {
-    /// A request of so many items came.
+    /// Counts a request of `items` items.
     pub fn came(&self, items: u32) {
         self.arrivals.fetch_add(items.into(), Ordering::Relaxed);
     }
@@ -51,7 +51,7 @@ impl WorkMeter {
         work.running += 1;
     }
 
-    /// A launch that took so long has ended; `items`: those of its batch, if that is over now.
+    /// Ends a launch that took `took`; `items`: the items of its batch, if that is over now.
     pub fn end(&self, now: Time, took: Duration, items: Option<u32>) {
         let mut work = self.work.lock();
         work.running = work.running.saturating_sub(1);
@@ -66,7 +66,7 @@ impl WorkMeter {
         }
     }
 
-    /// What it has done by now.
+    /// Reads the work up to now.
     pub fn read(&self, now: Time) -> Worked {
         let mut work = *self.work.lock();
         if work.running > 0 {
@@ -77,7 +77,7 @@ impl WorkMeter {
 }
 
 impl Worked {
-    /// What it has done since another time.
+    /// The work since another reading.
     pub fn since(&self, before: &Worked) -> MeasuredWindow {
         let (now, then) = (&self.work, &before.work);
         let batches = now.batches - then.batches;

@@ -16,7 +16,7 @@ pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json"
 /// An answer whose body is whole.
 pub(super) type Answer = Response<Bytes>;
 
-/// A request that failed: its status, what was wrong, and what the client should do with the connection.
+/// A failed request: its status, its error message, and whether its connection ends.
 #[derive(Debug)]
 pub(super) struct HttpError {
     status: StatusCode,
@@ -30,7 +30,7 @@ impl HttpError {
         HttpError { status, message, retry_after: None, close: false }
     }
 
-    /// Says that the connection ends with this answer.
+    /// Ends the connection with this answer.
     pub fn closing(mut self) -> HttpError {
         self.close = true;
         self
@@ -94,7 +94,7 @@ pub(super) fn json_text(status: StatusCode, text: String) -> Answer {
     answer
 }
 
-/// What a handler returns.
+/// The result of a handler.
 pub(super) type HandlerResult = Result<axum::response::Response, HttpError>;
 
 /// A handler's 200 with a JSON body.
@@ -123,8 +123,8 @@ pub(super) fn parse_json<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<
         .map_err(|e| HttpError::new(StatusCode::BAD_REQUEST, format!("the body is not the JSON that is expected: {e}")))
 }
 
-/// The answer to a body that is too large, as sent or once decompressed. The words are partly Triton's, which clients
-/// look for.
+/// The answer to a body that is too large, as sent or once decompressed. The words are partly
+/// Triton's, which clients look for.
 pub(super) fn too_large(size: &str, limit: usize) -> HttpError {
     HttpError::new(
         StatusCode::PAYLOAD_TOO_LARGE,

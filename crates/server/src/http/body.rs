@@ -18,23 +18,25 @@ use crate::connections::{BodyError, WatchedBody};
 use crate::error::ServiceError;
 use crate::service::Service;
 
-/// A refused body larger than this times the bound is not read to its end to answer on a connection that lives on.
+/// A refused body larger than this times the bound is not read to its end to answer on a connection
+/// that lives on.
 const DRAIN_FACTOR: u64 = 4;
 
 /// Bytes of a body after which other connections of the event loop have their turn.
 const YIELD_AFTER: usize = 1 << 20;
 
-/// What a body may claim before its first byte is here.
+/// The most bytes reserved for a body before its first byte has come.
 const FIRST_RESERVE: usize = 1 << 20;
 
-/// A body that comes in over a connection. Dropped before its end (the request is refused) it is read on beside the
-/// answer and thrown away, so that a client that writes its whole request before it reads finds the answer and can go on
-/// with the connection; not if it is very large, or the client waits for `100 Continue`: then the connection ends.
+/// A body that comes in over a connection. If it is dropped before its end (the request is
+/// refused), the rest is read beside the answer and thrown away. A client that writes its whole
+/// request before it reads then finds the answer and can keep the connection. If the body is very
+/// large, or the client waits for `100 Continue`, the connection ends instead.
 pub(super) struct ReceivedBody {
     incoming: Option<WatchedBody>,
     /// Most bytes that are thrown away.
     most: u64,
-    /// The client waits for leave to send, which asking for the first frame gives.
+    /// The client waits for `100 Continue`, which polling the first frame sends.
     waits: bool,
 }
 
@@ -113,8 +115,8 @@ impl<S: Service> FromRequest<HttpState<S>> for WholeBody {
 }
 
 impl WholeBody {
-    /// Collects the body of a request and undoes its `coding`. A body that the headers show to be too large is refused before its
-    /// first byte is read.
+    /// Collects the body of a request and undoes its `coding`. A body that the headers show to be
+    /// too large is refused before its first byte is read.
     pub async fn of<S: Service, B>(
         state: &HttpState<S>,
         client: Client,
@@ -162,7 +164,8 @@ where
     while let Some(data) = next(&mut body).await? {
         take(held, data.len(), whole.len(), limit)?;
         if data.len() > whole.capacity() - whole.len() {
-            // Whoever has sent so much may have what was announced; pages are the system's until they are written.
+            // A client that has sent this much is trusted with its announced size; pages are the
+            // system's until they are written.
             let needed = (whole.len() + data.len()).max(expected).max((2 * whole.capacity()).min(limit));
             let more = needed - whole.len();
             reserve(&mut whole, more)?;
@@ -176,7 +179,8 @@ where
     Ok(Bytes::from(whole))
 }
 
-/// The answer to a request whose body is not asked for: it says if the connection ends with it.
+/// The answer to a request whose body is not read. It ends the connection if the client waits or
+/// the body is huge.
 pub(super) fn unread(error: HttpError, headers: &HeaderMap, body: &impl Body, limit: usize) -> HttpError {
     let waits = headers.contains_key(header::EXPECT) && !body.is_end_stream();
     let huge = body.size_hint().lower() > (limit as u64).saturating_mul(DRAIN_FACTOR);
@@ -190,7 +194,7 @@ fn reserve(whole: &mut Vec<u8>, more: usize) -> Result<(), HttpError> {
     })
 }
 
-/// Takes `more` bytes of a body of which `taken` are here.
+/// Takes `more` bytes of a body of which `taken` bytes have come.
 fn take(held: &mut Reservation, more: usize, taken: usize, limit: usize) -> Result<(), HttpError> {
     if more > limit.saturating_sub(taken) {
         return Err(too_large(&format!("more than {limit} bytes"), limit));
@@ -205,7 +209,7 @@ where
 {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| unfinished(&error))?;
-        // Trailers say nothing that this protocol needs.
+        // Trailers are ignored: this protocol needs none.
         if let Ok(data) = frame.into_data()
             && !data.is_empty()
         {

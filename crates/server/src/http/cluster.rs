@@ -1,4 +1,4 @@
-//! What a process knows of the cluster that it is in.
+//! A process's view of its cluster.
 
 use axum::extract::State;
 use axum::http::StatusCode;

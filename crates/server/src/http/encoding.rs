@@ -61,7 +61,7 @@ pub(super) async fn encode(coding: Coding, client: Client, mut answer: Answer) -
     let length = body.len();
     let compressed =
         offload::run_if(length >= offload::PARSE_FROM, client, length, move || coding.deflate(&body)).await;
-    // Memory takes every write; should the worker be gone, the answer goes as it is.
+    // Writing to memory cannot fail. If the worker is gone, the answer stays uncompressed.
     if let Ok(Ok(compressed)) = compressed {
         *answer.body_mut() = compressed;
         answer.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static(coding.name()));

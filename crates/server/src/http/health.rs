@@ -1,4 +1,5 @@
-//! Liveness and readiness. 200 or 503, as Kubernetes asks; the body says it again in JSON, as KServe's client asks.
+//! Liveness and readiness. 200 or 503, as Kubernetes asks; the body says it again in JSON, as
+//! KServe's client asks.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -28,7 +29,8 @@ pub(crate) async fn ready<S: Service>(State(state): State<HttpState<S>>) -> Resp
 
 pub(super) async fn model_ready<S: Service>(State(state): State<HttpState<S>>, path: ModelPath) -> HandlerResult {
     let ready = state.service().is_model_ready(&path.model, &path.version);
-    // A model that does not exist, or a version that is none, is never ready: no use in asking again.
+    // A model that does not exist, or a version that is none, is never ready: no use in asking
+    // again.
     if !ready
         && let Err(error @ (ServiceError::NotFound(_) | ServiceError::InvalidArgument(_))) =
             state.service().model_metadata(&path.model, &path.version)

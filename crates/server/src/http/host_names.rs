@@ -1,7 +1,7 @@
 //! The check of a request's head: the name that it has for the port, and the page that sent it.
 //!
-//! A browser sends requests for every page that it shows, also to servers that only its own machine can reach. Three
-//! headers, which a page cannot write, tell these requests apart:
+//! A browser sends requests for every page that it shows, also to servers that only its own machine
+//! can reach. Three headers, which a page cannot write, tell these requests apart:
 //!
 //! - `Origin` and `Sec-Fetch-Site` tell that the page came from another site. Such a page may not change the server's
 //!   state. The page could not read an answer: this server sends no CORS headers.
@@ -24,9 +24,9 @@ const SCHEMES: [(&[u8], &[u8]); 2] = [(b"http://", b":80"), (b"https://", b":443
 
 /// The names that requests to a port may have in `Host`.
 pub(super) struct HostNames {
-    /// On an address that only this machine reaches, and where names are given.
+    /// Whether hosts are checked: the address is a loopback address, or the options give names.
     is_checked: bool,
-    /// In lower case.
+    /// The allowed names, in lower case.
     allowed: Vec<String>,
 }
 
@@ -37,10 +37,11 @@ impl HostNames {
         HostNames { is_checked: is_loopback || !allowed.is_empty(), allowed: allowed.to_vec() }
     }
 
-    /// Checks the head of a request. Every port calls this before the request is routed, so no route can forget it.
+    /// Checks the head of a request. Every port calls this before the request is routed, so no
+    /// route can forget it.
     ///
     /// # Errors
-    /// The answer, where the request is not taken.
+    /// The error answer to a request that is not allowed.
     pub fn check<B>(&self, request: &Request<B>) -> Result<(), HttpError> {
         let host = host_of(request)?;
         if self.is_checked && !self.allows(host) {
@@ -75,7 +76,7 @@ fn refused(message: String) -> HttpError {
     HttpError::new(StatusCode::FORBIDDEN, message).closing()
 }
 
-/// The host that a request is for, with its port; empty where the request names none.
+/// The host that a request names, with its port; empty if it names none.
 fn host_of<B>(request: &Request<B>) -> Result<&[u8], HttpError> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let host = hosts.next();
@@ -83,12 +84,12 @@ fn host_of<B>(request: &Request<B>) -> Result<&[u8], HttpError> {
         let message = "the request has several Host headers; expected one".to_owned();
         return Err(HttpError::new(StatusCode::BAD_REQUEST, message).closing());
     }
-    // The target of a request, where it is a whole URI, wins over the header (RFC 9112 §3.2.2).
+    // If the target of a request is a whole URI, it wins over the header (RFC 9112 §3.2.2).
     let target = request.uri().authority().map(|authority| authority.as_str().as_bytes());
     Ok(target.or(host.map(|host| host.as_bytes())).unwrap_or_default())
 }
 
-/// A host without its port; the whole where the end is no port.
+/// A host without its port; the whole text if it ends in no port.
 fn without_port(host: &[u8]) -> &[u8] {
     let Some(colon) = host.iter().rposition(|byte| *byte == b':') else { return host };
     match host.split_at(colon) {
@@ -97,8 +98,8 @@ fn without_port(host: &[u8]) -> &[u8] {
     }
 }
 
-/// Whether a host is an IP address. No name's last part is a number (RFC 3696 §2), so browsers take `127.1` for an
-/// address and look up no name.
+/// Whether a host is an IP address. No name's last part is a number (RFC 3696 §2), so browsers take
+/// `127.1` for an address and look up no name.
 fn is_address(name: &[u8]) -> bool {
     if let [b'[', address @ .., b']'] = name {
         return std::str::from_utf8(address).is_ok_and(|address| address.parse::<Ipv6Addr>().is_ok());
@@ -107,7 +108,8 @@ fn is_address(name: &[u8]) -> bool {
     !last.is_empty() && last.iter().all(u8::is_ascii_digit)
 }
 
-/// Whether a request may change more than the work at hand: everything that is no read, but inferences.
+/// Whether a request may change more than the work at hand: everything that is no read, but
+/// inferences.
 fn changes_state(method: &Method, path: &str) -> bool {
     let is_inference = || {
         *method == Method::POST
@@ -118,7 +120,8 @@ fn changes_state(method: &Method, path: &str) -> bool {
 
 /// Refuses a request that a browser sent for a page of another site.
 fn check_site(host: &[u8], headers: &HeaderMap) -> Result<(), HttpError> {
-    // Pages of the same site have another port or another first part of the name: `localhost:3000` is no page of this server.
+    // Pages of the same site have another port or another first part of the name: `localhost:3000`
+    // is no page of this server.
     let is_foreign = |site: &&HeaderValue| {
         [&b"cross-site"[..], b"same-site"].iter().any(|foreign| site.as_bytes().eq_ignore_ascii_case(foreign))
     };
@@ -139,7 +142,8 @@ fn foreign(header: &str, value: &[u8]) -> HttpError {
     ))
 }
 
-/// Whether an origin is that of the host to which its page sends. The scheme is not compared: a proxy may end TLS.
+/// Whether an origin is that of the host to which its page sends. The scheme is not compared: a
+/// proxy may end TLS.
 fn is_own(origin: &[u8], host: &[u8]) -> bool {
     SCHEMES.iter().any(|(scheme, port)| {
         let bare = |host: &'_ [u8]| host.strip_suffix(*port).unwrap_or(host).to_ascii_lowercase();

@@ -24,13 +24,13 @@ use crate::preprocess;
 use crate::service::Service;
 
 const HEADER_LENGTH: HeaderName = HeaderName::from_static(INFERENCE_HEADER_CONTENT_LENGTH);
-/// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four, is rewritten to eight,
-/// and is eight bytes or less as a tensor.
+/// Numbers in JSON are two characters or more, and eight bytes or less as a tensor. `NaN,` is four,
+/// is rewritten to eight, and is eight bytes or less as a tensor.
 const MOST_GROWTH: u64 = 4;
 const OCTETS: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
-/// The route as axum calls it, for [`router`](super::router) in another server; [`serve`](super::serve) calls
-/// [`infer`] itself.
+/// The route as axum calls it, for [`router`](super::router) in another server;
+/// [`serve`](super::serve) calls [`infer`] itself.
 pub(super) async fn handler<S: Service>(
     State(state): State<HttpState<S>>,
     path: ModelPath,
@@ -42,7 +42,8 @@ pub(super) async fn handler<S: Service>(
     Ok(answer(encoded, headers).map(Body::from))
 }
 
-/// The answer with this body. Its headers take the memory of the request's `headers`.
+/// The answer with this body. The memory of the request's `headers` serves for the answer's
+/// headers.
 pub(super) fn answer(encoded: EncodedBody, mut headers: HeaderMap) -> Answer {
     headers.clear();
     match encoded.header_length {
@@ -92,7 +93,8 @@ where
                 let read = parse_request(path.model, path.version, bytes, header_length)?;
                 if heavy {
                     let tensors: u64 = read.0.inputs.iter().map(|input| input.data.len() as u64).sum();
-                    // Tensors in binary form are slices of the body, which stays as long as they do.
+                    // Tensors in binary form are slices of the body, which stays as long as they
+                    // do.
                     held.shrink_to(if header_length.is_some() { whole.max(tensors) } else { tensors });
                 }
                 Ok::<_, HttpError>((read, held))
@@ -108,14 +110,14 @@ where
     Ok(EncodedBody { bytes: held.hold(encoded.bytes), ..encoded })
 }
 
-/// The media type of a body that is a picture and nothing else.
+/// The media type of a body that is a bare picture.
 fn picture_type(headers: &HeaderMap) -> Option<&str> {
     let media = headers.get(CONTENT_TYPE)?.to_str().ok()?;
     let media = media.split(';').next().unwrap_or_default().trim();
     media.starts_with("image/").then_some(media)
 }
 
-/// A body that is a picture, for a model that takes pictures. Its answer is JSON alone.
+/// A request whose body is a picture, for a model that takes pictures. The answer is always JSON.
 fn picture_request<S: Service>(
     service: &S,
     path: ModelPath,
@@ -148,7 +150,7 @@ fn one_element(name: &str, shape: Vec<i64>, element: &[u8]) -> Result<InferTenso
 
 /// How a request's body is read, by its headers.
 struct Head {
-    /// Of the JSON, where bytes may follow it.
+    /// The length of the JSON, if bytes may follow it.
     header_length: Option<usize>,
     coding: Option<Coding>,
 }
@@ -160,7 +162,8 @@ fn check_head<S: Service>(service: &S, path: &ModelPath, headers: &HeaderMap) ->
     Ok(Head { header_length: header_length(headers)?, coding })
 }
 
-/// What writing an output takes, in bytes of JSON read: a number takes as long as some tens of bytes that are copied.
+/// The cost of writing an output, in bytes of JSON read: a number takes as long as some tens of
+/// copied bytes.
 fn writing_cost(forms: &OutputForms, output: &InferTensor) -> usize {
     let bytes = output.data.len();
     if forms.is_binary(&output.name) { bytes / (offload::COPY_FROM / offload::PARSE_FROM) } else { bytes }
@@ -178,8 +181,9 @@ fn header_length(headers: &HeaderMap) -> Result<Option<usize>, HttpError> {
     })
 }
 
-/// Triton's raw binary request: the whole body is the one input of the model, which tells its name and shape. At most
-/// one dimension besides the batch may vary; it takes what the others leave. The words of errors are Triton's.
+/// Triton's raw binary request: the whole body is the model's only input, and the model tells its
+/// name and shape. At most one dimension besides the batch may vary; its size follows from the
+/// others. Error messages use Triton's words.
 fn raw_request<S: Service>(
     service: &S,
     path: ModelPath,
@@ -245,8 +249,8 @@ fn raw_request<S: Service>(
     Ok((request, OutputForms::all(true)))
 }
 
-/// The shape of `bytes` bytes of elements of `size` bytes in `dims`. A batch dimension (a first one that varies, with
-/// another that does) is 1.
+/// The shape of `bytes` bytes of elements of `size` bytes in `dims`. If the first dimension varies
+/// and another does, the first is the batch, of 1.
 fn raw_shape(dims: &[i64], size: usize, bytes: usize) -> Option<Vec<i64>> {
     let mut shape = dims.to_vec();
     if shape.iter().filter(|&&d| d < 0).count() > 1

@@ -1,4 +1,4 @@
-//! What the server and its models are and what they have done: metadata, configuration, policies, statistics.
+//! The server and its models: metadata, configuration, policies, statistics.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -59,7 +59,7 @@ pub(super) async fn policy<S: Service>(State(state): State<HttpState<S>>, path: 
     ok(&state.service().policy(&path.model, &path.version)?)
 }
 
-/// Of all models where the path names none.
+/// The statistics of all models if the path names none.
 pub(super) async fn statistics<S: Service>(
     State(state): State<HttpState<S>>,
     client: Client,

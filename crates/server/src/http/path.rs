@@ -7,7 +7,7 @@ use percent_encoding::percent_decode_str;
 
 use super::answer::HttpError;
 
-/// `{model}` and `{version}`; the version is empty where the path has none.
+/// `{model}` and `{version}`; the version is empty if the path has none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct ModelPath {
     pub model: String,
@@ -15,8 +15,8 @@ pub(super) struct ModelPath {
 }
 
 impl ModelPath {
-    /// The model of `POST /v2/models/{model}[/versions/{version}]/infer`; `None` if the request is another, or its path
-    /// needs the router's error message.
+    /// The model of `POST /v2/models/{model}[/versions/{version}]/infer`; `None` if the request is
+    /// another, or its path needs the router's error message.
     pub fn of_inference(method: &Method, path: &str) -> Option<ModelPath> {
         if method != Method::POST {
             return None;
@@ -34,7 +34,7 @@ impl ModelPath {
     }
 }
 
-/// `{region}`; empty where the path has none, which means all.
+/// `{region}`; empty if the path has none, which means all.
 pub(super) struct RegionPath {
     pub name: String,
 }
@@ -69,7 +69,7 @@ impl<S: Send + Sync> FromRequestParts<S> for RegionPath {
     }
 }
 
-/// What stands for `{key}`; empty if there is no such part.
+/// The value of `{key}`; empty if the path has no such part.
 fn named(parameters: &RawPathParams, key: &str) -> String {
     parameters.iter().find(|(name, _)| *name == key).map_or(String::new(), |(_, value)| value.to_owned())
 }

@@ -1,4 +1,4 @@
-//! The model repository: what is in it, loading, unloading.
+//! The model repository: its index, loading, unloading.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -35,7 +35,7 @@ pub(super) async fn load<S: Service>(
     client: Client,
     body: WholeBody,
 ) -> HandlerResult {
-    // Files come in base64. What they hold of the budget is held until they are loaded.
+    // Files come in base64. Their bytes stay in the budget until the load is over.
     let WholeBody { bytes, held: _held } = body;
     let length = bytes.len();
     let heavy = length >= offload::PARSE_FROM;

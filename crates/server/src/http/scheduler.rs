@@ -1,4 +1,4 @@
-//! What the scheduler's queues do, and why; which model is where.
+//! The state of the scheduler's queues with reasons, and the models on each device.
 
 use axum::extract::State;
 use axum::http::StatusCode;

@@ -26,14 +26,15 @@ use crate::client::Client;
 use crate::connections::{self, Answering, Connections, Driven, Framing, Protocol, Stages, WatchedBody, WatchedStream};
 use crate::service::Service;
 
-/// Answers HTTP requests on `listener`, with connections among `connections`, as far as `stages` say: from
-/// [`Stage::Leaving`](connections::Stage::Leaving) on each answer is the last of its connection.
+/// Answers HTTP requests on `listener`, with connections among `connections`, until `stages` end
+/// it. From [`Stage::Leaving`](connections::Stage::Leaving) on, each answer is the last of its
+/// connection.
 pub async fn serve<S: Service>(listener: TcpListener, connections: Connections, state: HttpState<S>, stages: Stages) {
     let names = state.options().allow_host.clone();
     serve_answers(listener, connections, Frontend { router: router(state.clone()), state }, &names, stages).await;
 }
 
-/// What answers the requests of a port.
+/// Answers the requests of a port.
 pub(crate) trait Answers: Send + Sync + 'static {
     type Body: Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + Unpin;
 
@@ -47,7 +48,7 @@ pub(crate) trait Answers: Send + Sync + 'static {
     fn whole(body: Bytes) -> Self::Body;
 }
 
-/// The same with any answers, to requests for these `names` of the port.
+/// As [`serve`], with any answers, to requests for these `names` of the port.
 pub(crate) async fn serve_answers<A: Answers>(
     listener: TcpListener,
     connections: Connections,
@@ -140,7 +141,8 @@ impl<S: Service> Answers for Frontend<S> {
     }
 }
 
-/// Answers every request by a router, on the thread of its connection: the router's handlers are brief.
+/// Answers every request by a router, on the thread of its connection: the router's handlers are
+/// brief.
 pub(crate) struct Routed(pub Router);
 
 impl Answers for Routed {
@@ -159,7 +161,7 @@ impl Answers for Routed {
     }
 }
 
-/// The body of an answer: bytes, or what the router made.
+/// The body of an answer: bytes, or the router's body.
 pub(crate) enum AnswerBody {
     Whole(Option<Bytes>),
     Routed(axum::body::Body),

@@ -1,4 +1,5 @@
-//! Trace and log settings: they can be read; what cannot be changed while the server runs says so.
+//! Trace and log settings: clients can read them; a change that a running server cannot make is an
+//! error.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -45,8 +46,8 @@ fn log_settings() -> Settings {
     settings.as_object().cloned().unwrap_or_default()
 }
 
-/// Answers a change: fine if nothing would change, else 400. `null` stands for the default, which is what is
-/// in force.
+/// Answers a change: success if nothing would change, else 400. `null` stands for the default,
+/// which is the present value.
 fn change(kind: &str, current: Settings, body: &[u8]) -> HandlerResult {
     let wanted: Settings = read_json(body)?;
     for (name, value) in &wanted {

@@ -18,7 +18,8 @@ use crate::error::ServiceError;
 use crate::offload;
 use crate::service::Service;
 
-/// Where the connection says who is at its other end; nobody does where the router is in another server.
+/// The connection has noted its client; in a router of another server there is no note, and the
+/// default client stands for it.
 impl<S: Send + Sync> FromRequestParts<S> for Client {
     type Rejection = Infallible;
 

@@ -5,8 +5,8 @@ use axum::extract::Request;
 use axum::http::Uri;
 use tower_service::Service as _;
 
-/// Routes that also answer under their paths with slashes at the end. A path that has a route as it is written costs
-/// nothing more.
+/// Routes that also answer under their paths with slashes at the end. A path that has a route as it
+/// is written costs nothing more.
 pub(crate) fn with_slashes(routes: Router) -> Router {
     let exact = routes.clone();
     routes.fallback(move |mut request: Request| {
@@ -18,7 +18,7 @@ pub(crate) fn with_slashes(routes: Router) -> Router {
     })
 }
 
-/// The same without the slashes at the end of the path; `None` if there are none, or nothing else.
+/// The URI without the slashes at the end of its path; `None` if there are none, or only slashes.
 fn without_slashes(uri: &Uri) -> Option<Uri> {
     let path = uri.path().trim_end_matches('/');
     if path.is_empty() || path.len() == uri.path().len() {

@@ -1,4 +1,4 @@
-//! What ran lately on the lanes of devices.
+//! The last launches on the lanes of devices.
 
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -10,7 +10,7 @@ use crate::host::REMEMBERED;
 use crate::offload;
 use crate::service::Service;
 
-/// What is shown where a client does not say.
+/// The length of the timeline, unless a client asks for another.
 const DEFAULT_SECONDS: f64 = 5.0;
 
 pub(super) async fn past<S: Service>(

@@ -8,10 +8,10 @@ use super::{Loading, Runnable};
 use crate::load_context::LoadContext;
 use crate::policy_choice::Why;
 
-/// This engine finds out only in a run what it lacks.
+/// This engine finds out only in a run that it lacks an operator.
 const LACKS_AT_RUNS: &str = "rten";
 
-/// Whether another engine may do what one could not.
+/// Whether another engine may succeed after this error.
 fn may_go_elsewhere(error: &anyhow::Error) -> bool {
     match (error.downcast_ref::<LoadError>(), error.downcast_ref::<RunError>()) {
         (Some(error), _) => may_load_elsewhere(error),
@@ -21,7 +21,8 @@ fn may_go_elsewhere(error: &anyhow::Error) -> bool {
 }
 
 impl<'a> Loading<'a> {
-    /// Loads the model and runs it for the first time. Where its engine cannot do that, another engine does, unless the model's options name its engine.
+    /// Loads the model and runs it for the first time. Where its engine cannot do that, another
+    /// engine does, unless the model's options name its engine.
     pub(super) fn run_on_an_engine(&mut self, why: &Why) -> anyhow::Result<Runnable> {
         let refused = match self.first(why) {
             Err(error) if may_go_elsewhere(&error) => error,
@@ -36,7 +37,8 @@ impl<'a> Loading<'a> {
         }
         match self.first(why) {
             Ok(runnable) => {
-                // The trial's requests are made up, and a model may refuse them for a reason of its own.
+                // The trial's requests are made up, and a model may refuse them for a reason of its
+                // own.
                 let what = if refused.is::<RunError>() {
                     "answers none of the requests that it was tried with"
                 } else {
@@ -57,7 +59,8 @@ impl<'a> Loading<'a> {
         context.engines.instead(&self.definition.name, &context.options, &**self.source.engine, self.isolation)
     }
 
-    /// The error that sends the model to another engine, after its own answered no request that was made up for it. `None`: there is no other engine to try.
+    /// The error that sends the model to another engine, after its own engine answered no made-up
+    /// request. `None`: there is no other engine to try.
     pub(super) fn elsewhere(&self, reason: impl ToString) -> Option<anyhow::Error> {
         let engine = self.source.engine.info().name;
         let may_go = engine == LACKS_AT_RUNS && self.other_engine().is_some();

@@ -1,5 +1,6 @@
-//! The trial of a model file in a process of its own, before this process lets an engine near the file. A file may end the
-//! process that loads or runs it: a chain of operators overflows the stack, a step of zero divides by zero.
+//! The trial of a model file in a process of its own, before this process lets an engine near the
+//! file. A file may end the process that loads or runs it: a chain of operators overflows the
+//! stack, a step of zero divides by zero.
 
 use downbeat_engine::{Cut, LoadError, Model, RunError, Share, TrialLimits};
 use downbeat_repository::{ModelDefinition, RowDependence, RowVerdict};
@@ -33,8 +34,8 @@ struct TrialDeath {
 }
 
 impl Loading<'_> {
-    /// Has a process load the file and run what a load runs. A file that survived is not tried again. A
-    /// file of a load request always is: its sender might have made it look like another.
+    /// Has a process load the file and run what a load runs. A file that survived is not tried
+    /// again. A file of a load request always is: its sender might have made it look like another.
     ///
     /// # Errors
     /// If the process has ended; on the CPU also if the engine refuses the file.
@@ -66,7 +67,7 @@ impl Loading<'_> {
             Err(error) => return Err(error),
         };
         tracing::debug!(model = %self.definition.name, version = %self.version, "its file was tried in a process");
-        // The engine would find the same here.
+        // The engine in this process would come to the same verdict.
         if let Some(rows) = rows.filter(|_| !self.on_gpus) {
             self.context.keep_rows(self.source.rows_key().ok().as_deref(), &rows);
         }
@@ -75,7 +76,8 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// Loads the file and runs it as a load does, in a process. Gives the verdict on its rows, if that took a check.
+    /// Loads the file and runs it as a load does, in a process. Returns the verdict on its rows, if
+    /// it was checked.
     fn run_in_process(&mut self) -> anyhow::Result<Option<RowVerdict>> {
         let limits = self.context.engines.trial_limits();
         let model = self.source.load(1).map_err(|error| died_loading(error, limits))?;
@@ -101,7 +103,7 @@ impl Loading<'_> {
             let mut state = codec.assemble(std::iter::once(&sample.request)).map_err(anyhow::Error::msg)?;
             match lane.run(0..model.segments(), &mut state) {
                 Err(error) if error.of_executor => return Err(error.into()),
-                // The load says what it refuses.
+                // The load reports a refused file.
                 Ok(()) | Err(_) => {}
             }
         }

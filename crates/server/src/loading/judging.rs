@@ -1,4 +1,5 @@
-//! Whether requests of a version may share batches: by its graph, or by a check where the graph does not say.
+//! Judges whether requests of a version may share batches: by its graph, or by a check if the graph
+//! does not tell.
 
 use downbeat_core::Duration;
 use downbeat_engine::{Model, Place, RunError, Share, State};
@@ -13,13 +14,15 @@ use crate::row_check::{NO_TIME, RowCheck};
 use crate::row_judgement::{RowJudgement, by_graph};
 use crate::warm_up::{self, Trial};
 
-/// The check goes on with further draws for this long. A smaller budget of measuring does not shorten the check.
+/// The check goes on with further draws for this long. A smaller budget of measuring does not
+/// shorten the check.
 const CHECK_BUDGET: Duration = Duration::from_millis(300);
 /// Items that the check runs at least.
 const CHECKED_ITEMS: u64 = 40;
 
 impl Loading<'_> {
-    /// Decides whether requests of the version may share batches, before its definition is completed.
+    /// Decides whether requests of the version may share batches, before its definition is
+    /// completed.
     ///
     /// # Errors
     /// If the configuration does not fit the model; if the device is lost or out of memory.
@@ -67,8 +70,8 @@ impl Loading<'_> {
         Ok(())
     }
 
-    /// Gets the verdict from the graph, from an earlier check, or from a check now. The second value is the key that a
-    /// check's verdict is stored under.
+    /// Gets the verdict from the graph, from an earlier check, or from a check now. The second
+    /// value is the key that a check's verdict is stored under.
     fn look_at_rows(
         &self,
         model: &dyn Model,
@@ -87,7 +90,8 @@ impl Loading<'_> {
         }
         let key = self.source.rows_key().ok();
         let known = key.as_ref().and_then(|key| self.context.rows.lock().get(key).cloned());
-        // A new load may bring a sample that the check can use. The second load by another policy brings none.
+        // A new load may bring a sample that the check can use. The second load by another policy
+        // brings none.
         let known = known.filter(|known| known.rows != RowDependence::Unknown || matches!(why, Why::Chosen(_)));
         let stored = || key.as_ref().and_then(|key| self.source.store.get::<RowVerdict>(key));
         if let Some(known) = known.or_else(stored) {

@@ -1,4 +1,4 @@
-//! What the rehearsal of device policies gets to know of a version that `auto` was asked for.
+//! Describes a version under `auto` to the rehearsal of device policies.
 
 use std::sync::Arc;
 
@@ -15,11 +15,12 @@ use crate::model_source::is_emulated;
 use crate::policy_choice::Chosen;
 use crate::queue::Queue;
 
-/// How many stages are tried of a model that need not be measured in them.
+/// The numbers of stages that are tried of an emulated model, which need no measuring.
 const STAGES: [usize; 2] = [2, 4];
 
 impl Loading<'_> {
-    /// The version by the policy that was chosen, with what its segments take as that has it cut.
+    /// The version with its chosen policy. `segments` has the times of its segments, as that policy
+    /// cuts the model.
     pub(super) fn auto_model(&self, mut chosen: Chosen, segments: &SegmentProfile) -> AutoModel {
         let Loading { context, definition, placed, .. } = self;
         let written = context.options.written_settings(&definition.name);
@@ -35,7 +36,7 @@ impl Loading<'_> {
         AutoModel::new(definition.name.clone(), self.version.clone(), chosen, on, events)
     }
 
-    /// The version as it is rehearsed; `None`: it is not.
+    /// The version as the rehearsal replays it; `None`: it is not rehearsed.
     fn rehearsed(&self, chosen: &Chosen, segments: &SegmentProfile) -> Option<RehearsedModel> {
         let Loading { context, definition, placed, .. } = self;
         let (options, inputs) = (&context.options, &chosen.inputs);
@@ -71,7 +72,8 @@ impl Loading<'_> {
         })
     }
 
-    /// What is known of its segments: as it is cut now, or what follows without measuring.
+    /// The known profiles of its segments: of the present cut, or of an emulated model's cuts,
+    /// which need no measuring.
     fn cuts(&self, profile: &LatencyProfile, segments: &SegmentProfile) -> Vec<SegmentProfile> {
         if !is_emulated(&self.definition) {
             return if segments.segments() > 1 { vec![segments.clone()] } else { Vec::new() };
@@ -97,13 +99,14 @@ impl Loading<'_> {
         options.drop_policy(&definition.name, definition.drop, dispatch) != DropPolicy::None
     }
 
-    /// Compute units beyond which a launch of it is hardly faster, where that is known: on the CPU its threads.
+    /// Compute units beyond which a launch of it is hardly faster, if known: on the CPU its
+    /// threads.
     pub(super) fn knee(&self, model: &dyn Model, threads: usize, max_batch: u32) -> Option<u32> {
         let threads = u32::try_from(threads).ok().filter(|threads| *threads > 0);
         self.cores().and(threads).or_else(|| self.source.knee(model, max_batch))
     }
 
-    /// Cores that run its launches, where that is the CPU.
+    /// Cores that run its launches, if it is on the CPU.
     pub(super) fn cores(&self) -> Option<u32> {
         let most = self.part.map_or_else(|| most_threads(&self.context.options), |part| part.threads);
         let cores = u32::try_from(most).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! What a version that is loaded is on its devices, and the lanes that it gets there.
+//! Starts a loaded version on its devices, and gives it lanes.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::row_judgement::RowJudgement;
 use crate::warm_up;
 
 impl Loading<'_> {
-    /// What it is to the models whose operators run in groups, if it is one of them.
+    /// The version's part in operator groups, if its policy runs groups.
     pub(super) fn group(&self, model: &dyn Model, threads: usize) -> Option<GroupMember> {
         let (predictor, engine) = (self.context.predictor.clone(), self.source.engine.info());
         let place = (&engine, threads, self.part.map(|part| &*part.size));
@@ -78,7 +78,7 @@ impl Loading<'_> {
         let mut warm_up = self.warm_up(&*model, &codec);
         let mut count = 1;
         let hosted = if self.routed {
-            // There are more lanes than one now.
+            // The sizes were found for one lane; now the version has more.
             warm_up.run = None;
             host::start(setup, padding, |device, specs, lanes| {
                 count = lanes.len();
@@ -87,7 +87,7 @@ impl Loading<'_> {
         } else {
             let is_warm = self.on_gpus && lane.is_some();
             host::start_granted(setup, self.lanes_wanted(measured, lane), |device, lane| match device {
-                // The one that was measured has run all sizes before.
+                // The lane of the measurements has run all sizes before.
                 device if is_warm && device == measured => warm_up.with_samples(&samples, lane),
                 _ => warm_up.whole(&samples, device, lane),
             })?
@@ -98,18 +98,19 @@ impl Loading<'_> {
         Ok(hosted)
     }
 
-    /// As [`LaneSetup::watch_rows`].
+    /// See [`LaneSetup::watch_rows`].
     fn watch_rows(&self) -> Option<(u32, bool)> {
         let every = self.context.options.row_check_every;
         let acts = self.judgement.as_ref().and_then(RowJudgement::watch)?;
         (every > 0).then_some((every, acts))
     }
 
-    /// The lanes of a model whose batches the scheduler makes; `first` is there already, on the device that it was measured on.
+    /// The lanes of a model whose batches the scheduler makes. `first` exists already, on the
+    /// device of the measurements.
     fn lanes_wanted(&self, measured: usize, first: Option<Box<dyn Lane>>) -> LanesWanted {
         match self.context.at_once(&self.definition) as usize {
             _ if self.on_gpus => LanesWanted::EachDevice(first.map(|lane| (measured, lane))),
-            // Nobody said how many devices there are to be: there come to be more.
+            // The options do not set the number of devices: it may still grow.
             at_once if self.context.executors_grow() => LanesWanted::AnyDevice(at_once.min(MOST_EXECUTORS)),
             at_once => LanesWanted::AnyDevice(at_once.min(self.placed.devices.len())),
         }

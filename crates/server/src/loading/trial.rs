@@ -1,5 +1,5 @@
-//! The trial of a model at load, with requests of our own making. The trial only advises, since made-up numbers suit
-//! not every model.
+//! The trial of a model at load, with made-up requests. The trial only advises, since made-up
+//! numbers suit not every model.
 
 use anyhow::ensure;
 use downbeat_core::device::PolicyName;
@@ -11,18 +11,19 @@ use crate::host::PolicyError;
 use crate::model_source::is_emulated;
 use crate::warm_up::{self, Trial};
 
-/// What a model was tried with, for messages.
+/// A model's failed trial, for messages.
 const TRIED: &str = "the model answers none of the requests that it was tried with (random numbers, ones, zeros)";
-/// How a model is tried that needs other requests, for messages.
+/// The remedy for a model that needs other requests, for messages.
 const SAMPLE: &str = "a sample request in config.pbtxt (model_warmup)";
 
 impl Loading<'_> {
-    /// Tries the model on a lane. Gives the codec with requests that the model answers: of our own making, or else the
-    /// first sample of one item that its configuration names. A model that has none is served without having been
-    /// measured.
+    /// Tries the model on a lane. Returns the codec with requests that the model answers: made-up
+    /// ones, or else the first sample of one item that its configuration names. A model without
+    /// either is served without having been measured.
     ///
     /// # Errors
-    /// As [`warm_up::find_answer`]; if another engine may answer; if the model answers no request, and the version in whose place it comes does.
+    /// The errors of [`warm_up::find_answer`]; an error if another engine may answer; an error if
+    /// the model answers no request, but the version that it replaces does.
     pub(super) fn try_out(
         &mut self,
         codec: BatchCodec,
@@ -65,7 +66,8 @@ impl Loading<'_> {
         Ok(codec)
     }
 
-    /// Why the policy cannot have a model whose answers the check of padding did not like, or could not get.
+    /// Why the policy cannot have a model whose answers the check of padding did not like, or could
+    /// not get.
     pub(super) fn padding_refused(
         &self,
         error: anyhow::Error,
@@ -79,12 +81,13 @@ impl Loading<'_> {
         PolicyError { is_untried: matches!(tried, Some(Trial::Refuses(_))), ..self.refuses(error) }
     }
 
-    /// Leaves a model whose requests vary in shape to `exclusive`, as `auto` would, where padding costs more than
-    /// batches gain. On a CPU a padded element takes as long as any other. `elastic` pads all requests to the longest
-    /// there may be, `staged` to the longest of a batch, while `exclusive` pads none.
+    /// Leaves a model whose requests vary in shape to `exclusive`, as `auto` would, where padding
+    /// costs more than batches gain. On a CPU a padded element takes as long as any other.
+    /// `elastic` pads all requests to the longest allowed, `staged` to the longest of a batch,
+    /// while `exclusive` pads none.
     ///
     /// # Errors
-    /// If nobody named the policy for just this model. Otherwise a warning says what it costs.
+    /// If the user did not name the policy for just this model. Otherwise a warning names the cost.
     pub(super) fn check_padding_pays(&self) -> Result<(), PolicyError> {
         let policy = self.policy.name;
         let pads_much = policy == PolicyName::ELASTIC || policy == PolicyName::STAGED;

@@ -15,7 +15,7 @@ use crate::clock::Clock;
 /// The table has at most this many kinds of lines. A line of a further kind counts for its wider
 /// kinds alone.
 const MOST_KINDS: usize = 4096;
-/// The fields that say of which model or peer a line is.
+/// The fields that name the model or peer of a line.
 const SUBJECTS: [&str; 2] = ["model", "peer"];
 
 /// An allowance is `burst` lines at once, and then one line in each time `every`.
@@ -36,7 +36,7 @@ const ALLOWANCES: [Allowance; 3] = [
 /// The state of one kind of line.
 #[derive(Default)]
 struct Kind {
-    /// When all of its burst is there again.
+    /// When its whole burst is available again.
     full_at: Time,
     /// Lines left out since the last one that was written.
     left_out: u64,
@@ -51,8 +51,8 @@ impl Kind {
 }
 
 /// The rate limits of the log. Each line counts for three kinds: its place in the code, its model
-/// or peer, and its text without digits. The next line of a kind says how many were left out before
-/// it.
+/// or peer, and its text without digits. The next line of a kind reports how many were left out
+/// before it.
 pub struct LineLimits {
     clock: Clock,
     /// Drawn at start, so that no client can make two kinds look the same.
@@ -67,8 +67,8 @@ impl LineLimits {
         LineLimits { clock: Clock::start(), hashes: RandomState::new(), kinds: Mutex::default(), left_out }
     }
 
-    /// Counts a line. Gives how many lines of its kinds were left out before it; `None`: leave this
-    /// one out too.
+    /// Counts a line. Returns how many lines of its kinds were left out before it; `None`: leave
+    /// this one out too.
     ///
     /// Lines of DEBUG and TRACE have no limits: the operator asks for these levels to see
     /// everything.
@@ -83,7 +83,7 @@ impl LineLimits {
             hasher.write_u64(place);
         }
         event.record(&mut hashes);
-        // The text comes after the subject, so that the two differ where a line has neither.
+        // The text comes after the subject, so that the two differ if a line has neither.
         hashes.text.write_u8(1);
         let admitted = self.take([place, hashes.subject.finish(), hashes.text.finish()], self.clock.now());
         self.left_out.fetch_add(u64::from(admitted.is_none()), Relaxed);

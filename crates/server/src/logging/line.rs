@@ -65,7 +65,7 @@ pub fn escaped(text: impl fmt::Display) -> String {
     line
 }
 
-/// Escapes what a line of text must not have.
+/// Escapes characters that a line of text must not have.
 struct Escaped<'a, W>(&'a mut W);
 
 impl<W: Write> Write for Escaped<'_, W> {

@@ -13,7 +13,7 @@ const MOST_BYTES: usize = 1 << 20;
 /// The lines that wait for the writer thread. Their bound is [`MOST_BYTES`]. A line beyond it is
 /// lost and counted, so that no thread of the server ever waits for the reader of the log.
 ///
-/// Bounded in bytes and not in lines, as clients decide how long a line is.
+/// The bound is in bytes and not in lines, as clients decide how long a line is.
 pub struct LogQueue {
     state: Mutex<State>,
     /// Notified when a line has come.
@@ -27,10 +27,10 @@ pub struct LogQueue {
 struct State {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines lost that no line of the log tells of yet.
+    /// Lost lines that the log has not reported yet.
     untold: u64,
     is_writing: bool,
-    /// The line that tells of so many lost ones.
+    /// Makes the line that reports this many lost ones.
     tell: fn(u64) -> String,
 }
 
@@ -54,7 +54,7 @@ impl LogQueue {
         LogQueue { state: Mutex::new(state), filled: Condvar::new(), emptied: Condvar::new(), lost: AtomicU64::new(0) }
     }
 
-    /// Sets how the log tells of lost lines.
+    /// Sets the function that reports lost lines.
     pub fn tell_by(&self, tell: fn(u64) -> String) {
         self.state.lock().tell = tell;
     }
@@ -101,7 +101,7 @@ impl LogQueue {
         }
     }
 
-    /// Waits until all lines are written, or for so long.
+    /// Waits until all lines are written, at most `within`.
     pub fn flush(&self, within: Duration) {
         let mut state = self.state.lock();
         let is_busy = |state: &mut State| state.is_writing || !state.lines.is_empty();

@@ -26,15 +26,15 @@ pub struct LoadFailure {
     pub versions: BTreeMap<u64, String>,
 }
 
-/// A load that goes on.
+/// A load under way.
 struct LoadThread {
     model: String,
-    /// Where its outcome goes; `None`: it was left behind.
+    /// The receiver of its outcome; `None`: the load was left behind.
     done: Mutex<Option<tokio::sync::oneshot::Sender<Result<LoadedModel, LoadFailure>>>>,
 }
 
 impl LoadThread {
-    /// Hands the outcome over; gives it back if nobody waits for it.
+    /// Hands the outcome over; returns it if the caller has gone.
     fn finish(&self, outcome: Result<LoadedModel, LoadFailure>) -> Option<Result<LoadedModel, LoadFailure>> {
         match self.done.lock().take() {
             Some(done) => done.send(outcome).err(),
@@ -59,8 +59,8 @@ impl From<ServiceError> for LoadFailure {
     }
 }
 
-/// Loads a model on a thread of its own, at a low priority, so that this does not take the processor from those who are served. If a run of it does not end, what
-/// comes of it is given up.
+/// Loads a model on a thread of its own at a low priority, so that serving keeps the processor. If
+/// a run of it does not end, the load is given up.
 pub async fn load_on_thread(
     name: &str,
     (watchdog, serving): (Arc<Watchdog>, Arc<Serving>),
@@ -70,7 +70,8 @@ pub async fn load_on_thread(
     let (done, result) = tokio::sync::oneshot::channel();
     let loading = Arc::new(LoadThread { model: name.to_owned(), done: Mutex::new(Some(done)) });
     let work = move || {
-        // Without the right to it, the work is done at normal priority. Threads that are started here would keep it: engines have theirs before.
+        // Without the right to it, the work is done at normal priority. Threads that are started
+        // here would keep it: engines have theirs before.
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), 10);
         let owner: Weak<LoadThread> = Arc::downgrade(&loading);
         let post = watchdog.post(owner);
@@ -81,7 +82,7 @@ pub async fn load_on_thread(
                 drop(loading.finish(Err(loading.failure(&reason))));
                 Some(loaded)
             }
-            // A receiver that is gone was a client that did not wait.
+            // The receiver is gone if the client did not wait.
             None => loading.finish(loaded),
         };
         if let Some(Ok(loaded)) = given_up {

@@ -1,4 +1,5 @@
-//! What the registry knows of one model: where its versions stand, and the files and the configuration that load requests brought.
+//! The registry's entry of a model: the states of its versions, and the files and the configuration
+//! that load requests brought.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use crate::serving::ServedModel;
 /// Why a model is not there yet whose turn to be loaded has not come.
 pub const WAITING: &str = "waiting to be loaded";
 
-/// Where a model version stands, as the repository index says it.
+/// The state of a model version in the repository index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum VersionState {
     Loading,
@@ -21,7 +22,7 @@ pub enum VersionState {
 }
 
 impl VersionState {
-    /// As the repository index says it.
+    /// The state's name in the repository index.
     pub fn name(self) -> &'static str {
         match self {
             VersionState::Loading => "LOADING",
@@ -32,32 +33,33 @@ impl VersionState {
     }
 }
 
-/// One model of the repository, in service or not.
+/// A model of the repository, in service or not.
 #[derive(Default)]
 pub struct ModelEntry {
     /// Held while the model is loaded or unloaded: one after the other, in the order asked for.
     pub busy: tokio::sync::Mutex<()>,
-    /// Where its versions stand; version 0: the model as a whole.
+    /// The states of its versions; version 0: the model as a whole.
     pub states: Mutex<BTreeMap<u64, (VersionState, String)>>,
-    /// The files it was loaded from, where a load request brought its own.
+    /// The files it was loaded from, if a load request brought its own.
     pub overlay: Mutex<Option<Overlay>>,
-    /// The configuration that a load request brought for the files in the repository, and what those were then: as in Triton, it holds for later
-    /// loads without one, as long as the files stay as they are and the model is not unloaded.
+    /// The configuration that a load request brought for the files in the repository, with the
+    /// fingerprint of these files. As in Triton, it holds for later loads without a configuration,
+    /// until the files change or the model is unloaded.
     pub kept: Mutex<Option<(String, Fingerprint)>>,
 }
 
 impl ModelEntry {
-    /// A version stands so; the others as before.
+    /// Sets the state of a version.
     pub fn set(&self, version: u64, state: VersionState, reason: String) {
         self.states.lock().insert(version, (state, reason));
     }
 
-    /// Its versions stand so, and no others.
+    /// Sets the state of these versions, and forgets all others.
     pub fn set_all(&self, versions: impl Iterator<Item = u64>, state: VersionState, reason: &str) {
         *self.states.lock() = versions.map(|version| (version, (state, reason.to_owned()))).collect();
     }
 
-    /// The states after a load: what is served is ready, what failed is not.
+    /// Sets the states after a load: served versions are ready, failed ones are not.
     pub fn settle(&self, served: &ServedModel, failures: &BTreeMap<u64, String>) {
         let ready = served.versions.keys().map(|version| (*version, (VersionState::Ready, String::new())));
         let failed = failures.iter().map(|(version, reason)| (*version, (VersionState::Unavailable, reason.clone())));

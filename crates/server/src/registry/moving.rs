@@ -1,4 +1,4 @@
-//! Models that somebody puts onto another partition while they serve.
+//! Moves models to another partition by request, while they serve.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
 type Subject = (Arc<DeviceHost>, Arc<HostedModel>);
 
 impl Registry {
-    /// What devices are divided into, and which model is where.
+    /// The report on the partitions of devices, and the models on each.
     pub(super) fn devices_report(&self) -> DevicesReport {
         let parts = self.loader.partitions().parts.iter().enumerate();
         let partition = |(index, part): (usize, &downbeat_engine::Part)| PartitionReport {
@@ -52,12 +52,13 @@ impl Registry {
         DevicesReport { shares, partitions: parts.map(partition).collect(), devices }
     }
 
-    /// Whether devices are divided by what models do.
+    /// Whether devices are divided by the models' needs.
     pub fn has_shares(&self) -> bool {
         !self.shares.is_empty()
     }
 
-    /// Has each device look at the shares of its models, where they follow what models do; to be called often.
+    /// Has each device look at the shares of its models, if shares follow the models' needs. Must
+    /// be called often.
     pub fn divide_devices(&self) {
         let served = if self.shares.is_empty() { Vec::new() } else { self.serving.all() };
         for shares in self.shares.iter() {
@@ -70,10 +71,10 @@ impl Registry {
         }
     }
 
-    /// Puts a model onto a partition, where it is left alone, or has its devices say again where it runs.
+    /// Puts a model onto a partition, where it stays, or leaves it to its devices' shares again.
     async fn set_share(&self, name: &str, to: Option<usize>) -> Result<(), ServiceError> {
         let of_model = |reason: String| format!("model '{name}': {reason}");
-        // What has just been loaded has its part from now on.
+        // A model that was just loaded gets its share now.
         self.divide_devices();
         let mut answers = Vec::new();
         for shares in self.shares.iter() {
@@ -87,14 +88,16 @@ impl Registry {
         moved.map(drop).map_err(|reason| ServiceError::Unavailable(of_model(reason)))
     }
 
-    /// Moves a model to a partition, of all its devices, where it stays until somebody moves it again; `None`: to where it was before somebody moved it. It goes on serving.
+    /// Moves a model to a partition of all its devices, where it stays until the next call; `None`:
+    /// to its earlier partition. The model goes on serving.
     ///
     /// # Errors
-    /// `NotFound`, `InvalidArgument`; `Unavailable` if it cannot be made ready there: it stays where it is.
+    /// `NotFound`, `InvalidArgument`; `Unavailable` if its lanes cannot be made: it stays where it
+    /// is.
     pub async fn move_model(&self, name: &str, partition: Option<u32>) -> Result<(), ServiceError> {
         let entry = self.entries.lock().get(name).cloned();
         let Some(entry) = entry else { return Err(self.why_not_served(name)) };
-        // What is loaded meanwhile would come to where the model was.
+        // A load at the same time would come to the model's former partition.
         let _busy = entry.busy.lock().await;
         let invalid = |reason: String| ServiceError::InvalidArgument(format!("model '{name}': {reason}"));
         let served = self.serving.get(name).ok_or_else(|| invalid("it is not in service; load it first".to_owned()))?;
@@ -131,7 +134,7 @@ async fn move_all(subjects: &[Subject], to: PartitionId) -> Result<(), ServiceEr
     let mut failed = None;
     for (host, model) in subjects {
         let (ready, is_ready) = oneshot::channel();
-        // Nobody waits any more where another has failed.
+        // The receiver is gone if another device has failed.
         let ready = Box::new(move |made| drop(ready.send(made)));
         match host.prepare_move(model, to, ready) {
             Ok(true) => prepared.push(((host, model), is_ready)),

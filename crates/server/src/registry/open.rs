@@ -33,10 +33,12 @@ use crate::shares::DeviceShares;
 use crate::watchdog::Watchdog;
 
 impl Registry {
-    /// The registry of the repositories that the options name, with its engines and devices; nothing is loaded yet.
+    /// The registry of the repositories that the options name, with its engines and devices;
+    /// nothing is loaded yet.
     ///
     /// # Errors
-    /// If a repository cannot be read, the engine is not there, or the decision log cannot be written.
+    /// If a repository cannot be read, the engine is not there, or the decision log cannot be
+    /// written.
     pub fn open(options: Arc<ServerOptions>) -> anyhow::Result<Self> {
         let repository = ModelRepositories::open(&options.repositories)?.map(|repository| {
             repository
@@ -70,7 +72,7 @@ impl Registry {
             options.placement.iter().map(|(name, devices)| (name.clone(), on(devices))).collect();
         let repository =
             repository.map(|repository| repository.with_gpus(ordinals.clone()).with_places(places.clone()));
-        // What is wrong with one is said when it is loaded.
+        // A model with a bad definition is left out: its load reports the defect.
         let known: Vec<_> = scan.names.iter().filter_map(|name| repository.definition(name, None).ok()).collect();
         let placement =
             Placement::new(options.placement.clone(), devices, &gpus, &known, partitions.parts.len().max(1))?;
@@ -140,10 +142,10 @@ fn shares(
     hosts.map(of).collect()
 }
 
-/// Says which options name models that no repository has.
+/// Checks whether options name models that no repository has.
 ///
 /// # Errors
-/// If such a model cannot come later, with all of them.
+/// All such models, if they cannot come later.
 fn check_names(options: &ServerOptions, names: &[String]) -> anyhow::Result<()> {
     let unknown = options.unknown_models(names);
     let (errors, warnings): (Vec<_>, Vec<_>) =
@@ -152,14 +154,14 @@ fn check_names(options: &ServerOptions, names: &[String]) -> anyhow::Result<()> 
         let messages: Vec<String> = errors.into_iter().map(|unknown| unknown.message).collect();
         anyhow::bail!("{}", messages.join("; "));
     }
-    // The load at start says it of the models that it is to load.
+    // The load at start reports missing models that it has to load.
     for UnknownModel { message, .. } in warnings.iter().filter(|unknown| unknown.by != NamedBy::Load) {
         tracing::warn!("{message} (no effect until the model is there)");
     }
     Ok(())
 }
 
-/// The models to load at start, by name, of those that the repositories have.
+/// The names of the models to load at start, among the models of the repositories.
 fn wanted_at_start(options: &ServerOptions, names: &[String]) -> Vec<String> {
     match &options.model_control {
         ModelControl::Explicit { load } if !load.iter().any(|name| name == "*") => load.clone(),
@@ -167,17 +169,17 @@ fn wanted_at_start(options: &ServerOptions, names: &[String]) -> Vec<String> {
     }
 }
 
-/// The options with where models are as it turns out on these devices, and how many devices there are.
+/// The options with the models' places on these devices, and the number of devices.
 fn with_devices(
     options: &ServerOptions,
     engines: &Engines,
     partitions: &Partitions,
     names: &[String],
 ) -> anyhow::Result<(Arc<ServerOptions>, usize)> {
-    // Nobody says how many executors there are to be, but where models are.
+    // The options may name models' devices without setting the number of executors.
     let named = placement::devices_named(options);
     let asked = match options.devices {
-        // Models run side by side on one.
+        // Under the policy overlap, models run side by side on one device.
         0 if engines.gpus.is_empty() && options.device.policy == PolicyName::OVERLAP => named.max(1),
         0 if engines.gpus.is_empty() => named,
         devices => devices,

@@ -56,7 +56,7 @@ impl Registry {
         let (state, reason) = states
             .into_values()
             .find(|(state, _)| *state != VersionState::Ready)
-            // It became ready this very moment.
+            // The version became ready this very moment.
             .unwrap_or((VersionState::Loading, String::new()));
         ServiceError::Unavailable(format!(
             "Request for unknown model: '{name}' has no available versions: {}{}{reason}",
@@ -87,7 +87,7 @@ impl Service for Registry {
         }
         self.started.load(Ordering::Acquire)
             && self.wanted.iter().all(|name| {
-                // What a client unloaded is not missing.
+                // A model that a client unloaded is not missing.
                 self.serving
                     .get(name)
                     .is_some_and(|served| served.versions.values().all(|version| version.hosts.lost().is_none()))

@@ -1,4 +1,5 @@
-//! A build without the feature `retraining`: the predictor of operator groups stays as its file has it.
+//! A build without the feature `retraining`: the predictor of operator groups stays as its file has
+//! it.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::stored_predictor::StoredPredictor;
 pub struct Learning(Infallible);
 
 impl Learning {
-    /// Tells the log that no predictor is trained here.
+    /// Logs that this build trains no predictor.
     pub fn start() -> Option<Learning> {
         tracing::info!(
             "the predictor of operator groups stays as its file has it: this build trains none with served groups; \
@@ -49,7 +50,7 @@ impl GroupRetrainer {
         GroupRetrainer
     }
 
-    /// There is never anything to do.
+    /// Always returns false: there is never work.
     pub fn step(&mut self, _ended: impl FnOnce(bool)) -> bool {
         false
     }

@@ -1,4 +1,5 @@
-//! Training of the predictor of operator groups with what was served, in time that is lent.
+//! Training of the predictor of operator groups with served groups, in time that the rehearsal
+//! lends.
 
 use std::sync::Arc;
 
@@ -13,39 +14,44 @@ use super::{Judged, Learning};
 use crate::group_predictor::GroupPredictor;
 use crate::stored_predictor::StoredPredictor;
 
-/// So many groups are served between two trainings, and so many are held out at least.
+/// A training is due after this many served groups, with at least `HELD_OUT` groups held out.
 const SERVED: u64 = 256;
 const HELD_OUT: usize = 48;
-/// How often the samples are gone through.
+/// The passes over the samples.
 const EPOCHS: u32 = 30;
-/// The fewest groups that are imagined, so that what is not served is not forgotten.
+/// The fewest imagined groups of a training: they keep the knowledge of groups that are not served.
 const IMAGINED: usize = 400;
-/// What is taken for better: an error that is less by so many standard errors of its difference, and by this share of it.
+/// An error counts as better if it is less by this many standard errors of the difference, and by
+/// `SHARE` of itself.
 const ERRORS: f64 = 3.0;
 const SHARE: f64 = 0.1;
-/// Chooses what is imagined, and the order of samples.
+/// Seeds the choice of imagined groups, and the order of samples.
 const SEED: u64 = 23;
 
-/// Trains what predicts groups with those that were served (Abacus has its predictor trained once). It goes on from the weights that are in use, with the served groups and as many that are imagined, drawn as for the first training,
-/// with what the predictor in use says of them, times what served groups of the same models took of what it says. What comes of it is adopted if it is better on served groups that were held out, by more than their noise.
+/// Trains the predictor of operator groups with served groups (Abacus trains its predictor once).
+/// Training goes on from the present weights, with the served groups and as many imagined ones,
+/// drawn as for the first training. The time of an imagined group is the present prediction, times
+/// the ratio of actual to predicted time of served groups of the same models. The result is adopted
+/// if it is better on served groups that were held out, by more than their noise.
 pub struct GroupRetrainer {
     predictor: Arc<GroupPredictor>,
     served: ServedGroups,
-    /// How many were served when it was trained last.
+    /// The number of served groups at the last training.
     trained_at: u64,
     training: Option<MlpTraining<Pcg64>>,
     rng: Pcg64,
 }
 
 impl GroupRetrainer {
-    /// For a predictor, as long as there is one.
+    /// Makes a retrainer of a predictor.
     pub fn new(predictor: Arc<GroupPredictor>) -> Self {
         let (served, rng) = (ServedGroups::default(), Pcg64::seed_from_u64(SEED));
         GroupRetrainer { predictor, served, trained_at: 0, training: None, rng }
     }
 
-    /// Takes the served groups, and trains for a fraction of a millisecond. Returns false if there is nothing to do. `ended`
-    /// hears of a training that ended, and whether its predictor is adopted.
+    /// Takes the served groups, and trains for a fraction of a millisecond. Returns false if there
+    /// is nothing to do. `ended` hears of a training that ended, and whether its predictor is
+    /// adopted.
     pub fn step(&mut self, ended: impl FnOnce(bool)) -> bool {
         match self.train() {
             Some(Some(judged)) => ended(judged.adopted),
@@ -55,7 +61,8 @@ impl GroupRetrainer {
         true
     }
 
-    /// Trains for a fraction of a millisecond. `None`: there is nothing to do. `Some(Some(_))`: a training has ended.
+    /// Trains for a fraction of a millisecond. `None`: there is nothing to do. `Some(Some(_))`: a
+    /// training has ended.
     fn train(&mut self) -> Option<Option<Judged>> {
         let predictor = self.predictor.clone();
         let (learning, stored) = (predictor.learning()?, predictor.in_use()?);
@@ -70,7 +77,7 @@ impl GroupRetrainer {
                 return Some(None);
             }
             let mlp = self.training.take()?.finish();
-            // What is not a number is not better.
+            // A result with a NaN is not better.
             return Some(mlp.ok().map(|mlp| self.judge(learning, &stored, mlp)));
         }
         let is_due = self.served.served() - self.trained_at >= SERVED && self.served.held_out().count() >= HELD_OUT;
@@ -144,7 +151,7 @@ impl GroupRetrainer {
     }
 }
 
-/// Whether the mean of these is above `least`, and above zero by more than what they scatter.
+/// Whether the mean of these values is above `least`, and above zero by more than their scatter.
 fn is_above_noise(values: impl Iterator<Item = f64>, least: f64) -> bool {
     let values: Vec<f64> = values.collect();
     let count = values.len() as f64;
@@ -163,7 +170,8 @@ mod tests {
     use crate::options::DeviceOptions;
     use crate::stored_predictor::{PredictedModel, Training};
 
-    /// A perceptron of one layer: 2 ms, more for each item of either model, and twice as long side by side.
+    /// A perceptron of one layer: 2 ms, more for each item of either model, and twice as long side
+    /// by side.
     fn stored() -> StoredPredictor {
         let model = |name: &str| PredictedModel {
             name: name.to_owned(),
@@ -189,7 +197,8 @@ mod tests {
         random_group(set, rng, |_| 4, |_, rng| (rng.random_range(1..=8), 0))
     }
 
-    /// Serves so many groups of both models that take `times` what is predicted, give or take 10%; what came of each training.
+    /// Serves `groups` groups of both models that take `times` the prediction, give or take 10%.
+    /// Returns the outcome of each training.
     fn serve(predictor: &Arc<GroupPredictor>, groups: u64, times: f64) -> Vec<Judged> {
         let (mut retrainer, mut rng) = (GroupRetrainer::new(predictor.clone()), Pcg64::seed_from_u64(1));
         let (stored, mut judged) = (stored(), Vec::new());

@@ -1,5 +1,5 @@
-//! Training of the predictor of operator groups with served groups. The feature `retraining` compiles this module; a build
-//! without the feature has `absent.rs` in its place.
+//! Training of the predictor of operator groups with served groups. The feature `retraining`
+//! compiles this module; a build without the feature has `absent.rs` in its place.
 
 mod group_retrainer;
 mod served_groups;

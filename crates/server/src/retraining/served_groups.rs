@@ -1,20 +1,21 @@
-//! Groups of operators that were served, with what they took: what a predictor can be trained with again.
+//! Served operator groups with their times: samples for another training of the predictor.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use downbeat_core::median;
 use downbeat_training::GroupSample;
 
-/// Sets of models that are kept, and groups of each for training and for the test, at most: of more, the newest.
+/// The most sets of models that are kept, and the most groups of each for training and for the
+/// test; the newest stay.
 const SETS: usize = 64;
 const KEPT: usize = 256;
 const HELD_OUT: usize = 64;
-/// Every so many groups of a set are for the test: 20% (Abacus §5.5).
+/// One of this many groups of a set is for the test: 20% (Abacus §5.5).
 const TESTED: u64 = 5;
-/// Of fewer groups of a set no median is told.
+/// A set with fewer groups has no median.
 const FEWEST: usize = 8;
 
-/// What was served of each set of models, which are numbers.
+/// The served groups of each set of models; models are numbers.
 #[derive(Debug, Default)]
 pub struct ServedGroups {
     sets: BTreeMap<Vec<usize>, ServedSet>,
@@ -31,7 +32,8 @@ struct ServedSet {
 }
 
 impl ServedGroups {
-    /// A group of these models was served. Every fifth of a set is held out, from the first on: nothing is ever trained with those.
+    /// Adds a served group of these models. Every fifth of a set is held out, from the first on: no
+    /// training ever uses it.
     pub fn add(&mut self, models: &[usize], sample: GroupSample) {
         let mut set = models.to_vec();
         set.sort_unstable();
@@ -56,17 +58,18 @@ impl ServedGroups {
         self.served
     }
 
-    /// Those to train with.
+    /// The groups to train with.
     pub fn training(&self) -> impl Iterator<Item = &GroupSample> {
         self.sets.values().flat_map(|set| &set.training)
     }
 
-    /// Those to judge by.
+    /// The groups to judge by.
     pub fn held_out(&self) -> impl Iterator<Item = &GroupSample> {
         self.sets.values().flat_map(|set| &set.held_out)
     }
 
-    /// By the median, what the groups of each set took of what `says` of their features; of sets of which there are few, nothing.
+    /// For each set, the median ratio of the groups' actual time to the prediction `says`; sets
+    /// with few groups are left out.
     pub fn ratios(&self, says: impl Fn(&[f32]) -> f64) -> BTreeMap<Vec<usize>, f64> {
         let ratio = |(models, set): (&Vec<usize>, &ServedSet)| {
             let ratios = set.training.iter().map(|sample| sample.takes_ms / says(&sample.features));

@@ -65,7 +65,8 @@ fn a_softmax_across_rows_is_mixed() {
     assert!(verdict.reason.starts_with("output 'y' has 1 for a request alone, and "), "{verdict}");
 }
 
-/// As `DynamicQuantizeLinear` does: a neighbour with large values coarsens the steps for all.
+/// The model does as `DynamicQuantizeLinear`: a neighbour with large values coarsens the steps for
+/// all.
 #[test]
 fn a_scale_over_the_whole_batch_is_mixed() {
     let verdict = verdict(|rows| {
@@ -126,7 +127,8 @@ fn a_model_that_answers_nothing_stays_unknown() {
     assert_eq!(verdict.reason, "the model answers no request of our own making (no such index)");
 }
 
-/// The only index is one, so all requests are equal. A mean over equal requests is the same for each.
+/// The only index is one, so all requests are equal. A mean over equal requests is the same for
+/// each.
 #[test]
 fn requests_that_are_all_alike_tell_nothing() {
     let only_ones = |rows: Vec<Vec<f64>>| match rows.iter().flatten().all(|n| *n == 1.0) {

@@ -1,8 +1,9 @@
 //! Requests that a thread of connections hands to the scheduler together.
 //!
-//! Example: 16 requests of one thread are ready at the same time. If the thread handed over the first request at once, a lane's thread would wake and run a
-//! batch of one. So the thread reads all 16 requests and hands them over at the end of its turn. They share a batch. If that batch is brief, the
-//! thread runs the batch itself and wakes no other thread.
+//! Example: 16 requests of one thread are ready at the same time. If the thread handed over the
+//! first request at once, a lane's thread would wake and run a batch of one. So the thread reads
+//! all 16 requests and hands them over at the end of its turn. Then they share a batch. If that
+//! batch is brief, the thread runs it and wakes no other thread.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ struct HeldBack {
 }
 
 impl HeldBack {
-    /// Counts a request that comes in a turn. Says whether it is alone, as far as that is known.
+    /// Counts a request that comes in a turn. Returns whether it seems to be alone.
     fn count(&mut self, turn: u64) -> bool {
         if turn != self.turn {
             (self.turn, self.before, self.came) = (turn, self.came, 0);
@@ -46,8 +47,8 @@ impl HeldBack {
     }
 }
 
-/// Hands a request over, which came at `arrival`: at once where it is the only one, or else at the end of the thread's turn. `is_alone`: no other request of its model is
-/// in flight.
+/// Hands a request over, which came at `arrival`: at once if it is the only one, or else at the end
+/// of the thread's turn. `is_alone`: no other request of its model is in flight.
 pub(super) fn hand_over(driver: &Arc<Driver>, id: RequestId, queued: QueuedCall, arrival: Time, is_alone: bool) {
     let Some(turn) = turn_end::turn() else {
         return run_own(is_alone, || driver.submit(id, queued));
@@ -71,7 +72,8 @@ pub(super) fn hand_over(driver: &Arc<Driver>, id: RequestId, queued: QueuedCall,
     }
 }
 
-/// Hands over what the thread holds back, and runs the launch that comes of it if it is brief.
+/// Hands over the requests that the thread holds back, and runs the launch that follows if it is
+/// brief.
 fn flush() {
     let (driver, mut calls) = HELD_BACK.with_borrow_mut(|held| (held.driver.take(), std::mem::take(&mut held.calls)));
     let Some(driver) = driver else { return };

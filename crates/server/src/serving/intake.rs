@@ -1,4 +1,5 @@
-//! The part of a request's way that is the same wherever its model runs: it is checked, its limits are set, and its answer is put together.
+//! The common part of a request's way, wherever its model runs: checks it, sets its limits, and
+//! puts its answer together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,22 +17,22 @@ use crate::error::ServiceError;
 use crate::offload;
 use crate::reply::Answer;
 
-/// When to try again where a model's share of the budget of bytes is used up.
+/// When to try again after a model's share of the budget of bytes was used up.
 pub const RETRY_AFTER: Duration = Duration::from_millis(1_000);
 
-/// What a model version wants of its requests.
+/// The demands of a model version on its requests.
 pub struct Wishes<'a> {
-    /// What they look like.
+    /// The tensors of its requests.
     pub codec: &'a Arc<BatchCodec>,
-    /// How they are queued.
+    /// The queueing of its requests.
     pub batching: &'a Batching,
     /// From arrival to answer.
     pub slo: Option<Duration>,
 }
 
-/// What a request asks for.
+/// The demands of a request.
 pub struct Looked {
-    /// Positions of the outputs that it asks for, in its order; `None`: all.
+    /// Positions of the wanted outputs, in the request's order; `None`: all.
     pub wanted: Option<Vec<usize>>,
     /// When it has to be answered.
     pub limits: Limits,
@@ -39,11 +40,14 @@ pub struct Looked {
 
 /// When a request has to be answered.
 pub struct Limits {
-    /// By its model's SLO and its own timeout, whichever is first; [`Time::MAX`]: at any time.
+    /// The model's SLO or the request's own timeout, the earlier of both; [`Time::MAX`]: at any
+    /// time.
+    /// time.
     pub deadline: Time,
     /// Whether that is the SLO.
     pub deadline_is_slo: bool,
-    /// The client's own, where it is a deadline; under `timeout_action: DELAY` it is a time in the queue alone.
+    /// The client's own timeout, if it is a deadline; under `timeout_action: DELAY` it limits the
+    /// time in the queue alone.
     pub timeout: Option<Duration>,
     /// When it has been in a queue for too long; [`Time::MAX`]: never.
     pub queue_expiry: Time,
@@ -52,20 +56,20 @@ pub struct Limits {
 }
 
 impl Wishes<'_> {
-    /// What a request asks for that came at `arrival`.
+    /// Reads the demands of a request that came at `arrival`.
     ///
     /// # Errors
-    /// `InvalidArgument`, with what was expected.
+    /// `InvalidArgument`, with the expected value.
     pub fn look(&self, request: &InferRequest, arrival: Time) -> Result<Looked, ServiceError> {
         Ok(Looked { wanted: wanted_outputs(self.codec, request)?, limits: self.limits(request, arrival)? })
     }
 
-    /// Its inputs, and what is left of it.
+    /// Takes the inputs out of a request. Returns them and the rest of it.
     ///
     /// # Errors
-    /// `InvalidArgument`, with what was expected.
+    /// `InvalidArgument`, with the expected value.
     pub async fn admit(&self, mut request: InferRequest) -> Result<(Admitted, InferRequest), ServiceError> {
-        // The elements of BYTES are counted one by one.
+        // Counting the elements of BYTES inputs takes time for each element.
         let strings = request.inputs.iter().filter(|input| input.datatype == DataType::Bytes);
         let length = strings.map(|input| input.data.len()).sum::<usize>();
         if length >= offload::PARSE_FROM {
@@ -76,8 +80,8 @@ impl Wishes<'_> {
         Ok((self.codec.admit(&mut request)?, request))
     }
 
-    /// Deadline, queue timeout and priority of a request (all in one place: what the client asked for, what the
-    /// model's queue policy and SLO say).
+    /// Sets deadline, queue timeout and priority of a request in one place, from the client's
+    /// wishes, the model's queue policy and its SLO.
     fn limits(&self, request: &InferRequest, arrival: Time) -> Result<Limits, ServiceError> {
         let level = self.batching.level_of(unsigned(request, "priority")?.unwrap_or(0));
         let mut timeout = unsigned(request, "timeout")?.filter(|us| *us > 0).map(Duration::from_micros);
@@ -85,7 +89,8 @@ impl Wishes<'_> {
         if let Some(policy) = self.batching.levels.get(level) {
             let delays = policy.timeout_action == TimeoutAction::Delay;
             queue_timeout = policy.default_timeout;
-            // Where requests are rejected and the policy has no timeout, a request's own is its deadline and nothing else.
+            // If requests are rejected and the policy has no timeout, a request's own timeout is
+            // only its deadline.
             if let Some(own) = timeout.filter(|_| policy.allow_timeout_override)
                 && (delays || queue_timeout > Duration::ZERO)
             {
@@ -108,8 +113,10 @@ impl Wishes<'_> {
 }
 
 impl Limits {
-    /// Waits for the answer within the client's own timeout. `passed` is the time since the arrival, and is called only for a request with a timeout. The
-    /// scheduler drops a request that cannot make its deadline. So this ends only the rare request that started and overran. `None`: the request overran.
+    /// Waits for the answer within the client's own timeout. `passed` is the time since the
+    /// arrival, and is called only for a request with a timeout. The scheduler drops a request that
+    /// cannot make its deadline. So this ends only the rare request that started and overran.
+    /// `None`: the request overran.
     pub async fn wait(&self, answer: oneshot::Receiver<Answer>, passed: impl FnOnce() -> Duration) -> Option<Answer> {
         let answer = match self.timeout {
             None => answer.await,
@@ -119,7 +126,7 @@ impl Limits {
         Some(answer.map_err(lost).and_then(|answer| answer))
     }
 
-    /// What is said of a request that overran its timeout.
+    /// The error of a request that overran its timeout.
     pub fn overrun(&self, model: &str) -> ServiceError {
         let timeout = self.timeout.unwrap_or(Duration::ZERO);
         ServiceError::DeadlineExceeded(format!(
@@ -137,8 +144,9 @@ impl Drop for InputBytes<'_> {
     }
 }
 
-/// Bounds the queue of a model by bytes: its requests in flight, of which `held` is the sum, hold at most half of the budget, so that the other
-/// models have room whatever waits for this one. One request may always be there.
+/// Bounds the queue of a model by bytes. Its requests in flight, which `held` counts, hold at most
+/// half of the budget, so that the other models always have room. A single request is always let
+/// in.
 ///
 /// # Errors
 /// `QueueFull`.

@@ -17,21 +17,22 @@ use crate::refusal::{busy_until, queue_full};
 use crate::serving::ServedModel;
 use crate::unanswered::Unanswered;
 
-/// A place in a model's queue, held by a request that is not ready to join it. Dropping it gives it up; then the request is counted, unless it was
-/// answered.
+/// A place in a model's queue, held by a request that is not ready to join it. Dropping it gives it
+/// up, and counts the request unless it was answered.
 pub(super) struct HeldPlace<'a> {
     loaded: &'a LoadedVersion,
     rows: u32,
     arrival: Time,
     clock: Clock,
-    /// What to count it as; `None`: as nothing.
+    /// The count that the end belongs to; `None`: no count.
     end: Option<Unanswered>,
-    /// Whether the place is its own still.
+    /// Whether the request still holds the place itself.
     is_held: bool,
 }
 
 impl HeldPlace<'_> {
-    /// The request has joined the queue: with its place, or, `joins_with_it` being false, where places are counted otherwise.
+    /// The request has joined the queue and keeps its place. With `joins_with_it` false, the device
+    /// counts places by itself.
     pub fn pass_on(mut self, joins_with_it: bool) {
         self.end = None;
         self.is_held = !joins_with_it;
@@ -51,23 +52,26 @@ impl Drop for HeldPlace<'_> {
 
 /// A request that has become tensors.
 pub(super) struct Prepared<'a> {
-    /// Its place in the queue that it joins now.
+    /// The place in the queue that it joins now.
     pub place: HeldPlace<'a>,
-    /// What its tensors hold of the budget of bytes, until it is answered.
+    /// The bytes of its tensors in the budget, until it is answered.
     pub held: Reservation,
 }
 
 impl Serving {
     /// Makes a request's pictures or texts into the tensors that its model takes.
     ///
-    /// **How it waits.** The request takes its place in the model's queue at once, with its size and its deadline, and gives it up when it is answered:
-    /// what finds no place, or could not be ready in time, is refused before any of it is decoded. Then it is decoded on
-    /// threads of their own, while batches run and others queue, and is given to the scheduler when it is ready. So whatever is decided
-    /// is about requests that are ready (Symphony §4.3 asks for the time by which they are: here it is always now), and no device waits
-    /// for a decoder. That costs no turn: queues are in order of deadlines, which count from arrival, so a request is where it would be had
-    /// it waited there, and the threads work in the same order. What it costs is that batches that are held for others do not know of
-    /// those that are about to be ready; they are held until it is nearly too late anyway. The shape of a text, which says in which queue it
-    /// belongs, is not known before either.
+    /// **How it waits.** The request takes its place in the model's queue at once, with its size
+    /// and its deadline, and gives it up when it is answered. A request that finds no place, or
+    /// could not be ready in time, is refused before decoding. Then separate threads decode it,
+    /// while batches run and others queue, and the scheduler gets it when it is ready. So every
+    /// decision is about ready requests, and no device waits for a decoder. (Symphony §4.3 asks for
+    /// the time when requests are ready: here that is always now.)
+    ///
+    /// The wait costs the request no turn. Queues are in order of deadlines, which count from
+    /// arrival, and the threads work in the same order. The cost is that batches that wait for more
+    /// requests do not know of the ones that are nearly ready; such batches wait until it is nearly
+    /// too late anyway. The queue of a text depends on its shape, which is not known before either.
     ///
     /// # Errors
     /// `InvalidArgument` if an item is none, `QueueFull` and `DeadlineExceeded` as for any request.
@@ -109,7 +113,7 @@ impl Serving {
         arrival: Time,
     ) -> Result<HeldPlace<'a>, ServiceError> {
         let clock = self.driver.clock();
-        // What waits on the device is counted there.
+        // The device counts the requests that wait on it.
         let is_full = loaded.hosts.is_routed && loaded.waiting().saturating_add(rows) > loaded.queue_bound;
         if is_full || !loaded.begin_waiting(rows) {
             loaded.record_not_answered(Unanswered::QueueFull, clock.now().since(arrival));
@@ -118,12 +122,12 @@ impl Serving {
         Ok(HeldPlace { loaded, rows, arrival, clock, end: Some(Unanswered::Cancelled), is_held: true })
     }
 
-    /// When at the latest it has to be ready, to be run by itself on an idle device.
+    /// The latest time to be ready, for a run by itself on an idle device.
     fn latest_begin(&self, loaded: &LoadedVersion, rows: u32, deadline: Time) -> Time {
         if deadline == Time::MAX {
             return Time::MAX;
         }
-        // Where shapes vary it is not known yet which queue it will be.
+        // If shapes vary, the request's queue is not known yet.
         let queue = if loaded.codec.has_varying_shapes() { None } else { loaded.queue(&ShapeKey::new()) };
         match queue {
             Some(queue) if !queue.drops() => Time::MAX,
@@ -132,7 +136,7 @@ impl Serving {
         }
     }
 
-    /// Refuses at once what could not be ready, or have a device, in time.
+    /// Refuses a request at once that could not be ready, or have a device, in time.
     fn check_in_time(
         &self,
         loaded: &LoadedVersion,
@@ -150,7 +154,7 @@ impl Serving {
             false => moment.expected_free,
         };
         let start = preprocess.begins(moment.now, limits.deadline).max(free);
-        // Where nothing is in the way it is let through: what is thought of the model may be wrong.
+        // A request that can begin now is let through: the model's profile may be wrong.
         if start <= moment.now || start <= latest {
             return Ok(());
         }

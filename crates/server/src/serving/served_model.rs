@@ -1,4 +1,4 @@
-//! A model as it is served: its configuration, its ready versions, and what requests to it are in flight.
+//! A model in service: its configuration, its ready versions, and its requests in flight.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl ServedModel {
         self.versions.values().map(|version| version.health.running()).sum()
     }
 
-    /// Those of them that nothing ends.
+    /// The number of its runs that were left behind.
     pub(super) fn left_behind(&self) -> u32 {
         self.versions.values().map(|version| version.health.left_behind()).sum()
     }
@@ -59,13 +59,14 @@ impl ServedModel {
     /// The version a client named, or the newest if it named none.
     ///
     /// # Errors
-    /// As [`version_of`].
+    /// The errors of [`version_of`].
     pub fn version(&self, version: &str) -> Result<&Arc<LoadedVersion>, ServiceError> {
         version_of(&self.definition.name, &self.versions, version)
     }
 
-    /// Whether the version that a new one of this number replaces answered its trial. That is the version of the same
-    /// number, or else the newest, unless it `stays` in service beside the new one.
+    /// Whether the version that a new one of this number replaces answered its trial. The replaced
+    /// version is the one of the same number, or else the newest, unless that `stays` in service
+    /// beside the new one.
     pub fn answers(&self, version: u64, stays: impl Fn(u64) -> bool) -> bool {
         let newest = || self.versions.iter().next_back().filter(|(number, _)| !stays(**number));
         let before = self.versions.get(&version).or_else(|| newest().map(|(_, newest)| newest));

@@ -12,14 +12,14 @@ use crate::error::ServiceError;
 /// Longest name of a shared memory object (`NAME_MAX` of Linux), bytes.
 const MAX_KEY_BYTES: usize = 255;
 
-/// What is known of a registered region.
+/// The status of a registered region.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct RegionStatus {
     /// The name requests use.
     pub name: String,
     /// The name of the shared memory object.
     pub key: String,
-    /// Where in the object the region begins, bytes.
+    /// The region's begin in the object, bytes.
     pub offset: u64,
     /// Size of the region, bytes.
     pub byte_size: u64,
@@ -28,7 +28,7 @@ pub struct RegionStatus {
 /// A registered region, with its object open.
 #[derive(Debug)]
 pub(super) struct SystemRegion {
-    /// What is known of it.
+    /// The region's status.
     pub status: RegionStatus,
     object: OwnedFd,
 }
@@ -37,7 +37,8 @@ impl SystemRegion {
     /// Opens `byte_size` bytes from `offset` of the shared memory object `key`.
     ///
     /// # Errors
-    /// `InvalidArgument` if the key is not a name of a shared memory object or the object is smaller than that; `NotFound` if there is none.
+    /// `InvalidArgument` if the key is not a name of a shared memory object or the object is
+    /// smaller than that; `NotFound` if there is none.
     pub fn open(name: &str, key: &str, offset: u64, byte_size: u64) -> Result<Self, ServiceError> {
         let end = offset.checked_add(byte_size).ok_or_else(|| {
             ServiceError::InvalidArgument(format!(
@@ -45,7 +46,8 @@ impl SystemRegion {
             ))
         })?;
         let path = object_name(name, key)?;
-        // As the C library's `shm_open`: a link does not lead out of the folder of shared memory objects.
+        // Opened as the C library's `shm_open` does: a link does not lead out of the folder of
+        // shared memory objects.
         let no_link = OFlags::from_bits_retain(rustix::fs::OFlags::NOFOLLOW.bits());
         let object = rustix::shm::open(path, OFlags::RDWR | no_link, rustix::fs::Mode::empty())
             .map_err(|errno| open_error(name, key, errno))?;
@@ -61,7 +63,8 @@ impl SystemRegion {
         Ok(region)
     }
 
-    /// Copies `length` bytes from `position` of the object; `no_memory`: what there is no memory for.
+    /// Copies `length` bytes from `position` of the object; `no_memory` makes the error for lack of
+    /// memory.
     ///
     /// # Errors
     /// `InvalidArgument` if the object has shrunk; `Internal` if it cannot be read.
@@ -71,7 +74,8 @@ impl SystemRegion {
         length: usize,
         no_memory: impl Fn() -> ServiceError,
     ) -> Result<Bytes, ServiceError> {
-        // A sparse object can claim more than the machine has: ask its real size before believing the claim.
+        // A sparse object can claim more than the machine has: ask its real size before believing
+        // the claim.
         self.check_object(position, length as u64)?;
         let mut copy = Vec::new();
         copy.try_reserve_exact(length).map_err(|_| no_memory())?;
@@ -141,8 +145,8 @@ impl SystemRegion {
     }
 }
 
-/// Checks that a key names a shared memory object and nothing else: one leading slash (which may be left out, as
-/// `shm_open` allows) and no other.
+/// Checks that a key names a shared memory object: one leading slash (which may be left out, as
+/// `shm_open` allows) and no further slash.
 fn object_name(region: &str, key: &str) -> Result<CString, ServiceError> {
     let wrong = || {
         let shown: String = key.chars().take(64).collect();

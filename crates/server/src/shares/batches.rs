@@ -1,4 +1,5 @@
-//! Models whose batches are as large as what they took says: the lanes tell of each batch, the division of the device hears of it.
+//! Batch sizes that follow the time of past batches: the lanes report each batch, and the device's
+//! shares set the limit.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -37,7 +38,7 @@ impl Unheard {
 }
 
 impl State {
-    /// Hears of the batches that have run. What follows from them is decided then.
+    /// Hears of the batches that have run, and decides at once.
     pub(super) fn hear_batches(&mut self, host: &DeviceHost, unheard: &Unheard) {
         let unheard = std::mem::take(&mut *unheard.0.lock());
         for (model, rows, span) in unheard {
@@ -45,7 +46,7 @@ impl State {
         }
     }
 
-    /// Limits a model's batches, if they are.
+    /// Limits a model's batches, if a control outside its policy does.
     pub(super) fn limit(&mut self, host: &DeviceHost, model: ModelId, rows: u32) {
         let Some(shared) = self.models.get_mut(&model) else { return };
         if let Some(limit) = &mut shared.batch_limit
@@ -58,7 +59,9 @@ impl State {
 }
 
 impl DeviceShares {
-    /// What says how large batches of a model may be, each of which may take so long, and the limit to begin with; `None`: its device policy. Hears of its batches from now on.
+    /// The control of a model's batch sizes, with the time that each batch may take, and its first
+    /// limit; `None`: its device policy decides. The control hears of the model's batches from now
+    /// on.
     pub(super) fn batch_control(&self, model: &Arc<HostedModel>, slo: Duration) -> Option<(BatchControl, BatchLimit)> {
         let most = model.tensors.codec.max_batch;
         let control = match self.batches {
@@ -78,12 +81,13 @@ impl DeviceShares {
         let hears = move |model: &HostedModel, rows, span| {
             unheard.push(model.id, rows, span);
             let (Some(host), Some(state)) = (host.upgrade(), state.upgrade()) else { return };
-            // Whoever looks at shares, or the next batch, sees to it: no lane waits for that.
+            // If another thread holds the shares, it or the next batch handles this one: no lane
+            // waits for the lock.
             let Some(mut state) = state.try_lock() else { return };
             state.hear_batches(&host, &unheard);
             while let Some(output) = state.spatial.poll_output() {
                 match output {
-                    // At once, as the next batch is made after this.
+                    // The limit is set at once, as the next batch is made after this.
                     SpatialOutput::Limit { model, rows } => state.limit(&host, model, rows),
                     output => {
                         state.postponed.push_back(output);
@@ -92,7 +96,7 @@ impl DeviceShares {
                 }
             }
         };
-        // One that comes again has it.
+        // A model that comes again has its control already.
         let _ = model.batch_control.set(Box::new(hears));
         Some((control, BatchLimit { rows, gauge }))
     }

@@ -12,7 +12,8 @@ use super::*;
 use crate::host::test_support::{self, Served, item};
 use crate::options::RunLimits;
 
-/// Gives back what it is given. Lanes cannot be made in one of the partitions, and do not run while somebody holds the gate.
+/// A model that gives back its inputs. Lanes cannot be made in the broken partition, and do not run
+/// while a test holds the gate.
 struct EchoModel {
     signature: Signature,
     broken: Arc<AtomicU32>,
@@ -107,7 +108,7 @@ fn a_share_for_which_lanes_cannot_be_made_is_tried_again_and_no_request_is_lost(
     });
     assert_eq!(served.host.partition(&served.model), PartitionId(0), "it stays where it is");
     assert_eq!(shares.report(&served.model).unwrap().units, 0);
-    // By hand, too, it is told.
+    // A move by the user fails, too, and the user hears of it.
     broken.store(1, Ordering::Relaxed);
     until("it is busy for ever", || {
         shares.report(&served.model).unwrap().preparing.is_none() || {
@@ -140,7 +141,7 @@ fn section_3_3_1_batches_are_as_large_as_what_they_took_says_and_each_of_them_is
     let models = [(served.model.clone(), Some(Duration::from_millis(60_000)))];
     let limit = || shares.report(&served.model).unwrap().batch_limit;
     let launches = || served.metric("downbeat_launches_total{");
-    // One that is launched, and three that wait for it.
+    // One request is launched, and three wait for it.
     let four = || {
         let closed = gate.lock();
         let answers = [0, 1, 2, 3].map(|sent| served.send(sent).1);
@@ -154,7 +155,7 @@ fn section_3_3_1_batches_are_as_large_as_what_they_took_says_and_each_of_them_is
         shares.report(&served.model).unwrap().units == 3
     });
     assert_eq!(limit(), Some(1));
-    // Nobody waits for who looks at shares.
+    // Launches do not wait for a thread that holds the shares.
     let looked_at = shares.state.lock();
     four();
     until("each does not run alone", || launches() == 6.0);

@@ -1,4 +1,5 @@
-//! Who runs what follows from a launch: a model in two stages, each a lane of its own, on an engine that waits where the test wants it to.
+//! Tests which thread runs the launches that follow from a launch. The model has two stages, each
+//! with a lane of its own, and its engine waits where the test wants.
 
 use std::ops::Range;
 use std::sync::mpsc;
@@ -14,10 +15,10 @@ use super::super::test_support::{self, Served, item};
 use super::*;
 use crate::options::RunLimits;
 
-/// For what comes sooner or later.
+/// A time limit for events that are certain to come.
 const LONG: StdDuration = StdDuration::from_secs(60);
 
-/// What the engine has begun: which stage, and on which thread.
+/// The runs that the engine has begun: the stage and the thread of each.
 #[derive(Default)]
 struct Begun {
     runs: Mutex<Vec<(usize, ThreadId)>>,
@@ -33,7 +34,7 @@ impl Begun {
     }
 }
 
-/// Waits in a stage for what it says.
+/// Called in each stage with its number; may wait.
 type Waits = Arc<dyn Fn(usize) + Send + Sync>;
 
 struct TwoStages {
@@ -91,7 +92,8 @@ fn two_stages(begun: &Arc<Begun>, waits: Waits) -> Served {
 fn the_next_segment_runs_on_the_thread_that_ran_the_one_before() {
     for round in 0..20 {
         let begun = Arc::new(Begun::default());
-        // Its first request: the thread that has answered one may have the lane for a moment still.
+        // Each round has a fresh server: a thread that has answered may still hold the lane for a
+        // moment.
         let served = two_stages(&begun, Arc::new(|_| {}));
         assert_eq!(item(served.send(round).1), round);
         let runs = begun.runs.lock();
@@ -107,7 +109,7 @@ fn what_else_follows_is_for_another_thread_at_once() {
     let sent = Mutex::new(sent);
     let first_stages = |runs: &[(usize, ThreadId)]| runs.iter().filter(|(stage, _)| *stage == 0).count();
     let waits = move |stage| match stage {
-        // Until the second request is there, to follow as the first leaves the stage.
+        // Waits until the second request has come, which follows as the first leaves the stage.
         0 => drop(sent.lock().recv()),
         _ => its.wait_until("the second request waits for the thread of the first", |runs| first_stages(runs) == 2),
     };

@@ -1,4 +1,5 @@
-//! A lane that is given its next launch while one is under way, as no policy does yet: on an engine whose launches are over when the test says so.
+//! Tests of a lane that gets its next launch while one is under way, which no policy does yet. The
+//! engine's launches end when the test says so.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +24,7 @@ use super::super::test_support::{self, Answer, Served, failure, item};
 use super::*;
 use crate::options::RunLimits;
 
-/// For what comes sooner or later.
+/// A time limit for events that are certain to come.
 const LONG: StdDuration = StdDuration::from_secs(60);
 
 /// Launches a request by itself as it comes, though the lane may be busy; at most two.
@@ -32,7 +33,7 @@ struct AtOnce {
     under_way: BTreeMap<LaunchId, RequestId>,
 }
 
-/// It has none.
+/// The policy has no options.
 #[derive(Debug, Serialize, Deserialize)]
 struct AtOnceOptions;
 
@@ -96,7 +97,7 @@ impl DevicePolicy for AtOnce {
     }
 }
 
-/// What the engine was given, and what it may end.
+/// The launches that the engine got, and how many of them may end.
 #[derive(Default)]
 struct Device {
     state: Mutex<DeviceState>,
@@ -106,9 +107,9 @@ struct Device {
 #[derive(Default)]
 struct DeviceState {
     enqueued: u32,
-    /// Who gave it its launches.
+    /// The threads that enqueued the launches, in their order.
     threads: Vec<ThreadId>,
-    /// How many launches are over, of those that were enqueued first.
+    /// How many launches are over, counted from the first one enqueued.
     over: u32,
     /// Launches that fail, when they are enqueued or in the end.
     refused: Vec<u32>,
@@ -129,7 +130,7 @@ impl Device {
     }
 }
 
-/// Gives back what it is given.
+/// A lane that gives back its inputs.
 struct Echo(Arc<Device>);
 
 struct EchoPending {
@@ -162,7 +163,8 @@ impl Pending for EchoPending {
         self.device.state.lock().over >= self.number
     }
 
-    /// As if the first of two would be long before it is over: the next launch comes first. Behind the second none comes.
+    /// The first of two launches claims a long time to spare, so that the second one is enqueued
+    /// beside it. The second claims none.
     fn spare(&self) -> Duration {
         if self.number % 2 == 1 { LONG.into() } else { Duration::ZERO }
     }
@@ -258,8 +260,9 @@ fn the_next_launch_is_enqueued_while_one_is_under_way_and_they_are_answered_in_o
     );
 }
 
-/// After a stall of the machine a profile may say that nothing can be done in time. A request that is tried all the same shows whether that is so. If
-/// it is not, the next one follows at once: one a second would never do for a busy model.
+/// After a stall of the machine, a profile may rule out every deadline. A probe shows whether that
+/// is true. If a probe meets its deadline the next one follows at once: one probe a second would be
+/// too few for a busy model.
 #[test]
 fn who_was_let_through_and_met_the_deadline_lets_the_next_through() {
     let served = OneLane::new(RunLimits::default());
@@ -267,7 +270,8 @@ fn who_was_let_through_and_met_the_deadline_lets_the_next_through() {
     let tries = || served.served.loaded.probes.lock().tries(now, Doubt::Guess, Duration::ZERO);
     assert!(tries() && !tries(), "one at a time");
     for (deadline, is_probe, may) in [(Time::ZERO, true, false), (Time::MAX, false, false), (Time::MAX, true, true)] {
-        // Before it is there: the lane would wait for another behind it first.
+        // The launch may end before it comes: otherwise the lane would first wait for another
+        // behind it.
         served.device.end(1);
         let (_, answer) = served.served.send_with(1, deadline, is_probe);
         assert_eq!(item(answer), 1);
@@ -300,7 +304,7 @@ fn a_launch_that_fails_is_answered_in_its_turn_and_its_neighbour_is_none_the_wor
                 }
             }
         }
-        // The lane goes on.
+        // The lane serves the next request.
         served.device.end(1);
         assert_eq!(item(served.send(3)), 3);
     }
@@ -317,7 +321,7 @@ fn a_thread_that_does_not_come_back_leaves_both_launches_behind() {
         let error = failure(answer);
         assert!(error.contains("the most that it may take") || error.contains("out of service"), "{error}");
     }
-    // What was left behind is over, and another thread has the lane.
+    // The run that was left behind is over, and another thread has the lane.
     served.device.end(100);
     let health = &served.served.model.health;
     while health.left_behind() > 0 || health.refuses().is_some() {
@@ -334,7 +338,7 @@ fn a_brief_launch_runs_on_the_thread_that_brought_its_request() {
         served.device.end(1000);
         let mut answer = run_own(may, || served.send(7));
         if here {
-            // Answered before the thread goes on.
+            // The answer comes before `send` returns.
             assert_eq!(answer.try_recv().unwrap().unwrap()[0].data[0], 7);
         } else {
             assert_eq!(item(answer), 7);
@@ -353,7 +357,7 @@ fn a_thread_runs_one_launch_of_its_own_and_the_lanes_thread_the_next() {
     assert_eq!((item(mine), item(other)), (1, 2));
     let threads = served.device.state.lock().threads.clone();
     assert_eq!((threads.len(), threads.iter().filter(|thread| **thread == me).count()), (2, 1));
-    // It takes none any more.
+    // The thread takes no launch any more.
     assert_eq!(item(served.send(3)), 3);
     assert_ne!(served.device.state.lock().threads.last(), Some(&me));
 }

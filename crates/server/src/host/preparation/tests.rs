@@ -1,4 +1,5 @@
-//! Models that are moved between the partitions of a device while they serve, by a policy of our own on an engine that waits where it is told to.
+//! Tests of models that move between the partitions of a device while they serve. A policy of the
+//! tests moves them, on an engine that waits where a test tells it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -21,29 +22,30 @@ use super::super::test_support::{self, Answer, Served, failure, item};
 use super::*;
 use crate::options::RunLimits;
 
-/// For what comes sooner or later.
+/// A time limit for events that are certain to come.
 const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 /// The partitions of the device.
 const PARTITIONS: u32 = 3;
 /// The lanes of the model.
 const LANES: usize = 2;
 
-/// Runs each request by itself, and asks for lanes in the next partition with every so many of them.
+/// A policy that runs each request by itself, and asks for lanes in the next partition after every
+/// `every` requests.
 #[derive(Debug)]
 struct Mover {
     options: MoverOptions,
     came: u32,
     at: u32,
     waiting: VecDeque<RequestId>,
-    /// With its lane; `None`: its client has gone.
+    /// By launch: its lane and request; `None`: the request's client has gone.
     running: BTreeMap<LaunchId, (LaneId, Option<RequestId>)>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct MoverOptions {
-    /// Lanes are asked for with every so many requests.
+    /// The policy asks for lanes after this many requests.
     every: u32,
-    /// And taken as soon as they are there.
+    /// Whether it switches to the lanes as soon as they are ready.
     switches: bool,
     /// Launches wait until there is one for each lane.
     together: bool,
@@ -113,7 +115,7 @@ impl DevicePolicy for Mover {
         self.came += 1;
         if self.came.is_multiple_of(self.options.every) {
             let to = PartitionId((self.at + 1) % PARTITIONS);
-            // Not so if lanes are being made already.
+            // This has no effect if lanes are being made already.
             turn.prepare(to, &self.lanes(to));
         }
         self.advance(turn);
@@ -155,12 +157,12 @@ impl DevicePolicy for Mover {
     }
 }
 
-/// What the engine does, and what it was told.
+/// The behaviour of the engine, and its record of runs.
 #[derive(Default)]
 struct Device {
     state: Mutex<DeviceState>,
     changed: Condvar,
-    /// Lanes that there are.
+    /// The number of existing lanes.
     lanes: AtomicUsize,
 }
 
@@ -173,7 +175,7 @@ struct DeviceState {
     /// The first run of lanes that are made later waits.
     warm_up_closed: bool,
     warm_ups: u32,
-    /// What becomes of lanes that are made later.
+    /// The failure of lanes that are made later.
     fails: Option<Failure>,
     made: usize,
 }
@@ -211,7 +213,7 @@ impl Device {
     }
 }
 
-/// Gives back what it is given.
+/// A lane that gives back its inputs.
 struct Echo(Arc<Device>, u32);
 
 impl Lane for Echo {
@@ -287,7 +289,7 @@ fn what_runs_ends_where_it_is_and_what_comes_runs_on_the_other_lanes() {
     device.close(0);
     let (_, mut first) = served.send(1);
     device.wait_until("the first does not run", |state| state.begun.get(&0) == Some(&1));
-    // Asks for lanes, and is launched where it can be now.
+    // The second request asks for lanes, and is launched on the present ones.
     let (_, mut second) = served.send(2);
     until("the model is not moved", || events(&served, "switch") == 1.0);
     let (_, third) = served.send(3);
@@ -330,7 +332,7 @@ fn lanes_that_cannot_all_be_made_change_nothing_and_none_is_left() {
         until("lanes are left", || device.lanes() == LANES);
         assert_eq!((events(&served, "switch"), served.metric("downbeat_lanes{")), (0.0, LANES as f64), "{fails:?}");
         assert_eq!(device.state.lock().begun.keys().copied().collect::<Vec<_>>(), [0], "{fails:?}");
-        // It may ask again.
+        // The policy may ask again.
         device.change(|state| state.fails = None);
         assert_eq!(item(served.send(3).1), 3, "{fails:?}");
         until("it is not moved", || events(&served, "switch") == 1.0);
@@ -396,7 +398,8 @@ fn moved_by_hand(served: &Served, rng: &mut Pcg64Mcg) -> u32 {
         let (ready, is_ready) = std::sync::mpsc::channel();
         let to = PartitionId(rng.random_range(0..PARTITIONS));
         let ready = Box::new(move |made| ready.send(made).unwrap());
-        // Refused while its policy has lanes made, or where it has gone: then it is not heard of again.
+        // The host refuses a move while the policy has lanes made, or after the model has gone:
+        // then `ready` is not called.
         if let Ok(true) = served.host.prepare_move(&served.model, to, ready)
             && is_ready.recv().expect("each move comes to an end").is_ok()
             && rng.random_bool(0.8)
@@ -407,7 +410,8 @@ fn moved_by_hand(served: &Served, rng: &mut Pcg64Mcg) -> u32 {
     changed
 }
 
-/// Several clients send and leave, while the model is moved all the time, by its policy and from outside, and lanes sometimes cannot be made.
+/// Several clients send and leave, while the model is moved all the time, by its policy and from
+/// outside, and lanes sometimes cannot be made.
 fn under_load(seed: u64) -> (f64, f64) {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let (served, device) = serve(MoverOptions { every: rng.random_range(1..8), ..MOVES });
@@ -423,7 +427,7 @@ fn under_load(seed: u64) -> (f64, f64) {
                     assert_eq!(outputs[0].data[0], sent, "of whoever asked");
                     answered += 1;
                 }
-                // Only what came after the model was removed, or waited then.
+                // Only requests that came after the removal, or waited then, may fail.
                 Ok(Err(error)) => assert!(removed, "{error}"),
                 Err(_) => panic!("a request is lost"),
             };
@@ -455,7 +459,7 @@ fn under_load(seed: u64) -> (f64, f64) {
     let changed = moved_by_hand(&served, &mut rng);
     let answered: u32 = clients.into_iter().map(|client| client.join().unwrap()).sum();
     assert!(answered > 0);
-    // Lanes that nobody has changed over to go with the next move.
+    // Lanes that the policy has not switched to go away with the next move.
     let _ = served.host.prepare_move(&served.model, served.host.partition(&served.model), Box::new(|_| ()));
     until("lanes are left", || device.lanes() == if removed { 0 } else { LANES });
     assert!(events(&served, "switch") >= f64::from(changed), "each is counted");

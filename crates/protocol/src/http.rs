@@ -17,6 +17,7 @@
 //! and `null` as NaN. `FP16` and `BF16` in JSON are numbers, rounded to the datatype. A finite
 //! number beyond the datatype's range is an error.
 
+mod encoded_body;
 mod header;
 mod json_writer;
 mod management;
@@ -28,6 +29,7 @@ mod request_scanner;
 mod response;
 mod tensor_json;
 
+pub use encoded_body::EncodedBody;
 pub use management::{
     ErrorBody, IndexRequest, LoadRequest, ModelMetadataBody, RawHandle, RegisterCudaRegionRequest,
     RegisterRegionRequest, ServerMetadataBody, TensorMetadataBody, config_to_json, statistics_from_json,
@@ -36,8 +38,6 @@ pub use management::{
 pub use number_word::words_as_objects;
 pub use request::{OutputForms, RequestForm, parse_request, write_request};
 pub use response::{parse_response, write_response};
-
-use bytes::Bytes;
 
 /// `/v2/models/MODEL[/versions/VERSION]`, escaped; no version if it is empty.
 pub fn model_path(model: &str, version: &str) -> String {
@@ -56,13 +56,3 @@ pub fn model_path(model: &str, version: &str) -> String {
 /// The header with the length in bytes of the JSON at the start of a body that has tensors after
 /// it.
 pub const INFERENCE_HEADER_CONTENT_LENGTH: &str = "inference-header-content-length";
-
-/// An encoded request or response.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EncodedBody {
-    /// The bytes to send.
-    pub bytes: Bytes,
-    /// The value of [`INFERENCE_HEADER_CONTENT_LENGTH`]; `None` if the body is all JSON and the
-    /// header is not sent.
-    pub header_length: Option<usize>,
-}

@@ -3,9 +3,7 @@
 
 pub use downbeat_core::device::PolicyName;
 
-use crate::named;
-
-named! {
+crate::named! {
     /// When a batch leaves its queue for a device (Symphony §3).
     ///
     /// `Adaptive` is the default. On one local device it is `Eager`, with the lowest latency at low
@@ -34,7 +32,7 @@ named! {
     }
 }
 
-named! {
+crate::named! {
     /// The requests to drop from a queue when not all can make their deadlines.
     DropPolicy as "drop policy" {
         /// Requests before the window that gives the largest feasible batch (Symphony §3.3).

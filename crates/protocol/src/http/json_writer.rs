@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use serde::Serialize;
 
-use super::EncodedBody;
+use super::encoded_body::EncodedBody;
 use super::header::Role;
 use super::{number_word, tensor_json};
 use crate::infer::{CodecError, InferTensor, Parameter, Parameters};

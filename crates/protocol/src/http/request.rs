@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::EncodedBody;
+use super::encoded_body::EncodedBody;
 use super::header::{self, BodyParts, RequestHeader, Role};
 use super::json_writer::JsonWriter;
 use super::request_scanner;

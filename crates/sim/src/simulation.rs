@@ -60,7 +60,7 @@ pub struct Simulation {
     /// End the run early once more than this share of some model's requests is certain to be
     /// dropped or late.
     pub give_up_above: Option<f64>,
-    /// Length of the windows of time of [`Report::windows`]; zero: none.
+    /// Length of the windows of time of [`Report::windows`](crate::Report::windows); zero: none.
     pub window: Duration,
     /// Record every batch and request.
     pub record: bool,

@@ -1,4 +1,4 @@
-//! The systems that Downbeat is compared with, each a [`Cluster`](crate::Cluster) in one file.
+//! The systems that Downbeat is compared with, each a [`Cluster`](downbeat_sim::Cluster) in one file.
 //!
 //! Each type's documentation says which rule comes from which paper, and how what the paper leaves open is decided: in favour of the
 //! baseline. They run in the same ideal world as Downbeat's scheduler: exact latency profiles, no network, no cost of

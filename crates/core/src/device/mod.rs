@@ -16,7 +16,7 @@
 //!
 //! | policy | decides | source |
 //! |---|---|---|
-//! | [`Granted`] | nothing: it runs the batches that the cluster's scheduler made | Symphony |
+//! | [`Exclusive`] | nothing: it runs the batches that the cluster's scheduler made | Symphony |
 //! | [`Windowed`] | nothing but the time: one batch after another, by a window and a largest size | TF-Serving, Triton: the papers' baselines |
 //! | [`Elastic`] | how many batches of which sizes run at once, out of an input ring | E²bird |
 //! | [`Staged`] | which requests are in a batch while it runs: new, stretch, split | DVABatch |
@@ -37,7 +37,7 @@ mod auto;
 mod auto_guard;
 mod device_use;
 mod elastic;
-mod granted;
+mod exclusive;
 mod groups;
 mod input_ring;
 mod lanes;
@@ -66,7 +66,7 @@ pub use auto::{AutoChoice, AutoInputs, MARGIN, Overlap, OverlapPoint, Prediction
 pub use auto_guard::{AutoGuard, GuardEnd, GuardOptions, GuardReport, GuardState, GuardWindow};
 pub use device_use::DeviceUse;
 pub use elastic::{Elastic, ElasticOptions};
-pub use granted::{Granted, GrantedOptions};
+pub use exclusive::{Exclusive, ExclusiveOptions};
 pub use groups::{GroupDecision, GroupSettings, GroupStats};
 pub use input_ring::{InputRing, RingRun};
 pub use launch::{GrantedBatch, InputSource, LaneSpec, Launch, SegmentRange, Span};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::elastic::ElasticOptions;
-use super::granted::GrantedOptions;
+use super::exclusive::ExclusiveOptions;
 use super::overlapped::OverlappedOptions;
 use super::scheduler::{BadPolicy, DeviceModel};
 use super::settings::{self, PolicySettings};
@@ -25,7 +25,7 @@ pub const MOST_ROWS: u32 = 1 << 24;
 
 /// Every policy.
 static POLICIES: [&PolicyEntry; 5] = [
-    GrantedOptions::ENTRY,
+    ExclusiveOptions::ENTRY,
     WindowedOptions::ENTRY,
     ElasticOptions::ENTRY,
     StagedOptions::ENTRY,
@@ -89,7 +89,7 @@ pub struct PolicyName(pub(super) &'static PolicyEntry);
 
 impl PolicyName {
     /// The policy that every model can have: the scheduler makes its batches.
-    pub const EXCLUSIVE: PolicyName = PolicyName(GrantedOptions::ENTRY);
+    pub const EXCLUSIVE: PolicyName = PolicyName(ExclusiveOptions::ENTRY);
 
     /// The policy that runs one batch after another.
     pub const WINDOWED: PolicyName = PolicyName(WindowedOptions::ENTRY);

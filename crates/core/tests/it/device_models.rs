@@ -34,7 +34,7 @@ impl Kind {
     fn spec(self, drop: bool) -> ModelSpec {
         let (profile, queue_bound) = (Kind::profile(), 20);
         match self {
-            Kind::Exclusive => ModelSpec::new(&GrantedOptions { profile }, PARTITION),
+            Kind::Exclusive => ModelSpec::new(&ExclusiveOptions { profile }, PARTITION),
             Kind::Windowed { window_us, ahead } => {
                 let window = Duration::from_micros(window_us);
                 let options =

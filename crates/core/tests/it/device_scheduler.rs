@@ -221,8 +221,8 @@ fn granted_batches_run_as_they_are_on_shared_lanes() {
     let mut scheduler = DeviceScheduler::new();
     scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1] }).unwrap();
     let lane = scheduler.shared_lanes(P0)[0];
-    add(&mut scheduler, 0, Granted::new(3));
-    add(&mut scheduler, 1, Granted::new(1));
+    add(&mut scheduler, 0, Exclusive::new(3));
+    add(&mut scheduler, 1, Exclusive::new(1));
     scheduler.handle_batch(at(0), batch(7, 0, lane)).unwrap();
     scheduler.handle_batch(at(0), batch(8, 1, lane)).unwrap();
     assert_eq!(scheduler.handle_batch(at(0), batch(9, 1, lane)), Err(DeviceReject::LaneTaken(lane)));
@@ -244,7 +244,7 @@ fn a_batch_has_a_name_of_its_own_on_the_device_whoever_made_it() {
     scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1] }).unwrap();
     let lane = scheduler.shared_lanes(P0)[0];
     add(&mut scheduler, 0, windowed());
-    add(&mut scheduler, 1, Granted::new(1));
+    add(&mut scheduler, 1, Exclusive::new(1));
     scheduler.handle_request(at(0), &request(5, 0)).unwrap();
     scheduler.handle_batch(at(0), batch(0, 1, lane)).unwrap();
     scheduler.handle_batch(at(0), batch(7, 1, lane)).unwrap();
@@ -260,7 +260,7 @@ fn what_a_policy_does_not_take_is_refused() {
     scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1] }).unwrap();
     let lane = scheduler.shared_lanes(P0)[0];
     add(&mut scheduler, 0, windowed());
-    add(&mut scheduler, 1, Granted::new(1));
+    add(&mut scheduler, 1, Exclusive::new(1));
     assert_eq!(scheduler.handle_batch(at(0), batch(0, 0, lane)), Err(DeviceReject::WrongWay(model(0))));
     assert_eq!(scheduler.handle_request(at(0), &request(0, 1)), Err(DeviceReject::WrongWay(model(1))));
     assert_eq!(scheduler.handle_request(at(0), &request(0, 5)), Err(DeviceReject::NoModel(model(5))));
@@ -408,7 +408,7 @@ fn a_removed_shared_lane_ends_its_launch_and_starts_none() {
     let mut scheduler = DeviceScheduler::new();
     scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1] }).unwrap();
     let lane = scheduler.shared_lanes(P0)[0];
-    add(&mut scheduler, 0, Granted::new(1));
+    add(&mut scheduler, 0, Exclusive::new(1));
     scheduler.handle_batch(at(0), batch(0, 0, lane)).unwrap();
     let launch = launches(&mut scheduler).remove(0);
     scheduler.handle_layout(at(1), &Layout { shared_lanes: vec![0] }).unwrap();
@@ -422,7 +422,7 @@ fn a_forecast_has_the_work_of_all_models_in_the_partition() {
     let mut scheduler = DeviceScheduler::new();
     scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1, 1] }).unwrap();
     let lane = scheduler.shared_lanes(P0)[0];
-    add(&mut scheduler, 0, Granted::new(1));
+    add(&mut scheduler, 0, Exclusive::new(1));
     add(&mut scheduler, 1, windowed());
     let elsewhere = DeviceModel { partition: P1, ..DeviceModel::new(windowed(), profile()) };
     scheduler.handle_model(at(0), model(2), Some(elsewhere)).unwrap();
@@ -443,7 +443,7 @@ fn a_load_is_the_work_of_models_with_lanes_of_their_own() {
     let mut scheduler = DeviceScheduler::new();
     scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1, 1] }).unwrap();
     let lane = scheduler.shared_lanes(P0)[0];
-    add(&mut scheduler, 0, Granted::new(1));
+    add(&mut scheduler, 0, Exclusive::new(1));
     add(&mut scheduler, 1, windowed());
     scheduler.handle_batch(at(0), batch(0, 0, lane)).unwrap();
     scheduler.handle_batch(at(0), batch(1, 0, lane)).unwrap();
@@ -472,7 +472,7 @@ fn a_completion_corrects_the_forecast() {
         let mut scheduler = DeviceScheduler::new();
         scheduler.handle_layout(at(0), &Layout { shared_lanes: vec![1] }).unwrap();
         let lane = scheduler.shared_lanes(P0)[0];
-        add(&mut scheduler, 0, Granted::new(1));
+        add(&mut scheduler, 0, Exclusive::new(1));
         scheduler.handle_batch(at(0), batch(0, 0, lane)).unwrap();
         scheduler.handle_batch(at(0), batch(1, 0, lane)).unwrap();
         let first = launches(&mut scheduler).remove(0);

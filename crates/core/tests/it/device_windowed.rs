@@ -65,7 +65,7 @@ fn a_model_that_goes_drops_who_is_in_a_frozen_batch() {
 #[test]
 fn a_model_that_changes_ends_its_frozen_batches() {
     let mut scheduler = one_ahead();
-    let granted = GrantedOptions {
+    let granted = ExclusiveOptions {
         profile: SegmentProfile::whole(&LatencyProfile::from_table(vec![Duration::from_millis(10)]).unwrap()),
     };
     scheduler.handle_model(at(1), MODEL, Some(granted.build())).unwrap();

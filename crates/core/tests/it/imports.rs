@@ -189,7 +189,7 @@ fn files_import_each_other_in_small_circles_only() {
 fn no_files_import_each_other() {
     assert_eq!(circles(&files_of("driver")), BTreeSet::new());
     // The table of policies names each, and each says what it is in the table's words.
-    let table = ["elastic", "granted", "overlapped", "settings", "staged", "table", "windowed"];
+    let table = ["elastic", "exclusive", "overlapped", "settings", "staged", "table", "windowed"];
     assert_eq!(circles(&files_of("core")), table.map(|file| format!("device/{file}")).into());
 }
 

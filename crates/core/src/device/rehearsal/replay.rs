@@ -7,7 +7,7 @@ use super::emulated::EmulatedDevice;
 use super::hold_off::HoldOff;
 use crate::cluster::{Behaviour, ExecutionNoise, Output, PastArrival, Random, Request, Scheduler, Tally};
 use crate::device::auto::Overlap;
-use crate::device::granted::GrantedOptions;
+use crate::device::exclusive::ExclusiveOptions;
 use crate::device::launch::{GrantedBatch, Launch, Span};
 use crate::device::output::DeviceOutput;
 use crate::device::request::DeviceRequest;
@@ -142,7 +142,7 @@ impl Replay {
         let mut profile = model.model.profile.clone();
         for device in &mut self.devices {
             let built = match spec {
-                None => GrantedOptions { profile: profile.clone() }.build(),
+                None => ExclusiveOptions { profile: profile.clone() }.build(),
                 Some(spec) => spec.build().ok()?,
             };
             profile = built.profile.clone();

@@ -1,6 +1,6 @@
 //! What changes in a world while it runs: what goes wrong, how devices are divided, and which models are there.
 
-use downbeat_core::device::{GrantedOptions, LaneId, Layout, PartitionId, PolicyOptions};
+use downbeat_core::device::{ExclusiveOptions, LaneId, Layout, PartitionId, PolicyOptions};
 use downbeat_core::{ModelId, RequestId};
 
 use super::{Fault, Open, Outside, Serving, Slot, World};
@@ -109,7 +109,7 @@ impl World<'_> {
             _ if self.hosts[device].lost => return,
             Serving::Cluster(options) => {
                 let profile = self.models[model].emulated.profile(&[0], options.max_batch.max(1));
-                Ok(GrantedOptions { profile: profile.unwrap_or_else(|bad| panic!("a model has a profile: {bad}")) }
+                Ok(ExclusiveOptions { profile: profile.unwrap_or_else(|bad| panic!("a model has a profile: {bad}")) }
                     .build())
             }
             Serving::Devices(spec, devices) if devices.contains(&device) => spec.build(),

@@ -16,10 +16,10 @@ use super::table::{ModelSpec, PolicyEntry, PolicyOptions};
 use super::turn::Turn;
 use crate::ids::{LaunchId, RequestId};
 
-/// The options of a [`Granted`].
+/// The options of an [`Exclusive`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct GrantedOptions {
+pub struct ExclusiveOptions {
     /// The latencies of the model's batches; all segments run in one launch.
     pub profile: SegmentProfile,
 }
@@ -27,24 +27,24 @@ pub struct GrantedOptions {
 /// The settings of `exclusive`, which has none: the scheduler has all settings.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct GrantedSettings {}
+struct ExclusiveSettings {}
 
-impl PolicySettings for GrantedSettings {
+impl PolicySettings for ExclusiveSettings {
     fn spec(&self, model: PolicyModel) -> Result<ModelSpec, String> {
-        Ok(ModelSpec::new(&GrantedOptions { profile: model.profile }, model.partition))
+        Ok(ModelSpec::new(&ExclusiveOptions { profile: model.profile }, model.partition))
     }
 }
 
-impl PolicyOptions for GrantedOptions {
+impl PolicyOptions for ExclusiveOptions {
     const ENTRY: &'static PolicyEntry =
-        &PolicyEntry::new::<GrantedOptions, GrantedSettings>("exclusive", "the scheduler").granted();
+        &PolicyEntry::new::<ExclusiveOptions, ExclusiveSettings>("exclusive", "the scheduler").granted();
 
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
 
     fn build(self) -> DeviceModel {
-        DeviceModel::new(Granted::new(self.profile.segments()), self.profile)
+        DeviceModel::new(Exclusive::new(self.profile.segments()), self.profile)
     }
 }
 
@@ -52,7 +52,7 @@ impl PolicyOptions for GrantedOptions {
 /// with the whole partition for itself. It is the simplest policy. Nothing waits in it, except the
 /// batch that a lane holds behind the running one (Symphony appendix D).
 #[derive(Debug)]
-pub struct Granted {
+pub struct Exclusive {
     /// The segments of the model, which run in one launch.
     segments: SegmentRange,
     running: BTreeMap<LaunchId, (Vec<RequestId>, u32)>,
@@ -60,14 +60,14 @@ pub struct Granted {
     members: BTreeSet<RequestId>,
 }
 
-impl Granted {
+impl Exclusive {
     /// A policy for a model of so many segments, at least one.
     pub fn new(segments: u16) -> Self {
-        Granted { segments: SegmentRange::new(0, segments), running: BTreeMap::new(), members: BTreeSet::new() }
+        Exclusive { segments: SegmentRange::new(0, segments), running: BTreeMap::new(), members: BTreeSet::new() }
     }
 }
 
-impl DevicePolicy for Granted {
+impl DevicePolicy for Exclusive {
     fn handle_batch(&mut self, turn: &mut Turn<'_>, batch: GrantedBatch) -> Result<(), DeviceReject> {
         let GrantedBatch { id: granted, lane, members, rows, .. } = batch;
         if !turn.has_room(lane) {

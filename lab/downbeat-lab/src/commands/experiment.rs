@@ -15,7 +15,7 @@ use crate::experiment::{Experiment, Overrides};
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct ExperimentArgs {
-    /// Experiment: a TOML file such as those in lab/experiments/.
+    /// Experiment: a TOML file, such as the files in lab/experiments/.
     #[arg(value_name = "EXPERIMENT.toml")]
     file: PathBuf,
 
@@ -44,7 +44,7 @@ pub struct ExperimentArgs {
     output: RunOutput,
 }
 
-/// Runs the experiment and prints what came of it.
+/// Runs the experiment and prints its results.
 ///
 /// # Errors
 /// If the file is wrong, or a result cannot be written.

@@ -1,4 +1,5 @@
-//! `downbeat-lab auto`: the device policy `auto` on random workloads, with and without its rehearsal, beside all fixed policies.
+//! `downbeat-lab auto`: the device policy `auto` on random workloads, with and without its
+//! rehearsal, beside all fixed policies.
 
 use std::fmt;
 
@@ -15,9 +16,10 @@ use downbeat::run_output::RunOutput;
 
 /// Judge the device policy auto by random workloads, beside every policy that its models could have.
 ///
-/// 1 or 2 models with random times share 1 to 3 devices. Arrivals are even, Poisson or bursty. Loads are 0.2 to 1.3 of the
-/// devices' throughput with one batch after another. Each workload runs with each candidate of the rehearsal for all its
-/// models, with auto's choice when it loads them, and with the rehearsal's changes to that choice. A workload follows from
+/// 1 or 2 models with random times share 1 to 3 devices. Arrivals are even, Poisson or bursty.
+/// Loads are 0.2 to 1.3 of the devices' throughput with one batch after another. Each workload runs
+/// with each candidate of the rehearsal for all its models. It also runs with auto's choice when it
+/// loads the models, and with the rehearsal's changes to that choice. A workload follows from
 /// --seed and its number.
 ///
 /// Examples:
@@ -62,8 +64,8 @@ struct Row {
     changes: Vec<(f64, DeviceDecision)>,
     /// Policies that the guard gave up for exclusive.
     lost: u64,
-    /// Trials whose replay of the models' policies differed from the real outcome. They changed
-    /// nothing.
+    /// Trials whose replay of the models' policies differed from the real outcome. Such trials
+    /// changed nothing.
     unfaithful: u64,
     /// The candidates that the models had at the end.
     last: Vec<String>,
@@ -79,7 +81,8 @@ struct Judged {
     /// The fixed policy with the most good requests. Of policies within half a percent it is the
     /// one with the lowest mean latency.
     best: String,
-    /// Good requests of `auto` without and with the rehearsal, as shares of the best fixed policy's.
+    /// Good requests of `auto` without and with the rehearsal, as shares of the best fixed
+    /// policy's.
     good: [f64; 2],
     /// Mean latencies of both as shares of that policy's, if as many requests are good to half a
     /// percent.

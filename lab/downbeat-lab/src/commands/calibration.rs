@@ -69,7 +69,7 @@ impl Report {
     }
 }
 
-/// Makes the calibration and writes it.
+/// Makes the calibration and writes the file.
 ///
 /// # Errors
 /// If a file is no report or of another device, a pair has a model without a report, or the file

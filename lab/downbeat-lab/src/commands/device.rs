@@ -18,8 +18,8 @@ use downbeat::run_output::RunOutput;
 
 /// Run a device policy on an emulated device: one model, Poisson arrivals, every decision checked.
 ///
-/// The device is a paper's, with its library. A model is the list of its operators. Batches that run at once slow each
-/// other down, and copies take time. A run follows from its seed.
+/// The device is a paper's, with its library. A model is the list of its operators. Batches that
+/// run at once slow each other down, and copies take time. A run follows from its seed.
 ///
 /// Examples:
 ///   downbeat-lab device --model resnet152 --policy n-ebird --rate 200
@@ -28,7 +28,8 @@ use downbeat::run_output::RunOutput;
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct DeviceArgs {
-    /// resnet50, resnet101, resnet152, vgg16, vgg19, alexnet, mobilenet, inceptionv3, inceptionv4, unet, linknet, bertbase or bertlarge; with --calibration a model of that file.
+    /// resnet50, resnet101, resnet152, vgg16, vgg19, alexnet, mobilenet, inceptionv3, inceptionv4,
+    /// unet, linknet, bertbase or bertlarge; with --calibration a model of that file.
     #[arg(long, value_name = "NAME")]
     model: String,
 
@@ -97,7 +98,8 @@ pub struct DeviceArgs {
     #[arg(long, conflicts_with = "stages")]
     tune_stages: bool,
 
-    /// How long a request may wait for a batch with opt-wait and static [default: 32% of the largest batch's time]
+    /// How long a request may wait for a batch with opt-wait and static [default: 32% of the
+    /// largest batch's time]
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     window_ms: Option<f64>,
 

@@ -27,8 +27,8 @@ pub struct ExperimentArgs {
     #[arg(long)]
     all: bool,
 
-    /// Seeds instead of the file's. Repeatable, or separated by commas: the result is the median, with the smallest and
-    /// largest beside it.
+    /// Seeds instead of the file's. Repeatable, or separated by commas: the result is the median,
+    /// with the smallest and largest beside it.
     #[arg(long = "seed", value_name = "N", value_delimiter = ',')]
     seeds: Vec<u64>,
 

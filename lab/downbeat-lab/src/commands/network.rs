@@ -14,10 +14,11 @@ use downbeat::run_output::Progress;
 
 /// Run frontends, schedulers, spares and backends on a simulated network: one from a file, or many that are drawn from seeds.
 ///
-/// The production state machines decide. Wires delay, lose, double, reorder and are cut. Processes are killed, stopped,
-/// slowed and started anew. An outside judge checks every step: each request ends exactly once, no slot obeys two epochs,
-/// no request runs in two places at once, budgets never grow, and once everything is mended nothing waits. The same seed
-/// and the same --requests repeat a run.
+/// The production state machines decide. Wires delay, lose, double, reorder and are cut. Processes
+/// are killed, stopped, slowed and started anew. An outside judge checks every step. Each request
+/// ends exactly once. No slot obeys two epochs. No request runs in two places at once. Budgets
+/// never grow. Once everything is mended, nothing waits. The same seed and the same --requests
+/// repeat a run.
 ///
 /// Examples:
 ///   downbeat-lab network lab/experiments/networks/leader_killed.toml --seed 1,2,3

@@ -14,9 +14,10 @@ use downbeat::run_output::RunOutput;
 
 /// Judge a policy by random workloads: its capacity on each as a share of the best of all other policies.
 ///
-/// 1 to 35 models with random profiles and SLOs run on 2 to 90 devices. Arrivals are Poisson, even or bursty (Gamma), or
-/// their load comes and goes. Popularity is equal or Zipf. Execution times have noise or none. A workload follows from
-/// --seed and its number. To run a bad workload alone, give its number to --only, which shows every policy.
+/// 1 to 35 models with random profiles and SLOs run on 2 to 90 devices. Arrivals are Poisson, even
+/// or bursty (Gamma), or their load comes and goes. Popularity is equal or Zipf. Execution times
+/// have noise or none. A workload follows from --seed and its number. To run a bad workload alone,
+/// give its number to --only, which shows every policy.
 ///
 /// Examples:
 ///   downbeat-lab random --seed 1 --workloads 20
@@ -64,7 +65,7 @@ pub struct RandomArgs {
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true)]
     warm_up: f64,
 
-    /// End the search of a capacity when it is known to this percentage.
+    /// Precision at which the search of a capacity ends, in percent.
     #[arg(long, default_value_t = 0.5, value_name = "PERCENT", allow_negative_numbers = true)]
     precision: f64,
 

@@ -20,7 +20,7 @@ pub struct ShareProfile {
 }
 
 impl ShareProfile {
-    /// Makes a profile from measurements by the host's clock. They are the time for which a
+    /// Makes a profile from measurements by the host's clock. That is the time for which a
     /// partition is busy, copies and the host's part included.
     ///
     /// # Errors

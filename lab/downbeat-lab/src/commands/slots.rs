@@ -20,9 +20,10 @@ use crate::slots::{Contender, Found, MOST_SLOTS, MeasuredMix};
 
 /// Choose the partitions of a server's devices with which it holds the most of its models' requests, as downbeat.toml takes them.
 ///
-/// Every model runs on any partition where it meets its SLO. Measure each on shares first: `downbeat profile MODEL --shares
-/// 10 --json FILE`. The simulator tries layouts, whole devices among them, with Poisson arrivals. If no layout holds clearly
-/// more than whole devices, the command says so and divides nothing.
+/// Every model runs on any partition where it meets its SLO. Measure every model on shares first,
+/// with `downbeat profile MODEL --shares 10 --json FILE`. The simulator tries layouts, whole
+/// devices among them, with Poisson arrivals. If no layout holds clearly more than whole devices,
+/// the command says so and divides nothing.
 ///
 /// Examples:
 ///   downbeat-lab slots resnet.json bert.json --slo-ms resnet=20,bert=40 --rate resnet=300,bert=60 --devices 2

@@ -9,10 +9,10 @@ use downbeat_sim::check_seeds;
 
 use crate::world::WorldFile;
 
-/// Run a world from a file: devices with partitions, models with any policy, clients, and what goes wrong.
+/// Run a world from a file: devices with partitions, models with any policy, clients, and failures.
 ///
-/// The production scheduler and device policies decide, on emulated devices. A judge checks every decision: a run that
-/// ends has broken no rule. A run follows from its seed.
+/// The production scheduler and device policies decide, on emulated devices. A judge checks every
+/// decision: a run that ends has broken no rule. A run follows from its seed.
 ///
 /// Examples:
 ///   downbeat-lab world lab/experiments/worlds/three_models_two_devices.toml

@@ -14,13 +14,13 @@ pub const ABACUS_MODELS: [Architecture; 7] = [
     Architecture::BertBase,
 ];
 
-/// Returns the index of the first operator of each of Abacus' operators, and one past the last. The
-/// operators counted are those of the unfused network.
+/// Returns the index of the first operator of each of Abacus' operators, and one past the last.
+/// Indices count the operators of the unfused network.
 ///
 /// A residual block is one operator of Abacus, and so is a module of Inception or a layer of BERT.
 /// VGG has one for each convolution and each pool, and one for all fully connected layers. The part
-/// before the first block and the part after the last are one operator each. BERT has neither, and
-/// Inception has two before its first module.
+/// before the first block and the part after the last are one operator each. In BERT both belong to
+/// the neighbouring layer, and Inception has two operators before its first module.
 ///
 /// # Errors
 /// If the architecture is none of [`ABACUS_MODELS`].

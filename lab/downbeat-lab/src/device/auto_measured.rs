@@ -1,5 +1,5 @@
-//! The measurements that a server makes of a model when it loads it under `auto`, and the choice
-//! that `auto` makes from them.
+//! A server's measurements of a model at its load under `auto`, and the choice that `auto` makes
+//! from these numbers.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::device::{

@@ -1,5 +1,5 @@
-//! Models on a few devices. Their policies are fixed, chosen by `auto` when the models are loaded,
-//! or rehearsed.
+//! Models on a few devices. The policies are fixed, chosen by `auto` when the models are loaded, or
+//! rehearsed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,7 +18,7 @@ use downbeat_sim::ArrivalStream;
 use downbeat_sim::EVENTS_PER_SECOND;
 use downbeat_sim::Network;
 
-/// The time between two steps of the rehearsal, each with its share of replayed events.
+/// The least time between two steps of the rehearsal, each with its share of replayed events.
 const TICK: Duration = Duration::from_millis(20);
 /// The time to load a model anew under another policy. Until then requests go to the former policy.
 const LOADING: Duration = Duration::from_millis(1_000);

@@ -88,7 +88,8 @@ pub struct CalibratedModel {
     /// The host's cost of a launch beyond the time on the device's clock, in microseconds; 0 where
     /// the host's clock measured.
     pub launch_overhead_us: f64,
-    /// The largest error of [`SegmentLaw`]s against a measurement, as a share of it.
+    /// The largest error of the segments' laws together ([`SegmentLaw`]), as a share of the
+    /// measured time.
     #[serde(default)]
     pub worst_error: f64,
     /// The constants of each segment.
@@ -186,7 +187,7 @@ impl Calibration {
     /// Checks that the calibration was made on this device.
     ///
     /// # Errors
-    /// If it was made on another device.
+    /// If the calibration was made on another device.
     pub fn check_device(&self, name: &str, units: u32) -> Result<(), DeviceFailure> {
         if (self.device.name.as_str(), self.device.units) == (name, units) {
             return Ok(());

@@ -9,7 +9,8 @@ use super::limits::{DeviceLimits, SLICE, Sharing};
 use super::sharing::{Sharer, share_bandwidth, share_units};
 use super::work::{WHOLE_BANDWIDTH, Work};
 
-/// Work is counted in this many parts of a nanosecond, so that sharing loses next to nothing to rounding.
+/// Work is counted in this many parts of a nanosecond, so that sharing loses next to nothing to
+/// rounding.
 pub(super) const PARTS: u64 = 1 << 20;
 
 /// The direction of a copy.
@@ -48,12 +49,12 @@ pub enum Completed {
 /// issue at the same time share the host. Each takes longer the more launches are under way, which
 /// makes many small batches slow (E²bird §6.3, figure 12).
 ///
-/// Kernels of launches on different lanes run side by side. Each runs as fast as alone as long as
-/// the units that they keep busy fit into their partition; beyond that they share these units as
-/// [`Sharing`] says. Inside a partition kernels also
-/// [interfere](DeviceLimits::interference_permille). The memory's bandwidth belongs to the whole
-/// device. Where kernels would draw more, the smallest draws are met in full and the other kernels
-/// get equal parts. Copies take turns, one each way at a time, and disturb no kernel.
+/// Kernels of launches on different lanes run side by side. Each runs as fast as alone while their
+/// units fit into the partition. Beyond that they share the units by the rule of [`Sharing`].
+/// Inside a partition kernels also [interfere](DeviceLimits::interference_permille). The memory's
+/// bandwidth belongs to the whole device. Where kernels would draw more, the smallest draws are met
+/// in full and the other kernels get equal parts. Copies take turns, one each way at a time, and
+/// disturb no kernel.
 ///
 /// The contract is that of a state machine. Time never goes back, and the caller calls
 /// [`advance`](Self::advance) no later than [`next_event`](Self::next_event). Arithmetic is in
@@ -124,8 +125,8 @@ impl<S> Activity<S> {
         Activity { step, left: takes.as_nanos().saturating_mul(PARTS), speed: PARTS }
     }
 
-    /// Returns the nanoseconds until the step ends. A step without speed waits for the end of
-    /// another's.
+    /// Returns the nanoseconds until the step ends. A step without speed returns `None`: it waits
+    /// for the end of another step.
     fn ends_in(&self) -> Option<u64> {
         (self.speed > 0 || self.left == 0).then(|| self.left.div_ceil(self.speed.max(1)))
     }

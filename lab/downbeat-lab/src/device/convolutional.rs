@@ -204,7 +204,8 @@ pub fn mobilenet(fused: bool) -> Vec<Operator> {
     net.operators
 }
 
-/// Inception-v3 (Szegedy et al. 2016), 299x299, without the side exit; borders are padded where the original cuts them.
+/// Inception-v3 (Szegedy et al. 2016), 299x299, without the side exit; borders are padded where the
+/// original cuts them.
 pub fn inception_v3(fused: bool) -> Vec<Operator> {
     let mut net = Builder::new(299, fused);
     net.square(32, 3, 2, After::Activate);

@@ -69,7 +69,7 @@ pub fn fit_segment(samples: &[SegmentSample]) -> Option<(SegmentLaw, f64)> {
     Some((law, worst))
 }
 
-/// The sum of the squares of the relative errors.
+/// Returns the sum of the squares of the relative errors.
 fn squares(law: &SegmentLaw, samples: &[SegmentSample]) -> f64 {
     samples.iter().map(|sample| relative(law, sample).powi(2)).sum()
 }
@@ -83,7 +83,7 @@ fn steps((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
     (0..=STEPS).map(move |step| (high - (high - low) * f64::from(step) / f64::from(STEPS)).exp())
 }
 
-/// A range of a third of the width around `middle`.
+/// Returns a range of a third of the width around `middle`.
 fn narrowed((low, high): (f64, f64), middle: f64, limits: (f64, f64)) -> (f64, f64) {
     let half = (high - low) / 6.0;
     ((middle - half).max(limits.0), (middle + half).min(limits.1))

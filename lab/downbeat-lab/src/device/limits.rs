@@ -12,7 +12,7 @@ pub enum Sharing {
     /// Each kernel takes the units that earlier kernels leave over (E²bird §8.4: kernels wait until
     /// there are idle SMs).
     InOrder,
-    /// One lane at a time has all units, for [`SLICE`] if another waits: processes without MPS
+    /// Lanes take turns on all units, for [`SLICE`] if another lane waits: processes without MPS
     /// (GSLICE §2.1.2).
     TimeSliced,
 }

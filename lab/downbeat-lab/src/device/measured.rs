@@ -12,11 +12,11 @@ use super::work::Kernel;
 /// fixed_us + work_us * batch / min(units_per_item * batch, most_units, units)     with at least 1 unit
 /// ```
 ///
-/// One item keeps `units_per_item` units busy. A larger batch is free until all units are in use,
-/// and more units are of no use to a small batch: the knee (GSLICE §2.1.3). The law leaves out four
-/// effects. Operators of one segment may prefer different numbers of units; then cut the model into
-/// more segments. Whole waves make steps. The memory saturates at a number of units that depends on
-/// the batch. Copies overlap computing, but the measured times include them.
+/// One item keeps `units_per_item` units busy. A larger batch costs nothing until all units are in
+/// use. More units are of no use to a small batch: the knee (GSLICE §2.1.3). The law leaves out
+/// four effects. Operators of one segment may prefer different numbers of units; then cut the model
+/// into more segments. Whole waves make steps. The memory saturates at a number of units that
+/// depends on the batch. Copies overlap computing, but the measured times include them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SegmentLaw {

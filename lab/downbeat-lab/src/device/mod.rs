@@ -1,16 +1,16 @@
 //! The emulated device, and policies of one device under virtual time.
 //!
 //! [`ContendedDevice`] is a device that launches share. [`EmulatedModel`] computes the work of a
-//! launch of a network on a [`Platform`]. Neither knows a measured latency of a whole model. A
-//! network is the list of its operators, and an operator on a partition takes
+//! launch of a network on a [`Platform`]. No measured latency of a whole model enters the
+//! emulation. A network is the list of its operators, and an operator on a partition takes
 //!
 //! ```text
 //! max(waves * rows * 64 * inner / gain / (peak * efficiency / units of the device), bytes / bandwidth)
 //! waves = blocks / units of the partition, rounded up;   blocks = tiles of 64 rows by 64 columns of its output
 //! ```
 //!
-//! A product of fewer rows has smaller tiles, with a power of two of rows: a fully connected layer
-//! for few items takes the time of reading its weights. A row is one output. In TensorRT's
+//! A product of fewer rows has smaller tiles, with a power of two of rows. So a fully connected
+//! layer for few items takes the time of reading its weights. A row is one output. In TensorRT's
 //! convolutions by Winograd's algorithm a row is a square of 2x2 outputs, as F(2x2, 3x3) computes
 //! them. These convolutions compute as if there were a few items more, so their rate grows with the
 //! batch `b` as `b / (b + h)`.
@@ -44,8 +44,8 @@
 //! latency of a model, so its column has the device of E²bird and the library of GSLICE.
 //!
 //! A [`Calibration`] describes a device at hand. `downbeat-lab calibrate` makes it from reports of
-//! `downbeat profile`. It has a few constants for each segment of each measured model
-//! ([`SegmentLaw`]), found by least squares, and three for the device, found from pairs of models.
+//! `downbeat profile`. Each segment of a measured model has a few constants ([`SegmentLaw`]), found
+//! by least squares. The device has three, found from pairs of models.
 
 mod abacus_cuts;
 mod architecture;

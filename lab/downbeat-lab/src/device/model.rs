@@ -47,8 +47,8 @@ impl EmulatedModel {
     }
 
     /// Makes a model whose segments take exactly these times alone and keep `units` units busy. On
-    /// a device with twice as many, two run side by side and a third slows both down. Its inputs
-    /// need no copy.
+    /// a device with twice as many, two run side by side and a third slows both down. The model's
+    /// inputs need no copy.
     pub fn plain(profile: SegmentProfile, units: u32) -> Self {
         EmulatedModel {
             boundaries: (0..=usize::from(profile.segments())).collect(),

@@ -14,7 +14,8 @@ pub(super) const VECTORS: usize = 4_000;
 /// The stream of random numbers for trainings.
 pub(super) const TRAINING: u64 = 77;
 
-/// An MLP, a linear regression and a regression on support vectors, trained on the same samples (Abacus figure 10).
+/// An MLP, a linear regression and a regression on support vectors, trained on the same samples
+/// (Abacus figure 10).
 #[derive(Clone, Debug)]
 pub struct ComparedPredictors {
     /// The perceptron.

@@ -40,7 +40,7 @@ pub struct TrainedPredictor {
 /// The kind of predictor of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PredictedBy {
-    /// The emulated device itself, without noise. Its predictions are `bias` times the true time: 1
+    /// The emulated device itself, without noise. The predictions are `bias` times the true time: 1
     /// for an oracle.
     Oracle {
         /// The prediction as a multiple of the group's true time.
@@ -59,11 +59,11 @@ pub(super) enum RunPredictor {
 
 impl TrainedPredictor {
     /// Trains a predictor for all groups of up to `at_once` of these models, given by their numbers
-    /// in [`ABACUS_MODELS`]. It uses `each` samples of each set of models. The test has samples of
-    /// its own, from another seed.
+    /// in [`ABACUS_MODELS`]. Training uses `each` samples of each set of models. The test has
+    /// samples of its own, from another seed.
     ///
     /// # Errors
-    /// If the platform is not one of Abacus', or the training fails.
+    /// If the platform fuses operators, or the training fails.
     pub fn train(
         platform: Platform,
         (models, at_once): (&[usize], usize),
@@ -81,7 +81,7 @@ impl TrainedPredictor {
         Ok(TrainedPredictor { mlp, models: models.to_vec(), at_once, samples: training.len(), mean_error, error })
     }
 
-    /// Returns the predictor for these models, numbered by their places. It predicts nothing for
+    /// Returns the predictor for these models, numbered by their places. The predictor is silent on
     /// models outside the training.
     ///
     /// # Errors
@@ -98,8 +98,8 @@ impl TrainedPredictor {
 }
 
 impl PredictedBy {
-    /// Returns the predictor, and the relative error that 95% of groups stay within: the error of
-    /// its test plus two deviations of the noise, which no predictor knows.
+    /// Returns the predictor, and the relative error that 95% of groups stay within. This is the
+    /// error of the test plus two deviations of the noise, which no predictor knows.
     pub(super) fn predictor(
         &self,
         architectures: &[Architecture],

@@ -25,8 +25,8 @@ pub struct OverlapReport {
 }
 
 impl OverlapReport {
-    /// Joins the reports of several devices. All of them are taken to get queries for as long as
-    /// the last.
+    /// Joins the reports of several devices. Every device counts as getting queries for as long as
+    /// the last one.
     pub fn joined(reports: impl IntoIterator<Item = OverlapReport>) -> OverlapReport {
         let (mut all, mut count) = (OverlapReport::default(), 0);
         for OverlapReport { in_time, late, dropped, latencies, span, used, stats, ratios } in reports {

@@ -30,8 +30,8 @@ pub enum OverlapServing {
         /// The predictor of group times.
         by: PredictedBy,
     },
-    /// One query at a time, in the order of arrival. This rule and the next two drop queries that
-    /// are already late (§7.1).
+    /// One query at a time, in the order of arrival. This rule and the rules below drop queries
+    /// that are already late (§7.1).
     Fcfs,
     /// One query at a time, the shortest first.
     Sjf,

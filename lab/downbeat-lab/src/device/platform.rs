@@ -78,7 +78,7 @@ pub const TILE: u64 = 64;
 /// multiplications in place of 36.
 const WINOGRAD_GAIN: f64 = 2.25;
 
-/// 0.65 ms at 15.9 ms (Abacus §5.2, figure 7).
+/// The deviation from run to run: 0.65 ms at 15.9 ms (Abacus §5.2, figure 7).
 const NOISE: f64 = 0.65 / 15.9;
 
 /// The blocks of an operator.
@@ -191,14 +191,14 @@ impl Platform {
         Platform { efficiency, winograd_side, winograd_items, traffic, fused, ..self }
     }
 
-    /// Returns an operator's kernel for `items` items on a partition of `units`. It takes the time
-    /// of the waves of its blocks or of its memory traffic, whichever is longer.
+    /// Returns an operator's kernel for `items` items on a partition of `units`. The kernel takes
+    /// the longer of two times: the waves of its blocks, and its memory traffic.
     pub fn kernel(&self, operator: &Operator, items: u32, units: u32) -> Kernel {
         let (units, all) = (u64::from(units.max(1)), f64::from(self.units));
         let Tiles { blocks, outputs_a_block } = self.tiles(operator, items.max(1));
         let items = f64::from(items.max(1));
         let waves = blocks.div_ceil(units);
-        // The kernel uses only the units that the waves need: all waves are equally full.
+        // The kernel uses only as many units as its waves need.
         let used = blocks.div_ceil(waves);
         let rounds = if self.whole_waves { waves as f64 } else { blocks as f64 / used as f64 };
         let inner = operator.multiplications as f64 / operator.outputs.max(1) as f64;

@@ -134,8 +134,8 @@ pub struct Diversity {
 }
 
 impl Diversity {
-    /// Returns the paper's settings for a network (§8.1). BERT has policy I and needs no policy III
-    /// beside it; U-Net and LinkNet have policy II.
+    /// Returns the paper's settings for a network (§8.1). BERT has policy I, which covers the load
+    /// too. The other networks have policy III; U-Net and LinkNet also have policy II.
     pub fn of(model: &EmulatedModel) -> Self {
         let by_length = model.has_length();
         let by_operator = matches!(model.architecture(), Some(Architecture::UNet | Architecture::LinkNet));
@@ -153,7 +153,7 @@ const WINDOW: f64 = 30.0 / 93.7;
 
 impl Tuning {
     /// Measures a model. The window is in proportion to the one that the paper gives for one model.
-    /// There are no mixes yet.
+    /// Mixes come later.
     ///
     /// # Errors
     /// If `max_batch` is 0.

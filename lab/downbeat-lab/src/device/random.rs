@@ -1,4 +1,5 @@
-//! Random workloads of a few devices. They judge `auto` fairly, because no person chose them.
+//! Random workloads of a few devices. Nothing favours a policy in these workloads, so they judge
+//! `auto` fairly.
 
 use std::fmt;
 
@@ -45,7 +46,7 @@ pub struct RandomModel {
     pub rate: f64,
 }
 
-/// The segments of a model, each with a use of units of its own.
+/// The segments of a model; each uses its own number of units.
 const SEGMENTS: usize = 4;
 /// The time of one item in milliseconds, before times are stretched to keep rates low.
 const SINGLE_MS: (f64, f64) = (1.0, 20.0);

@@ -18,8 +18,8 @@ pub(super) struct Sharer {
     pub speed: u64,
 }
 
-/// Gives each partition's units to the kernels in it. A kernel slows down if it gets fewer units
-/// than it could use, or if others disturb it.
+/// Gives each partition's units to its kernels. A kernel slows down if it gets fewer units than it
+/// could use, or if others disturb it.
 pub(super) fn share_units(limits: &DeviceLimits, partitions: &[u32], sharers: &mut [Sharer]) {
     if limits.sharing == Sharing::InOrder {
         sharers.sort_unstable_by_key(|sharer| sharer.turn);

@@ -24,8 +24,8 @@ use downbeat_sim::{Load, Simulation};
 pub enum Contender {
     /// Whole devices under a policy of the cluster scheduler: Symphony.
     Whole(Policy),
-    /// Slots under a policy of the cluster scheduler. Their sizes are the best of a trial with
-    /// other arrivals, among the plan's choice, equal slots, gpu-lets' slots, and whole devices.
+    /// Slots under a policy of the cluster scheduler. A trial with other arrivals selects the best
+    /// sizes: the plan's choice, equal slots, gpu-lets' slots, or whole devices.
     Slots(Policy),
     /// GSLICE on each device alone: every model has a share by its knee.
     ByKnees,
@@ -49,10 +49,10 @@ pub enum Plan {
     /// The best placing of a trial with other arrivals. All devices run one batch at a time, or all
     /// run two. Or only some models run two at a time, on some of the devices, and the rest one at
     /// a time on the others. The model with the least room beside the others moves to the rest
-    /// first, then the next one.
+    /// first, then the next model.
     Tried,
-    /// One batch at a time everywhere, with the models divided as in [`Plan::Tried`]. It shows the
-    /// part of the gain that does not come from running side by side.
+    /// One batch at a time everywhere, with the models divided as in [`Plan::Tried`]. The
+    /// difference to `Tried` is the gain of running side by side.
     Apart,
 }
 
@@ -64,10 +64,11 @@ pub struct Found {
     /// The predicted requests a second of all models together, if requests came evenly; `None` for
     /// contenders without a prediction.
     pub predicted: Option<f64>,
-    /// By model, by steps of a slot less one: whether the model may run on such slots, if it meets
-    /// its SLO there.
+    /// By model, by steps of a slot less one: whether the model may run on slots of that size where
+    /// it meets its SLO.
     pub runs: Vec<Vec<bool>>,
-    /// Requests a second at which at most 1% of each model's requests are dropped or late; 0: no load is held.
+    /// Requests a second at which at most 1% of each model's requests are dropped or late; 0: no
+    /// load is held.
     pub capacity: f64,
     /// The placings of the trial; empty where there is no choice.
     pub tried: Vec<Tried>,
@@ -133,7 +134,7 @@ impl Contender {
         Ok(Some(Found { layout, predicted, runs, capacity, tried }))
     }
 
-    /// Returns the placings that the contender chooses from; empty if it finds none.
+    /// Returns the placings that the contender chooses among; empty if there is no way.
     fn placings(&self, measured: &MeasuredMix) -> Result<Vec<Placing>, ProfileError> {
         let problem = &measured.problem;
         Ok(match self {
@@ -163,7 +164,8 @@ impl Contender {
     }
 }
 
-/// One of the trials keeps a model from slots on which it costs this many times its least cost.
+/// In one of the trials a model avoids slots on which it costs more than this many times its least
+/// cost.
 const DEAREST: f64 = 1.2;
 /// The difference between the seed of a trial and the seed that counts.
 const TRIAL: u64 = 0x5107;
@@ -276,8 +278,7 @@ pub enum BadMix {
 }
 
 /// Returns the slots in the order of the scheduler's devices, as device and slot: the first slot of
-/// every device, then the second. So of equal slots the scheduler first takes slots on different
-/// devices.
+/// every device, then the second. The scheduler thus takes equal slots on different devices first.
 fn slots(layout: &[Vec<u32>]) -> Vec<(usize, usize)> {
     let most = layout.iter().map(Vec::len).max().unwrap_or(0);
     let of =

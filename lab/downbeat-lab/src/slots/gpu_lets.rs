@@ -1,4 +1,5 @@
-//! gpu-lets' elastic partitioning (Choi et al., USENIX ATC '22, §4): a greedy that puts models on partitions.
+//! gpu-lets' elastic partitioning (Choi et al., USENIX ATC '22, §4): a greedy that puts models on
+//! partitions.
 //!
 //! | rule | here |
 //! |---|---|
@@ -24,7 +25,7 @@ pub(super) struct GpuLet {
 /// Devices with their partitions.
 type Placed = Vec<Vec<GpuLet>>;
 
-/// The relative precision of rates.
+/// Rates below this part of the whole count as nothing.
 const NOTHING: f64 = 1e-6;
 
 /// Finds the highest multiple of all rates that the greedy has room for, and its placing; `None` if
@@ -37,8 +38,8 @@ pub(super) fn place(problem: &SlotProblem) -> Option<(f64, Placed)> {
     };
     let mut high = problem.models.iter().map(most).fold(f64::INFINITY, f64::min);
     let (mut low, mut best) = (0.0, None);
-    // Room for a rate does not imply room for every lower rate. So the search goes down from above
-    // in steps, and then between the last two.
+    // Room for a rate does not imply room for every lower rate. The search therefore goes down from
+    // above in steps, and then between the last two.
     while best.is_none() && high > NOTHING {
         best = greedy(problem, high).map(|placed| (high, placed));
         (low, high) = if best.is_some() { (high, high / 0.9) } else { (0.0, high * 0.9) };
@@ -131,8 +132,8 @@ fn share_in_time(problem: &SlotProblem, placed: &mut Placed, index: usize, left:
     false
 }
 
-/// Returns whether some cycle works: the batches that gather during a cycle run within one, and
-/// each SLO has room for a cycle and a batch.
+/// Returns whether some cycle works: the batches that gather during a cycle run within one. Each
+/// SLO must have room for a cycle and a batch.
 fn cycles(problem: &SlotProblem, steps: u32, rates: &[(usize, f64)]) -> bool {
     let shortest =
         rates.iter().map(|(model, _)| problem.models[*model].slo.as_secs_f64()).fold(f64::INFINITY, f64::min);

@@ -1,4 +1,4 @@
-//! The choice of the sizes of slots with which a cluster holds the most.
+//! The search for the sizes of slots with which a cluster holds the most.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -49,9 +49,9 @@ pub struct SlotPlan {
     /// By model, by steps of a slot less one: the slots of that size that the model keeps busy at
     /// that factor.
     pub busy: Vec<Vec<f64>>,
-    /// By model, by steps of a slot less one: the cost of a request a second there, at the prices
-    /// of slots, over the model's least cost. It is infinite where there is no such slot, or where
-    /// the model misses its SLO.
+    /// By model, by steps of a slot less one: the cost of a request a second at the prices of
+    /// slots, over the model's least cost. The value is infinite where no such slot exists or the
+    /// model misses its SLO.
     pub dearness: Vec<Vec<f64>>,
 }
 
@@ -78,7 +78,7 @@ impl SlotLayout {
         SlotLayout(devices)
     }
 
-    /// Returns the number of slots of each size, by steps less one.
+    /// By steps less one: the number of slots of that size.
     fn counts(&self, steps: u32) -> Vec<u32> {
         let mut counts = vec![0; steps as usize];
         self.0.iter().flatten().for_each(|slot| counts[*slot as usize - 1] += 1);

@@ -125,7 +125,8 @@ impl SlotMix {
         for (index, MixModel { slo_ms, rate, .. }) in self.models.iter().enumerate() {
             let slo = Duration::from_millis_f64(*slo_ms);
             let time = |batch: u32, steps: u32| models[index].time_on(batch, LENGTH, self.units(steps));
-            // One more than fits on the whole device: when to send a batch follows from what one more would take.
+            // One item more than fits on the whole device: the latency with one more item decides
+            // when a batch is sent.
             let largest = (1..MOST_ITEMS).find(|batch| time(*batch, self.steps) > slo).unwrap_or(MOST_ITEMS);
             let profiles = (1..=self.steps).map(|steps| {
                 let points: Vec<_> = (1..=largest).map(|batch| (batch, time(batch, steps))).collect();
@@ -184,10 +185,10 @@ impl SlotMix {
 }
 
 impl MeasuredMix {
-    /// Returns the same models on devices of two steps. A device runs one batch at a time (a slot
-    /// of two steps), or two side by side on all units (two slots of one step). Only `paired`
-    /// models run side by side. Their batches are planned with their time beside the paired model
-    /// that slows them most. Without `predicted`, or without networks, the plan takes the time
+    /// Returns the same models on devices of two steps. A device with a slot of two steps runs one
+    /// batch at a time. A device with two slots of one step runs two side by side on all units.
+    /// Only `paired` models run side by side. A batch is planned with its time beside the paired
+    /// model that slows it most. Without `predicted`, or without networks, the plan takes the time
     /// alone.
     ///
     /// # Errors
@@ -202,7 +203,7 @@ impl MeasuredMix {
                     let longest = |batch| paired.iter().map(|other| beside[index][*other].latency(batch)).max();
                     LatencyProfile::from_table((1..=alone.max_batch()).filter_map(longest).collect::<Vec<_>>())?
                 }
-                // The model runs on no such slot: it cannot meet its SLO there.
+                // This profile misses the SLO, so the model runs on no such slot.
                 (false, _) => LatencyProfile::linear(Duration::ZERO, model.slo.saturating_mul(2), 1)?,
             };
             Ok(SlotModel { profiles: vec![two, alone.clone()], ..model.clone() })

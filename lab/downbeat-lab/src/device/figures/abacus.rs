@@ -1,4 +1,5 @@
-//! Abacus' figures: queries of several models on the emulated A100, with a predictor that cannot be better and with a trained one.
+//! Abacus' figures: queries of several models on the emulated A100, with a perfect and with a
+//! trained predictor.
 
 use std::sync::Arc;
 
@@ -18,8 +19,8 @@ pub(super) const PLATFORM: Platform = Platform::A100_CUDNN;
 /// A column of the tables: its head, and the way queries are served.
 type Column = (&'static str, OverlapServing);
 
-/// Abacus with this many models at once. It runs models side by side only where that saves the
-/// share `worth`.
+/// Abacus with this many models at once. Models run side by side only where that saves the share
+/// `worth`.
 pub(super) fn groups(at_once: usize, worth: f64, by: &PredictedBy) -> OverlapServing {
     OverlapServing::Abacus { at_once, worth, by: by.clone() }
 }
@@ -73,7 +74,7 @@ pub(super) fn samples_each(options: &FigureOptions) -> usize {
     options.requests.clamp(10, 2_000) as usize
 }
 
-/// All pairs of Abacus' models, in the order of table 1.
+/// Returns all pairs of Abacus' models, in the order of table 1.
 fn pairs() -> Vec<Vec<Architecture>> {
     let after = |index: usize| ABACUS_MODELS[index + 1..].iter().map(move |other| vec![ABACUS_MODELS[index], *other]);
     (0..ABACUS_MODELS.len()).flat_map(after).collect()
@@ -210,7 +211,7 @@ fn with_trained(
     Ok((columns(Some(&by)), format!("{NOTE} {said}")))
 }
 
-/// 99% latencies and violations at 50 queries a second.
+/// Makes the figure of 99% latencies and violations at 50 queries a second.
 fn quality(runs: Runs<'_>, options: &FigureOptions, note: &str) -> Result<Figure, DeviceFailure> {
     let runs = runs.play(options, Load::Rate(50.0))?;
     let mut table = vec![runs.heads("99% latency over target")];

@@ -120,7 +120,7 @@ pub(super) fn figure_7(options: &FigureOptions) -> Result<Figure, DeviceFailure>
     Ok(Figure { note, table, ..Figure::default() })
 }
 
-/// A predictor that counts the groups that it is asked for.
+/// A predictor that counts its predicted groups.
 struct Counting<'a, P> {
     predictor: &'a P,
     groups: std::cell::Cell<usize>,
@@ -133,8 +133,8 @@ impl<P: Predictor> Predictor for Counting<'_, P> {
     }
 }
 
-/// Draws the rest of a query of each model of a set, and a headroom between the time of the first
-/// alone and the time of all together.
+/// Draws the rest of a query for each model of a set. The headroom lies between the time of the
+/// first alone and the time of all together.
 fn states(
     predictor: &impl Predictor,
     (models, set): (&[EmulatedModel], &[usize]),

@@ -104,7 +104,7 @@ pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, DeviceFailure
     Ok(Figure { note: format!("{note} {paper}"), ..figure })
 }
 
-/// §7.6.
+/// The number of devices and the QoS target (§7.6).
 const DEVICES: usize = 16;
 const TARGET: Duration = Duration::from_millis(100);
 

@@ -11,7 +11,8 @@ use crate::device::{
 /// The source, the platform, the network, and batches with their milliseconds.
 type Latencies = (&'static str, Platform, Architecture, &'static [(u32, f64)]);
 
-/// Latencies that constants are fitted to: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure 3.
+/// Latencies that constants are fitted to: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure
+/// 3.
 const FITTED: [Latencies; 6] = [
     (E2BIRD, Platform::TITAN_CUDNN, Architecture::ResNet50, &[(4, 6.8), (8, 12.1), (16, 21.5), (32, 40.1)]),
     (E2BIRD, Platform::TITAN_CUDNN, Architecture::ResNet101, &[(4, 11.8), (8, 20.6), (16, 36.2), (32, 65.4)]),
@@ -59,7 +60,7 @@ pub(super) fn device_model(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
     Ok(Figure { note: note.to_owned(), table: rows.0, ..Figure::default() })
 }
 
-/// E²bird figures 3 and 12.
+/// Adds the rows of E²bird figures 3 and 12.
 fn mixes(rows: &mut Rows) {
     let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
     let mean = |mix: &str| mix.parse().map_or(f64::NAN, |mix| measure_mix(&model, &mix).mean.as_millis_f64());
@@ -93,7 +94,7 @@ fn knee(model: &EmulatedModel, batch: u32, share: f64) -> f64 {
     f64::from((1..=20).map(|step| step * 5).find(enough).unwrap_or(100))
 }
 
-/// GSLICE figure 2.
+/// Adds the rows of GSLICE figures 2 and 3 and tables 1 and 2.
 fn knees(rows: &mut Rows) {
     let papers = [(Architecture::AlexNet, "30"), (Architecture::ResNet50, "60"), (Architecture::Vgg19, "70")];
     for (architecture, paper) in papers {
@@ -141,7 +142,7 @@ fn throughput(served: &[Served]) -> f64 {
     served.iter().map(|served| served.throughput).sum()
 }
 
-/// GSLICE figures 1 and 5a, batch 1.
+/// Adds the rows of GSLICE figures 1 and 5a, batch 1.
 fn spatial_sharing(rows: &mut Rows) {
     let resnet = EmulatedModel::new(Architecture::ResNet50, Platform::V100_TENSORRT);
     let vgg = EmulatedModel::new(Architecture::Vgg19, Platform::V100_TENSORRT);

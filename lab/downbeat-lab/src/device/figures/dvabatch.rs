@@ -11,11 +11,11 @@ use crate::device::{
 use downbeat_sim::Arrivals;
 use downbeat_sim::Pace;
 
-/// §8.1.
+/// The QoS target (§8.1).
 const QOS: Duration = Duration::from_millis(200);
-/// §8.1.
+/// The largest batch (§8.1).
 const MAX_BATCH: u32 = 64;
-/// Table 1.
+/// DVABatch's models (table 1).
 pub(super) const MODELS: [Architecture; 6] = [
     Architecture::UNet,
     Architecture::LinkNet,
@@ -24,13 +24,13 @@ pub(super) const MODELS: [Architecture; 6] = [
     Architecture::Vgg19,
     Architecture::ResNet152,
 ];
-/// §8.1: low, medium and high load, as shares of DelayBatch's peak.
+/// Low, medium and high load, as shares of DelayBatch's peak (§8.1).
 const LOADS: [(&str, f64); 3] = [("low", 0.25), ("medium", 0.6), ("high", 0.9)];
 pub(super) const ZERO: DevicePolicyName = DevicePolicyName::NoWait;
 const DELAY: DevicePolicyName = DevicePolicyName::OptWait;
 pub(super) const DVA: DevicePolicyName = DevicePolicyName::DvaBatch;
 
-/// §8.7: 2 stages for BERT, 4 for the others.
+/// Returns the number of stages: 2 for BERT, 4 for the others (§8.7).
 pub(super) fn stages(architecture: Architecture) -> usize {
     if architecture.has_length() { 2 } else { 4 }
 }

@@ -12,11 +12,11 @@ use crate::device::{
 use downbeat_sim::Arrivals;
 use downbeat_sim::Pace;
 
-/// §8.2.
+/// The QoS target (§8.2).
 pub(super) const QOS: Duration = Duration::from_millis(200);
-/// §8.1.
+/// The largest batch (§8.1).
 pub(super) const MAX_BATCH: u32 = 32;
-/// Table 5.
+/// E²bird's models (table 5).
 pub(super) const MODELS: [Architecture; 6] = [
     Architecture::InceptionV4,
     Architecture::ResNet50,

@@ -10,7 +10,7 @@ use crate::device::{
 };
 
 pub(super) const PLATFORM: Platform = Platform::V100_TENSORRT;
-/// §4.1.
+/// The SLO (§4.1).
 pub(super) const SLO: Duration = Duration::from_millis(25);
 /// The grain of shares: MPS gives out units one by one.
 pub(super) const GRAIN: u32 = 1;

@@ -23,7 +23,7 @@ fn alone(
     Ok(reports.into_iter().next().unwrap_or_default())
 }
 
-/// The second half of a run.
+/// Returns the second half of a run.
 fn late_half(options: &FigureOptions) -> (Time, Time) {
     let end = Time::ZERO + span(options);
     (Time::from_nanos(end.as_nanos() / 2), end)
@@ -200,7 +200,7 @@ pub(super) fn figure_16(options: &FigureOptions) -> Result<Figure, DeviceFailure
         "items/s come | lanes | seconds | model | images/s | ms | batch | share | longest without an answer, ms",
     )];
     let mut why = Vec::new();
-    // The emulated VGG-19 is faster than the paper's. It needs a higher rate to lack as much on 30%
+    // The emulated VGG-19 is faster than the paper's. At a higher rate VGG-19 lacks as much on 30%
     // (the paper's answers 15 of 35).
     for (rate, restarts) in [(35.0, false), (35.0, true), (60.0, false)] {
         let model = |architecture, prepares| SharingModel {

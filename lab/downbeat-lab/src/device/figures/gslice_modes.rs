@@ -25,7 +25,8 @@ enum Mode {
     MpsSlab,
     /// Batches by SLAB, each model on an equal share.
     Even,
-    /// Batches by SLAB on shares that tune themselves, inputs copied beside computing, two streams where that helps.
+    /// Batches by SLAB on shares that tune themselves, inputs copied beside computing, two streams
+    /// where that helps.
     Gslice,
 }
 
@@ -112,8 +113,8 @@ fn together(found: &[(f64, f64)]) -> (f64, f64) {
     (found.iter().map(|(rate, _)| rate).sum(), latencies.sum::<f64>() / found.len() as f64)
 }
 
-/// Finds the number of streams, one or two, with which the always busy model answers most alone
-/// (§3.3). Also returns that throughput.
+/// Finds the number of streams, one or two, with which the busy model answers most alone (§3.3).
+/// Also returns that throughput.
 fn busiest(architecture: Architecture, options: &FigureOptions) -> Result<(Served, f64), DeviceFailure> {
     let (begin, end) = counted(options);
     let of = |streams| {

@@ -203,8 +203,8 @@ fn tuned(simulation: &DeviceSimulation, tuning: &Tuning, ahead: u32) -> Result<(
     Ok((tuning, peak))
 }
 
-/// Summarises ratios of several models as changes, by column: their mean, their median, and the
-/// mean without the model farthest from the median, which is named. A reader sees whether one model
+/// Summarises ratios of several models as changes, by column: the mean, the median, and the mean
+/// without the model farthest from the median. That model is named. A reader sees whether one model
 /// makes the figure.
 fn summary(models: &[&str], columns: &[Vec<f64>]) -> [(&'static str, Vec<String>); 3] {
     let without = |ratios: &Vec<f64>| {

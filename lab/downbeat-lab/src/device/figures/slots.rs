@@ -1,4 +1,5 @@
-//! Slots on which the cluster scheduler places batches, beside whole devices, GSLICE and gpu-lets. No paper has these figures.
+//! Slots on which the cluster scheduler places batches, beside whole devices, GSLICE and gpu-lets.
+//! No paper has these figures.
 
 use std::fmt::Display;
 

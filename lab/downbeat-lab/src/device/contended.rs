@@ -243,7 +243,7 @@ impl ContendedDevice {
     }
 
     /// Sets the compute units of a partition, at least one, and adds the partition if it is new.
-    /// Running launches go on with the new number.
+    /// Running launches go on with their share of the new number.
     pub fn set_units(&mut self, now: Time, partition: usize, units: u32) {
         self.reach(now);
         if partition >= self.partitions.len() {

@@ -31,8 +31,8 @@ use crate::slots::{Contender, Found, MOST_SLOTS, MeasuredMix};
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct SlotArgs {
-    /// Reports of the models that are served together, from `downbeat profile MODEL --shares 10
-    /// --json FILE`
+    /// Reports of the models that are served together, from
+    /// `downbeat profile MODEL --shares 10 --json FILE`
     #[arg(value_name = "REPORT.json", required = true)]
     reports: Vec<PathBuf>,
     /// Devices, all alike; the server divides each in the same way

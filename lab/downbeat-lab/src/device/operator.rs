@@ -21,8 +21,8 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Makes a product `[items * rows, inner] x [inner, columns]` with weights of `inner *
-    /// columns`.
+    /// Makes a product `[items * rows, inner] x [inner, columns]` with weights of
+    /// `inner * columns`.
     pub fn matrix(name: &'static str, rows: u64, inner: u64, columns: u64) -> Self {
         Operator {
             name,

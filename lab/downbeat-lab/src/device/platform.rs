@@ -26,8 +26,8 @@ pub struct Platform {
     /// The side of the square of outputs in a row of a block, for 3x3 convolutions of stride 1 by
     /// Winograd's algorithm.
     pub winograd_side: u64,
-    /// The extra items that these convolutions compute. Their rate grows with the batch: `batch /
-    /// (batch + winograd_items)`.
+    /// The extra items that these convolutions compute. Their rate grows with the batch:
+    /// `batch / (batch + winograd_items)`.
     pub winograd_items: f64,
     /// Rows of the smallest block: a product of fewer rows computes this many.
     pub least_rows: u64,

@@ -1,4 +1,5 @@
-//! `downbeat-lab auto`: the device policy `auto` on random workloads, with and without its rehearsal, beside all fixed policies.
+//! `downbeat-lab auto`: the device policy `auto` on random workloads, with and without its
+//! rehearsal, beside all fixed policies.
 
 use std::fmt;
 
@@ -13,11 +14,13 @@ use serde::Serialize;
 
 use downbeat::run_output::RunOutput;
 
-/// Judge the device policy auto by workloads that nobody chose, beside every policy that its models could have.
+/// Judge the device policy auto by random workloads, beside every policy that its models could have.
 ///
-/// 1 or 2 models with random times on 1 to 3 devices that their launches share; even, Poisson and bursty arrivals; loads from 0.2 to 1.3 of what the
-/// devices could do one batch after another. Each is run with each candidate of the rehearsal for all its models, with what auto chooses when it loads them, and
-/// with what the rehearsal makes of that. A workload follows from --seed and its number.
+/// 1 or 2 models with random times share 1 to 3 devices. Arrivals are even, Poisson or bursty.
+/// Loads are 0.2 to 1.3 of the devices' throughput with one batch after another. Each workload runs
+/// with each candidate of the rehearsal for all its models. It also runs with auto's choice when it
+/// loads the models, and with the rehearsal's changes to that choice. A workload follows from
+/// --seed and its number.
 ///
 /// Examples:
 ///   downbeat-lab auto --seed 1 --workloads 20
@@ -29,11 +32,11 @@ pub struct AutoArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 
-    /// How many workloads.
+    /// How many workloads to run.
     #[arg(long, default_value_t = 20, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     workloads: u32,
 
-    /// Only this one, from 1, with a line for each policy.
+    /// Run only this workload, from 1, and show a line for each policy.
     #[arg(long, value_name = "I", conflicts_with = "workloads", value_parser = clap::value_parser!(u32).range(1..))]
     only: Option<u32>,
 
@@ -41,7 +44,7 @@ pub struct AutoArgs {
     #[arg(long, default_value_t = 40.0, value_name = "SECONDS", allow_negative_numbers = true)]
     span: f64,
 
-    /// Of these, seconds at the begin that do not count: the rehearsal learns.
+    /// Seconds at the begin of the span that do not count: the rehearsal learns.
     #[arg(long, default_value_t = 20.0, value_name = "SECONDS", allow_negative_numbers = true)]
     warm_up: f64,
 
@@ -53,17 +56,18 @@ pub struct AutoArgs {
 #[derive(Serialize, Debug)]
 struct Row {
     policy: String,
-    /// Share of the requests that were answered in time.
+    /// The share of the requests that were answered in time.
     good: f64,
-    /// Mean time to the answer of those, milliseconds.
+    /// The mean time to the answer of requests answered in time, milliseconds.
     latency_ms: f64,
-    /// What the rehearsal changed, and after how many seconds.
+    /// The rehearsal's changes, each after this many seconds.
     changes: Vec<(f64, DeviceDecision)>,
     /// Policies that the guard gave up for exclusive.
     lost: u64,
-    /// Trials whose replay of what the models had was not what became of them: they changed nothing.
+    /// Trials whose replay of the models' policies differed from the real outcome. Such trials
+    /// changed nothing.
     unfaithful: u64,
-    /// What the models had at the end.
+    /// The candidates that the models had at the end.
     last: Vec<String>,
 }
 
@@ -74,11 +78,14 @@ struct Judged {
     workload: String,
     /// Fixed policies, then `auto` without and with the rehearsal.
     rows: Vec<Row>,
-    /// The fixed policy with the most good requests, and of those within half a percent of it the soonest answers.
+    /// The fixed policy with the most good requests. Of policies within half a percent it is the
+    /// one with the lowest mean latency.
     best: String,
-    /// Good requests of `auto` without and with the rehearsal, as shares of the best fixed policy's.
+    /// Good requests of `auto` without and with the rehearsal, as shares of the best fixed
+    /// policy's.
     good: [f64; 2],
-    /// Mean latencies of both as shares of that policy's, where as many requests are good to half a percent.
+    /// Mean latencies of both as shares of that policy's, if as many requests are good to half a
+    /// percent.
     latency: [Option<f64>; 2],
     lost: u64,
 }
@@ -89,10 +96,10 @@ struct Judgement {
     workloads: Vec<Judged>,
 }
 
-/// Of requests that are good, a share that is as good.
+/// Shares of good requests that differ by at most this much are equal.
 const ALIKE: f64 = 0.005;
 
-/// Runs all and prints what came of it.
+/// Runs all workloads and prints the judgement.
 ///
 /// # Errors
 /// If the command line is wrong, or a result cannot be written.
@@ -183,7 +190,7 @@ impl Judgement {
             .text("at the end", |judged| judged.rows.last().map_or(String::new(), |row| row.last.join(", ")))
     }
 
-    /// What all workloads say together, a sentence for each kind of `auto`.
+    /// Returns a sentence for each kind of `auto` about all workloads together.
     fn sentences(&self) -> String {
         let mut sentences = Vec::new();
         for (at, name) in ["auto", "auto, rehearsed"].into_iter().enumerate() {
@@ -204,7 +211,7 @@ impl Judgement {
         sentences.join(" ")
     }
 
-    /// As one HTML page that needs nothing else.
+    /// Returns one HTML page without external parts.
     fn page(&self) -> String {
         let title = format!("auto on random workloads of seed {}", self.seed);
         Page::new(&title).note(&self.sentences()).table("Table", &self.table()).html()

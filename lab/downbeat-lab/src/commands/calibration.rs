@@ -1,4 +1,4 @@
-//! `downbeat-lab calibrate`: the emulated device's constants from what was measured.
+//! `downbeat-lab calibrate`: the emulated device's constants from measurements.
 
 use std::path::{Path, PathBuf};
 
@@ -32,11 +32,12 @@ pub struct CalibrateArgs {
     #[arg(value_name = "REPORT.json", required = true)]
     reports: Vec<PathBuf>,
 
-    /// Where to write the calibration.
+    /// File to write the calibration to.
     #[arg(long, value_name = "FILE")]
     to: PathBuf,
 
-    /// Compute units of a device that does not say how many it has: the cores of a CPU [default: this machine's].
+    /// Compute units of a device that does not report their number: the cores of a CPU [default:
+    /// this machine's].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     units: Option<u32>,
 }
@@ -68,11 +69,11 @@ impl Report {
     }
 }
 
-/// Makes the calibration and writes it.
+/// Makes the calibration and writes the file.
 ///
 /// # Errors
-/// If a report is none or of another device, a pair has a model without a report, or the file cannot
-/// be written.
+/// If a file is no report or of another device, a pair has a model without a report, or the file
+/// cannot be written.
 pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     let reports = args.reports.iter().map(|file| Report::read(file)).collect::<anyhow::Result<Vec<_>>>()?;
     let Some(first) = reports.first() else { bail!("no report is given") };
@@ -106,13 +107,14 @@ pub fn run(args: &CalibrateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `of_cpu`: the units of a CPU. A run uses as many of them as it has threads.
+/// Makes a calibrated model. `of_cpu` is the units of a CPU; a run uses one unit for each of its
+/// threads.
 fn of_model(report: &ShareReport, of_cpu: u32) -> CalibratedModel {
     let of_a_run = report.device.map_or((report.on.threads as u32).clamp(1, of_cpu), |device| device.units);
     let point = |m: &ShareMeasurement| MeasuredPoint {
         batch: m.batch,
         units: m.units.unwrap_or(of_a_run),
-        // On the host's clock a whole model's time is from the request to the answer.
+        // A whole model's time on the host's clock runs from the request to the answer.
         segments_us: match m.segments_ns.len() {
             1 => vec![in_micros(m.median_ns)],
             _ => m.segments_ns.iter().map(|ns| in_micros(*ns)).collect(),

@@ -18,8 +18,8 @@ use downbeat::run_output::RunOutput;
 
 /// Run a device policy on an emulated device: one model, Poisson arrivals, every decision checked.
 ///
-/// The device is one of the papers' with its library; a model is the list of its operators. Batches that run at once slow each other down, and
-/// copies take time. A run follows from its seed.
+/// The device is a paper's, with its library. A model is the list of its operators. Batches that
+/// run at once slow each other down, and copies take time. A run follows from its seed.
 ///
 /// Examples:
 ///   downbeat-lab device --model resnet152 --policy n-ebird --rate 200
@@ -28,15 +28,17 @@ use downbeat::run_output::RunOutput;
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct DeviceArgs {
-    /// resnet50, resnet101, resnet152, vgg16, vgg19, alexnet, mobilenet, inceptionv3, inceptionv4, unet, linknet, bertbase or bertlarge; with --calibration a model of that file.
+    /// resnet50, resnet101, resnet152, vgg16, vgg19, alexnet, mobilenet, inceptionv3, inceptionv4,
+    /// unet, linknet, bertbase or bertlarge; with --calibration a model of that file.
     #[arg(long, value_name = "NAME")]
     model: String,
 
-    /// A device and models on it as `downbeat-lab calibrate` describes them, in place of a platform.
+    /// File of a device and its models, as `downbeat-lab calibrate` writes it, in place of a
+    /// platform.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["platform", "batch_overhead_ms"])]
     calibration: Option<PathBuf>,
 
-    /// Compute units of that device that the model has [default: all].
+    /// Compute units of that device that the model gets [default: all].
     #[arg(long, value_name = "N", requires = "calibration", value_parser = clap::value_parser!(u32).range(1..))]
     units: Option<u32>,
 
@@ -47,7 +49,8 @@ pub struct DeviceArgs {
     #[arg(long, value_name = "N", required_unless_present = "peak", allow_negative_numbers = true)]
     rate: Option<f64>,
 
-    /// Find the highest rate at which 99% are answered within the target, and show the run at it.
+    /// Find the highest rate at which 99% are answered within the target, and show the run at that
+    /// rate.
     #[arg(long, conflicts_with = "rate")]
     peak: bool,
 
@@ -71,19 +74,23 @@ pub struct DeviceArgs {
     #[arg(long, default_value = "rte", value_name = "NAME")]
     lengths: Glue,
 
-    /// titan-cudnn, titan-tensorrt, v100-tensorrt or a100-cudnn [default: that of the policy's paper]
+    /// titan-cudnn, titan-tensorrt, v100-tensorrt or a100-cudnn [default: the platform of the
+    /// policy's paper]
     #[arg(long, value_name = "NAME")]
     platform: Option<Platform>,
 
-    /// What the serving system spends on a batch that it brings from the host [default: the platform's, 1 or 0.2 ms]
+    /// The serving system's time for a batch that it brings from the host [default: the platform's,
+    /// 1 or 0.2 ms]
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     batch_overhead_ms: Option<f64>,
 
-    /// The largest batch, and the most items that run at once [default: that of the policy's paper, 32 or 64]
+    /// The largest batch, and the most items that run at once [default: as in the policy's paper,
+    /// 32 or 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     max_batch: Option<u32>,
 
-    /// Stages of equal time that the model is cut into [default: 2 for BERT and 4 for others with dvabatch, else what the policy says]
+    /// Stages of equal time that the model is cut into [default: 2 for BERT and 4 for others with
+    /// dvabatch, else the policy's number]
     #[arg(long, value_name = "N")]
     stages: Option<usize>,
 
@@ -91,7 +98,8 @@ pub struct DeviceArgs {
     #[arg(long, conflicts_with = "stages")]
     tune_stages: bool,
 
-    /// How long a request may wait for a batch with opt-wait and static [default: 32% of the largest batch's time]
+    /// How long a request may wait for a batch with opt-wait and static [default: 32% of the
+    /// largest batch's time]
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     window_ms: Option<f64>,
 
@@ -99,7 +107,8 @@ pub struct DeviceArgs {
     #[arg(long, conflicts_with = "window_ms")]
     tune_window: bool,
 
-    /// How many batches no-wait, opt-wait and static make while one runs, which nobody joins any more: 0 as today's Triton, 1 as Triton until 22.01.
+    /// How many batches no-wait, opt-wait and static make while one runs. No later request joins
+    /// these. Today's Triton has 0, Triton until 22.01 has 1.
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_AHEAD)))]
     ahead: u32,
 
@@ -121,10 +130,10 @@ pub struct DeviceArgs {
 
 /// Repeat a table or figure of a paper on the emulated device.
 ///
-/// Without a name: what there is.
+/// Without a name it lists the figures.
 #[derive(Args, Debug)]
 pub struct FigureArgs {
-    /// Such as e2bird-14.
+    /// Name of the figure, such as e2bird-14.
     name: Option<String>,
 
     /// Seed of all random numbers.
@@ -149,7 +158,7 @@ fn milliseconds(flag: &str, value: f64, least: f64) -> anyhow::Result<Duration> 
     Ok(Duration::from_millis_f64(value))
 }
 
-/// The model in one piece on its device, and what the device is called.
+/// Returns the model in one piece on its device, and the device's name.
 fn emulated(args: &DeviceArgs, of_dvabatch: bool) -> anyhow::Result<(EmulatedModel, String)> {
     if let Some(file) = &args.calibration {
         let named = || format!("--calibration {}", file.display());
@@ -176,7 +185,7 @@ fn policy_help() -> String {
     format!("{names}; zerobatch and delaybatch are no-wait and opt-wait on DVABatch's platform")
 }
 
-/// Runs the simulation and prints what came of it.
+/// Runs the simulation and prints its report.
 ///
 /// # Errors
 /// If the command line is wrong, or a result cannot be written.

@@ -15,7 +15,7 @@ use crate::experiment::{Experiment, Overrides};
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct ExperimentArgs {
-    /// Experiment: a TOML file such as those in lab/experiments/.
+    /// Experiment: a TOML file, such as the files in lab/experiments/.
     #[arg(value_name = "EXPERIMENT.toml")]
     file: PathBuf,
 
@@ -27,8 +27,8 @@ pub struct ExperimentArgs {
     #[arg(long)]
     all: bool,
 
-    /// Seeds instead of the file's. Repeatable, or separated by commas: the result is the median, with the smallest and
-    /// largest beside it.
+    /// Seeds instead of the file's. Repeatable, or separated by commas: the result is the median,
+    /// with the smallest and largest beside it.
     #[arg(long = "seed", value_name = "N", value_delimiter = ',')]
     seeds: Vec<u64>,
 
@@ -44,7 +44,7 @@ pub struct ExperimentArgs {
     output: RunOutput,
 }
 
-/// Runs the experiment and prints what came of it.
+/// Runs the experiment and prints its results.
 ///
 /// # Errors
 /// If the file is wrong, or a result cannot be written.

@@ -34,7 +34,8 @@ struct Cli {
 #[derive(Subcommand, Debug)]
 enum Command {
     Experiment(experiment::ExperimentArgs),
-    /// As `downbeat simulate capacity`, with clockwork, nexus, nexus:FRONTENDS and shepherd too
+    /// Search capacities like `downbeat simulate capacity`, also with clockwork, nexus,
+    /// nexus:FRONTENDS and shepherd
     Capacity(Box<CapacityArgs>),
     Random(random::RandomArgs),
     Scheduler(Box<SchedulerArgs>),
@@ -76,7 +77,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     }
 }
 
-/// The text of a file.
+/// Reads the text of a file.
 fn read_text(file: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
 }

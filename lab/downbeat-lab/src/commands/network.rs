@@ -14,9 +14,11 @@ use downbeat::run_output::Progress;
 
 /// Run frontends, schedulers, spares and backends on a simulated network: one from a file, or many that are drawn from seeds.
 ///
-/// The production state machines decide; wires delay, lose, double, reorder and are cut, processes are killed, stopped, slow and started anew. An outside judge
-/// checks every step: each request ends exactly once, no slot obeys two epochs, no request runs in two places at once, budgets never grow, and once
-/// everything is mended nothing waits. What a seed does can be seen again with that seed and the same --requests.
+/// The production state machines decide. Wires delay, lose, double, reorder and are cut. Processes
+/// are killed, stopped, slowed and started anew. An outside judge checks every step. Each request
+/// ends exactly once. No slot obeys two epochs. No request runs in two places at once. Budgets
+/// never grow. Once everything is mended, nothing waits. The same seed and the same --requests
+/// repeat a run.
 ///
 /// Examples:
 ///   downbeat-lab network lab/experiments/networks/leader_killed.toml --seed 1,2,3
@@ -25,7 +27,7 @@ use downbeat::run_output::Progress;
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct NetworkArgs {
-    /// Network: a TOML file such as those in lab/experiments/networks/.
+    /// Network: a TOML file, such as the files in lab/experiments/networks/.
     #[arg(value_name = "NETWORK.toml", required_unless_present = "seeds", conflicts_with_all = ["seeds", "requests"])]
     file: Option<PathBuf>,
 
@@ -37,7 +39,7 @@ pub struct NetworkArgs {
     #[arg(long, value_name = "A..B", value_parser = parse_seeds)]
     seeds: Option<Range<u64>>,
 
-    /// Requests that each of them gets, about.
+    /// Requests for each network, about.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     requests: u64,
 
@@ -48,7 +50,7 @@ pub struct NetworkArgs {
     #[command(flatten)]
     json: Json,
 
-    /// Nothing on standard error while it goes on but broken rules.
+    /// Print only broken rules on standard error while it goes on.
     #[arg(short, long)]
     quiet: bool,
 }
@@ -59,13 +61,13 @@ fn parse_seeds(text: &str) -> Result<Range<u64>, String> {
         .ok_or_else(|| format!("'{text}' is no range of seeds such as 0..1000"))
 }
 
-/// Runs that are begun before it is looked whether somebody wants to see what there is.
+/// The runs that begin between two checks for an interrupt.
 const AT_ONCE: usize = 64;
 
-/// Runs the networks and prints what came of them.
+/// Runs the networks and prints the results.
 ///
 /// # Errors
-/// If the file is none, a rule was broken, or a result cannot be written.
+/// If the file is no network, a rule was broken, or a result cannot be written.
 pub fn run(args: &NetworkArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.file {
         let results = NetworkFile::read(file)?.run(&args.seed);

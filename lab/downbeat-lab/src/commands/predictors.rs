@@ -1,4 +1,5 @@
-//! `downbeat-lab predictors`: what a perceptron, a line and support vectors say of the same samples.
+//! `downbeat-lab predictors`: the errors of a perceptron, a line and support vectors on the same
+//! samples.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,7 +15,8 @@ use serde::Serialize;
 
 use crate::device::ComparedPredictors;
 
-/// Compare predictors of what groups of operators take on samples of real models (Abacus figure 10).
+/// Compare predictors of the times of groups of operators, on samples of real models (Abacus figure
+/// 10).
 ///
 /// Four fifths of the groups of each set of models train a perceptron, a linear regression and a
 /// regression on support vectors. The rest tests them.
@@ -29,7 +31,7 @@ pub struct PredictorsArgs {
     #[arg(value_name = "SAMPLES")]
     samples: PathBuf,
 
-    /// How often the perceptron goes through all samples.
+    /// How many times the perceptron goes through all samples.
     #[arg(long, default_value_t = 200, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     epochs: u32,
 
@@ -46,7 +48,7 @@ pub struct PredictorsArgs {
 struct Row {
     models: Vec<String>,
     tested: usize,
-    /// Mean absolute relative errors: of the perceptron, of the line, of the support vectors.
+    /// Mean absolute relative errors of the perceptron, the line and the support vectors.
     errors: [f64; 3],
 }
 
@@ -55,7 +57,7 @@ struct Comparison {
     rows: Vec<Row>,
 }
 
-/// Every so many groups of a set are for the test: 20% (Abacus §5.5).
+/// One in this many groups of a set is for the test: 20% (Abacus §5.5).
 const TESTED: usize = 5;
 
 /// Trains the predictors and prints their errors.

@@ -12,11 +12,12 @@ use crate::random_workloads::RandomWorkload;
 
 use downbeat::run_output::RunOutput;
 
-/// Judge a policy by workloads that nobody chose: its capacity on each as a share of the best of all other policies.
+/// Judge a policy by random workloads: its capacity on each as a share of the best of all other policies.
 ///
-/// 1 to 35 models with random profiles and SLOs on 2 to 90 devices; Poisson, even, bursty (Gamma) arrivals, or a load that comes and goes; equal or
-/// Zipf popularity; execution times with or without noise. A workload follows from --seed and its number, so one that is bad can be run
-/// alone with --only, which shows every policy.
+/// 1 to 35 models with random profiles and SLOs run on 2 to 90 devices. Arrivals are Poisson, even
+/// or bursty (Gamma), or their load comes and goes. Popularity is equal or Zipf. Execution times
+/// have noise or none. A workload follows from --seed and its number. To run a bad workload alone,
+/// give its number to --only, which shows every policy.
 ///
 /// Examples:
 ///   downbeat-lab random --seed 1 --workloads 20
@@ -29,25 +30,25 @@ pub struct RandomArgs {
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
 
-    /// How many workloads.
+    /// How many workloads to run.
     #[arg(long, default_value_t = 20, value_name = "K", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     workloads: u32,
 
-    /// Only this one, from 1, with a line for each policy.
+    /// Run only this workload, from 1, and show a line for each policy.
     #[arg(long, value_name = "I", conflicts_with = "workloads", value_parser = clap::value_parser!(u32).range(1..))]
     only: Option<u32>,
 
-    /// Who is judged.
+    /// The policy to judge.
     #[arg(long, default_value = "adaptive", value_name = "NAME[+DROP][@ORDER]")]
     policy: String,
 
-    /// Who it is compared with [default: all others, with window and head drop, and timeouts of 10, 25 and 50% of the SLO]. Repeatable, or
-    /// separated by commas.
+    /// Policies to compare it with [default: all others, with window and head drop, and timeouts of
+    /// 10, 25 and 50% of the SLO]. Repeatable, or separated by commas.
     #[arg(long, value_name = "NAME[+DROP][@ORDER]", value_delimiter = ',')]
     others: Vec<String>,
 
-    /// Seeds of the arrivals, the same for all policies: means over them are compared, and what they differ by is the noise. Repeatable, or
-    /// separated by commas.
+    /// Seeds of the arrivals, the same for all policies. Means over the seeds are compared, and the
+    /// differences between seeds are the noise. Repeatable, or separated by commas.
     #[arg(long = "arrivals-seed", value_name = "N", value_delimiter = ',', default_value = "1,2")]
     arrival_seeds: Vec<u64>,
 
@@ -55,15 +56,16 @@ pub struct RandomArgs {
     #[arg(long, default_value_t = 10.0, value_name = "SECONDS", allow_negative_numbers = true)]
     span: f64,
 
-    /// Runs are lengthened until about so many requests come in all, and a tenth of it for the least popular model.
+    /// Lengthen runs until about this many requests come in all, and a tenth of that number for the
+    /// least popular model.
     #[arg(long, default_value_t = 20_000.0, value_name = "N", allow_negative_numbers = true)]
     requests: f64,
 
-    /// Simulated seconds before those that count.
+    /// Simulated seconds before the seconds that count.
     #[arg(long, default_value_t = 5.0, value_name = "SECONDS", allow_negative_numbers = true)]
     warm_up: f64,
 
-    /// The search of a capacity ends when it is known to this percentage.
+    /// Precision at which the search of a capacity ends, in percent.
     #[arg(long, default_value_t = 0.5, value_name = "PERCENT", allow_negative_numbers = true)]
     precision: f64,
 
@@ -71,7 +73,7 @@ pub struct RandomArgs {
     output: RunOutput,
 }
 
-/// Runs the policies on the workloads and prints what came of it.
+/// Runs the policies on the workloads and prints the judgement.
 ///
 /// # Errors
 /// If the command line is wrong, or a result cannot be written.

@@ -1,4 +1,4 @@
-//! What a model's batches take on shares of a device, in steps.
+//! Latencies of a model's batches on shares of a device, in steps.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use downbeat_core::{Duration, LatencyProfile, ProfilePoint};
 /// Latencies of a model by share.
 #[derive(Clone, Debug)]
 pub struct ShareProfile {
-    /// The engine that it was measured with.
+    /// The engine of the measurement.
     pub engine: String,
     /// Compute units of the smallest share: a step.
     pub step: u32,
@@ -20,10 +20,11 @@ pub struct ShareProfile {
 }
 
 impl ShareProfile {
-    /// Of what was measured, by the host's clock: a partition has work for so long, copies and the host's part included.
+    /// Makes a profile from measurements by the host's clock. That is the time for which a
+    /// partition is busy, copies and the host's part included.
     ///
     /// # Errors
-    /// If it was measured on fewer than two shares.
+    /// If the model was measured on fewer than two shares.
     pub fn new(report: &ShareReport) -> anyhow::Result<Self> {
         let mut points: BTreeMap<u32, Vec<ProfilePoint>> = BTreeMap::new();
         for measurement in &report.measurements {
@@ -40,12 +41,13 @@ impl ShareProfile {
         Ok(ShareProfile { engine: report.on.engine.clone(), step, units, by_units })
     }
 
-    /// On the whole device.
+    /// Returns the latencies on the whole device.
     pub fn whole(&self) -> &LatencyProfile {
         &self.by_units[&self.units]
     }
 
-    /// On 1, 2, ... steps, the last of which is the whole device. What was not measured is as on the next smaller share that was.
+    /// Returns the latencies on 1, 2, ... steps, the last of which is the whole device. A share
+    /// without a measurement has the latencies of the next smaller measured share.
     pub fn by_steps(&self) -> Vec<LatencyProfile> {
         let steps = self.units / self.step;
         let of = |units: u32| self.by_units.range(..=units).next_back().map(|(_, profile)| profile.clone());

@@ -1,4 +1,5 @@
-//! What `downbeat-lab slots` prints: the layouts that were tried, the one that holds most, and the tables of it for downbeat.toml.
+//! The output of `downbeat-lab slots`: the tried layouts, the best one, and its tables for
+//! downbeat.toml.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,10 +16,10 @@ use serde::Serialize;
 
 use super::share_profile::ShareProfile;
 
-/// A division has to hold so many times what whole devices do: runs tell less only by chance.
+/// A division must hold this many times the load of whole devices. A smaller gain may be chance.
 const WORTH: f64 = 1.03;
 
-/// What is asked of a model.
+/// The demand on a model.
 #[derive(Clone, Debug)]
 pub struct Asked {
     pub name: String,
@@ -27,7 +28,7 @@ pub struct Asked {
     pub rate: f64,
 }
 
-/// The devices, as they can be divided.
+/// The devices and their possible divisions.
 #[derive(Clone, Debug, Serialize)]
 pub struct Device {
     /// Compute units.
@@ -40,10 +41,10 @@ pub struct Device {
 }
 
 impl Device {
-    /// What the models were all measured on.
+    /// Returns the device on which all models were measured.
     ///
     /// # Errors
-    /// If they were not measured on the same shares of the same device.
+    /// If the models were not measured on the same shares of the same device.
     pub fn of(profiles: &[ShareProfile], names: &[String]) -> anyhow::Result<Device> {
         let of = |profile: &ShareProfile| (profile.engine.clone(), profile.units, profile.step);
         let mut all = profiles.iter().map(of).zip(names);
@@ -64,18 +65,18 @@ impl Device {
         Ok(Device { units, step, in_percent: engine == EngineChoice::Emulated.name() })
     }
 
-    /// In how many steps it can be divided.
+    /// Returns the number of steps into which the device can be divided.
     pub fn steps(&self) -> u32 {
         self.units / self.step
     }
 
-    /// A partition of so many steps, as `[device] partitions` takes it.
+    /// Returns a partition of `steps` steps, as `[device] partitions` takes it.
     fn partition(&self, steps: u32) -> String {
         let units = steps * self.step;
         if self.in_percent { format!("{units}%") } else { units.to_string() }
     }
 
-    /// The partitions of each device, `50% + 50%`.
+    /// Returns the partitions of each device, such as `50% + 50%`.
     fn layout(&self, layout: &SlotLayout) -> String {
         match layout.0.first().map_or(&[][..], Vec::as_slice) {
             [] | [_] => "whole".to_owned(),
@@ -87,23 +88,23 @@ impl Device {
 /// A layout in a trial.
 #[derive(Clone, Debug, Serialize)]
 struct Trial {
-    /// Of each device.
+    /// The partitions of each device.
     layout: String,
     /// Whether models are kept from partitions that cost them too much.
     kept_off: bool,
-    /// Requests a second of all models that it should hold if requests came evenly.
+    /// The predicted requests a second of all models, if requests came evenly.
     predicted: Option<f64>,
-    /// Requests a second at which at most 1% of each model's are dropped or late.
+    /// Requests a second at which at most 1% of each model's requests are dropped or late.
     held: f64,
 }
 
-/// What is planned for a model.
+/// The plan for a model.
 #[derive(Clone, Debug, Serialize)]
 struct Planned {
     name: String,
     slo_ms: f64,
     rate: f64,
-    /// The partitions that it runs on; none: devices are whole.
+    /// The partitions that the model runs on; empty if devices stay whole.
     partition: Vec<usize>,
 }
 
@@ -114,13 +115,13 @@ pub struct SlotReport {
     device: Device,
     policy: String,
     models: Vec<Planned>,
-    /// Requests a second that are asked for, of all models.
+    /// The requests a second of all models that were asked for.
     rate: f64,
-    /// Those that are held on whole devices.
+    /// The requests a second that whole devices hold.
     whole: f64,
-    /// Those that are held on partitions; `None`: no division was better in the trials.
+    /// The requests a second that partitions hold; `None` if no division was better in the trials.
     divided: Option<f64>,
-    /// Of each device; none: they are to stay whole.
+    /// The partitions of each device; empty if devices stay whole.
     partitions: Vec<String>,
     trials: Vec<Trial>,
 }
@@ -143,7 +144,7 @@ struct ModelTable<'a> {
 }
 
 impl SlotReport {
-    /// Of what whole devices and slots hold.
+    /// Makes the report from the results of whole devices and of slots.
     pub fn new(
         device: &Device,
         problem: &SlotProblem,
@@ -188,7 +189,7 @@ impl SlotReport {
         }
     }
 
-    /// What downbeat.toml is to have; `None`: devices are to stay whole.
+    /// Returns the tables for downbeat.toml; `None` if devices stay whole.
     pub fn tables(&self) -> Option<String> {
         if self.partitions.is_empty() {
             return None;
@@ -197,7 +198,7 @@ impl SlotReport {
         toml::to_string(&Tables { device: DeviceTable { partitions: &self.partitions }, models: of.collect() }).ok()
     }
 
-    /// What is to be done, in a sentence or two.
+    /// Returns the advice in a sentence or two.
     fn verdict(&self) -> String {
         let held = |rate: f64| match rate {
             0.0 => "no load".to_owned(),

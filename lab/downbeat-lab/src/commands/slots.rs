@@ -1,4 +1,4 @@
-//! `downbeat-lab slots`: into which partitions a server's devices are to be divided, and which models run on which.
+//! `downbeat-lab slots`: the choice of a server's partitions, and of the models on each partition.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,8 +20,10 @@ use crate::slots::{Contender, Found, MOST_SLOTS, MeasuredMix};
 
 /// Choose the partitions of a server's devices with which it holds the most of its models' requests, as downbeat.toml takes them.
 ///
-/// Every model runs on any partition where it meets its SLO. Each is measured on shares before: `downbeat profile MODEL --shares 10 --json FILE`. Layouts are tried
-/// in the simulator, whole devices among them, with Poisson arrivals; if none holds clearly more than whole devices, that is said and nothing is divided.
+/// Every model runs on any partition where it meets its SLO. Measure every model on shares first,
+/// with `downbeat profile MODEL --shares 10 --json FILE`. The simulator tries layouts, whole
+/// devices among them, with Poisson arrivals. If no layout holds clearly more than whole devices,
+/// the command says so and divides nothing.
 ///
 /// Examples:
 ///   downbeat-lab slots resnet.json bert.json --slo-ms resnet=20,bert=40 --rate resnet=300,bert=60 --devices 2
@@ -29,37 +31,41 @@ use crate::slots::{Contender, Found, MOST_SLOTS, MeasuredMix};
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct SlotArgs {
-    /// Reports of the models that are served together, as `downbeat profile MODEL --shares 10 --json FILE` writes them
+    /// Reports of the models that are served together, from
+    /// `downbeat profile MODEL --shares 10 --json FILE`
     #[arg(value_name = "REPORT.json", required = true)]
     reports: Vec<PathBuf>,
     /// Devices, all alike; the server divides each in the same way
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     devices: u32,
-    /// The SLO of a model, milliseconds, or without MODEL= of all that have none of their own. Repeatable, or separated by commas
+    /// The SLO of a model in milliseconds, or without MODEL= of all models without an SLO of their
+    /// own. Repeatable, or separated by commas
     #[arg(long = "slo-ms", value_name = "[MODEL=]MS", value_delimiter = ',')]
     slos: Vec<Given>,
-    /// Requests a second of a model, or without MODEL= of each that has none of its own. Repeatable, or separated by commas
+    /// Requests a second of a model, or without MODEL= of each model without a rate of its own.
+    /// Repeatable, or separated by commas
     #[arg(long = "rate", value_name = "[MODEL=]RATE", value_delimiter = ',')]
     rates: Vec<Given>,
-    /// Take the SLOs and rates that are not given from what `downbeat serve --decision-log` has written; needs --as
+    /// Take the missing SLOs and rates from a log that `downbeat serve --decision-log` has written;
+    /// needs --as
     #[arg(long, value_name = "LOG")]
     log: Vec<PathBuf>,
-    /// What the log calls a model (see `downbeat log show`). Repeatable, or separated by commas
+    /// The id of a model in the log (see `downbeat log show`). Repeatable, or separated by commas
     #[arg(long = "as", value_name = "MODEL=ID", value_delimiter = ',', requires = "log")]
     recorded_as: Vec<RecordedAs>,
-    /// The scheduler, as it is to serve
+    /// The scheduler that will serve the models
     #[arg(long, default_value = "adaptive", value_name = "NAME[+DROP][@ORDER]")]
     policy: String,
-    /// The most partitions of a device: a model has lanes and memory on each that it runs on
+    /// The most partitions of a device: a model has lanes and memory on each of its partitions
     #[arg(long, value_name = "N", default_value_t = MOST_SLOTS, value_parser = clap::value_parser!(u32).range(1..=16))]
     most_slots: u32,
-    /// How many requests of the least popular model make a run
+    /// Requests of the least popular model in a run
     #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(200..=1_000_000))]
     requests: u32,
     /// Chooses random numbers
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Write the tables for downbeat.toml to this file; nothing is written where devices are to stay whole
+    /// Write the tables for downbeat.toml to this file; nothing is written if devices stay whole
     #[arg(long, value_name = "FILE")]
     toml: Option<PathBuf>,
     #[command(flatten)]
@@ -105,7 +111,7 @@ impl FromStr for RecordedAs {
     }
 }
 
-/// What was given for a model, or for all.
+/// Returns the number given for a model, or else the number given for all.
 fn given(all: &[Given], model: &str) -> Option<f64> {
     let own = all.iter().rfind(|given| given.model.as_deref() == Some(model));
     own.or_else(|| all.iter().rfind(|given| given.model.is_none())).map(|given| given.number)
@@ -114,7 +120,7 @@ fn given(all: &[Given], model: &str) -> Option<f64> {
 /// Runs the command.
 ///
 /// # Errors
-/// If a model was not measured, its SLO or rate is not known, or no device holds it.
+/// If a model was not measured, its SLO or rate is not known, or no device can serve it.
 pub fn run(args: &SlotArgs) -> anyhow::Result<()> {
     let policy = SERVED.parse(&args.policy).context("--policy")?;
     let reports = args.reports.iter().map(|file| read_report(file)).collect::<anyhow::Result<Vec<_>>>()?;
@@ -150,7 +156,7 @@ pub fn run(args: &SlotArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Reads what `downbeat profile --shares` has measured of a model.
+/// Reads a report of `downbeat profile --shares` of a model.
 fn read_report(file: &Path) -> anyhow::Result<ShareReport> {
     let expected = || format!("{}: no report of `downbeat profile MODEL --shares 10 --json FILE`", file.display());
     serde_json::from_str(&read_text(file)?).with_context(expected)
@@ -161,11 +167,11 @@ fn found(contender: &Contender, measured: &MeasuredMix, args: &SlotArgs) -> anyh
     found.ok_or_else(|| anyhow!("there is no way to place the models"))
 }
 
-/// What a decision log knows of a model: requests a second, and its SLO.
+/// The rate and the SLO of a model in a decision log: requests a second, and a duration.
 type Known = (Option<f64>, Option<Duration>);
 
 impl SlotArgs {
-    /// What is asked of each model.
+    /// Returns the demand on each model.
     fn asked(&self, models: &[String]) -> anyhow::Result<Vec<Asked>> {
         let known = |model: &str| models.iter().any(|other| other == model);
         let named = self.slos.iter().chain(&self.rates).filter_map(|given| given.model.as_deref());
@@ -194,7 +200,7 @@ impl SlotArgs {
         models.iter().map(asked).collect()
     }
 
-    /// By model, what a decision log says: requests a second, and the SLO.
+    /// Returns the requests a second and the SLO of each model in the decision log.
     fn recorded(&self) -> anyhow::Result<BTreeMap<&str, Known>> {
         if self.log.is_empty() {
             return Ok(BTreeMap::new());

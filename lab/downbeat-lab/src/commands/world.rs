@@ -9,10 +9,10 @@ use downbeat_sim::check_seeds;
 
 use crate::world::WorldFile;
 
-/// Run a world from a file: devices with partitions, models with any policy, clients, and what goes wrong.
+/// Run a world from a file: devices with partitions, models with any policy, clients, and failures.
 ///
-/// The production scheduler and device policies decide, on emulated devices. Every decision is checked: a run that ends is a run by the rules. It
-/// follows from its seed.
+/// The production scheduler and device policies decide, on emulated devices. A judge checks every
+/// decision: a run that ends has broken no rule. A run follows from its seed.
 ///
 /// Examples:
 ///   downbeat-lab world lab/experiments/worlds/three_models_two_devices.toml
@@ -20,7 +20,7 @@ use crate::world::WorldFile;
 #[derive(Args, Debug)]
 #[command(verbatim_doc_comment)]
 pub struct WorldArgs {
-    /// World: a TOML file such as those in lab/experiments/worlds/.
+    /// World: a TOML file, such as the files in lab/experiments/worlds/.
     #[arg(value_name = "WORLD.toml")]
     file: PathBuf,
 
@@ -32,7 +32,7 @@ pub struct WorldArgs {
     json: Json,
 }
 
-/// Runs the world and prints what came of it.
+/// Runs the world and prints the results.
 ///
 /// # Errors
 /// If the file is wrong, or a result cannot be written.

@@ -1,4 +1,4 @@
-//! Where Abacus cuts its models: at blocks, layers and modules.
+//! The places where Abacus cuts its models: at blocks, layers and modules.
 
 use super::architecture::Architecture;
 use super::failure::{DeviceFailure, named};
@@ -14,11 +14,16 @@ pub const ABACUS_MODELS: [Architecture; 7] = [
     Architecture::BertBase,
 ];
 
-/// The first of the operators that each of Abacus' begins with, and one past the last; operators that are not fused. A residual block is one of theirs, a module of Inception, a layer of BERT; of VGG each convolution and
-/// each pool, and all that is fully connected. What comes before the first block and after the last are one each, but in BERT, and two before the first module of Inception.
+/// Returns the index of the first operator of each of Abacus' operators, and one past the last.
+/// Indices count the operators of the unfused network.
+///
+/// A residual block is one operator of Abacus, and so is a module of Inception or a layer of BERT.
+/// VGG has one for each convolution and each pool, and one for all fully connected layers. The part
+/// before the first block and the part after the last are one operator each. In BERT both belong to
+/// the neighbouring layer, and Inception has two operators before its first module.
 ///
 /// # Errors
-/// If it is none of [`ABACUS_MODELS`].
+/// If the architecture is none of [`ABACUS_MODELS`].
 pub fn abacus_cuts(architecture: Architecture) -> Result<Vec<usize>, DeviceFailure> {
     named("model of Abacus", ABACUS_MODELS, Architecture::name, architecture.name())?;
     let operators = architecture.operators(false, 1);

@@ -39,7 +39,7 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All of them.
+    /// All architectures.
     pub const ALL: [Architecture; 13] = [
         Architecture::ResNet50,
         Architecture::ResNet101,
@@ -56,7 +56,7 @@ impl Architecture {
         Architecture::BertLarge,
     ];
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Architecture::ResNet50 => "resnet50",
@@ -75,13 +75,14 @@ impl Architecture {
         }
     }
 
-    /// Whether its requests have a length.
+    /// Returns whether requests for this network have a length.
     pub fn has_length(self) -> bool {
         matches!(self, Architecture::BertBase | Architecture::BertLarge)
     }
 
-    /// Its operators for one item of `length`, which only some have. `fused`: what follows a convolution point by point is part of it. As
-    /// many operators for each length.
+    /// Returns the operators for one item of `length`; only some networks have a length. With
+    /// `fused`, a convolution includes the pointwise operators after it. The number of operators
+    /// does not depend on the length.
     pub fn operators(self, fused: bool, length: u32) -> Vec<Operator> {
         match self {
             Architecture::ResNet50 => convolutional::resnet([3, 4, 6, 3], fused),
@@ -100,13 +101,13 @@ impl Architecture {
         }
     }
 
-    /// Bytes of an item's input and output.
+    /// Returns the bytes of an item's input and output.
     pub fn item_bytes(self, length: u32) -> (u64, u64) {
         match self {
             Architecture::InceptionV3 | Architecture::InceptionV4 => (3 * 299 * 299 * 4, 4_000),
             Architecture::UNet => (3 * 128 * 128 * 4, 2 * 128 * 128 * 4),
             Architecture::LinkNet => (3 * 224 * 224 * 4, 2 * 224 * 224 * 4),
-            // Token ids, a mask and token types; a class.
+            // Input: token ids, a mask and token types. Output: a class.
             Architecture::BertBase | Architecture::BertLarge => (12 * u64::from(length.max(1)), 8),
             _ => (3 * 224 * 224 * 4, 4_000),
         }

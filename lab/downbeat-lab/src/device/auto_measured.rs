@@ -1,4 +1,5 @@
-//! What a server measures of a model when it is loaded under `auto`, and what `auto` chooses by it.
+//! A server's measurements of a model at its load under `auto`, and the choice that `auto` makes
+//! from these numbers.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::device::{
@@ -15,33 +16,34 @@ use super::random::RandomModel;
 use crate::world::Serving;
 use downbeat_sim::random;
 
-/// How many stages are tried.
+/// The numbers of stages that are tried.
 const STAGES: [usize; 2] = [2, 4];
-/// Batches that run beside one another when two lanes are measured together.
+/// The batches that run beside one another when two lanes are measured together.
 const TOGETHER: u64 = 8;
-/// Launches that its noise is measured with.
+/// The launches from which a model's noise is measured.
 const NOISE: usize = 128;
-/// Items that wait at most.
+/// The most items that may wait.
 const QUEUE_BOUND: u32 = 1 << 20;
 
-/// What is measured of a model when it is loaded under `auto`.
+/// The measurements of a model at its load under `auto`.
 #[derive(Clone, Debug)]
 pub struct MeasuredForAuto {
-    /// As the rehearsal knows it.
+    /// The model as the rehearsal knows it.
     pub rehearsed: RehearsedModel,
-    /// The policies that it may have.
+    /// The policies that the model may have.
     pub candidates: Vec<Replayable>,
-    /// Which of these `auto` chooses when it is loaded.
+    /// The number of the candidate that `auto` chooses when the model is loaded.
     pub start: usize,
-    /// The model as each of them has it cut.
+    /// The model as each candidate cuts it.
     pub(super) cut: Vec<EmulatedModel>,
 }
 
 impl MeasuredForAuto {
-    /// Measures a model as a server does: what batches of each size take whole and in stages, and what two lanes do together.
+    /// Measures a model as a server does: the latency of batches of each size, whole and in stages,
+    /// and the throughput of two lanes together.
     ///
     /// # Errors
-    /// If it has too few operators for the stages that are tried, or no batch.
+    /// If the model has too few operators for the stages that are tried, or no batch.
     pub fn new(model: &RandomModel) -> Result<Self, DeviceFailure> {
         let RandomModel { emulated, max_batch, .. } = model;
         let profile = emulated.profile(&[0], *max_batch)?;
@@ -66,7 +68,7 @@ impl MeasuredForAuto {
             },
             overlap: Some(overlap.clone()),
             cuts: cuts.clone(),
-            // It is in the profile.
+            // The profile includes the launch.
             launch: Duration::ZERO,
             written: WrittenSettings::new(),
         };
@@ -81,7 +83,7 @@ impl MeasuredForAuto {
         Ok(MeasuredForAuto { rehearsed, candidates, start, cut })
     }
 
-    /// A candidate on so many devices.
+    /// Returns how a candidate is served on this many devices.
     pub(super) fn serving(&self, candidate: usize, devices: usize) -> Serving {
         match &self.candidates[candidate].spec {
             None => Serving::Cluster(self.rehearsed.options.clone()),
@@ -90,7 +92,7 @@ impl MeasuredForAuto {
     }
 }
 
-/// What a batch takes alone, and while another runs beside it throughout.
+/// Measures a batch alone, and while another batch runs beside it throughout.
 fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
     let (all, units) = (SegmentRange::new(0, model.segment_count()), model.limits().units);
     let mut device = ContendedDevice::new(model.limits(), 2);
@@ -116,13 +118,14 @@ fn together(model: &EmulatedModel, rows: u32) -> OverlapPoint {
     OverlapPoint { batch: rows, alone: model.time(rows, 0), together }
 }
 
-/// What launches take of what they take in the mean, as a server measures it before anything runs beside them.
+/// Returns launch times as shares of the mean, as a server measures them before anything runs
+/// beside them.
 pub(super) fn noise(deviation: f64, seed: u64) -> Vec<f64> {
     let normal = Normal::new(1.0, deviation).ok().filter(|_| deviation > 0.0);
     normal.map_or(Vec::new(), |normal| normal.sample_iter(random(seed, u64::MAX >> 1)).take(NOISE).collect())
 }
 
-/// What `auto` chooses when a model is loaded.
+/// Returns the candidate that `auto` chooses when a model is loaded.
 fn start(
     profile: &SegmentProfile,
     cuts: &[SegmentProfile],

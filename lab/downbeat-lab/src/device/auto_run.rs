@@ -1,4 +1,5 @@
-//! Models on a few devices whose policies are fixed, chosen by `auto` when they are loaded, or rehearsed.
+//! Models on a few devices. The policies are fixed, chosen by `auto` when the models are loaded, or
+//! rehearsed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,68 +18,69 @@ use downbeat_sim::ArrivalStream;
 use downbeat_sim::EVENTS_PER_SECOND;
 use downbeat_sim::Network;
 
-/// How often the rehearsal gets its share of replayed events.
+/// The least time between two steps of the rehearsal, each with its share of replayed events.
 const TICK: Duration = Duration::from_millis(20);
-/// What it takes to load a model anew, by another policy: until then requests go where they went.
+/// The time to load a model anew under another policy. Until then requests go to the former policy.
 const LOADING: Duration = Duration::from_millis(1_000);
 
-/// Who says which policies models have.
+/// The source of the models' policies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Played {
-    /// Each has the candidate of this number for the whole run, or its last if it has fewer.
+    /// Each model has the candidate of this number for the whole run, or its last candidate if it
+    /// has fewer.
     Fixed(usize),
-    /// What `auto` chooses when models are loaded, as long as its guard does not go back to `exclusive`.
+    /// The choice of `auto` when models are loaded, until its guard goes back to `exclusive`.
     Auto,
-    /// That at the start, and then what the rehearsal says.
+    /// The choice of `auto` at the start, and then the decisions of the rehearsal.
     Rehearsed,
 }
 
-/// What came of a run, of the requests that came once [`AutoRun::settled`] had passed.
+/// The outcome of a run, over the requests that came once [`AutoRun::settled`] had passed.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct AutoOutcome {
-    /// By model: requests, and those that were answered by their deadlines.
+    /// By model: its requests, and the requests that were answered by their deadlines.
     pub models: Vec<(u64, u64)>,
-    /// Mean time from arrival to answer of those, seconds.
+    /// The mean time from arrival to answer of the requests answered in time, in seconds.
     pub latency: f64,
-    /// Requests of the whole run that got neither an answer, nor were given up or refused by a policy.
+    /// Requests of the whole run that were neither answered, nor dropped or refused by a policy.
     pub lost: u64,
-    /// What the rehearsal decided that changed something, and when.
+    /// The rehearsal's decisions that changed a policy, each with its instant.
     pub changes: Vec<(Time, DeviceDecision)>,
-    /// Policies that lost against `exclusive`, by the guard.
+    /// The policies that lost against `exclusive`, by the guard.
     pub lost_policies: u64,
-    /// Trials in which what the models had was not replayed as it was.
+    /// Trials that did not faithfully replay the models' current policies.
     pub unfaithful: u64,
-    /// By model: what it had at the end.
+    /// By model: the candidate that served it at the end.
     pub last: Vec<Candidate>,
-    /// Replayed events.
+    /// The replayed events.
     pub events: u64,
     sum: f64,
     answered: u64,
 }
 
 impl AutoOutcome {
-    /// The share of all requests that were answered in time.
+    /// Returns the share of all requests that were answered in time.
     pub fn good(&self) -> f64 {
         let (offered, good) = self.models.iter().fold((0, 0), |sum, model| (sum.0 + model.0, sum.1 + model.1));
         good as f64 / offered.max(1) as f64
     }
 }
 
-/// A workload, for so long.
+/// A run of a workload for a given time.
 #[derive(Clone, Copy, Debug)]
 pub struct AutoRun<'a> {
-    /// What there is.
+    /// The workload: models, devices and arrivals.
     pub workload: &'a RandomDeviceWorkload,
-    /// For how long requests come.
+    /// The time during which requests come.
     pub span: Duration,
-    /// Requests of the time before do not count.
+    /// Requests that come before this time do not count.
     pub settled: Duration,
     /// Chooses the arrivals and the noise.
     pub seed: u64,
 }
 
 impl AutoRun<'_> {
-    /// Runs it. Panics, with the seed, if a scheduler breaks a rule.
+    /// Runs the workload. Panics, with the seed, if a scheduler breaks a rule.
     ///
     /// # Errors
     /// If an arrival process has no positive, finite rate.
@@ -110,7 +112,8 @@ impl AutoRun<'_> {
     }
 }
 
-/// A model as its requests see it: each of its candidates is a model of the world, of which one takes what comes.
+/// A model as its requests see it. Each of its candidates is a model of the world, and one of them
+/// takes new requests.
 struct ServedModel<'a> {
     measured: &'a MeasuredForAuto,
     stream: ArrivalStream,
@@ -119,24 +122,24 @@ struct ServedModel<'a> {
     /// The number in the world of the first candidate.
     first: usize,
     current: usize,
-    /// What takes its place, and when that is loaded.
+    /// The candidate that is being loaded, and the instant at which it takes over.
     coming: Option<(Time, usize)>,
-    /// Former ones that have requests left.
+    /// Former candidates that still have requests.
     leaving: BTreeSet<usize>,
-    /// By candidate: requests that have not ended.
+    /// By candidate: the requests that have not ended.
     open: Vec<u64>,
-    /// Watches a policy that was chosen.
+    /// The guard of a policy that was chosen.
     guard: Option<AutoGuard>,
 }
 
 impl ServedModel<'_> {
-    /// What it is in the world now.
+    /// Returns the model of the world that takes requests now.
     fn number(&self) -> ModelId {
         ModelId((self.first + self.current) as u32)
     }
 }
 
-/// How long devices have been busy for others by now, on average.
+/// Returns how long devices have been busy for other models by now, on average.
 fn others(uses: &mut [DeviceUse], now: Time, model: ModelId) -> Duration {
     let sum = uses.iter_mut().fold(Duration::ZERO, |sum, device| sum + device.others(now, model));
     Duration::from_nanos(sum.as_nanos() / (uses.len() as u64).max(1))
@@ -228,7 +231,7 @@ impl<'a> Watch<'a> {
         arrival >= Time::ZERO + self.run.settled
     }
 
-    /// A request is over: the last of a former policy lets it go.
+    /// Counts a request as over. A former candidate is removed with its last request.
     fn over(&mut self, model: usize, candidate: usize) {
         let served = &mut self.models[model];
         served.open[candidate] -= 1;
@@ -237,7 +240,8 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Tells the guard and the rehearsal what became of a request, if that is by the policy that the model still has.
+    /// Tells the guard and the rehearsal how a request ended. The rehearsal only hears of requests
+    /// of the current policy.
     fn tell_end(&mut self, now: Time, request: RequestId, open: &Open, took: Option<Duration>) {
         let Open { model, candidate, deadline, .. } = *open;
         let good = took.is_some() && now <= deadline;
@@ -261,7 +265,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Lends the rehearsal the time that has passed, and does what it says.
+    /// Lends the rehearsal the time that has passed, and carries out its decision.
     fn rehearse(&mut self, now: Time) {
         let passed = now.since(self.ticked);
         let Some(rehearsal) = self.rehearsal.as_mut().filter(|_| passed >= TICK) else { return };
@@ -281,13 +285,13 @@ impl<'a> Watch<'a> {
         self.outcome.changes.push((now, decision));
     }
 
-    /// Brings into service what is loaded by now.
+    /// Brings candidates into service whose loading has ended.
     fn switch(&mut self, now: Time) {
         let mut switched = Vec::new();
         for (model, served) in self.models.iter_mut().enumerate() {
             let Some((_, candidate)) = served.coming.take_if(|(at, _)| *at <= now) else { continue };
             let former = std::mem::replace(&mut served.current, candidate);
-            // One that is not gone yet takes requests again.
+            // A candidate that is still leaving takes requests again.
             if !served.leaving.remove(&candidate) {
                 let serving = served.measured.serving(candidate, self.run.workload.devices);
                 self.faults.push_back(Fault::Load(served.first + candidate, serving));

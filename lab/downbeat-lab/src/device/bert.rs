@@ -2,8 +2,9 @@
 
 use super::operator::Operator;
 
-/// `layers` layers of `width` channels for `length` tokens, with the four-fold feed-forward part. Where operators are `fused`, biases,
-/// activations and normalisations are inside the products before them, and attention's scaling and softmax inside its products.
+/// Returns `layers` layers of `width` channels for `length` tokens, with the four-fold feed-forward
+/// part. Where operators are `fused`, a product includes the biases, activations and normalisations
+/// after it, and attention's products include its scaling and softmax.
 pub fn bert(layers: u32, width: u64, length: u64, fused: bool) -> Vec<Operator> {
     let (heads, hidden) = (width / 64, length * width);
     let mut operators = vec![Operator::moving("embed", 3 * hidden, hidden)];

@@ -1,4 +1,5 @@
-//! A device as it was measured: the constants of the emulated device in a file, with the measurements that they come from.
+//! A device as it was measured: a file of the emulated device's constants, with the measurements
+//! behind them.
 //!
 //! ```toml
 //! [device]
@@ -24,7 +25,8 @@
 //! most_units = 132.0
 //! ```
 //!
-//! `[[model.measured]]` and `[[pair]]` are the measurements; [`Calibration::fit`] makes the constants of them.
+//! `[[model.measured]]` and `[[pair]]` are the measurements; [`Calibration::fit`] computes the
+//! constants from these.
 
 use downbeat_core::Duration;
 use serde::{Deserialize, Serialize};
@@ -35,7 +37,7 @@ use super::limits::{DeviceLimits, Sharing};
 use super::measured::{MeasuredModel, SegmentLaw};
 use super::model::EmulatedModel;
 
-/// A device as it was measured, and models on it.
+/// A measured device with the models that were measured on it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
@@ -49,32 +51,33 @@ pub struct Calibration {
     pub pairs: Vec<CalibratedPair>,
 }
 
-/// What a device offers to all models.
+/// The limits that a device has for all models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CalibratedDevice {
-    /// Its name.
+    /// The device's name.
     pub name: String,
     /// Compute units.
     pub units: u32,
-    /// The step in which they are given out.
+    /// The step in which compute units are given out.
     pub grain: u32,
-    /// Who gets units when they do not suffice.
+    /// How launches share units that do not suffice.
     pub sharing: Sharing,
     /// See [`DeviceLimits::crowding_permille`].
     pub crowding_permille: u32,
-    /// How much of the fixed times is issuing, which launches do one at a time; from 0 to 1.
+    /// The share of the fixed times that is issuing, from 0 to 1. Launches issue one at a time.
     pub issue_share: f64,
-    /// What slowdowns of the pairs are off by with these, as the root of the mean square of their logarithms, if pairs were measured.
+    /// The error of the predicted slowdowns of the pairs, if pairs were measured: the root of the
+    /// mean square of their logarithms.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pair_error: Option<f64>,
 }
 
-/// A model on it.
+/// A model on the calibrated device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CalibratedModel {
-    /// Its name.
+    /// The model's name.
     pub name: String,
     /// Engine, device, threads.
     pub measured_on: String,
@@ -82,20 +85,22 @@ pub struct CalibratedModel {
     pub input_bytes: u64,
     /// Bytes of an item's outputs.
     pub output_bytes: u64,
-    /// What a launch costs the host beside what the device's clock says, microseconds; 0 where the host's clock measured.
+    /// The host's cost of a launch beyond the time on the device's clock, in microseconds; 0 where
+    /// the host's clock measured.
     pub launch_overhead_us: f64,
-    /// The largest error of [`SegmentLaw`]s against a measurement, as a share of it.
+    /// The largest error of the segments' laws together ([`SegmentLaw`]), as a share of the
+    /// measured time.
     #[serde(default)]
     pub worst_error: f64,
     /// The constants of each segment.
     #[serde(default, rename = "segment")]
     pub segments: Vec<SegmentLaw>,
-    /// What was measured.
+    /// The measurements behind the constants.
     #[serde(default)]
     pub measured: Vec<MeasuredPoint>,
 }
 
-/// What the segments of a batch took on a share.
+/// The measured times of a batch's segments on a share of the device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredPoint {
@@ -107,11 +112,11 @@ pub struct MeasuredPoint {
     pub segments_us: Vec<f64>,
 }
 
-/// What two models took alone and at the same time, both on the whole device.
+/// The times of two models alone and at the same time, both on the whole device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CalibratedPair {
-    /// Their names.
+    /// The models' names.
     pub models: [String; 2],
     /// Items.
     pub batches: [u32; 2],
@@ -129,7 +134,7 @@ fn wrong_format(what: impl std::fmt::Display) -> DeviceFailure {
 const MOST_UNITS: u32 = 1 << 16;
 
 impl Calibration {
-    /// A device of which nothing else is known yet.
+    /// Makes a calibration of a device of which nothing else is known yet.
     pub fn new(name: &str, units: u32, grain: u32) -> Self {
         // Kernels wait until units are idle (E²bird §8.4); no crowding until pairs say otherwise.
         let device = CalibratedDevice {
@@ -147,7 +152,7 @@ impl Calibration {
     /// Reads the file's text.
     ///
     /// # Errors
-    /// If it is none, or a number is out of range.
+    /// If the text is no calibration, or a number is out of range.
     pub fn read(text: &str) -> Result<Self, DeviceFailure> {
         let calibration: Calibration = toml::from_str(text).map_err(wrong_format)?;
         let wrong = |what: String| Err(wrong_format(what));
@@ -171,18 +176,18 @@ impl Calibration {
         Ok(calibration)
     }
 
-    /// The file's text.
+    /// Returns the file's text.
     ///
     /// # Errors
-    /// If it cannot be written down.
+    /// If the calibration cannot be written as TOML.
     pub fn write(&self) -> Result<String, DeviceFailure> {
         toml::to_string(self).map_err(wrong_format)
     }
 
-    /// Whether it is of this device.
+    /// Checks that the calibration was made on this device.
     ///
     /// # Errors
-    /// If it is of another.
+    /// If the calibration was made on another device.
     pub fn check_device(&self, name: &str, units: u32) -> Result<(), DeviceFailure> {
         if (self.device.name.as_str(), self.device.units) == (name, units) {
             return Ok(());
@@ -193,20 +198,21 @@ impl Calibration {
         )))
     }
 
-    /// Adds a model, in place of one of that name.
+    /// Adds a model, and replaces one of the same name.
     pub fn put_model(&mut self, model: CalibratedModel) {
         self.models.retain(|other| other.name != model.name);
         self.models.push(model);
         self.models.sort_by(|a, b| a.name.cmp(&b.name));
     }
 
-    /// Adds a pair, in place of one of the same models and batches.
+    /// Adds a pair, and replaces one of the same models and batches.
     pub fn put_pair(&mut self, pair: CalibratedPair) {
         self.pairs.retain(|other| (&other.models, other.batches) != (&pair.models, pair.batches));
         self.pairs.push(pair);
     }
 
-    /// Makes all constants from the measurements. A pair counts where both of its models are here.
+    /// Computes all constants from the measurements. A pair counts only if both of its models are
+    /// in the calibration.
     ///
     /// # Errors
     /// If a segment has no time.
@@ -224,7 +230,7 @@ impl Calibration {
                 let no_time = || format!("'{}': segment {} has no measured time above zero", model.name, segment + 1);
                 laws.push(fit_segment(&samples).ok_or_else(|| DeviceFailure(no_time()))?.0);
             }
-            // The error of the whole is what counts: one segment's may make up for another's.
+            // Only the error of the whole counts: one segment's error may make up for another's.
             let off = |point: &MeasuredPoint| {
                 let found: f64 = laws.iter().map(|law| law.time_us(point.batch, point.units)).sum();
                 (found / point.segments_us.iter().sum::<f64>() - 1.0).abs()
@@ -251,7 +257,7 @@ impl Calibration {
         })
     }
 
-    /// What the device offers.
+    /// Returns the device's limits.
     pub(crate) fn limits(&self) -> DeviceLimits {
         DeviceLimits {
             sharing: self.device.sharing,
@@ -279,7 +285,7 @@ impl Calibration {
         })
     }
 
-    /// The model of that name on this device, or on `units` of its units.
+    /// Returns the model of that name on this device, or on `units` of the device's units.
     ///
     /// # Errors
     /// If there is no such model.

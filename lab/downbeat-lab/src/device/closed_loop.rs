@@ -1,4 +1,5 @@
-//! Clients that each have one launch under way on a device, and the next at once: how the papers measure what models do to each other.
+//! Clients that each keep one launch under way on a device and start the next at once. The papers
+//! measure so how models slow each other down.
 
 use downbeat_core::device::{LaneId, SegmentRange};
 use downbeat_core::{Duration, Time};
@@ -8,42 +9,43 @@ use super::limits::DeviceLimits;
 use super::model::EmulatedModel;
 use super::work::Work;
 
-/// One client.
+/// A client that repeats one launch.
 #[derive(Clone, Debug)]
 pub struct Client {
-    /// What it launches, over and over.
+    /// The work that the client launches, over and over.
     pub work: Work,
-    /// Items of it.
+    /// The items of a launch.
     pub batch: u32,
-    /// Its partition.
+    /// The client's partition.
     pub partition: usize,
 }
 
 impl Client {
-    /// One of a network that has so many units for itself, or shares them.
+    /// Makes a client of a network for a partition of this many units, its own or shared.
     pub fn new(model: &EmulatedModel, batch: u32, partition: usize, units: u32) -> Self {
         let work = model.work(SegmentRange::new(0, model.segment_count()), batch, 64, units);
         Client { work, batch, partition }
     }
 }
 
-/// What came of a client.
+/// The results of a client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Served {
     /// Items a second.
     pub throughput: f64,
-    /// What each launch took, milliseconds, in order.
+    /// The time of each launch in milliseconds, in order.
     pub latencies_ms: Vec<f64>,
 }
 
 impl Served {
-    /// The mean of what launches took, milliseconds; NaN if none ended.
+    /// Returns the mean time of a launch in milliseconds; NaN if none ended.
     pub fn mean_ms(&self) -> f64 {
         self.latencies_ms.iter().sum::<f64>() / self.latencies_ms.len() as f64
     }
 }
 
-/// Clients on a device that is divided into `partitions`, one lane each, for so long; and the share of that time in which some kernel ran.
+/// Runs clients, one lane each, for `span` on a device that is divided into `partitions`. Also
+/// returns the share of that time in which some kernel ran.
 pub fn closed_loop(limits: DeviceLimits, partitions: &[u32], clients: &[Client], span: Duration) -> (Vec<Served>, f64) {
     let mut device = ContendedDevice::new(limits, clients.len());
     for (partition, units) in partitions.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A device that launches share: who runs slows the others down.
+//! A device that launches share: launches that run at the same time slow each other down.
 
 use std::collections::VecDeque;
 
@@ -9,50 +9,57 @@ use super::limits::{DeviceLimits, SLICE, Sharing};
 use super::sharing::{Sharer, share_bandwidth, share_units};
 use super::work::{WHOLE_BANDWIDTH, Work};
 
-/// Work is counted in this many parts of a nanosecond, so that sharing loses next to nothing to rounding.
+/// Work is counted in this many parts of a nanosecond, so that sharing loses next to nothing to
+/// rounding.
 pub(super) const PARTS: u64 = 1 << 20;
 
-/// Which way a copy goes.
+/// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Direction {
     /// From the host to the device.
     In,
-    /// Back.
+    /// From the device to the host.
     Out,
 }
 
-/// Something is done.
+/// A launch or a copy that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Completed {
     /// A launch.
     Launch {
-        /// Where it ran.
+        /// The lane on which it ran.
         lane: LaneId,
-        /// What the caller called it.
+        /// The caller's number for the launch.
         token: u64,
     },
     /// A copy.
     Copy {
-        /// Its way.
+        /// The copy's direction.
         direction: Direction,
-        /// What the caller called it.
+        /// The caller's number for the copy.
         token: u64,
     },
 }
 
 /// A device under virtual time, in partitions.
 ///
-/// The host issues the kernels of a launch in order, up to [`ahead`](DeviceLimits::ahead) before the device is there; the device runs them one
-/// after another with a [`gap`](DeviceLimits::gap). Issuing is one host's work (the driver's lock), so that launches which issue at the same time
-/// share it, and each takes longer the more launches are under way: what makes many small batches slow (E²bird §6.3, figure 12).
+/// The host issues the kernels of a launch in order, up to [`ahead`](DeviceLimits::ahead) before
+/// the device reaches them. The device runs these one after another with a
+/// [`gap`](DeviceLimits::gap). One host does all issuing (the driver's lock), so launches that
+/// issue at the same time share the host. Each takes longer the more launches are under way, which
+/// makes many small batches slow (E²bird §6.3, figure 12).
 ///
-/// Kernels of launches on different lanes run side by side. Each runs as fast as alone as long as the units that they keep fit into their
-/// partition; beyond that they share them as [`Sharing`] says. Inside a partition kernels also
-/// [interfere](DeviceLimits::interference_permille). The memory's bandwidth is the whole device's: where kernels would draw more, those that draw least
-/// get what they draw and the others as much as each other. Copies take turns, one each way at a time, and disturb no kernel.
+/// Kernels of launches on different lanes run side by side. Each runs as fast as alone while their
+/// units fit into the partition. Beyond that they share the units by the rule of [`Sharing`].
+/// Inside a partition kernels also [interfere](DeviceLimits::interference_permille). The memory's
+/// bandwidth belongs to the whole device. Where kernels would draw more, the smallest draws are met
+/// in full and the other kernels get equal parts. Copies take turns, one each way at a time, and
+/// disturb no kernel.
 ///
-/// Contract as a state machine's: time never goes back; [`advance`](Self::advance) at the latest when [`next_event`](Self::next_event) says.
-/// Arithmetic is in integers: the same calls give the same completions. A launch alone takes exactly [`Work::alone`].
+/// The contract is that of a state machine. Time never goes back, and the caller calls
+/// [`advance`](Self::advance) no later than [`next_event`](Self::next_event). Arithmetic is in
+/// integers: the same calls give the same completions. A launch alone takes exactly
+/// [`Work::alone`].
 #[derive(Clone, Debug)]
 pub struct ContendedDevice {
     limits: DeviceLimits,
@@ -62,9 +69,9 @@ pub struct ContendedDevice {
     /// By lane.
     lanes: Vec<Option<RunningLaunch>>,
     copies: [VecDeque<Copying>; 2],
-    /// Who has the device until when, where lanes take turns.
+    /// The lane that has the device and the end of its slice, where lanes take turns.
     slice: (usize, Time),
-    /// Units in use until something changes, and before it, summed over nanoseconds.
+    /// Units in use until the next change. `used` sums the past use over nanoseconds.
     units_now: u32,
     used: u128,
     /// The next turn.
@@ -82,17 +89,17 @@ struct RunningLaunch {
     /// The kernel that the device is at.
     at: usize,
     device: Activity<DeviceStep>,
-    /// When it began the kernel, in the order of all that did.
+    /// The position of the current kernel's start in the order of all kernels' starts.
     turn: u64,
 }
 
-/// What a launch is at, on one of its two sides.
+/// The current step of a launch, on its host side or its device side.
 #[derive(Clone, Copy, Debug)]
 struct Activity<S> {
     step: S,
-    /// What the step still takes alone, in parts.
+    /// The time that the step still needs alone, in parts.
     left: u64,
-    /// Parts a nanosecond, until a step begins or ends.
+    /// Parts per nanosecond, until a step begins or ends.
     speed: u64,
 }
 
@@ -100,13 +107,13 @@ struct Activity<S> {
 enum HostStep {
     Overhead,
     Issue,
-    /// All that may be is issued.
+    /// The host has issued all kernels that it may.
     Idle,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum DeviceStep {
-    /// The next kernel is not issued.
+    /// The host has not issued the next kernel.
     Idle,
     Gap,
     Run,
@@ -118,7 +125,8 @@ impl<S> Activity<S> {
         Activity { step, left: takes.as_nanos().saturating_mul(PARTS), speed: PARTS }
     }
 
-    /// How long it still takes; who gets nothing waits for the end of another's step.
+    /// Returns the nanoseconds until the step ends. A step without speed returns `None`: it waits
+    /// for the end of another step.
     fn ends_in(&self) -> Option<u64> {
         (self.speed > 0 || self.left == 0).then(|| self.left.div_ceil(self.speed.max(1)))
     }
@@ -135,7 +143,8 @@ struct Copying {
 }
 
 impl RunningLaunch {
-    /// Goes on to what can be begun now: whether anything was, and whether all is done.
+    /// Begins every step that can begin now. Returns whether any did, and whether the whole launch
+    /// is done.
     fn settle(&mut self, limits: &DeviceLimits, turns: &mut u64) -> (bool, bool) {
         let mut changed = false;
         loop {
@@ -184,7 +193,8 @@ impl RunningLaunch {
 }
 
 impl ContendedDevice {
-    /// A device of one partition on which nothing runs, at time zero. Asserts that it has a unit and copies at some speed.
+    /// Makes an idle device of one partition at time zero. Asserts that it has a unit and copies at
+    /// some speed.
     pub fn new(limits: DeviceLimits, lanes: usize) -> Self {
         assert!(limits.units > 0, "a device has at least one compute unit");
         assert!(limits.copy_bytes_per_second > 0.0, "a device copies at some speed");
@@ -206,7 +216,8 @@ impl ContendedDevice {
         self.launch_in(now, 0, lane, token, work);
     }
 
-    /// Starts a launch in a partition. Asserts that the lane is free and that no kernel claims units that the partition has not.
+    /// Starts a launch in a partition. Asserts that the lane is free and that no kernel claims more
+    /// units than the partition has.
     pub fn launch_in(&mut self, now: Time, partition: usize, lane: LaneId, token: u64, work: Work) {
         self.reach(now);
         let units = 1..=self.units(partition);
@@ -226,12 +237,13 @@ impl ContendedDevice {
         self.share();
     }
 
-    /// Compute units of a partition.
+    /// Returns the compute units of a partition.
     pub fn units(&self, partition: usize) -> u32 {
         self.partitions.get(partition).copied().unwrap_or(self.limits.units)
     }
 
-    /// Changes how many compute units a partition has, at least one; one that is not there yet comes. What runs goes on with what it gets of them.
+    /// Sets the compute units of a partition, at least one, and adds the partition if it is new.
+    /// Running launches go on with their share of the new number.
     pub fn set_units(&mut self, now: Time, partition: usize, units: u32) {
         self.reach(now);
         if partition >= self.partitions.len() {
@@ -241,12 +253,12 @@ impl ContendedDevice {
         self.share();
     }
 
-    /// How many partitions there are, or were.
+    /// Returns the number of partitions, past ones included.
     pub fn partitions(&self) -> usize {
         self.partitions.len()
     }
 
-    /// Begins a copy, or puts it behind those that go the same way.
+    /// Begins a copy, or puts it behind the copies of the same direction.
     pub fn copy(&mut self, now: Time, direction: Direction, token: u64, bytes: u64) {
         self.reach(now);
         let takes = self.limits.copy_fixed + Duration::from_secs_f64(bytes as f64 / self.limits.copy_bytes_per_second);
@@ -255,7 +267,8 @@ impl ContendedDevice {
         queue.push_back(Copying { token, ends: begins + takes });
     }
 
-    /// When something changes next if nothing is added; `None` if nothing is under way.
+    /// Returns the next instant of change if the caller adds nothing; `None` if nothing is under
+    /// way.
     pub fn next_event(&self) -> Option<Time> {
         let copies = self.copies.iter().filter_map(|queue| Some(queue.front()?.ends));
         let steps = self.lanes.iter().flatten().filter_map(RunningLaunch::ends_in);
@@ -263,7 +276,8 @@ impl ContendedDevice {
         copies.chain(steps.min().map(|span| self.now + Duration::from_nanos(span))).chain(turns_end).min()
     }
 
-    /// Lets time pass, and says what is done, in the order of time; at one instant copies in, copies out, then lanes by number.
+    /// Lets time pass and returns the completions in the order of time. At one instant copies in
+    /// come first, then copies out, then lanes by number.
     pub fn advance(&mut self, to: Time) -> Vec<Completed> {
         let mut done = Vec::new();
         loop {
@@ -278,17 +292,17 @@ impl ContendedDevice {
         done
     }
 
-    /// Units in use now: never above the partitions'.
+    /// Returns the units in use now: never above the partitions' units.
     pub fn used_units(&self) -> u32 {
         self.units_now
     }
 
-    /// Units in use, summed over the nanoseconds until now.
+    /// Returns the units in use, summed over the nanoseconds until now.
     pub fn used_unit_nanos(&self) -> u128 {
         self.used
     }
 
-    /// What is drawn of the memory's bandwidth now, as a share of it: never above 1.
+    /// Returns the share of the memory's bandwidth that is drawn now: never above 1.
     pub fn drawn_bandwidth(&self) -> f64 {
         let running = self.lanes.iter().flatten().filter(|running| running.device.step == DeviceStep::Run);
         let drawn = running.map(|running| {
@@ -297,7 +311,7 @@ impl ContendedDevice {
         drawn.sum::<f64>() / f64::from(WHOLE_BANDWIDTH)
     }
 
-    /// Whether nothing is under way.
+    /// Returns whether nothing is under way.
     pub fn is_idle(&self) -> bool {
         self.lanes.iter().all(Option::is_none) && self.copies.iter().all(VecDeque::is_empty)
     }
@@ -308,13 +322,14 @@ impl ContendedDevice {
         self.pass(now);
     }
 
-    /// Whether somebody waits for the end of another's slice.
+    /// Returns whether a kernel waits for the end of another lane's slice.
     fn takes_turns(&self) -> bool {
         let waits = |running: &RunningLaunch| running.device.step == DeviceStep::Run && running.device.speed == 0;
         self.limits.sharing == Sharing::TimeSliced && self.lanes.iter().flatten().any(waits)
     }
 
-    /// Who has the device, where lanes take turns: the next that has a kernel to run once a slice is over or its lane has left the device.
+    /// Returns the lane that has the device, where lanes take turns. The next lane with a kernel to
+    /// run follows once a slice is over or its lane has left the device.
     fn turn(&mut self) -> usize {
         let on_device = |lane: &Option<RunningLaunch>| {
             lane.as_ref().is_some_and(|running| matches!(running.device.step, DeviceStep::Gap | DeviceStep::Run))
@@ -329,7 +344,7 @@ impl ContendedDevice {
         self.slice.0
     }
 
-    /// Everybody's speed by what is under way now.
+    /// Sets the speed of every step by the launches under way now.
     fn share(&mut self) {
         let sliced = (self.limits.sharing == Sharing::TimeSliced).then(|| self.turn());
         let active = self.lanes.iter().flatten().count() as u64;
@@ -365,7 +380,7 @@ impl ContendedDevice {
         }
     }
 
-    /// Everything goes on at the speeds of now.
+    /// Lets every step go on at its present speed.
     fn pass(&mut self, to: Time) {
         let span = to.since(self.now).as_nanos();
         if span > 0 {
@@ -378,7 +393,7 @@ impl ContendedDevice {
         self.now = to;
     }
 
-    /// Takes away what is done and begins what comes after it.
+    /// Removes completed work and begins the steps after it.
     fn settle(&mut self, done: &mut Vec<Completed>) {
         for direction in [Direction::In, Direction::Out] {
             let queue = &mut self.copies[direction as usize];

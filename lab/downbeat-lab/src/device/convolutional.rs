@@ -2,18 +2,18 @@
 
 use super::operator::Operator;
 
-/// What comes after a convolution, point by point.
+/// The pointwise operators after a convolution.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum After {
     /// Normalisation or bias.
     Normalise,
-    /// That and an activation.
+    /// Normalisation or bias, and an activation.
     Activate,
-    /// That, the addition of a shortcut between them.
+    /// Normalisation or bias, the addition of a shortcut, and an activation.
     AddAndActivate,
 }
 
-/// The list as it grows: a square picture of `side`, with `channels`.
+/// The list of operators as it grows, and the current square picture of `side` with `channels`.
 struct Builder {
     operators: Vec<Operator>,
     fused: bool,
@@ -30,7 +30,7 @@ impl Builder {
         self.side * self.side * self.channels
     }
 
-    /// A kernel of `height` x `width` with `stride`, to `channels`.
+    /// Adds a convolution to `channels` with a kernel of `height` x `width` and `stride`.
     fn shaped(&mut self, channels: u64, (height, width): (u64, u64), stride: u64, after: After) {
         let inputs = self.outputs();
         let weights = self.channels * channels * height * width;
@@ -69,7 +69,7 @@ impl Builder {
         self.operators.push(Operator::moving("pool", inputs, self.outputs()));
     }
 
-    /// Twice the side by a transposed convolution.
+    /// Doubles the side by a transposed convolution.
     fn grow(&mut self, channels: u64, size: u64) {
         let (inputs, pixels) = (self.outputs(), self.side * self.side);
         let weights = self.channels * channels * size * size;
@@ -88,7 +88,7 @@ impl Builder {
         self.operators.push(operator);
     }
 
-    /// Branches from here: each a list of kernels with their channels; their outputs are joined.
+    /// Adds branches, each a list of kernels with their channels, and joins their outputs.
     fn branches(&mut self, stride: u64, pooled: u64, branches: &[&[(u64, (u64, u64))]]) {
         let (side, channels) = (self.side, self.channels);
         let mut joined = pooled;
@@ -109,7 +109,7 @@ impl Builder {
         }
     }
 
-    /// A 3x3 kernel for each channel by itself.
+    /// Adds a convolution of each channel by itself, with a 3x3 kernel.
     fn depthwise(&mut self, stride: u64) {
         let inputs = self.outputs();
         self.side = self.side.div_ceil(stride);
@@ -130,7 +130,8 @@ impl Builder {
     }
 }
 
-/// ResNet with bottlenecks of these numbers (He et al. 2016), stride in the 3x3 convolution, 224x224.
+/// ResNet with these numbers of bottlenecks (He et al. 2016), stride in the 3x3 convolution,
+/// 224x224.
 pub fn resnet(blocks: [u32; 4], fused: bool) -> Vec<Operator> {
     let mut net = Builder::new(224, fused);
     net.square(64, 7, 2, After::Activate);
@@ -203,7 +204,8 @@ pub fn mobilenet(fused: bool) -> Vec<Operator> {
     net.operators
 }
 
-/// Inception-v3 (Szegedy et al. 2016), 299x299, without the side exit; borders are padded where the original cuts them.
+/// Inception-v3 (Szegedy et al. 2016), 299x299, without the side exit; borders are padded where the
+/// original cuts them.
 pub fn inception_v3(fused: bool) -> Vec<Operator> {
     let mut net = Builder::new(299, fused);
     net.square(32, 3, 2, After::Activate);
@@ -290,7 +292,7 @@ pub fn unet(side: u64, fused: bool) -> Vec<Operator> {
     }
     for level in (0..4u64).rev() {
         net.grow(64 << level, 2);
-        // Beside what came up is what the way down left here.
+        // The output of the way down at this level is concatenated with the grown output.
         net.channels *= 2;
         net.square(64 << level, 3, 1, After::Activate);
         net.square(64 << level, 3, 1, After::Activate);

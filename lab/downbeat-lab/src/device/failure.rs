@@ -1,16 +1,16 @@
-//! Why something of an emulated device cannot be.
+//! Errors of emulated devices: a model, a policy or a run that cannot exist.
 
 use downbeat_core::device::BadSegmentProfile;
 use downbeat_core::profile::ProfileError;
 
 use downbeat_sim::BadArrivals;
 
-/// Why there is no such model, policy, calibration, run or figure, in words.
+/// The reason, in words, why there is no such model, policy, calibration, run or figure.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct DeviceFailure(pub(super) String);
 
-/// That which is called `text`.
+/// Finds the value with the name `text`.
 pub(super) fn named<T: Copy, const N: usize>(
     what: &str,
     all: [T; N],

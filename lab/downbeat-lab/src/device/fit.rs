@@ -1,4 +1,4 @@
-//! From measured times to the constants of a [`SegmentLaw`] and of a device.
+//! Fits the constants of a [`SegmentLaw`] and of a device to measured times.
 
 use downbeat_core::Time;
 use downbeat_core::device::LaneId;
@@ -8,32 +8,35 @@ use super::limits::{DeviceLimits, Sharing};
 use super::measured::SegmentLaw;
 use super::work::{Kernel, Work};
 
-/// What a batch took on a share of a device.
+/// The measured time of a batch on a share of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SegmentSample {
     /// Items.
     pub batch: u32,
-    /// Compute units that it could use.
+    /// Compute units that the batch could use.
     pub units: u32,
-    /// What it took, microseconds.
+    /// The measured time in microseconds.
     pub time_us: f64,
 }
 
-/// Steps of the search for the two constants that the time does not depend on linearly, for each.
+/// The grid's steps for each of the two constants on which the time does not depend linearly.
 const STEPS: u32 = 24;
-/// Times that the search is narrowed.
+/// The number of times that the search is narrowed.
 const NARROWED: u32 = 10;
 
-/// The law that fits best, and its largest error as a share of a measured time. `None` without a positive time.
+/// Returns the law that fits best, and its largest error as a share of a measured time; `None`
+/// without a positive time.
 ///
-/// For given `units_per_item` and `most_units` the law is linear in the other two, which least squares of the relative errors gives in closed form; those two
-/// are searched on a grid that is narrowed around the best. Where measurements leave a constant open, more units are in use rather than fewer.
+/// For given `units_per_item` and `most_units` the law is linear in the other two constants. Least
+/// squares of the relative errors gives these in closed form. The first two are searched on a grid
+/// that is narrowed around the best. Where measurements leave a constant open, the law uses more
+/// units rather than fewer.
 pub fn fit_segment(samples: &[SegmentSample]) -> Option<(SegmentLaw, f64)> {
     let samples: Vec<SegmentSample> =
         samples.iter().copied().filter(|s| s.time_us > 0.0 && s.time_us.is_finite()).collect();
     let most = f64::from(samples.iter().map(|s| s.units).max()?).max(1.0);
     let largest = f64::from(samples.iter().map(|s| s.batch).max()?).max(1.0);
-    // By logarithms.
+    // The ranges are logarithms.
     let mut per_item = ((1.0 / largest).ln(), most.ln());
     let mut units = (0.0, most.ln());
     let limits = (per_item, units);
@@ -43,7 +46,7 @@ pub fn fit_segment(samples: &[SegmentSample]) -> Option<(SegmentLaw, f64)> {
             for most_units in steps(units) {
                 let law = linear(&samples, units_per_item, most_units);
                 let error = squares(&law, &samples);
-                // What is no better than by rounding is no better.
+                // A gain within rounding does not count.
                 if best.as_ref().is_none_or(|(least, _)| error < least * (1.0 - 1e-9) - 1e-18) {
                     best = Some((error, law));
                 }
@@ -54,7 +57,7 @@ pub fn fit_segment(samples: &[SegmentSample]) -> Option<(SegmentLaw, f64)> {
         units = narrowed(units, law.most_units.ln(), limits.1);
     }
     let (error, mut law) = best?;
-    // What is open is taken to be large.
+    // A constant that the measurements leave open is taken to be large.
     for (units_per_item, most_units) in [(most, most), (law.units_per_item, most), (most, law.most_units)] {
         let larger = linear(&samples, units_per_item, most_units);
         if squares(&larger, &samples) <= error * 1.001 + 1e-9 {
@@ -66,7 +69,7 @@ pub fn fit_segment(samples: &[SegmentSample]) -> Option<(SegmentLaw, f64)> {
     Some((law, worst))
 }
 
-/// The sum of the squares of the relative errors.
+/// Returns the sum of the squares of the relative errors.
 fn squares(law: &SegmentLaw, samples: &[SegmentSample]) -> f64 {
     samples.iter().map(|sample| relative(law, sample).powi(2)).sum()
 }
@@ -75,18 +78,18 @@ fn relative(law: &SegmentLaw, sample: &SegmentSample) -> f64 {
     law.time_us(sample.batch, sample.units) / sample.time_us - 1.0
 }
 
-/// From the largest value down.
+/// Returns the grid's values, from the largest down.
 fn steps((low, high): (f64, f64)) -> impl Iterator<Item = f64> {
     (0..=STEPS).map(move |step| (high - (high - low) * f64::from(step) / f64::from(STEPS)).exp())
 }
 
-/// A range of a third of the width around `middle`.
+/// Returns a range of a third of the width around `middle`.
 fn narrowed((low, high): (f64, f64), middle: f64, limits: (f64, f64)) -> (f64, f64) {
     let half = (high - low) / 6.0;
     ((middle - half).max(limits.0), (middle + half).min(limits.1))
 }
 
-/// `fixed_us` and `work_us` by least squares of the relative errors, neither below 0.
+/// Fits `fixed_us` and `work_us` by least squares of the relative errors, neither below 0.
 fn linear(samples: &[SegmentSample], units_per_item: f64, most_units: f64) -> SegmentLaw {
     let law = SegmentLaw { fixed_us: 0.0, work_us: 0.0, units_per_item, most_units };
     // fixed * f + work * w = 1 for each sample.
@@ -107,38 +110,39 @@ fn linear(samples: &[SegmentSample], units_per_item: f64, most_units: f64) -> Se
     SegmentLaw { fixed_us, work_us, ..law }
 }
 
-/// Two batches that ran at the same time, each one after another.
+/// Two batches that ran at the same time, each over and over.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PairSample {
     /// The segments of each.
     pub segments: [Vec<SegmentLaw>; 2],
     /// The items of each.
     pub batches: [u32; 2],
-    /// How many times as long as alone each took.
+    /// The time of each beside the other, as a multiple of its time alone.
     pub slowdowns: [f64; 2],
 }
 
-/// Largest crowding that is looked for, thousandths.
+/// The largest crowding that is tried, in thousandths.
 const MOST_CROWDING: u32 = 1000;
 /// Steps of the search, coarse and fine, thousandths.
 const COARSE: u32 = 100;
 const FINE: u32 = 5;
 
-/// Shares of the fixed times that issuing is tried to be.
+/// The shares of the fixed times that issuing may be.
 const ISSUE_SHARES: [f64; 5] = [1.0, 0.75, 0.5, 0.25, 0.0];
 
-/// What pairs tell of a device.
+/// The constants of a device that pairs reveal.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeviceFit {
-    /// How it shares its units, and by how many thousandths a launch more lengthens issuing.
+    /// The sharing of units, and the crowding: the thousandths by which another launch lengthens
+    /// issuing.
     pub limits: DeviceLimits,
-    /// How much of the fixed times is issuing, which launches do one at a time.
+    /// The share of the fixed times that is issuing. Launches issue one at a time.
     pub issue_share: f64,
-    /// The root of the mean square of the logarithms of what slowdowns are off by.
+    /// The error of the slowdowns: the root of the mean square of their logarithms.
     pub error: f64,
 }
 
-/// What makes pairs slow down as measured, found by trying; `None` without pairs.
+/// Searches the constants that make pairs slow down as measured; `None` without pairs.
 pub fn fit_device(limits: DeviceLimits, pairs: &[PairSample]) -> Option<DeviceFit> {
     if pairs.is_empty() {
         return None;
@@ -179,11 +183,11 @@ pub fn fit_device(limits: DeviceLimits, pairs: &[PairSample]) -> Option<DeviceFi
     best
 }
 
-/// Runs of the slower of two while slowdowns are found out, and most of the faster.
+/// Runs of the slower model for a slowdown, and the most runs of the faster.
 const RUNS: usize = 4;
 const MOST_RUNS: usize = 400;
 
-/// How many times as long as alone each takes while the other runs one batch after another.
+/// Returns how many times as long as alone each takes while the other runs one batch after another.
 pub fn slowdowns(limits: DeviceLimits, kernels: &[Vec<Kernel>; 2]) -> [f64; 2] {
     let works = kernels.each_ref().map(|kernels| Work { kernels: kernels.clone(), ..Work::default() });
     let alone = works.each_ref().map(|work| work.alone(&limits).as_secs_f64().max(1e-9));

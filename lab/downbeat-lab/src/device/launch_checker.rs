@@ -1,28 +1,31 @@
-//! Judges every decision of a device's policies from outside.
+//! A judge of every decision of a device's policies, from outside.
 
 use std::collections::BTreeMap;
 
 use downbeat_core::device::{DeviceRequest, InputSource, LaneId, LaneSpec, Launch, LaunchId, PartitionId, RingRun};
 use downbeat_core::{ModelId, RequestId, Time};
 
-/// Judges every decision of a device's policies from outside; each failure panics and prints the seed.
+/// Judges every decision of a device's policies from outside. Each failure panics and prints the
+/// seed.
 ///
-/// A request that is accepted is answered, dropped or cancelled exactly once. A lane runs one launch at a time, of the segments and at most
-/// the items that it is for. The members of a launch are of its model, are in no other, and run every segment exactly once and in order. A launch
-/// from the ring has the neighbouring slots of its members, whose inputs are there; no two requests have a slot in common.
+/// A request that is accepted is answered, dropped or cancelled exactly once. A lane runs one
+/// launch at a time, within the segments and the items that it was made for. The members of a
+/// launch are of its model, are in no other launch, and run every segment exactly once and in
+/// order. A launch from the ring has the neighbouring slots of its members, which hold their
+/// inputs. No two requests have a slot in common.
 #[derive(Debug)]
 pub struct LaunchChecker {
     seed: u64,
-    /// A lane may be given a launch while it runs another: one.
+    /// Whether a lane may get one more launch while it runs another.
     ahead: bool,
-    /// Segments of each model, and the ring of its policy of now.
+    /// Segments of each model, and the ring of its current policy.
     models: BTreeMap<ModelId, (u16, usize)>,
-    /// What each lane that is in use runs, and then what waits behind it.
+    /// By lane in use: the launch that runs, then the launch that waits behind it.
     running: BTreeMap<LaneId, (LaneSpec, Vec<LaunchId>)>,
     requests: BTreeMap<RequestId, CheckedRequest>,
-    /// Slots of each policy's ring; 0: it has none.
+    /// Slots of each policy's ring; 0 where a policy has no ring.
     rings: Vec<u32>,
-    /// Who has a slot of a ring.
+    /// The request in each taken slot of a ring.
     taken: BTreeMap<(usize, u32), RequestId>,
     open: u64,
 }
@@ -30,16 +33,16 @@ pub struct LaunchChecker {
 #[derive(Clone, Debug)]
 struct CheckedRequest {
     model: ModelId,
-    /// That of the policy which has it.
+    /// The ring of the policy that has the request.
     ring: usize,
     size: u32,
     length: u32,
-    /// Segments that it has run.
+    /// The segments that the request has run.
     passed: u16,
     exited: bool,
     launch: Option<LaunchId>,
     slots: Option<RingRun>,
-    /// Its input is in its slots.
+    /// Whether the slots hold the request's input.
     input: bool,
     state: RequestState,
 }
@@ -54,7 +57,7 @@ enum RequestState {
 }
 
 impl LaunchChecker {
-    /// A checker of a run with this seed, without models.
+    /// Makes a checker without models for a run with this seed.
     pub fn new(seed: u64) -> Self {
         LaunchChecker {
             seed,
@@ -68,23 +71,24 @@ impl LaunchChecker {
         }
     }
 
-    /// From now on a lane may have a launch that waits behind the one that runs.
+    /// Allows a lane to have a launch that waits behind the running one, from now on.
     pub fn ahead(&mut self) {
         self.ahead = true;
     }
 
-    /// A model of so many segments has come to the device, or has another policy now, with a ring of so many slots.
+    /// Notes that a model of `segments` segments has come to the device, or has a new policy, with
+    /// a ring of `slots` slots.
     pub fn model(&mut self, model: ModelId, segments: u16, slots: u32) {
         self.models.insert(model, (segments, self.rings.len()));
         self.rings.push(slots);
     }
 
-    /// The model of a request that is or was there.
+    /// Returns the model of a request that is or was in the run.
     pub(crate) fn model_of(&self, request: RequestId) -> Option<ModelId> {
         self.requests.get(&request).map(|known| known.model)
     }
 
-    /// Where a lane in use is.
+    /// Returns the partition of a lane in use.
     pub(crate) fn partition(&self, lane: LaneId) -> Option<PartitionId> {
         self.running.get(&lane).map(|(spec, _)| spec.partition)
     }
@@ -95,7 +99,7 @@ impl LaunchChecker {
         known.unwrap_or_else(|| panic!("seed {seed}, {now}: {request} was never there"))
     }
 
-    /// A request is handed in.
+    /// Notes that a request is handed in.
     pub fn request(&mut self, now: Time, request: &DeviceRequest, accepted: bool) {
         self.open += u64::from(accepted);
         let known = CheckedRequest {
@@ -118,7 +122,7 @@ impl LaunchChecker {
         self.rings.get(known.ring).copied().unwrap_or(0).max(1)
     }
 
-    /// The policy gives a request slots of the ring.
+    /// Checks that the policy gives a request free slots of the ring.
     pub fn admit(&mut self, now: Time, request: RequestId, slots: RingRun) {
         let seed = self.seed;
         let known = self.known(now, request);
@@ -138,7 +142,7 @@ impl LaunchChecker {
         }
     }
 
-    /// A request's input is in its slots.
+    /// Notes that a request's input is in its slots.
     pub fn input(&mut self, now: Time, request: RequestId) {
         let known = self.known(now, request);
         known.input = true;
@@ -159,7 +163,7 @@ impl LaunchChecker {
         }
     }
 
-    /// A policy launches on a lane that is for `lane`; `None`: there is no such lane.
+    /// Checks a launch of a policy on a lane with the spec `lane`; `None` if there is no such lane.
     pub fn launch(&mut self, now: Time, launch: &Launch, lane: Option<LaneSpec>) {
         let (seed, id) = (self.seed, launch.id);
         let Some(lane) = lane else { panic!("seed {seed}, {now}: {id} is on {}, which is none", launch.lane) };
@@ -218,7 +222,8 @@ impl LaunchChecker {
         }
     }
 
-    /// A launch is done; `exits`: members whose answer is final though segments are left.
+    /// Checks the end of a launch. `exits` are members whose answer is final though segments are
+    /// left.
     pub fn completion(&mut self, now: Time, launch: &Launch, exits: &[RequestId]) {
         let running = self.running.get_mut(&launch.lane).map(|(_, running)| running);
         let same = running.is_some_and(|running| running.first() == Some(&launch.id) && running.remove(0) == launch.id);
@@ -231,13 +236,13 @@ impl LaunchChecker {
         }
     }
 
-    /// A lane is in use no more.
+    /// Checks that a lane that goes out of use is idle.
     pub fn free_lane(&mut self, now: Time, lane: LaneId) {
         let running = self.running.remove(&lane).map(|(_, running)| running).unwrap_or_default();
         assert!(running.is_empty(), "seed {}, {now}: {lane} is free and runs {running:?}", self.seed);
     }
 
-    /// The policy answers a request.
+    /// Checks that the policy may answer a request.
     pub fn reply(&mut self, now: Time, request: RequestId) {
         let seed = self.seed;
         let segments = self.model_of(request).and_then(|model| Some(self.models.get(&model)?.0)).unwrap_or(0);
@@ -248,7 +253,7 @@ impl LaunchChecker {
         self.end_request(now, request, RequestState::Answered);
     }
 
-    /// The policy gives a request up.
+    /// Checks that the policy may drop a request.
     pub fn drop_request(&mut self, now: Time, request: RequestId) {
         let seed = self.seed;
         let known = self.known(now, request);
@@ -259,7 +264,7 @@ impl LaunchChecker {
         self.end_request(now, request, RequestState::Dropped);
     }
 
-    /// The policy says that a request whose client has gone was there.
+    /// Notes that the policy cancels a request whose client has gone.
     pub fn cancelled(&mut self, now: Time, request: RequestId) {
         let known = self.known(now, request);
         if known.launch.is_none() && known.input {
@@ -280,7 +285,7 @@ impl LaunchChecker {
         self.open -= 1;
     }
 
-    /// The run is over: everything has ended.
+    /// Checks at the end of the run that everything has ended.
     pub fn end(&self, now: Time) {
         let seed = self.seed;
         let runs = self.running.values().any(|(_, running)| !running.is_empty());

@@ -1,18 +1,22 @@
 //! The emulated device, and policies of one device under virtual time.
 //!
-//! [`ContendedDevice`] is a device that launches share; [`EmulatedModel`] says what a launch of a network has to do on a [`Platform`].
-//! Neither knows a measured latency of a whole model: a network is the list of its operators, and an operator on a partition of so many units takes
+//! [`ContendedDevice`] is a device that launches share. [`EmulatedModel`] computes the work of a
+//! launch of a network on a [`Platform`]. No measured latency of a whole model enters the
+//! emulation. A network is the list of its operators, and an operator on a partition takes
 //!
 //! ```text
 //! max(waves * rows * 64 * inner / gain / (peak * efficiency / units of the device), bytes / bandwidth)
 //! waves = blocks / units of the partition, rounded up;   blocks = tiles of 64 rows by 64 columns of its output
 //! ```
 //!
-//! A product of fewer rows has tiles of fewer, a power of two: a fully connected layer for few items takes what reading its weights takes. A row is an output,
-//! in TensorRT's convolutions by Winograd's algorithm a square of 2x2 outputs, as F(2x2, 3x3) computes them; and these convolutions compute as if there were
-//! a few items more, so that their rate grows with the batch `b` as `b / (b + h)`.
+//! A product of fewer rows has smaller tiles, with a power of two of rows. So a fully connected
+//! layer for few items takes the time of reading its weights. A row is one output. In TensorRT's
+//! convolutions by Winograd's algorithm a row is a square of 2x2 outputs, as F(2x2, 3x3) computes
+//! them. These convolutions compute as if there were a few items more, so their rate grows with the
+//! batch `b` as `b / (b + h)`.
 //!
-//! A few constants for each device with its library are fitted to published latencies, none to a single model:
+//! A few constants for each device with its library are fitted to published latencies; none is
+//! fitted to a single model:
 //!
 //! | | Titan RTX, cuDNN | Titan RTX, TensorRT | V100, TensorRT | A100, cuDNN | from |
 //! |---|---|---|---|---|---|
@@ -35,11 +39,13 @@
 //! | joining inputs, ns a byte | 0.2 | 0 | 0 | 0.2 | assumed: 5 GB/s; Triton joins the next batch while one runs |
 //! | a batch of the serving system | 1 ms | 0.2 ms | 0.2 ms | 1 ms | assumed |
 //!
-//! `downbeat-lab figure device-model` prints what was fitted beside what was not, `lab/docs/device_model.md` says what cannot be met.
-//! DVABatch gives no latency of a model: its column has the device of E²bird and the library of GSLICE.
+//! `downbeat-lab figure device-model` prints the fitted numbers beside the held-out ones.
+//! `lab/docs/device_model.md` lists the measurements that the model cannot meet. DVABatch gives no
+//! latency of a model, so its column has the device of E²bird and the library of GSLICE.
 //!
-//! A device at hand is described by a [`Calibration`], which `downbeat-lab calibrate` makes of reports of `downbeat profile`: a few constants for each segment of each model that was measured
-//! there ([`SegmentLaw`]), found by least squares, and three for the device, found from pairs of models.
+//! A [`Calibration`] describes a device at hand. `downbeat-lab calibrate` makes it from reports of
+//! `downbeat profile`. Each segment of a measured model has a few constants ([`SegmentLaw`]), found
+//! by least squares. The device has three, found from pairs of models.
 
 mod abacus_cuts;
 mod architecture;

@@ -1,4 +1,4 @@
-//! A network on a platform: what launches of it take, alone and as work for a contended device.
+//! A network on a platform: the times of its launches alone, and their work for a contended device.
 
 use downbeat_core::device::{SegmentProfile, SegmentRange};
 use downbeat_core::{Duration, LatencyProfile};
@@ -11,43 +11,44 @@ use super::measured::MeasuredModel;
 use super::platform::Platform;
 use super::work::{Kernel, Work};
 
-/// A network on a platform, or a measured model on its device, in stages of equal time.
+/// A network on a platform, or a measured model on its device, cut into stages of equal time.
 #[derive(Clone, Debug)]
 pub struct EmulatedModel {
     source: Source,
-    /// First operator of each segment, and one past the last.
+    /// The first operator of each segment, and one past the last.
     boundaries: Vec<usize>,
 }
 
-/// Where the kernels of a launch come from.
+/// The source of a launch's kernels.
 #[derive(Clone, Debug)]
 enum Source {
     /// The operators of a network of the papers.
     Network(Architecture, Platform),
-    /// What was measured.
+    /// The laws of a measured model.
     Measured(MeasuredModel),
-    /// Segments that take their times, of so many units.
+    /// Segments of given times, on a number of units.
     Plain(SegmentProfile, u32),
 }
 
-/// What stages of equal time are measured with, where nothing else is said: items, and tokens.
+/// The items and tokens with which stages of equal time are measured by default.
 const REFERENCE: (u32, u32) = (32, 64);
 
 impl EmulatedModel {
-    /// The model in one piece.
+    /// Makes the model in one piece.
     pub fn new(architecture: Architecture, platform: Platform) -> Self {
         let operators = architecture.operators(platform.fused, 1).len();
         EmulatedModel { source: Source::Network(architecture, platform), boundaries: vec![0, operators] }
     }
 
-    /// A measured model in one piece, on its device.
+    /// Makes a measured model in one piece, on its device.
     pub fn measured(model: MeasuredModel) -> Self {
         let kernels = model.kernels(1, model.limits.units).len();
         EmulatedModel { source: Source::Measured(model), boundaries: vec![0, kernels] }
     }
 
-    /// A model whose segments take exactly these times alone, and keep so many units of the device: on one with twice as many, two run side by side
-    /// and a third slows both down. Its inputs are where they are needed.
+    /// Makes a model whose segments take exactly these times alone and keep `units` units busy. On
+    /// a device with twice as many, two run side by side and a third slows both down. The model's
+    /// inputs need no copy.
     pub fn plain(profile: SegmentProfile, units: u32) -> Self {
         EmulatedModel {
             boundaries: (0..=usize::from(profile.segments())).collect(),
@@ -55,7 +56,8 @@ impl EmulatedModel {
         }
     }
 
-    /// The model cut into `stages` stages that take as equal times as its operators allow, for a batch of 32.
+    /// Makes the model cut into `stages` stages of times as equal as its operators allow, for a
+    /// batch of 32.
     ///
     /// # Errors
     /// If there are fewer operators than stages, or no stage.
@@ -63,7 +65,7 @@ impl EmulatedModel {
         EmulatedModel::new(architecture, platform).cut(stages)
     }
 
-    /// The same model cut into `stages` stages.
+    /// Returns the same model cut into `stages` stages.
     ///
     /// # Errors
     /// As [`Self::staged`].
@@ -71,10 +73,10 @@ impl EmulatedModel {
         Ok(EmulatedModel { source: self.source.clone(), boundaries: self.segments(stages)? })
     }
 
-    /// The model cut into Abacus' operators, 52 of ResNet152 to 12 of BERT.
+    /// Makes the model cut into Abacus' operators, from 12 for BERT to 52 for ResNet152.
     ///
     /// # Errors
-    /// If it is none of Abacus' models, or on another platform than theirs.
+    /// If the model is none of Abacus', or the platform fuses operators.
     pub fn abacus(architecture: Architecture, platform: Platform) -> Result<Self, DeviceFailure> {
         if platform.fused {
             return Err(DeviceFailure(format!("{} fuses operators: Abacus' are between them", platform.name)));
@@ -83,7 +85,7 @@ impl EmulatedModel {
         Ok(EmulatedModel { source: Source::Network(architecture, platform), boundaries })
     }
 
-    /// The network of the papers that it is, if it is one.
+    /// Returns the model's network of the papers, if it has one.
     pub fn architecture(&self) -> Option<Architecture> {
         match &self.source {
             Source::Network(architecture, _) => Some(*architecture),
@@ -91,7 +93,7 @@ impl EmulatedModel {
         }
     }
 
-    /// What messages call it.
+    /// Returns the model's name in messages.
     pub fn name(&self) -> &str {
         match &self.source {
             Source::Network(architecture, _) => architecture.name(),
@@ -100,12 +102,12 @@ impl EmulatedModel {
         }
     }
 
-    /// Whether its requests have a length.
+    /// Returns whether the model's requests have a length.
     pub fn has_length(&self) -> bool {
         self.architecture().is_some_and(Architecture::has_length)
     }
 
-    /// Bytes of an item's input and output.
+    /// Returns the bytes of an item's input and output.
     pub fn item_bytes(&self, length: u32) -> (u64, u64) {
         match &self.source {
             Source::Network(architecture, _) => architecture.item_bytes(length),
@@ -114,7 +116,7 @@ impl EmulatedModel {
         }
     }
 
-    /// What its device offers to launches together.
+    /// Returns the limits of the model's device.
     pub fn limits(&self) -> DeviceLimits {
         match &self.source {
             Source::Network(_, platform) => platform.limits(),
@@ -123,7 +125,8 @@ impl EmulatedModel {
         }
     }
 
-    /// What the host spends on joining a batch's inputs of so many bytes, and the serving system on the batch. Both are in the times of a measured model.
+    /// Returns the time to join a batch's inputs of `bytes` bytes and the serving system's time for
+    /// the batch. The times of a measured model include both.
     pub fn gather(&self, bytes: u64) -> Duration {
         match &self.source {
             Source::Network(_, platform) => {
@@ -133,7 +136,7 @@ impl EmulatedModel {
         }
     }
 
-    /// What a launch costs the host before its first kernel.
+    /// Returns the host's cost of a launch before its first kernel.
     fn launch_overhead(&self) -> Duration {
         match &self.source {
             Source::Network(_, platform) => platform.launch_overhead,
@@ -142,7 +145,7 @@ impl EmulatedModel {
         }
     }
 
-    /// What the host does after a launch before its lane is free.
+    /// Returns the host's time after a launch until its lane is free.
     fn after(&self) -> Duration {
         match &self.source {
             Source::Network(_, platform) => platform.after,
@@ -150,7 +153,8 @@ impl EmulatedModel {
         }
     }
 
-    /// The standard deviation of what a launch takes from run to run, as a share of it; 0 where nothing is known.
+    /// Returns the standard deviation of launch times from run to run, as a share of the time; 0
+    /// where nothing is known.
     pub fn noise(&self) -> f64 {
         match &self.source {
             Source::Network(_, platform) => platform.noise,
@@ -158,12 +162,13 @@ impl EmulatedModel {
         }
     }
 
-    /// How many segments it is cut into.
+    /// Returns the number of segments.
     pub fn segment_count(&self) -> u16 {
         (self.boundaries.len() - 1) as u16
     }
 
-    /// Where to cut it into `stages` stages of equal time (DVABatch §7.1): the first operator of each, and one past the last.
+    /// Finds the cuts into `stages` stages of equal time (DVABatch §7.1): the first operator of
+    /// each, and one past the last.
     ///
     /// # Errors
     /// If there are fewer operators than stages, or no stage.
@@ -182,7 +187,7 @@ impl EmulatedModel {
         let (mut boundaries, mut passed) = (vec![0], 0);
         for (index, time) in times.iter().enumerate() {
             let cut = boundaries.len();
-            // Closest to its place, with operators left for every stage.
+            // The cut closest to its due time, with operators left for every stage.
             let due = total * cut as u64 / stages as u64;
             let near = passed + time / 2 >= due;
             let must = operators - index <= stages - cut;
@@ -195,24 +200,26 @@ impl EmulatedModel {
         Ok(boundaries)
     }
 
-    /// What `rows` items padded to `length` take in all segments, alone on the whole device, once launched.
+    /// Returns the time of `rows` items padded to `length` in all segments, alone on the whole
+    /// device, once launched.
     pub fn time(&self, rows: u32, length: u32) -> Duration {
         self.time_on(rows, length, self.limits().units)
     }
 
-    /// As that, on a partition of so many units.
+    /// Like [`Self::time`], on a partition of `units` units.
     pub fn time_on(&self, rows: u32, length: u32, units: u32) -> Duration {
         self.work(SegmentRange::new(0, self.segment_count()), rows, length, units).alone(&self.limits())
     }
 
-    /// What a launch of `segments` has to do on a partition of so many units.
+    /// Returns the work of a launch of `segments` on a partition of `units` units.
     pub fn work(&self, segments: SegmentRange, rows: u32, length: u32, units: u32) -> Work {
         let range = self.boundaries[usize::from(segments.first)]..self.boundaries[usize::from(segments.end)];
         let kernels = self.all_kernels(rows, length, units)[range].to_vec();
         Work { overhead: self.launch_overhead(), kernels, after: self.after() }
     }
 
-    /// What each segment takes alone, for up to `max_batch` items padded to each of `lengths`; an offline measurement's result.
+    /// Returns the time of each segment alone, for up to `max_batch` items padded to each of
+    /// `lengths`: the result of an offline measurement.
     ///
     /// # Errors
     /// If there is no batch size or no length, or lengths do not ascend.
@@ -246,7 +253,7 @@ impl EmulatedModel {
                 let kernel = |segment| {
                     let run = profile.time(segment, rows, length).as_nanos();
                     let used = units.min(*all);
-                    // On fewer units it takes longer in proportion.
+                    // On fewer units the time grows in proportion.
                     let run = u128::from(run) * u128::from(*all) / u128::from(used.max(1));
                     let run = Duration::from_nanos(u64::try_from(run).unwrap_or(u64::MAX));
                     Kernel { run, units: used, ..Kernel::default() }

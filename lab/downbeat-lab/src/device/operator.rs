@@ -1,26 +1,28 @@
-//! One operator of a model: what there is to compute and to move, for one item.
+//! One operator of a model: its computing and its memory traffic for one item.
 
-/// What an operator computes and moves for one item, before any device is known.
+/// The computing and the memory traffic of an operator for one item, before any device is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Operator {
-    /// What it is, such as `conv3x3`.
+    /// The operator's name, such as `convolution`.
     pub name: &'static str,
     /// Multiplications with an addition each.
     pub multiplications: u64,
-    /// Whether Winograd's algorithm saves some of them: 3x3 convolutions of stride 1.
+    /// Whether Winograd's algorithm saves some multiplications: 3x3 convolutions of stride 1.
     pub winograd: bool,
-    /// Elements that it reads, weights apart.
+    /// Elements that the operator reads, without weights.
     pub inputs: u64,
-    /// Elements that it writes, in rows of [`Self::columns`].
+    /// Elements that the operator writes, in rows of [`Self::columns`].
     pub outputs: u64,
-    /// Channels that it writes: rows of all items make one matrix, columns of weights another.
+    /// Channels that the operator writes. Rows of all items make one matrix, columns of weights
+    /// another.
     pub columns: u64,
     /// Elements of weights, which all items share.
     pub weights: u64,
 }
 
 impl Operator {
-    /// `[items * rows, inner] x [inner, columns]` with weights of `inner * columns`.
+    /// Makes a product `[items * rows, inner] x [inner, columns]` with weights of
+    /// `inner * columns`.
     pub fn matrix(name: &'static str, rows: u64, inner: u64, columns: u64) -> Self {
         Operator {
             name,
@@ -33,7 +35,7 @@ impl Operator {
         }
     }
 
-    /// One that only moves: reads `inputs`, writes `outputs`.
+    /// Makes an operator that only moves data: it reads `inputs` and writes `outputs`.
     pub fn moving(name: &'static str, inputs: u64, outputs: u64) -> Self {
         Operator { name, multiplications: 0, winograd: false, inputs, outputs, columns: outputs, weights: 0 }
     }

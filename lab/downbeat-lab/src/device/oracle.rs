@@ -1,4 +1,4 @@
-//! A predictor that cannot be better: the emulated device itself.
+//! A perfect predictor: the emulated device itself.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -11,26 +11,27 @@ use super::contended::ContendedDevice;
 use super::model::EmulatedModel;
 use super::work::Work;
 
-/// Plays each group on a device of its own, without what differs from run to run. Each model has a lane, as on the device that is predicted.
+/// Plays each group on a device of its own, without noise. Each model has a lane, as on the device
+/// that is predicted.
 #[derive(Debug)]
 pub struct Oracle {
     models: Vec<EmulatedModel>,
-    /// What is said is so many times as long as it is: 1 for an oracle.
+    /// The factor from the true time to the prediction: 1 for an oracle.
     bias: f64,
     known: RefCell<BTreeMap<Vec<Asked>, Duration>>,
     played: Cell<u64>,
 }
 
-/// Model, first operator, one past the last, items, length.
+/// The key of a group's part: model, first operator, one past the last, items, length.
 type Asked = (u32, u16, u16, u32, u32);
 
 impl Oracle {
-    /// Of these models, by their numbers, on the device of the first.
+    /// Makes an oracle of these models, by their numbers, on the device of the first.
     pub fn new(models: Vec<EmulatedModel>, bias: f64) -> Self {
         Oracle { models, bias, known: RefCell::default(), played: Cell::new(0) }
     }
 
-    /// How many different groups it was asked for.
+    /// Returns the number of different groups that were played.
     pub fn played(&self) -> u64 {
         self.played.get()
     }
@@ -53,7 +54,8 @@ impl Oracle {
     }
 }
 
-/// What a group takes on a device of its own, each model on its lane, with what each launch has to do changed first; `None` if it has a model that is none of these.
+/// Plays a group on a device of its own, each model on its lane, and returns its time. `change` may
+/// alter each launch's work first. `None` if the group has an unknown model.
 pub(super) fn play_group(
     models: &[EmulatedModel],
     group: &[GroupPart],

@@ -14,32 +14,38 @@ use downbeat_sim::{Popularity, Shape};
 /// Minutes of the trace (Abacus §7.6: two hours).
 const MINUTES: u32 = 120;
 
-/// Who says which device a query goes to.
+/// The rule that chooses a query's device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpreadBy {
-    /// Each model's go to the devices in turn, as services of Kubernetes do by themselves; each device serves what comes.
+    /// Each model's queries go to the devices in turn, as services of Kubernetes send them. Each
+    /// device serves its own queries.
     Turn,
-    /// Clockwork, as Abacus describes it (§7.6): one queue, the most urgent first, without those that cannot make it any more; a device that is free gets one, and runs nothing beside it.
+    /// Clockwork, as Abacus describes it (§7.6). One queue has the most urgent query first and
+    /// drops queries that cannot meet their deadline. A free device gets one query and runs nothing
+    /// beside it.
     Clockwork,
 }
 
-/// A run on several devices alike, whose queries come as Azure's functions are called: at a rate that changes from minute to minute, each model's by itself.
+/// A run on several equal devices. Queries come as Azure's functions are called: each model's rate
+/// changes by itself from minute to minute.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OverlapCluster {
-    /// What runs on each device; the rate and the queries are those of all. A minute of the trace is as much shorter as it has fewer queries.
+    /// The run on each device; its rate and its queries are for all devices together. A minute of
+    /// the trace is shortened to fit the number of queries.
     pub run: OverlapRun,
-    /// Devices.
+    /// The number of devices.
     pub devices: usize,
-    /// The QoS target of all.
+    /// The QoS target of all queries.
     pub target: Duration,
-    /// How often each model is asked for.
+    /// The models' shares of the queries.
     pub popularity: Popularity,
-    /// Who spreads them.
+    /// The rule that spreads the queries.
     pub by: SpreadBy,
 }
 
 impl OverlapCluster {
-    /// The rate of each model, adding up to the run's, which changes over the trace around it.
+    /// Returns a stream of arrivals for each model. The rates add up to the run's rate, and each
+    /// changes over the trace around its mean.
     fn arrivals(&self) -> Result<Vec<ArrivalStream>, DeviceFailure> {
         let OverlapRun { models, rate, queries, seed, .. } = &self.run;
         let seconds = f64::from(*queries) / rate;
@@ -52,7 +58,7 @@ impl OverlapCluster {
         self.popularity.shares(models.len()).into_iter().zip(10..).map(of_model).collect()
     }
 
-    /// Plays it until all queries are answered or dropped.
+    /// Plays the run until all queries are answered or dropped.
     ///
     /// # Errors
     /// As [`OverlapRun::play`], or if there is no device.
@@ -105,7 +111,7 @@ impl OverlapCluster {
     }
 }
 
-/// What waits for a device, by deadline.
+/// The queries that wait for a device, by deadline.
 #[derive(Default)]
 struct CentralQueue {
     waiting: BTreeMap<(Time, u32), Query>,
@@ -117,7 +123,7 @@ impl CentralQueue {
         self.waiting.insert((query.deadline, id), query);
     }
 
-    /// Gives what can make it to devices that are free.
+    /// Gives queries to free devices, and drops queries that cannot meet their deadline.
     fn give(&mut self, now: Time, plays: &mut [Play<'_>]) {
         while let Some(free) = plays.iter_mut().find(|play| !self.waiting.is_empty() && play.is_idle()) {
             let Some(((deadline, id), query)) = self.waiting.pop_first() else { return };

@@ -1,4 +1,5 @@
-//! A perceptron with what it is compared with.
+//! A perceptron and the predictors that the paper compares with it: a linear regression and support
+//! vectors.
 
 use downbeat_core::device::overlap::{BadMlp, Mlp};
 use downbeat_training::{GroupSample, mean_error, says, train_mlp};
@@ -10,10 +11,11 @@ use downbeat_sim::random;
 /// The most samples of a regression on support vectors, whose time grows with their square.
 pub(super) const VECTORS: usize = 4_000;
 
-/// The stream of random numbers that trainings have.
+/// The stream of random numbers for trainings.
 pub(super) const TRAINING: u64 = 77;
 
-/// An MLP, a linear regression and a regression on support vectors, trained on the same samples (Abacus figure 10).
+/// An MLP, a linear regression and a regression on support vectors, trained on the same samples
+/// (Abacus figure 10).
 #[derive(Clone, Debug)]
 pub struct ComparedPredictors {
     /// The perceptron.
@@ -23,7 +25,7 @@ pub struct ComparedPredictors {
 }
 
 impl ComparedPredictors {
-    /// Trains them, the perceptron so often through all samples.
+    /// Trains all three, the perceptron with `epochs` passes over the samples.
     ///
     /// # Errors
     /// As [`train_mlp`].
@@ -32,7 +34,7 @@ impl ComparedPredictors {
         Ok(ComparedPredictors { mlp, line: train_linear(samples), vectors: vectors(samples) })
     }
 
-    /// How far they are off on average: MLP, linear regression, support vectors.
+    /// Returns the mean errors: MLP, linear regression, support vectors.
     pub fn off(&self, test: &[&GroupSample]) -> [f64; 3] {
         [
             mean_error(test.iter().copied(), |features| says(&self.mlp, features)),
@@ -42,7 +44,7 @@ impl ComparedPredictors {
     }
 }
 
-/// A regression on as many of these as it takes, evenly.
+/// Trains a regression on at most [`VECTORS`] of these samples, taken at even steps.
 pub(super) fn vectors(samples: &[&GroupSample]) -> SupportVectors {
     let step = samples.len().div_ceil(VECTORS).max(1);
     SupportVectors::train(&samples.iter().step_by(step).copied().collect::<Vec<_>>())

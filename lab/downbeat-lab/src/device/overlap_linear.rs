@@ -1,8 +1,10 @@
-//! The linear regression of what groups take, which a perceptron is compared with (Abacus §5.5).
+//! The linear regression of group times, which the paper compares with the perceptron (Abacus
+//! §5.5).
 
 use downbeat_training::GroupSample;
 
-/// The linear regression of what groups take on their features, by least squares: a constant, then one number a feature.
+/// Fits the linear regression of group times on their features, by least squares. Returns a
+/// constant, then one number for each feature.
 pub fn train_linear(samples: &[&GroupSample]) -> Vec<f64> {
     let width = samples.first().map_or(0, |sample| sample.features.len()) + 1;
     let mut rows = vec![vec![0.0; width + 1]; width];
@@ -14,7 +16,7 @@ pub fn train_linear(samples: &[&GroupSample]) -> Vec<f64> {
         }
     }
     for (index, row) in rows.iter_mut().enumerate() {
-        // Bits add up to the constant: without this there is no one solution.
+        // The bits add up to the constant. Without this term there is no unique solution.
         row[index] += 1e-6 * samples.len() as f64;
     }
     for pivot in 0..width {
@@ -30,7 +32,7 @@ pub fn train_linear(samples: &[&GroupSample]) -> Vec<f64> {
     rows.iter().enumerate().map(|(index, row)| row[width] / row[index]).collect()
 }
 
-/// What a linear regression says of features.
+/// Returns a linear regression's prediction for a group's features.
 pub fn predict_linear(coefficients: &[f64], features: &[f32]) -> f64 {
     let (constant, rest) = coefficients.split_first().unwrap_or((&0.0, &[]));
     constant + rest.iter().zip(features).map(|(factor, x)| factor * f64::from(*x)).sum::<f64>()

@@ -1,4 +1,4 @@
-//! One device of a run of several models: its queries, who says what runs, and what has come of it.
+//! One device of a run of several models: its queries, its server and its report.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use super::overlap_report::OverlapReport;
 use super::overlap_run::{OverlapRun, OverlapServing};
 use downbeat_sim::random;
 
-/// What asking a predictor takes, for one group and for several at a time (§7.7).
+/// The time to ask a predictor, for one group and for several at a time (§7.7).
 const PASS: Duration = Duration::from_micros(66);
 const MULTI_WAY_PASS: Duration = Duration::from_micros(88);
 
@@ -28,13 +28,13 @@ pub(super) struct Query {
     pub(super) deadline: Time,
     pub(super) rows: u32,
     pub(super) length: u32,
-    /// What it takes alone.
+    /// The query's time alone.
     pub(super) alone: Duration,
 }
 
 enum Server {
     Groups(Box<Overlap<RunPredictor>>),
-    /// One of each model, as they came.
+    /// One query of each model at a time, in the order of arrival.
     Free {
         waiting: Vec<(u64, Query)>,
         running: Vec<u64>,
@@ -47,20 +47,20 @@ pub(super) struct Play<'a> {
     device: ContendedDevice,
     server: Server,
     queries: BTreeMap<u64, Query>,
-    /// The group that runs: its token, since when, what was said that it takes, and how many of its parts still run.
+    /// The running group, the instant of its start, and the number of its parts that still run.
     group: Option<(OperatorGroup, Time, usize)>,
     pub(super) report: OverlapReport,
     noise: Option<Normal<f64>>,
     rng: Pcg64,
 }
 
-/// What a query takes alone on the device, in one launch.
+/// Returns the time of a query alone on the device, in one launch.
 pub(super) fn whole(model: &EmulatedModel, rows: u32, length: u32, units: u32) -> Duration {
     model.work(SegmentRange::new(0, model.segment_count()), rows, length, units).alone(&model.limits())
 }
 
 impl<'a> Play<'a> {
-    /// The device of this number in a run.
+    /// Makes the device of this number in a run.
     pub(super) fn new(run: &'a OverlapRun, models: Vec<EmulatedModel>, device: u64) -> Result<Self, DeviceFailure> {
         let oracle = PredictedBy::Oracle { bias: 1.0 };
         let groups = match &run.serving {
@@ -98,7 +98,7 @@ impl<'a> Play<'a> {
         })
     }
 
-    /// When something changes next if nothing comes.
+    /// Returns the next instant of change if no query comes.
     pub(super) fn next_event(&self) -> Option<Time> {
         self.device.next_event()
     }
@@ -112,12 +112,12 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Whether nothing waits or runs.
+    /// Returns whether nothing waits or runs.
     pub(super) fn is_idle(&self) -> bool {
         self.queries.is_empty()
     }
 
-    /// The last query has come.
+    /// Notes that the last query has come.
     pub(super) fn end_of_arrivals(&mut self, now: Time) {
         self.report.span = now.since(Time::ZERO);
         let whole = f64::from(self.run.platform.units) * self.report.span.as_secs_f64() * 1e9;
@@ -170,7 +170,7 @@ impl<'a> Play<'a> {
         self.report.dropped += u32::from(self.queries.remove(&id).is_some());
     }
 
-    /// Begins what is due.
+    /// Starts all work that is due.
     pub(super) fn carry_out(&mut self, now: Time) {
         loop {
             let output = match &mut self.server {
@@ -187,7 +187,7 @@ impl<'a> Play<'a> {
             };
             match output {
                 Some(OverlapOutput::Run(group)) => {
-                    // Where the device waited for the decision.
+                    // The device waited this long for the decision.
                     let waits = match self.run.serving {
                         OverlapServing::Sjf => PASS,
                         _ => MULTI_WAY_PASS.saturating_mul(u64::from(group.waited_for)),
@@ -206,7 +206,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    /// Begins the first query of each model that has none running.
+    /// Starts the first query of each model that has none running.
     fn begin(&mut self, now: Time) {
         loop {
             let Server::Free { waiting, running } = &mut self.server else { return };

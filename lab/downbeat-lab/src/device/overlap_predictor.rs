@@ -1,4 +1,4 @@
-//! Predictors of a run: the device itself, or one that was trained on samples.
+//! Predictors of a run: the device itself, or a perceptron that was trained on samples.
 
 use std::sync::Arc;
 
@@ -16,39 +16,41 @@ use super::overlap_samples::{abacus_layout, draw_samples};
 use super::platform::Platform;
 use downbeat_sim::random;
 
-/// How often the samples are gone through.
+/// The passes over the samples in training.
 pub(super) const EPOCHS: u32 = 60;
-/// For so many samples of training there is one of the test.
+/// The samples of training for each sample of the test.
 const TESTED: usize = 5;
 
-/// A perceptron that was trained on groups (Abacus §5.4, §5.5), and how far it is off for groups that it was not trained with.
+/// A perceptron that was trained on groups (Abacus §5.4, §5.5), with its error for groups outside
+/// the training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainedPredictor {
     mlp: Mlp,
-    /// Numbers in [`ABACUS_MODELS`], and how many of them were in a group.
+    /// Numbers in [`ABACUS_MODELS`], and the most models in a group.
     models: Vec<usize>,
     at_once: usize,
     /// Samples of the training.
     pub samples: usize,
-    /// Mean absolute error of the test, as a share of what groups take.
+    /// Mean absolute error of the test, as a share of the groups' times.
     pub mean_error: f64,
-    /// What 95% of the test's groups are not farther off than.
+    /// The relative error that 95% of the test's groups stay within.
     pub error: f64,
 }
 
-/// What says how long groups of a run take.
+/// The kind of predictor of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PredictedBy {
-    /// The emulated device itself, without what differs from run to run; it says so many times as long: 1 for an oracle.
+    /// The emulated device itself, without noise. The predictions are `bias` times the true time: 1
+    /// for an oracle.
     Oracle {
-        /// Times that the prediction is what the group takes.
+        /// The prediction as a multiple of the group's true time.
         bias: f64,
     },
-    /// A trained one.
+    /// A trained perceptron.
     Trained(Arc<TrainedPredictor>),
 }
 
-/// The predictor of a run, whose models are numbered as the run has them.
+/// The predictor of a run, with models numbered as in the run.
 #[derive(Debug)]
 pub(super) enum RunPredictor {
     Oracle(Oracle),
@@ -56,10 +58,12 @@ pub(super) enum RunPredictor {
 }
 
 impl TrainedPredictor {
-    /// One for all groups of up to `at_once` of these models, numbers in [`ABACUS_MODELS`], trained on `each` samples of each set of them. The test has samples of its own, by another seed.
+    /// Trains a predictor for all groups of up to `at_once` of these models, given by their numbers
+    /// in [`ABACUS_MODELS`]. Training uses `each` samples of each set of models. The test has
+    /// samples of its own, from another seed.
     ///
     /// # Errors
-    /// If the platform is not one of Abacus', or the training fails.
+    /// If the platform fuses operators, or the training fails.
     pub fn train(
         platform: Platform,
         (models, at_once): (&[usize], usize),
@@ -77,15 +81,16 @@ impl TrainedPredictor {
         Ok(TrainedPredictor { mlp, models: models.to_vec(), at_once, samples: training.len(), mean_error, error })
     }
 
-    /// It, for these models, by their places. Of one that it was not trained with it says nothing.
+    /// Returns the predictor for these models, numbered by their places. The predictor is silent on
+    /// models outside the training.
     ///
     /// # Errors
-    /// Never, if it was trained.
+    /// Never, for a trained predictor.
     pub fn of(&self, models: &[Architecture]) -> Result<LearnedPredictor, BadMlp> {
         let mut layout = abacus_layout(self.at_once);
         for (number, FeatureModel { model, .. }) in layout.models.iter_mut().enumerate() {
             let is_it = |other: &Architecture| self.models.contains(&number) && *other == ABACUS_MODELS[number];
-            // Of a model that does not run there is no group.
+            // A model that does not run is in no group.
             *model = ModelId(models.iter().position(is_it).map_or(u32::MAX, |place| place as u32));
         }
         LearnedPredictor::new(layout, self.mlp.clone())
@@ -93,7 +98,8 @@ impl TrainedPredictor {
 }
 
 impl PredictedBy {
-    /// The predictor, and the relative error that 95% of groups are within: what it was tested with and two deviations of a run, of which it knows nothing.
+    /// Returns the predictor, and the relative error that 95% of groups stay within. This is the
+    /// error of the test plus two deviations of the noise, which no predictor knows.
     pub(super) fn predictor(
         &self,
         architectures: &[Architecture],

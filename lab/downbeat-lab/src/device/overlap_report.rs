@@ -1,31 +1,32 @@
-//! What came of a run of models side by side.
+//! The outcome of a run of models side by side.
 
 use downbeat_core::device::overlap::OverlapStats;
 use downbeat_core::{Duration, quantiles};
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OverlapReport {
     /// Queries answered within their QoS target.
     pub in_time: u32,
-    /// Answered later.
+    /// Queries answered after their target.
     pub late: u32,
-    /// Not answered.
+    /// Queries that were not answered.
     pub dropped: u32,
-    /// Of all that were answered, the time to the answer over the QoS target.
+    /// The time to each answer over the QoS target.
     pub latencies: Vec<f64>,
-    /// How long queries came.
+    /// The time during which queries came.
     pub span: Duration,
-    /// What units were in use until then, of all, 0 to 1.
+    /// The share of the units' time in use until the end of arrivals, 0 to 1.
     pub used: f64,
-    /// Of groups by prediction.
+    /// Counters of the groups by prediction.
     pub stats: OverlapStats,
-    /// Actual to predicted time of groups of several.
+    /// Actual over predicted time, for groups of several parts.
     pub ratios: Vec<f64>,
 }
 
 impl OverlapReport {
-    /// What came of several devices together, which were all sent queries for as long as the last of them.
+    /// Joins the reports of several devices. Every device counts as getting queries for as long as
+    /// the last one.
     pub fn joined(reports: impl IntoIterator<Item = OverlapReport>) -> OverlapReport {
         let (mut all, mut count) = (OverlapReport::default(), 0);
         for OverlapReport { in_time, late, dropped, latencies, span, used, stats, ratios } in reports {
@@ -42,17 +43,18 @@ impl OverlapReport {
         all
     }
 
-    /// The share of queries that were late or not answered (Abacus figure 15).
+    /// Returns the share of queries that were late or not answered (Abacus figure 15).
     pub fn violations(&self) -> f64 {
         f64::from(self.late + self.dropped) / f64::from((self.in_time + self.late + self.dropped).max(1))
     }
 
-    /// What 99% of the answers took, over the QoS target (figure 14); NaN if there are none.
+    /// Returns the 99% quantile of the time to an answer over the QoS target (figure 14); NaN if
+    /// there are no answers.
     pub fn tail(&self) -> f64 {
         quantiles(self.latencies.iter().copied(), [0.99]).map_or(f64::NAN, |[tail]| tail)
     }
 
-    /// Queries a second that were answered in time (figure 17).
+    /// Returns the queries a second that were answered in time (figure 17).
     pub fn throughput(&self) -> f64 {
         f64::from(self.in_time) / self.span.as_secs_f64()
     }

@@ -1,4 +1,4 @@
-//! Queries of several models on one device under virtual time: Abacus, and what it is compared with.
+//! Queries of several models on one device under virtual time, served by Abacus or a baseline.
 
 use downbeat_core::{Duration, Time};
 use rand::RngExt;
@@ -13,57 +13,60 @@ use super::overlap_report::OverlapReport;
 use super::platform::Platform;
 use downbeat_sim::{Arrivals, random};
 
-/// Items of a query, and tokens of one of BERT (Abacus table 1).
+/// Items of a query, and tokens of a query for BERT (Abacus table 1).
 const ROWS: [u32; 4] = [4, 8, 16, 32];
 const LENGTHS: [u32; 4] = [8, 16, 32, 64];
 
-/// Who says what runs next.
+/// The rule that chooses the next work of the device.
 #[derive(Clone, PartialEq, Debug)]
 pub enum OverlapServing {
-    /// Groups by prediction, of so many models at once: of one it is one query at a time, the most urgent first, without those that cannot make it.
+    /// Groups by prediction, of up to `at_once` models. With one model it runs one query at a time,
+    /// the most urgent first, without queries that cannot meet their deadline.
     Abacus {
-        /// Models at once.
+        /// The most models in a group.
         at_once: usize,
-        /// What running side by side has to save (`OverlapOptions::worth`).
+        /// The share that running side by side has to save (`OverlapOptions::worth`).
         worth: f64,
-        /// What says how long groups take.
+        /// The predictor of group times.
         by: PredictedBy,
     },
-    /// One query at a time, as they came; the queries that are late already are dropped (§7.1), as below.
+    /// One query at a time, in the order of arrival. This rule and the rules below drop queries
+    /// that are already late (§7.1).
     Fcfs,
-    /// One at a time, the shortest first.
+    /// One query at a time, the shortest first.
     Sjf,
-    /// One at a time, the most urgent first.
+    /// One query at a time, the most urgent first.
     Edf,
-    /// One of each model, as they came, all at once: MPS as it is.
+    /// One query of each model at once, in the order of arrival: MPS as it is.
     Free,
 }
 
-/// How large queries are.
+/// The sizes of queries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OverlapInputs {
     /// Any of table 1's sizes and lengths.
     Any,
-    /// The smallest of each (§7.2, figure 16).
+    /// The smallest size and length (§7.2, figure 16).
     Smallest,
 }
 
-/// A run: queries come at random, each for one of some models, all as often.
+/// A run: queries come at random, each for one of some models, all equally often.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OverlapRun {
     /// The device.
     pub platform: Platform,
     /// The models, each at most once.
     pub models: Vec<Architecture>,
-    /// Who says what runs.
+    /// The rule that serves the queries.
     pub serving: OverlapServing,
     /// Queries a second, of all models.
     pub rate: f64,
-    /// How many come.
+    /// The number of queries.
     pub queries: u32,
-    /// How large they are.
+    /// The sizes of queries.
     pub inputs: OverlapInputs,
-    /// The QoS target of a model is twice what the largest queries take alone on this device (§7.1): it, or what it is a part of.
+    /// The device for the QoS targets: the run's device, or the larger one that it is a part of. A
+    /// model's target is twice the time of its largest query alone on that device (§7.1).
     pub target_on: Platform,
     /// Chooses all random numbers.
     pub seed: u64,
@@ -74,7 +77,7 @@ impl OverlapInputs {
         if self == OverlapInputs::Any { (ROWS[3], LENGTHS[3]) } else { (ROWS[0], LENGTHS[0]) }
     }
 
-    /// Items and length of a query.
+    /// Draws the items and the length of a query.
     pub(super) fn draw(self, rng: &mut Pcg64) -> (u32, u32) {
         match self {
             OverlapInputs::Any => (ROWS[rng.random_range(0..4)], LENGTHS[rng.random_range(0..4)]),
@@ -84,15 +87,15 @@ impl OverlapInputs {
 }
 
 impl OverlapRun {
-    /// The models, cut into Abacus' operators.
+    /// Returns the models, cut into Abacus' operators.
     ///
     /// # Errors
-    /// If one is none of theirs.
+    /// If one is none of Abacus' models.
     pub fn models(&self) -> Result<Vec<EmulatedModel>, DeviceFailure> {
         self.models.iter().map(|model| EmulatedModel::abacus(*model, self.platform)).collect()
     }
 
-    /// The QoS target of each model.
+    /// Returns the QoS target of each model.
     ///
     /// # Errors
     /// As [`Self::models`].
@@ -105,10 +108,10 @@ impl OverlapRun {
         self.models.iter().map(target).collect()
     }
 
-    /// Plays it until all queries are answered or dropped.
+    /// Plays the run until all queries are answered or dropped.
     ///
     /// # Errors
-    /// If there is no model, one is none of Abacus', or the rate is none.
+    /// If there is no model, one is none of Abacus', or the rate is not positive and finite.
     pub fn play(&self) -> Result<OverlapReport, DeviceFailure> {
         if self.models.is_empty() {
             return Err(DeviceFailure("queries of no model".to_owned()));
@@ -137,7 +140,7 @@ impl OverlapRun {
         }
     }
 
-    /// A query of a model, by its number and target, that comes now.
+    /// Draws a query that comes now for a model with this number and target.
     pub(super) fn query(
         &self,
         emulated: &EmulatedModel,

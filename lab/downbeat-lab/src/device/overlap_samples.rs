@@ -1,4 +1,4 @@
-//! Groups of operators of Abacus' models with what they take on an emulated device.
+//! Groups of operators of Abacus' models with their times on an emulated device.
 
 use downbeat_core::ModelId;
 use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, GroupPart, Predictor};
@@ -14,7 +14,7 @@ use super::platform::Platform;
 use downbeat_sim::parallel;
 use downbeat_sim::random;
 
-/// How a group of so many of Abacus' models is seen: `7 + 4 * at_once` numbers.
+/// Returns the features of a group of up to `at_once` of Abacus' models: `7 + 4 * at_once` numbers.
 pub fn abacus_layout(at_once: usize) -> FeatureLayout {
     let known = |(model, architecture): (u32, _)| {
         let cuts = abacus_cuts(architecture).map_or(0, |cuts| cuts.len() - 1);
@@ -23,10 +23,12 @@ pub fn abacus_layout(at_once: usize) -> FeatureLayout {
     FeatureLayout { models: (0..).zip(ABACUS_MODELS).map(known).collect(), at_once }
 }
 
-/// `each` groups of each of these sets of Abacus' models on so many threads, by the seed alone, as the controller makes them, seen as groups of as many models as the largest set has.
+/// Draws `each` groups of each of these sets of Abacus' models, as the controller makes them. The
+/// result depends on the seed and not on the threads. The features have room for as many models as
+/// the largest set has.
 ///
 /// # Errors
-/// If the platform is not one of theirs, or a set has a model that is none of theirs.
+/// If the platform fuses operators, or a set has a model that is none of Abacus'.
 pub fn draw_samples(
     platform: Platform,
     sets: &[Vec<usize>],
@@ -52,12 +54,12 @@ pub fn draw_samples(
     Ok(parallel::map(&jobs, threads, of_set, |_| ()).concat())
 }
 
-/// Abacus' models in its operators, by their numbers in [`ABACUS_MODELS`].
+/// Returns Abacus' models cut into its operators, by their numbers in [`ABACUS_MODELS`].
 pub(super) fn abacus_models(platform: Platform) -> Result<Vec<EmulatedModel>, DeviceFailure> {
     ABACUS_MODELS.iter().map(|model| EmulatedModel::abacus(*model, platform)).collect()
 }
 
-/// A group of some of Abacus' models, of any of table 1's sizes.
+/// Draws a group of some of Abacus' models, of any of table 1's sizes.
 pub(super) fn emulated_group(models: &[EmulatedModel], set: &[usize], rng: &mut Pcg64) -> Vec<GroupPart> {
     let inputs = |model: usize, rng: &mut Pcg64| {
         let (rows, length) = OverlapInputs::Any.draw(rng);

@@ -1,26 +1,29 @@
-//! Support vector regression: what a perceptron is compared with (Abacus §5.5).
+//! Support vector regression, which the paper compares with the perceptron (Abacus §5.5).
 
 use downbeat_training::{GroupSample, spread};
 
-/// The most that one sample weighs, milliseconds of error that cost nothing, and how often the samples are gone through at most.
+/// The largest weight of a sample, the milliseconds of error that cost nothing, and the most passes
+/// over the samples.
 const MOST: f64 = 100.0;
 const FREE: f64 = 0.1;
 const ROUNDS: u32 = 100;
 
 /// A regression on support vectors with a Gaussian kernel, whose width is the number of features.
 ///
-/// The crates for it are made for fewer samples: a fit of 1,600 takes smartcore 0.7 two seconds and one of 6,000 half a minute, linfa-svm brings 13 crates more.
+/// The crates for this regression are made for fewer samples. With smartcore 0.7 a fit of 1,600
+/// takes two seconds and one of 6,000 half a minute; linfa-svm brings 13 crates more.
 #[derive(Clone, Debug)]
 pub struct SupportVectors {
     means: Vec<f32>,
     scales: Vec<f32>,
-    /// Samples of the training, on a common scale.
+    /// Samples of the training, scaled to common units.
     rows: Vec<Vec<f32>>,
     weights: Vec<f32>,
 }
 
 impl SupportVectors {
-    /// Finds the weights by coordinate descent on the dual problem, with the constant in the kernel. Time and memory grow with the square of the number of samples.
+    /// Finds the weights by coordinate descent on the dual problem, with the constant in the
+    /// kernel. Time and memory grow with the square of the number of samples.
     pub fn train(samples: &[&GroupSample]) -> Self {
         let inputs = samples.first().map_or(0, |sample| sample.features.len());
         let (means, scales) = spread(samples, inputs);
@@ -49,7 +52,7 @@ impl SupportVectors {
         found
     }
 
-    /// Milliseconds of a group of these features.
+    /// Returns the predicted milliseconds of a group with these features.
     pub fn predict(&self, features: &[f32]) -> f64 {
         let near = self.kernel(&self.scaled(features));
         near.iter().zip(&self.weights).map(|(k, weight)| f64::from(k * weight)).sum()

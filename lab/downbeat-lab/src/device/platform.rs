@@ -1,4 +1,4 @@
-//! A device with the library that computes on it: the constants that operators become times by.
+//! A device with its computing library: the constants that turn operators into times.
 
 use std::str::FromStr;
 
@@ -9,50 +9,56 @@ use super::limits::{DeviceLimits, Sharing};
 use super::operator::Operator;
 use super::work::{Kernel, WHOLE_BANDWIDTH};
 
-/// A device with the library that computes on it. The table in [`super`] says where the numbers come from.
+/// A device with its computing library. The table in [`super`] gives the sources of the numbers.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Platform {
-    /// What messages call it.
+    /// The platform's name in messages.
     pub name: &'static str,
     /// Compute units (SMs).
     pub units: u32,
-    /// Peak of all units together, multiplications with additions a second, single precision.
+    /// Peak rate of all units together: single-precision multiplications with additions, per
+    /// second.
     pub peak: f64,
     /// Bytes a second between the units and the memory.
     pub bandwidth: f64,
     /// The share of the peak that matrix operators reach.
     pub efficiency: f64,
-    /// The side of the square of outputs that a row of a block has in 3x3 convolutions of stride 1, by Winograd's algorithm.
+    /// The side of the square of outputs in a row of a block, for 3x3 convolutions of stride 1 by
+    /// Winograd's algorithm.
     pub winograd_side: u64,
-    /// As if how many items more these convolutions compute: their rate grows with the batch as `batch / (batch + winograd_items)`.
+    /// The extra items that these convolutions compute. Their rate grows with the batch:
+    /// `batch / (batch + winograd_items)`.
     pub winograd_items: f64,
-    /// Rows of the smallest block: a product of fewer rows computes as many.
+    /// Rows of the smallest block: a product of fewer rows computes this many.
     pub least_rows: u64,
-    /// How often an element goes through the memory for each time that an operator reads or writes it.
+    /// How many times an element goes through the memory for each read or write of an operator.
     pub traffic: f64,
-    /// What issuing a kernel costs the host.
+    /// The host's cost to issue a kernel.
     pub issue: Duration,
-    /// What the device takes from one kernel of a launch to the next.
+    /// The device's time from one kernel of a launch to the next.
     pub gap: Duration,
-    /// Kernels that the host may have issued before the device is there: the depth of a stream's queue. 0: it waits for each.
+    /// Kernels that the host may issue before the device reaches them: the depth of a stream's
+    /// queue. With 0 the host waits for each kernel.
     pub ahead: u32,
-    /// Whether the last wave of a kernel's blocks takes as long as a full one, as it does; without, in proportion, to see what comes of it.
+    /// Whether the last wave of a kernel's blocks takes as long as a full one, as on real devices.
+    /// Otherwise it takes time in proportion, to show the effect.
     pub whole_waves: bool,
     /// Whether normalisations, activations and additions run inside the convolution before them.
     pub fused: bool,
-    /// What a launch costs the host before its first kernel, whoever launches.
+    /// The host's cost of a launch before its first kernel.
     pub launch_overhead: Duration,
-    /// What the host does after a launch before its lane is free.
+    /// The host's time after a launch until its lane is free.
     pub after: Duration,
-    /// What joining inputs of the host into a batch costs a byte, in nanoseconds; before the copy of [`InputSource::Host`](downbeat_core::device::InputSource).
+    /// Nanoseconds per byte to join inputs of the host into a batch, before the copy of
+    /// [`InputSource::Host`](downbeat_core::device::InputSource).
     pub gather_nanos_per_byte: f64,
-    /// What the serving system spends on a batch that it brings from the host.
+    /// The serving system's time for a batch that it brings from the host.
     pub batch_overhead: Duration,
     /// Bytes a second of a copy between host and device.
     pub copy_bandwidth: f64,
-    /// What a copy costs beside its bytes.
+    /// The cost of a copy apart from its bytes.
     pub copy_fixed: Duration,
-    /// Who gets units when they do not suffice.
+    /// How kernels share units that do not suffice.
     pub sharing: Sharing,
     /// See [`DeviceLimits::crowding_permille`].
     pub crowding_permille: u32,
@@ -60,20 +66,22 @@ pub struct Platform {
     pub own_hosts: bool,
     /// See [`DeviceLimits::interference_permille`].
     pub interference_permille: u32,
-    /// The standard deviation of what a launch takes from run to run, as a share of it.
+    /// The standard deviation of a launch's time from run to run, as a share of the time.
     pub noise: f64,
 }
 
-/// Blocks of a kernel are tiles of so many rows by so many columns, one on a unit at a time; of fewer rows where there are fewer, by powers of two.
+/// The rows and columns of a tile, which is a block of a kernel. A unit runs one block at a time.
+/// Products of fewer rows have tiles of fewer rows, a power of two.
 pub const TILE: u64 = 64;
 
-/// By how much Winograd's algorithm speeds 3x3 convolutions of stride 1 up: F(2x2, 3x3) has 16 multiplications in place of 36.
+/// The speedup of 3x3 convolutions of stride 1 by Winograd's algorithm: F(2x2, 3x3) has 16
+/// multiplications in place of 36.
 const WINOGRAD_GAIN: f64 = 2.25;
 
-/// 0.65 ms at 15.9 ms (Abacus §5.2, figure 7).
+/// The deviation from run to run: 0.65 ms at 15.9 ms (Abacus §5.2, figure 7).
 const NOISE: f64 = 0.65 / 15.9;
 
-/// How an operator is cut into blocks.
+/// The blocks of an operator.
 struct Tiles {
     blocks: u64,
     outputs_a_block: u64,
@@ -94,7 +102,7 @@ impl FromStr for Platform {
 }
 
 impl Platform {
-    /// E²bird's: Titan RTX, TF-Serving, cuDNN 7.5 (§8.1).
+    /// E²bird's platform: Titan RTX, TF-Serving, cuDNN 7.5 (§8.1).
     pub const TITAN_CUDNN: Platform = Platform {
         name: "Titan RTX with cuDNN",
         units: 72,
@@ -123,7 +131,7 @@ impl Platform {
         noise: NOISE,
     };
 
-    /// DVABatch's: Titan RTX, Triton, TensorRT 8 (§8.1).
+    /// DVABatch's platform: Titan RTX, Triton, TensorRT 8 (§8.1).
     pub const TITAN_TENSORRT: Platform = Platform {
         name: "Titan RTX with TensorRT",
         gather_nanos_per_byte: 0.0,
@@ -132,7 +140,7 @@ impl Platform {
         ..Platform::TITAN_CUDNN.with_library_of(Platform::V100_TENSORRT)
     };
 
-    /// GSLICE's: V100, TensorRT (§4).
+    /// GSLICE's platform: V100, TensorRT (§4).
     pub const V100_TENSORRT: Platform = Platform {
         name: "V100 with TensorRT",
         units: 80,
@@ -151,7 +159,8 @@ impl Platform {
         ..Platform::TITAN_CUDNN
     };
 
-    /// Abacus': A100, PyTorch, convolutions in TF32 (§7.1): 24 ms for 32 pictures of ResNet152 are beyond its single precision.
+    /// Abacus' platform: A100, PyTorch, convolutions in TF32 (§7.1). Single precision could not
+    /// compute 32 pictures of ResNet152 in 24 ms.
     pub const A100_CUDNN: Platform = Platform {
         name: "A100 with cuDNN",
         units: 108,
@@ -163,7 +172,8 @@ impl Platform {
         ..Platform::TITAN_CUDNN
     };
 
-    /// An instance of Abacus' A100 with so many of its 7 parts of 14 units and so many of the 8 parts of its memory (MIG; Abacus table 3).
+    /// Makes an instance of Abacus' A100 (MIG; Abacus table 3): `units` of its 7 parts of 14 units
+    /// and `memory` of the 8 parts of its memory.
     pub fn a100_instance(units: u32, memory: u32) -> Platform {
         let (whole, units) = (Platform::A100_CUDNN, units.clamp(1, 7) * 14);
         Platform {
@@ -175,19 +185,20 @@ impl Platform {
         }
     }
 
-    /// This device with the kernels of another's library.
+    /// Returns this device with the kernels of another platform's library.
     const fn with_library_of(self, other: Platform) -> Platform {
         let Platform { efficiency, winograd_side, winograd_items, traffic, fused, .. } = other;
         Platform { efficiency, winograd_side, winograd_items, traffic, fused, ..self }
     }
 
-    /// An operator for `items` items on a partition of `units`: as many waves of its blocks as it takes, or as long as what it moves, whichever is longer.
+    /// Returns an operator's kernel for `items` items on a partition of `units`. The kernel takes
+    /// the longer of two times: the waves of its blocks, and its memory traffic.
     pub fn kernel(&self, operator: &Operator, items: u32, units: u32) -> Kernel {
         let (units, all) = (u64::from(units.max(1)), f64::from(self.units));
         let Tiles { blocks, outputs_a_block } = self.tiles(operator, items.max(1));
         let items = f64::from(items.max(1));
         let waves = blocks.div_ceil(units);
-        // No more than what the waves need: the last is no fuller than the others.
+        // The kernel uses only as many units as its waves need.
         let used = blocks.div_ceil(waves);
         let rounds = if self.whole_waves { waves as f64 } else { blocks as f64 / used as f64 };
         let inner = operator.multiplications as f64 / operator.outputs.max(1) as f64;
@@ -206,7 +217,7 @@ impl Platform {
         }
     }
 
-    /// The blocks that an operator is for `items` items.
+    /// Cuts an operator for `items` items into blocks.
     fn tiles(&self, operator: &Operator, items: u32) -> Tiles {
         let Operator { outputs, columns, .. } = *operator;
         if operator.multiplications == 0 {
@@ -226,7 +237,7 @@ impl Platform {
         Tiles { blocks, outputs_a_block: rows_a_block * side * side * TILE }
     }
 
-    /// What the device offers to launches together.
+    /// Returns the device's limits for launches together.
     pub fn limits(&self) -> DeviceLimits {
         DeviceLimits {
             units: self.units,

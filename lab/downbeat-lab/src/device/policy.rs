@@ -1,4 +1,4 @@
-//! Device policies by name, and what they are tuned with.
+//! Device policies by name, and their tuning.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,14 +13,16 @@ use super::architecture::Architecture;
 use super::failure::DeviceFailure;
 use super::model::EmulatedModel;
 
-/// A device policy by its name in the papers, where it is one of the table with settings, or by that of the table.
+/// A device policy by name: a policy of a paper, which is one of the table with settings, or a
+/// policy of the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DevicePolicyName {
-    /// One batch at a time, of whatever waits (E²bird §3.2; DVABatch's ZeroBatch).
+    /// One batch at a time, of the requests that wait (E²bird §3.2; DVABatch's ZeroBatch).
     NoWait,
-    /// One batch at a time, of what comes within a tuned window (E²bird §3.2; DVABatch's DelayBatch).
+    /// One batch at a time, of the requests that come within a tuned window (E²bird §3.2;
+    /// DVABatch's DelayBatch).
     OptWait,
-    /// As that, filled up to the largest batch with dummies (E²bird §3.2).
+    /// Like `OptWait`, filled up to the largest batch with dummies (E²bird §3.2).
     Static,
     /// One mix of lanes for every load (E²bird §7.2).
     NEbird,
@@ -28,19 +30,19 @@ pub enum DevicePolicyName {
     EEbird,
     /// Batches that change while they run (DVABatch).
     DvaBatch,
-    /// One of the table, which makes batches, with the settings that it has where nobody says.
+    /// A policy of the table that makes batches, with its default settings.
     Plain(PolicyName),
 }
 
 impl DevicePolicyName {
-    /// All of them: the papers', then those of the table.
+    /// Returns all names: first the papers' policies, then the policies of the table.
     pub fn all() -> impl Iterator<Item = DevicePolicyName> {
         use DevicePolicyName::*;
         let plain = PolicyName::all().filter(|policy| policy.makes_batches()).map(Plain);
         [NoWait, OptWait, Static, NEbird, EEbird, DvaBatch].into_iter().chain(plain)
     }
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             DevicePolicyName::NoWait => "no-wait",
@@ -53,7 +55,7 @@ impl DevicePolicyName {
         }
     }
 
-    /// Into how many stages it has a model cut where nobody says (DVABatch §7.1).
+    /// Returns the default number of stages into which the policy cuts a model (DVABatch §7.1).
     pub fn stages(self, model: &EmulatedModel) -> usize {
         let cut = |policy: PolicyName| policy.read(&WrittenSettings::new()).map(|chosen| chosen.settings.cut().0);
         match self {
@@ -94,10 +96,11 @@ impl FromStr for DevicePolicyName {
     }
 }
 
-/// What policies are made from: a model's measured times, and what was tuned for it.
+/// The inputs of policies: a model's measured times, and the settings that were tuned for the
+/// model.
 #[derive(Clone, Debug)]
 pub struct Tuning {
-    /// What the model's segments take.
+    /// The times of the model's segments.
     pub profile: SegmentProfile,
     /// Requests vary in length.
     pub padded: bool,
@@ -105,16 +108,17 @@ pub struct Tuning {
     pub max_batch: u32,
     /// The window of [`DevicePolicyName::OptWait`] and [`DevicePolicyName::Static`].
     pub window: Duration,
-    /// How many batches the policies of one batch at a time make ahead, which nobody joins any more: 0 as today's Triton, 1 as the Triton that DVABatch
-    /// was measured on ([`WindowedOptions::ahead`](downbeat_core::device::WindowedOptions::ahead)).
+    /// The batches that a policy of one batch at a time makes ahead. No later request joins these.
+    /// Today's Triton has 0. DVABatch was measured on a Triton with 1
+    /// ([`WindowedOptions::ahead`](downbeat_core::device::WindowedOptions::ahead)).
     pub ahead: u32,
     /// The best mix for each load, for [`DevicePolicyName::EEbird`].
     pub mixes: Vec<(u32, LaneMix)>,
-    /// What [`DevicePolicyName::DvaBatch`] does.
+    /// The settings of [`DevicePolicyName::DvaBatch`].
     pub diversity: Diversity,
 }
 
-/// What DVABatch does for a model: which of its policies, with what (§7.2).
+/// The policies of DVABatch that a model uses, with their settings (§7.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Diversity {
     /// Pairs of buffers.
@@ -130,7 +134,8 @@ pub struct Diversity {
 }
 
 impl Diversity {
-    /// What the paper does for a network (§8.1): lengths for BERT, which settles the load too, operators for U-Net and LinkNet.
+    /// Returns the paper's settings for a network (§8.1). BERT has policy I, which covers the load
+    /// too. The other networks have policy III; U-Net and LinkNet also have policy II.
     pub fn of(model: &EmulatedModel) -> Self {
         let by_length = model.has_length();
         let by_operator = matches!(model.architecture(), Some(Architecture::UNet | Architecture::LinkNet));
@@ -138,15 +143,17 @@ impl Diversity {
     }
 }
 
-/// Lengths at which a model whose requests have one is measured.
+/// Lengths at which a model with lengths is measured.
 const LENGTHS: [u32; 9] = [4, 16, 32, 64, 96, 128, 192, 256, 512];
-/// Items that may wait: far more than any run that is of interest.
+/// Items that may wait: far more than in any run of interest.
 const QUEUE_BOUND: u32 = 1 << 20;
-/// OPT_Wait's window for ResNet152 with batches of up to 32, as a share of what such a batch takes: 30 of 93.7 ms (E²bird §3.2).
+/// OPT_Wait's window for ResNet152 with batches of up to 32, as a share of such a batch's time: 30
+/// of 93.7 ms (E²bird §3.2).
 const WINDOW: f64 = 30.0 / 93.7;
 
 impl Tuning {
-    /// What a model's measurement gives; the window that the paper gives for one model, in proportion; no mixes yet.
+    /// Measures a model. The window is in proportion to the one that the paper gives for one model.
+    /// Mixes come later.
     ///
     /// # Errors
     /// If `max_batch` is 0.
@@ -158,7 +165,8 @@ impl Tuning {
         Ok(Tuning { profile, padded: model.has_length(), max_batch, window, ahead: 0, mixes: Vec::new(), diversity })
     }
 
-    /// The policy of that name in the table, and its settings. E-Ebird without measured mixes has N-Ebird's.
+    /// Returns the policy's name in the table, and its settings. E-Ebird without measured mixes has
+    /// N-Ebird's settings.
     fn settings(&self, name: DevicePolicyName) -> (&'static str, Value) {
         let (window, ahead) = (self.window.as_millis_f64(), self.ahead);
         match name {
@@ -184,10 +192,10 @@ impl Tuning {
         }
     }
 
-    /// The policy of that name.
+    /// Builds the policy of that name.
     ///
     /// # Errors
-    /// If it cannot have the model.
+    /// If the policy cannot serve the model.
     pub fn policy(&self, name: DevicePolicyName) -> Result<DeviceModel, DeviceFailure> {
         let (policy, settings) = self.settings(name);
         let refused = |error: &dyn fmt::Display| {
@@ -205,7 +213,7 @@ impl Tuning {
             queue_delay: Duration::ZERO,
             drop: false,
             queue_bound: QUEUE_BOUND,
-            // No ring but where there must be one: copies take no time here.
+            // A ring only where the policy needs one: copies take no time here.
             ring_slots: ring.filter(|ring| ring.must).map_or(0, |ring| ring.least),
             cores: None,
         };

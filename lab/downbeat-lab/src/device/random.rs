@@ -1,4 +1,5 @@
-//! Random workloads of a few devices: what `auto` is judged by, since nobody chose them.
+//! Random workloads of a few devices. Nothing favours a policy in these workloads, so they judge
+//! `auto` fairly.
 
 use std::fmt;
 
@@ -11,47 +12,50 @@ use super::measured::{MeasuredModel, SegmentLaw};
 use super::model::EmulatedModel;
 use downbeat_sim::{Arrivals, random};
 
-/// Devices, models on all of them, and what is asked of these. It follows from its seed and its number.
+/// Devices, the models on all of them, and the requests for these models. A workload follows from
+/// its seed and its number.
 #[derive(Clone, Debug)]
 pub struct RandomDeviceWorkload {
-    /// Which of the seed's workloads, from 1.
+    /// The workload's number among the seed's workloads, from 1.
     pub number: u32,
-    /// What each device offers to its launches together.
+    /// The limits of each device.
     pub limits: DeviceLimits,
-    /// How many there are.
+    /// The number of devices.
     pub devices: usize,
     /// The models.
     pub models: Vec<RandomModel>,
-    /// How requests arrive.
+    /// The arrival process of requests.
     pub arrivals: Arrivals,
-    /// The load, as a share of what the devices could do one batch after another, of the size that the SLO allows.
+    /// The load, as a share of the devices' throughput with one batch after another, of the largest
+    /// size that the SLO allows.
     pub load: f64,
-    /// Standard deviation of what a launch takes, as a share of it.
+    /// The standard deviation of a launch's time, as a share of the time.
     pub noise: f64,
 }
 
 /// A model of a random workload.
 #[derive(Clone, Debug)]
 pub struct RandomModel {
-    /// What its launches have to do.
+    /// The model's emulated launches.
     pub emulated: EmulatedModel,
-    /// Its largest batch.
+    /// The model's largest batch.
     pub max_batch: u32,
-    /// From arrival to deadline.
+    /// The time from arrival to deadline.
     pub slo: Duration,
     /// Requests a second.
     pub rate: f64,
 }
 
-/// Segments of a model, each with units of its own.
+/// The segments of a model; each uses its own number of units.
 const SEGMENTS: usize = 4;
-/// What one item takes, milliseconds, before times of too high rates are stretched.
+/// The time of one item in milliseconds, before times are stretched to keep rates low.
 const SINGLE_MS: (f64, f64) = (1.0, 20.0);
-/// SLOs as multiples of it.
+/// SLOs as multiples of one item's time.
 const SLO_FACTORS: (f64, f64) = (2.0, 20.0);
 /// See [`RandomDeviceWorkload::load`].
 const LOADS: (f64, f64) = (0.2, 1.3);
-/// Requests a second of a workload, at most: where there could be more all times are stretched, which changes no decision but of what goes by the clock.
+/// The most requests a second of a workload. Above it all times are stretched, which only changes
+/// decisions that depend on absolute times.
 const MOST_RATE: f64 = 1_000.0;
 const ARRIVALS: [Arrivals; 6] = [
     Arrivals::Poisson,
@@ -80,7 +84,7 @@ impl Dice {
 }
 
 impl RandomDeviceWorkload {
-    /// The workload of this seed and number.
+    /// Draws the workload of this seed and number.
     pub fn draw(seed: u64, number: u32) -> Self {
         let mut dice = Dice(random(seed, (1 << 40) + u64::from(number)));
         let limits = DeviceLimits {
@@ -112,7 +116,7 @@ impl RandomDeviceWorkload {
     }
 }
 
-/// A model, its largest batch, and its SLO as a multiple of what one item takes.
+/// Draws a model, its largest batch, and its SLO as a multiple of one item's time.
 fn draw_model(dice: &mut Dice, limits: DeviceLimits, issue_share: f64) -> (MeasuredModel, u32, f64) {
     let single_us = dice.log_between(SINGLE_MS) * 1e3 / SEGMENTS as f64;
     let fixed = dice.between((0.05, 0.9));
@@ -142,7 +146,7 @@ fn stretched(model: &MeasuredModel, stretch: f64) -> MeasuredModel {
     MeasuredModel { segments: model.segments.iter().map(slower).collect(), ..model.clone() }
 }
 
-/// What it is, in one line.
+/// Writes the workload in one line.
 impl fmt::Display for RandomDeviceWorkload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RandomDeviceWorkload { number, limits, devices, models, arrivals, load, noise } = self;

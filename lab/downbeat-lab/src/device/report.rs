@@ -1,28 +1,28 @@
-//! What a run of a device policy came to.
+//! The outcome of a run of a device policy.
 
 use downbeat_core::device::Note;
 use downbeat_core::{Duration, Time};
 use downbeat_report::{Box, Dot, Page, Timeline};
 use serde::Serialize;
 
-/// What a run of a device policy came to.
+/// The outcome of a run of a device policy.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct DeviceReport {
     /// Requests that count.
     pub requests: u64,
-    /// Of them, answered.
+    /// Counted requests that were answered.
     pub answered: u64,
-    /// Refused on arrival.
+    /// Requests that were refused on arrival.
     pub rejected: u64,
-    /// Given up.
+    /// Requests that were given up.
     pub dropped: u64,
-    /// Answered later than the target.
+    /// Requests that were answered later than the target.
     pub late: u64,
-    /// Whether the run was ended before its last request, because it was certain that the target is missed.
+    /// Whether the run ended before its last request, because it was certain to miss the target.
     pub gave_up: bool,
     /// Answers a second, from the first arrival to the last answer.
     pub throughput: f64,
-    /// From arrival to answer.
+    /// The mean time from arrival to answer.
     pub mean_ms: f64,
     /// Half of the answers took at most this.
     pub p50_ms: f64,
@@ -50,15 +50,15 @@ pub struct DeviceReport {
     pub ring_full: u64,
     /// The most slots of the ring that were in use at a time.
     pub most_slots: u32,
-    /// Computed items that were dummies, and tokens that were padding, as a share of all that was computed.
+    /// The share of all computing that went into dummy items and padding tokens.
     pub padding: f64,
-    /// Latency of each request in the order of arrival, milliseconds; NaN: not answered.
+    /// Latency of each request in the order of arrival, milliseconds; NaN for no answer.
     #[serde(skip)]
     pub latencies_ms: Vec<f64>,
-    /// Arrival of each, seconds.
+    /// Arrival of each request, seconds.
     #[serde(skip)]
     pub arrivals_s: Vec<f64>,
-    /// What ran where when, if it was recorded.
+    /// Launches and copies with their times, if the run recorded them.
     #[serde(skip)]
     pub spans: Vec<Span>,
     /// Labels of the timeline's rows.
@@ -71,13 +71,13 @@ pub struct DeviceReport {
 pub struct Span {
     /// Index of the row: lanes, then copies in, then copies out.
     pub row: usize,
-    /// Its begin.
+    /// The begin of the launch or copy.
     pub start: Time,
-    /// Its end.
+    /// The end of the launch or copy.
     pub end: Time,
     /// Items of a launch; 1 for a copy.
     pub rows: u32,
-    /// What it is.
+    /// The label in the timeline.
     pub label: String,
 }
 
@@ -118,13 +118,15 @@ impl DeviceReport {
         self.throughput = if last > begin { answered.len() as f64 / (last - begin) } else { 0.0 };
     }
 
-    /// Whether at most `tolerated` (a share) of the requests were refused, given up or late.
+    /// Returns whether at most `tolerated` (a share) of the requests were refused, given up or
+    /// late.
     pub fn holds(&self, tolerated: f64) -> bool {
         let bad = self.requests - self.answered + self.late;
         !self.gave_up && bad as f64 <= tolerated * self.requests as f64
     }
 
-    /// A page with what ran where from `from` to `to`, and each request's arrival; it needs nothing else. Empty unless it was recorded.
+    /// Returns an HTML page without external parts: the launches and copies from `from` to `to`,
+    /// and each request's arrival. Without a recording it shows no launch or copy.
     pub fn timeline(&self, title: &str, from: Duration, to: Duration, slo: Duration) -> String {
         let at = |time: Time| time.since(Time::ZERO).as_millis_f64();
         let drawn = |span: &Span| Box {
@@ -159,7 +161,8 @@ impl DeviceReport {
         Page::new(title).plots(&[timeline.svg(from.as_millis_f64(), to.as_millis_f64())]).html()
     }
 
-    /// The latencies of the requests from `first` until before `end` in the order of arrival: their mean, milliseconds.
+    /// Returns the mean latency in milliseconds of the requests from `first` until before `end`, in
+    /// the order of arrival.
     pub fn mean_ms_of(&self, first: usize, end: usize) -> f64 {
         let range = self.latencies_ms.get(first..end.min(self.latencies_ms.len())).unwrap_or_default();
         let answered: Vec<f64> = range.iter().copied().filter(|latency| !latency.is_nan()).collect();

@@ -1,4 +1,4 @@
-//! What policies are tuned with, and the highest load that they hold.
+//! The search for a policy's tuning, and for the highest load that a policy holds.
 
 use downbeat_core::device::{DeviceModel, LaneId, LaneMix, SegmentRange};
 use downbeat_core::{Duration, Time};
@@ -11,18 +11,19 @@ use super::report::DeviceReport;
 use super::simulation::DeviceSimulation;
 use downbeat_sim::Bounds;
 
-/// A mix of lanes and what its batches take when all start at once.
+/// A mix of lanes and the times of its batches when all start at once.
 #[derive(Clone, PartialEq, Debug)]
 pub struct MeasuredMix {
     /// The lanes, one batch each.
     pub mix: LaneMix,
-    /// From the common start to a batch's end, on average over the batches.
+    /// The mean time from the common start to a batch's end.
     pub mean: Duration,
-    /// Until the last batch's end.
+    /// The time until the last batch's end.
     pub last: Duration,
 }
 
-/// What the batches of a mix take when all start at once on a device that is theirs (E²bird §7.3.1, figure 12).
+/// Measures the batches of a mix when all start at once on a device of their own (E²bird §7.3.1,
+/// figure 12).
 pub fn measure_mix(model: &EmulatedModel, mix: &LaneMix) -> MeasuredMix {
     let sizes: Vec<u32> = mix.sizes().collect();
     let mut device = ContendedDevice::new(model.limits(), sizes.len());
@@ -41,32 +42,33 @@ pub fn measure_mix(model: &EmulatedModel, mix: &LaneMix) -> MeasuredMix {
     MeasuredMix { mix: mix.clone(), mean: Duration::from_nanos(sum / sizes.len().max(1) as u64), last }
 }
 
-/// Every mix of lanes for `total` items, the fastest on average first (E²bird §7.3.2).
+/// Measures every mix of lanes for `total` items, the fastest on average first (E²bird §7.3.2).
 pub fn measure_mixes(model: &EmulatedModel, total: u32) -> Vec<MeasuredMix> {
     let mut measured: Vec<_> = LaneMix::all(total, total).iter().map(|mix| measure_mix(model, mix)).collect();
     measured.sort_by(|a, b| (a.mean, &a.mix).cmp(&(b.mean, &b.mix)));
     measured
 }
 
-/// Mixes whose means are so close are equal: a measurement would not tell them apart.
+/// Mixes whose means are this close are equal: a measurement would not tell them apart.
 const EQUAL: f64 = 1.01;
 
-/// The best mix for each of E²bird's loads up to `most` items: 4, 8, 16, 32 and on. Of mixes within 1% of the fastest, the one with the most
-/// lanes: its small batches wait the least.
+/// Finds the best mix for each of E²bird's loads up to `most` items: 4, 8, 16, 32 and on. Of mixes
+/// within 1% of the fastest, it takes the one with the most lanes, since its small batches wait the
+/// least.
 pub fn best_mixes(model: &EmulatedModel, most: u32) -> Vec<(u32, LaneMix)> {
     let totals = (2..).map(|power| 1 << power).take_while(|total| *total <= most);
     let best = |total: u32| {
         let measured = measure_mixes(model, total);
         let limit = measured.first()?.mean.as_secs_f64() * EQUAL;
         let close = measured.into_iter().take_while(|mix| mix.mean.as_secs_f64() <= limit);
-        // The first of those with as many lanes: `max_by_key` would take the last.
+        // The first of the mixes with the most lanes: `max_by_key` would take the last.
         let most = close.reduce(|a, b| if b.mix.sizes().count() > a.mix.sizes().count() { b } else { a })?;
         Some((total, most.mix))
     };
     totals.filter_map(best).collect()
 }
 
-/// The highest rate that is held, and the run at it.
+/// The highest rate that a policy holds, and the run at that rate.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Peak {
     /// Requests a second.
@@ -75,14 +77,15 @@ pub struct Peak {
     pub report: DeviceReport,
 }
 
-/// A peak is known to this share of it.
+/// The relative precision of a peak.
 const PRECISION: f64 = 0.005;
-/// A peak is searched down to this share of what the device could do.
+/// The lowest rate of the search, as a share of the device's limit.
 const LEAST: f64 = 1e-3;
-/// 99% of the requests have to be in time.
+/// The tolerated share of late requests: 99% must be in time.
 pub const TOLERATED_LATE: f64 = 0.01;
 
-/// The highest rate at which at most 1% of the requests of `simulation` are late: a binary search. `None` if no rate is held.
+/// Finds the highest rate at which at most 1% of the requests of `simulation` are late, by binary
+/// search. `None` if no rate is held.
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape, or there is no such policy.
@@ -98,19 +101,21 @@ pub fn peak(
         Ok(report.holds(TOLERATED_LATE).then_some(Peak { rate, report }))
     };
     let model = &simulation.model;
-    // More than the device can do if every segment is run: a large batch of short requests with everything else for nothing.
+    // More than the device can do with every segment run: a large batch of short requests, at no
+    // other cost.
     let limit = 256.0 / model.time(256, if model.has_length() { 16 } else { 0 }).as_secs_f64() * 1.2;
-    // Where some requests leave early, more is held than that: hence the widening.
+    // If some requests leave early, the device holds more than that, hence the widening.
     Bounds { low: limit / 2.0, high: limit, least: limit * LEAST, widening: 2.0, precision: PRECISION }.highest(trial)
 }
 
-/// Windows that are tried, as shares of what the largest batch takes.
+/// Windows that are tried, as shares of the largest batch's time.
 const WINDOWS: [f64; 8] = [0.0, 0.05, 0.1, 0.2, 0.32, 0.5, 0.75, 1.0];
-/// Peaks that are so close are equal, and the latency decides.
+/// Peaks that are this close are equal, and the latency decides.
 const ALIKE: f64 = 0.99;
 
-/// The window with the highest peak (E²bird's OPT_Wait, DVABatch's DelayBatch); of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it.
-/// Also everything that was tried.
+/// Finds the window with the highest peak (E²bird's OPT_Wait, DVABatch's DelayBatch). Of windows
+/// with peaks within 1% of the best, it takes the one with the lowest mean latency at 9/10 of the
+/// best peak. Also returns all trials.
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape.
@@ -128,8 +133,9 @@ pub fn tune_window(
 /// Numbers of stages that are tried (DVABatch §7.1: eight tries).
 pub const TRIED_STAGES: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 20];
 
-/// N_st, the number of stages for DVABatch: the one with the highest peak; of those within 1% of it, the one with the lowest mean latency at 9/10
-/// of it. Also everything that was tried. `tuning` gives everything but the profile.
+/// Finds N_st, the number of stages for DVABatch with the highest peak. Of numbers with peaks
+/// within 1% of the best, it takes the one with the lowest mean latency at 9/10 of the best peak.
+/// Also returns all trials. `tuning` gives all settings but the profile.
 ///
 /// # Errors
 /// If the arrival process has no positive, finite shape, or the model has fewer than 20 operators.
@@ -146,11 +152,13 @@ pub fn tune_stages(
     Ok((chosen.unwrap_or(1), tried))
 }
 
-/// A choice, the peak with it, and the mean latency at 9/10 of the best peak of all, in milliseconds; NaN where the peak is too low.
+/// A choice, its peak, and its mean latency at 9/10 of the best peak of all, in milliseconds; NaN
+/// where the peak is too low.
 pub type Tried<C> = (C, f64, f64);
 
-/// The choice with the highest peak of `policy`; of those whose peaks are within 1% of it, the one with the lowest mean latency at 9/10 of it;
-/// `None` if nothing is held with any. Also everything that was tried.
+/// Finds the choice with the highest peak of `policy`. Of choices with peaks within 1% of the best,
+/// it takes the one with the lowest mean latency at 9/10 of the best peak. Returns `None` if no
+/// choice holds any rate. Also returns all trials.
 fn tune<C: Copy>(
     choices: &[C],
     policy: DevicePolicyName,

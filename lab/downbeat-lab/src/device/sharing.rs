@@ -1,24 +1,25 @@
-//! How kernels that run at the same time share units and bandwidth.
+//! The sharing of units and bandwidth among kernels that run at the same time.
 
 use super::contended::PARTS;
 use super::limits::{DeviceLimits, Sharing};
 use super::work::{Kernel, WHOLE_BANDWIDTH};
 
-/// A kernel that runs.
+/// A running kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sharer {
     pub lane: usize,
     pub partition: usize,
-    /// When it began, in the order of all that did.
+    /// The position of its start in the order of all kernels' starts.
     pub turn: u64,
     pub kernel: Kernel,
-    /// The units that it has.
+    /// The units that the kernel has.
     pub units: u32,
-    /// Parts a nanosecond; 0 where it is not its turn.
+    /// Parts per nanosecond; 0 where another lane has the turn.
     pub speed: u64,
 }
 
-/// Gives units out, each partition's to those that run in it, and slows down who has fewer than it could keep or is disturbed.
+/// Gives each partition's units to its kernels. A kernel slows down if it gets fewer units than it
+/// could use, or if others disturb it.
 pub(super) fn share_units(limits: &DeviceLimits, partitions: &[u32], sharers: &mut [Sharer]) {
     if limits.sharing == Sharing::InOrder {
         sharers.sort_unstable_by_key(|sharer| sharer.turn);
@@ -41,7 +42,7 @@ pub(super) fn share_units(limits: &DeviceLimits, partitions: &[u32], sharers: &m
         let interference = u64::from(limits.interference_permille);
         if interference > 0 {
             for sharer in sharers.iter_mut().filter(here) {
-                // Everything in use here but its own.
+                // All units in use in the partition except the kernel's own.
                 let others = all - left - u64::from(sharer.units);
                 sharer.speed = sharer.speed * 1000 * all / (1000 * all + interference * others);
             }
@@ -49,9 +50,9 @@ pub(super) fn share_units(limits: &DeviceLimits, partitions: &[u32], sharers: &m
     }
 }
 
-/// Slows down those that draw most until all draw no more than there is.
+/// Slows down the kernels that draw most until all draws fit into the bandwidth.
 pub(super) fn share_bandwidth(sharers: &mut [Sharer]) {
-    // In parts of a part: a draw at a speed.
+    // A draw at a speed, in parts of a part.
     let draw = |sharer: &Sharer| u128::from(sharer.kernel.draw) * u128::from(sharer.speed);
     let whole = u128::from(WHOLE_BANDWIDTH) * u128::from(PARTS);
     if sharers.iter().map(draw).sum::<u128>() <= whole {

@@ -16,14 +16,14 @@ use crate::world::{self, Ask, Ending, Order, Outside, World};
 use downbeat_sim::Network;
 use downbeat_sim::{BadArrivals, random};
 
-/// A model on a device, what is asked of it, and how to look.
+/// A model on a device, its requests, and the options of the run.
 #[derive(Clone, Debug)]
 pub struct DeviceSimulation {
     /// The model.
     pub model: EmulatedModel,
     /// The requests.
     pub load: DeviceLoad,
-    /// From a request's arrival to when it has to be answered.
+    /// The time from a request's arrival to its deadline.
     pub slo: Duration,
     /// Whether the policy knows the deadline.
     pub deadlines: bool,
@@ -31,20 +31,22 @@ pub struct DeviceSimulation {
     pub warm_up: u64,
     /// Chooses all random numbers.
     pub seed: u64,
-    /// Ends of segments after which a request's answer may be final (DVABatch §9.2): the segment, and how probable it is.
+    /// Ends of segments after which a request's answer may be final (DVABatch §9.2): the segment,
+    /// and the probability.
     pub exits: Vec<(u16, f64)>,
-    /// The standard deviation of what a launch takes, as a share of it.
+    /// The standard deviation of a launch's time, as a share of the time.
     pub noise: f64,
-    /// How probable it is that a client goes away, at a random time up to the SLO.
+    /// The probability that a client goes away, at a random time up to the SLO.
     pub cancelled: f64,
-    /// End the run once more than this share of all requests is certain to be late.
+    /// Whether to end the run once more than this share of all requests is certain to be late.
     pub give_up_above: Option<f64>,
-    /// Record what runs where when.
+    /// Whether to record launches and copies with their times.
     pub record: bool,
 }
 
 impl DeviceSimulation {
-    /// The platform's noise, no deadline that the policy knows of, no early exit, nobody goes away, the first tenth of the requests does not count.
+    /// Makes a run with the platform's noise. The policy knows no deadline, no request exits early,
+    /// no client goes away, and the first tenth of the requests does not count.
     pub fn new(model: EmulatedModel, load: DeviceLoad, slo: Duration, seed: u64) -> Self {
         DeviceSimulation {
             noise: model.noise(),
@@ -61,7 +63,8 @@ impl DeviceSimulation {
         }
     }
 
-    /// Runs it. Panics, with the seed, if the policy breaks one of the [`LaunchChecker`](super::LaunchChecker)'s rules.
+    /// Runs the simulation. Panics, with the seed, if the policy breaks one of the
+    /// [`LaunchChecker`](super::LaunchChecker)'s rules.
     ///
     /// # Errors
     /// If the arrival process has no positive, finite rate and shape.
@@ -91,7 +94,7 @@ impl DeviceSimulation {
     }
 }
 
-/// Looks on while a model alone on a device serves what is asked of it.
+/// Watches a model alone on a device serve its requests.
 struct Watch<'a> {
     simulation: &'a DeviceSimulation,
     feed: DeviceFeed,
@@ -103,7 +106,7 @@ struct Watch<'a> {
     /// The oldest request that may be unanswered.
     oldest: usize,
     late: u64,
-    /// Items times length that were computed, and that were asked for.
+    /// Items times length that were computed, and the part of them that requests asked for.
     computed: u64,
     asked: u64,
     /// The row of each lane.
@@ -204,7 +207,7 @@ impl Outside for Watch<'_> {
     fn copied(&mut self, now: Time, start: Time, direction: Direction) {
         if self.simulation.record {
             let row = self.lanes.len() + direction as usize;
-            // What waited behind another copy began when that ended.
+            // A copy that waited behind another began at the other's end.
             let before =
                 self.report.spans.iter().rev().find(|span| span.row == row).map_or(Time::ZERO, |span| span.end);
             self.report.spans.push(Span { row, start: start.max(before), end: now, rows: 1, label: String::new() });
@@ -215,7 +218,7 @@ impl Outside for Watch<'_> {
         self.report.note(note);
     }
 
-    /// Whether more are late already, answered or not, than may be.
+    /// Returns whether more requests are already late, answered or not, than tolerated.
     fn is_over(&mut self, now: Time) -> bool {
         let Some(most) = self.most_late else { return false };
         while let Some(request) = self.requests.get(self.oldest) {

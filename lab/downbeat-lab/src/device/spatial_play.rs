@@ -23,17 +23,17 @@ use super::spatial_run::{BatchedBy, SharedBy, SharingLoad, SharingModel, Spatial
 
 /// The largest batch (GSLICE §3.3.2: 64 requests are tracked).
 const MOST: u32 = 64;
-/// Items that wait for a model at most, in all its streams.
+/// The most items that wait for a model, in all its streams.
 const QUEUE: u32 = 4 * MOST;
-/// How long a window is whose throughput and latency the division is told.
+/// The window over which the division learns throughput and latency.
 const WINDOW: Duration = Duration::from_millis(500);
 
-/// What a model did in the window that is not over.
+/// The counters of a model in the current window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
-    /// In which anything ran; streams run side by side.
+    /// The time in which any batch ran; streams run side by side.
     busy: Duration,
-    /// What batches took.
+    /// The sum of the batches' times.
     took: Duration,
     items: u64,
     arrivals: u64,
@@ -45,24 +45,24 @@ struct Running {
     model: EmulatedModel,
     report: SharingReport,
     counted: Counted,
-    /// How many of its batches run, and since when that is not counted.
+    /// The number of the model's running batches, and the instant up to which busy time is counted.
     at_once: (u32, Time),
-    /// When its next request comes.
+    /// The instant of the next request.
     next: Time,
-    /// When requests came that are not answered.
+    /// The arrivals of unanswered requests.
     open: BTreeMap<RequestId, Time>,
-    /// Of its arrivals: the same whoever shares the device, and how.
+    /// Random numbers for the arrivals: they are the same under every way of sharing.
     rng: Pcg64,
-    /// When lanes for it are ready, and in which partition.
+    /// The instant at which the new lanes are ready, and their partition.
     preparing: Option<(Time, PartitionId)>,
-    /// Lanes that stand by.
+    /// The partition of lanes that stand by.
     standby: Option<PartitionId>,
     partition: PartitionId,
     is_here: bool,
 }
 
 impl Running {
-    /// Counts the time since this was called last, if anything ran.
+    /// Counts the time since the last call as busy, if anything ran.
     fn count_busy(&mut self, now: Time) {
         let (count, since) = self.at_once;
         if count > 0 {
@@ -72,7 +72,7 @@ impl Running {
     }
 }
 
-/// Who limits batches.
+/// The controller that limits batches.
 enum Control {
     Spatial(Spatial),
     Batches(BTreeMap<ModelId, BatchControl>),
@@ -83,7 +83,7 @@ pub(super) struct Play {
     device: ContendedDevice,
     control: Control,
     models: Vec<Running>,
-    /// Launches under way, by the device's token: which, and since when.
+    /// Launches under way, by the device's token, with their start.
     flights: BTreeMap<u64, (Launch, Time)>,
     partitions: u32,
     requests: u64,
@@ -119,7 +119,7 @@ impl Play {
             is_here: false,
         };
         let mut scheduler = DeviceScheduler::new();
-        // Partitions that are asked for are added.
+        // Later partitions are added on request.
         let layout = Layout { shared_lanes: vec![0; shares.len()] };
         scheduler.handle_layout(Time::ZERO, &layout).unwrap_or_default();
         Play {
@@ -135,7 +135,7 @@ impl Play {
         }
     }
 
-    /// Goes on until the end: what came of each model, by number.
+    /// Plays until the end and returns the report of each model, by number.
     pub(super) fn run(mut self, end: Time) -> Result<Vec<SharingReport>, DeviceFailure> {
         let mut window = Time::ZERO + WINDOW;
         let mut now = Time::ZERO;
@@ -161,18 +161,19 @@ impl Play {
         Ok(self.models.into_iter().map(|running| running.report).collect())
     }
 
-    /// What the division calls a model, and the scheduler its first stream.
+    /// Returns the id of a model for the division, which is its first stream's id for the
+    /// scheduler.
     fn id(index: usize) -> ModelId {
         ModelId(index as u32)
     }
 
-    /// What the scheduler calls a model's streams.
+    /// Returns the scheduler's ids of a model's streams.
     fn streams(&self, index: usize) -> impl Iterator<Item = ModelId> + use<> {
         let (count, streams) = (self.models.len(), self.models[index].spec.streams as usize);
         (0..streams).map(move |stream| Self::id(index + stream * count))
     }
 
-    /// Whose stream that is.
+    /// Returns the number of the model with this stream.
     fn index(&self, stream: ModelId) -> usize {
         stream.0 as usize % self.models.len()
     }
@@ -208,7 +209,7 @@ impl Play {
             };
             if !is_due {
                 (running.preparing, running.standby) = (None, None);
-                // Of a policy that takes no more than it is told: no partition is in the way.
+                // The policy takes no more than its limit, so no partition is in the way.
                 for stream in self.streams(index) {
                     self.scheduler.handle_model(now, stream, None).unwrap_or_default();
                 }
@@ -260,7 +261,7 @@ impl Play {
         }
     }
 
-    /// Lanes that are ready.
+    /// Reports lanes that have become ready.
     fn prepared(&mut self, now: Time) {
         for index in 0..self.models.len() {
             let Some((_, partition)) = self.models[index].preparing.take_if(|(at, _)| *at <= now) else { continue };
@@ -272,7 +273,7 @@ impl Play {
         }
     }
 
-    /// Does what the division says.
+    /// Carries out the outputs of the division.
     fn obey(&mut self, now: Time) -> Result<(), DeviceFailure> {
         while let Control::Spatial(spatial) = &mut self.control
             && let Some(output) = spatial.poll_output()
@@ -325,7 +326,7 @@ impl Play {
         self.models[index].report.asked.push((now, units, reason));
         self.models[index].standby = None;
         if self.scheduler.lanes(id).is_empty() {
-            // It comes when it is loaded.
+            // The model comes once it is loaded.
             self.models[index].standby = Some(partition);
             if let Control::Spatial(spatial) = &mut self.control {
                 spatial.handle_prepared(now, id, true);
@@ -342,7 +343,7 @@ impl Play {
         Ok(())
     }
 
-    /// Requests that come now.
+    /// Hands in the requests that come now.
     fn arrive(&mut self, now: Time) {
         for index in 0..self.models.len() {
             if !self.models[index].is_here {
@@ -372,7 +373,7 @@ impl Play {
         self.carry_out(now);
     }
 
-    /// More waits than a batch takes.
+    /// Keeps more items waiting than a batch takes.
     fn fill(&mut self, now: Time, index: usize) {
         self.models[index].next = Time::MAX;
         for stream in self.streams(index) {
@@ -380,7 +381,8 @@ impl Play {
         }
     }
 
-    /// `None`: it is refused, as the queue is full or the model has no lanes yet.
+    /// Hands in a request. Returns `None` if it is refused: the queue is full or the model has no
+    /// lanes yet.
     fn request(&mut self, now: Time, model: ModelId) -> Option<RequestId> {
         self.requests += 1;
         let id = RequestId(self.requests);
@@ -442,13 +444,13 @@ impl Play {
                 }
             }
         }
-        // Before the next launch.
+        // The outputs must be carried out before the next launch.
         self.obey(now).unwrap_or_default();
         self.scheduler.handle_completion(now, launch.id, Span { start, end: now }, &[]);
         self.carry_out(now);
     }
 
-    /// A window is over.
+    /// Ends a window.
     fn window(&mut self, now: Time) {
         let Control::Spatial(spatial) = &mut self.control else { return };
         for (index, running) in self.models.iter_mut().enumerate().filter(|(_, running)| running.is_here) {

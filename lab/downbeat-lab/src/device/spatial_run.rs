@@ -1,4 +1,4 @@
-//! Several models on one divided device under virtual time: GSLICE, and what it is compared with.
+//! Several models on one divided device under virtual time, divided by GSLICE or a baseline.
 
 use downbeat_core::device::spatial::SpatialOptions;
 use downbeat_core::{Duration, Time};
@@ -12,36 +12,36 @@ use super::platform::Platform;
 use super::spatial_play::Play;
 use super::spatial_report::SharingReport;
 
-/// How models share the device.
+/// The way that models share the device.
 #[derive(Clone, PartialEq, Debug)]
 pub enum SharedBy {
-    /// Each has a share that follows from its knee and what is measured.
+    /// Each model has a share that follows from its knee and from measurements.
     Gslice(SpatialOptions),
-    /// Each has this share, in compute units, for good.
+    /// Each model has this share, in compute units, for good.
     Shares(Vec<u32>),
-    /// All have all of it at once: MPS as it comes.
+    /// All models have the whole device at once: MPS as it comes.
     All,
-    /// One at a time has all of it: processes without MPS.
+    /// Models take turns on the whole device: processes without MPS.
     Turns,
 }
 
-/// How a model's batches are limited.
+/// The rule that limits a model's batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchedBy {
-    /// So many items.
+    /// A fixed number of items.
     Fixed(u32),
-    /// GSLICE.
+    /// GSLICE's rule.
     Slab,
-    /// Clipper's paper.
+    /// The rule of Clipper's paper.
     Aimd,
-    /// Clipper's code.
+    /// The rule of Clipper's code.
     Clipper,
 }
 
-/// What comes for a model.
+/// The load of a model.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum SharingLoad {
-    /// There is always more waiting than a batch takes.
+    /// More items wait at all times than a batch takes.
     Busy,
     /// Items a second, evenly.
     Even(f64),
@@ -50,7 +50,8 @@ pub enum SharingLoad {
 }
 
 impl SharingLoad {
-    /// How long after a request the next one comes; for ever where nobody counts.
+    /// Draws the time from a request to the next; [`Duration::MAX`] for `Busy`, which has no
+    /// arrivals.
     pub(super) fn gap(self, rng: &mut Pcg64) -> Duration {
         match self {
             SharingLoad::Busy => Duration::MAX,
@@ -65,32 +66,36 @@ impl SharingLoad {
 /// A model of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct SharingModel {
-    /// Its network.
+    /// The model's network.
     pub architecture: Architecture,
-    /// When it comes.
+    /// The instant at which the model comes.
     pub from: Time,
-    /// When it goes.
+    /// The instant at which the model goes.
     pub until: Time,
-    /// What comes for it.
+    /// The model's load.
     pub load: SharingLoad,
-    /// Its knee, compute units, if it is known.
+    /// The model's knee in compute units, if known.
     pub knee: Option<u32>,
-    /// Its SLO.
+    /// The model's SLO.
     pub slo: Duration,
-    /// Its batches.
+    /// The rule that limits the model's batches.
     pub batch: BatchedBy,
-    /// What making lanes for it takes, once it is there.
+    /// The time to make new lanes for the model, once it is on the device.
     pub prepares: Duration,
-    /// Batches of it that run at once (GSLICE §3.3: two where that helps), each from a queue of its own; a request goes to the shorter one.
+    /// The model's batches that run at once (GSLICE §3.3: two where that helps), each from a queue
+    /// of its own. A request goes to the shorter queue.
     pub streams: u32,
-    /// Whether inputs are copied before a batch begins. Otherwise that happens beside what runs (GSLICE §3.3.2).
+    /// Whether inputs are copied before a batch begins. Otherwise copies run beside computing
+    /// (GSLICE §3.3.2).
     pub copied: bool,
-    /// Whether it stops while lanes with another share are made for it, where GSLICE has lanes that stand by (figure 16).
+    /// Whether the model stops while lanes with another share are made. GSLICE keeps the old lanes
+    /// running (figure 16).
     pub restarts: bool,
 }
 
 impl SharingModel {
-    /// There from the beginning to the end, always busy, one batch at a time, with a knee that nobody knows.
+    /// Makes a model that is there for the whole run, always busy, with one batch at a time and an
+    /// unknown knee.
     pub fn new(architecture: Architecture, slo: Duration, batch: BatchedBy) -> Self {
         SharingModel {
             architecture,
@@ -108,23 +113,23 @@ impl SharingModel {
     }
 }
 
-/// A run.
+/// A run of models that share a device.
 #[derive(Clone, Debug)]
 pub struct SpatialRun {
     /// The device.
     pub platform: Platform,
-    /// How it is shared.
+    /// The way that models share the device.
     pub shared: SharedBy,
-    /// By number.
+    /// The models, by number.
     pub models: Vec<SharingModel>,
-    /// How long.
+    /// The length of the run.
     pub span: Duration,
-    /// Of what launches take from run to run.
+    /// The seed of all random numbers: arrivals and noise.
     pub seed: u64,
 }
 
 impl SpatialRun {
-    /// Plays it: what came of each model, by number.
+    /// Plays the run and returns the report of each model, by number.
     ///
     /// # Errors
     /// If a model has no profile.

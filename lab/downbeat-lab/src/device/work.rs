@@ -1,4 +1,4 @@
-//! What a launch has to do on a device, and what it takes alone.
+//! The work of a launch on a device, and its time alone.
 
 use downbeat_core::Duration;
 use rand_distr::{Distribution, Normal};
@@ -6,35 +6,36 @@ use rand_pcg::Pcg64;
 
 use super::limits::DeviceLimits;
 
-/// The whole bandwidth of a device, in the parts that kernels draw it in.
+/// The whole bandwidth of a device, in the parts in which kernels draw bandwidth.
 pub const WHOLE_BANDWIDTH: u32 = 1 << 16;
 
 /// One operator of a launch as the device sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Kernel {
-    /// What issuing it takes the host when nobody else issues.
+    /// The host's time to issue the kernel when no other launch issues.
     pub issue: Duration,
-    /// What it takes alone.
+    /// The kernel's time alone.
     pub run: Duration,
-    /// The compute units that it keeps, at least 1 and at most its partition's.
+    /// The compute units that the kernel keeps busy, at least 1 and at most its partition's.
     pub units: u32,
-    /// What it draws of the memory's bandwidth when nothing slows it down, in parts of [`WHOLE_BANDWIDTH`].
+    /// The memory bandwidth that the kernel draws when nothing slows it down, in parts of
+    /// [`WHOLE_BANDWIDTH`].
     pub draw: u32,
 }
 
-/// What a launch has to do: time on the host, its kernels one after another, time on the host.
+/// The work of a launch: time on the host, its kernels one after another, time on the host.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Work {
-    /// Before the first kernel is issued, on the host.
+    /// The host's time before it issues the first kernel.
     pub overhead: Duration,
-    /// In order.
+    /// The kernels, in order.
     pub kernels: Vec<Kernel>,
-    /// After the last, on the host: the lane is free only then (GSLICE §3.3, figure 5b).
+    /// The host's time after the last kernel. The lane is free only then (GSLICE §3.3, figure 5b).
     pub after: Duration,
 }
 
 impl Work {
-    /// What it takes alone on a device.
+    /// Returns the launch's time alone on a device.
     pub fn alone(&self, limits: &DeviceLimits) -> Duration {
         let (mut issued, mut ends) = (self.overhead, Vec::with_capacity(self.kernels.len()));
         for (index, kernel) in self.kernels.iter().enumerate() {
@@ -46,7 +47,8 @@ impl Work {
         ends.last().copied().unwrap_or(self.overhead) + self.after
     }
 
-    /// Has all its kernels take as many times longer or shorter as one draw of the `noise` says: runs of the same launch differ.
+    /// Stretches or shortens all kernels by one factor drawn from `noise`, because runs of the same
+    /// launch differ.
     pub(crate) fn vary(&mut self, noise: &Normal<f64>, rng: &mut Pcg64) {
         let factor = noise.sample(rng).max(0.01);
         for kernel in &mut self.kernels {

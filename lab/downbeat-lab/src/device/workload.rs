@@ -1,4 +1,4 @@
-//! What is asked of one device: when requests come, and how long they are.
+//! The requests for one device: their arrivals and their lengths.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,7 +11,8 @@ use super::failure::{DeviceFailure, named};
 use downbeat_sim::Pace;
 use downbeat_sim::{ArrivalStream, Arrivals, BadArrivals, random};
 
-/// Sentences of the GLUE benchmark: how many tokens they have, as lognormal distributions (DVABatch §3.1, figure 4).
+/// Sentences of the GLUE benchmark. Their numbers of tokens have lognormal distributions (DVABatch
+/// §3.1, figure 4).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Glue {
     /// Short sentences.
@@ -32,10 +33,10 @@ pub enum Glue {
 const CLIP: (f64, f64) = (4.0, 512.0);
 
 impl Glue {
-    /// All of them, short ones first.
+    /// All workloads, short sentences first.
     pub const ALL: [Glue; 6] = [Glue::Cola, Glue::Sst2, Glue::StsB, Glue::Qnli, Glue::Mrpc, Glue::Rte];
 
-    /// Its name on the command line.
+    /// Returns the name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Glue::Cola => "cola",
@@ -47,7 +48,7 @@ impl Glue {
         }
     }
 
-    /// Mean and standard deviation of the logarithm of the number of tokens.
+    /// Returns mean and standard deviation of the logarithm of the number of tokens.
     fn parameters(self) -> (f64, f64) {
         match self {
             Glue::Cola => (2.37, 0.33),
@@ -74,23 +75,23 @@ impl FromStr for Glue {
     }
 }
 
-/// The requests of a run: of one item each, so many of them.
+/// The requests of a run, of one item each.
 #[derive(Clone, Debug)]
 pub struct DeviceLoad {
     /// The arrival process.
     pub arrivals: Arrivals,
     /// Requests a second, before [`DeviceLoad::pace`] changes it.
     pub rate: f64,
-    /// How the rate changes over time.
+    /// The change of the rate over time.
     pub pace: Pace,
-    /// How many requests come.
+    /// The number of requests.
     pub requests: u64,
-    /// How long they are; `None`: they have no length.
+    /// The distribution of lengths; `None` if requests have no length.
     pub lengths: Option<Glue>,
 }
 
 impl DeviceLoad {
-    /// Poisson arrivals at a steady rate.
+    /// Makes a load of Poisson arrivals at a steady rate.
     pub fn steady(rate: f64, requests: u64, lengths: Option<Glue>) -> Self {
         DeviceLoad { arrivals: Arrivals::Poisson, rate, pace: Pace::steady(), requests, lengths }
     }
@@ -126,12 +127,12 @@ impl DeviceFeed {
         self.left = self.left.saturating_sub(1);
     }
 
-    /// When the next request comes.
+    /// Returns the arrival of the next request.
     pub(super) fn peek(&self) -> Option<Time> {
         self.next.map(|(at, _)| at)
     }
 
-    /// When it comes, and its length.
+    /// Takes the next request: its arrival and its length.
     pub(super) fn pop(&mut self) -> Option<(Time, u32)> {
         let next = self.next;
         self.draw();

@@ -1,4 +1,4 @@
-//! Who serves a mix: slots, or one of the baselines.
+//! The ways of serving a mix: slots, or one of the baselines.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,57 +19,65 @@ use downbeat_sim::policy::{Policy, SERVED};
 use downbeat_sim::{Arrivals, BadArrivals};
 use downbeat_sim::{Load, Simulation};
 
-/// Who serves a mix.
+/// A way of serving a mix.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Contender {
     /// Whole devices under a policy of the cluster scheduler: Symphony.
     Whole(Policy),
-    /// Slots under a policy of the cluster scheduler, of the sizes with which the cluster holds most in a trial with other arrivals: of those that the plan chooses, equal
-    /// ones, gpu-lets', and whole devices.
+    /// Slots under a policy of the cluster scheduler. A trial with other arrivals selects the best
+    /// sizes: the plan's choice, equal slots, gpu-lets' slots, or whole devices.
     Slots(Policy),
     /// GSLICE on each device alone: every model has a share by its knee.
     ByKnees,
-    /// The same, with the shares that self-tuning comes to at its best.
+    /// GSLICE on each device alone, with the shares that self-tuning reaches at best.
     Tuned,
-    /// gpu-lets' greedy.
+    /// The greedy of gpu-lets.
     GpuLets,
-    /// Whole devices under a policy of the cluster scheduler, which run two batches at a time, side by side on all units.
+    /// Whole devices under a policy of the cluster scheduler. Each device runs two batches at a
+    /// time, side by side on all units.
     Together(Policy, Plan),
 }
 
-/// What batches that run side by side are planned with.
+/// The latencies with which side-by-side batches are planned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Plan {
-    /// What they take alone, as Symphony does.
+    /// The latencies alone, as Symphony plans.
     Alone,
-    /// What they are predicted to take beside another (Abacus §5), in the schedulable window (Symphony §3.1).
+    /// The latencies predicted beside another batch (Abacus §5), in the schedulable window
+    /// (Symphony §3.1).
     Predicted,
-    /// Or one at a time; or only some of the models two at a time on some of the devices, without the one that has the least room beside the others, then without the next, and the rest one at
-    /// a time on the others: as holds most in a trial with other arrivals.
+    /// The best placing of a trial with other arrivals. All devices run one batch at a time, or all
+    /// run two. Or only some models run two at a time, on some of the devices, and the rest one at
+    /// a time on the others. The model with the least room beside the others moves to the rest
+    /// first, then the next model.
     Tried,
-    /// One at a time everywhere, with the models divided as in [`Plan::Tried`]: what of that is not running side by side.
+    /// One batch at a time everywhere, with the models divided as in [`Plan::Tried`]. The
+    /// difference to `Tried` is the gain of running side by side.
     Apart,
 }
 
-/// What came of it.
+/// The outcome for a contender.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Found {
-    /// How devices are cut.
+    /// The slots of each device.
     pub layout: SlotLayout,
-    /// Requests a second that it should hold, of all models together, if requests came evenly; `None` of who does not say.
+    /// The predicted requests a second of all models together, if requests came evenly; `None` for
+    /// contenders without a prediction.
     pub predicted: Option<f64>,
-    /// By model, by steps of a slot less one: whether it runs on such slots, where it meets its SLO there.
+    /// By model, by steps of a slot less one: whether the model may run on slots of that size where
+    /// it meets its SLO.
     pub runs: Vec<Vec<bool>>,
-    /// Requests a second at which at most 1% of each model's requests are dropped or late; 0: no load is held.
+    /// Requests a second at which at most 1% of each model's requests are dropped or late; 0: no
+    /// load is held.
     pub capacity: f64,
-    /// What it was chosen from; nothing where there is no choice.
+    /// The placings of the trial; empty where there is no choice.
     pub tried: Vec<Tried>,
 }
 
 /// A way to place the models in a trial.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tried {
-    /// How devices are cut.
+    /// The slots of each device.
     pub layout: SlotLayout,
     /// As [`Found::predicted`].
     pub predicted: Option<f64>,
@@ -79,25 +87,26 @@ pub struct Tried {
     pub capacity: f64,
 }
 
-/// How models are put on the slots of a layout.
+/// A way to place models on the slots of a layout.
 struct Placing {
     /// The models on the slots.
     problem: SlotProblem,
     layout: SlotLayout,
     predicted: Option<f64>,
-    /// By model, by steps of a slot less one: whether it runs there.
+    /// By model, by steps of a slot less one: whether the model runs there.
     runs: Vec<Vec<bool>>,
     system: Arc<dyn System>,
     policy: Policy,
-    /// Slots of a device are not parts of its units: each has all of them.
+    /// Whether each slot of a device has all of its units, rather than a part.
     is_together: bool,
 }
 
 impl Contender {
-    /// What it holds of the mix, searched to 1%, in runs in which the least popular model has so many requests.
+    /// Finds the contender's capacity for the mix to 1%, in runs in which the least popular model
+    /// gets `requests` requests.
     ///
     /// # Errors
-    /// If an arrival process is none, or no profile can be made.
+    /// If an arrival process has no positive rate, or no profile can be made.
     pub fn find(&self, measured: &MeasuredMix, requests: f64, seed: u64) -> Result<Option<Found>, BadMix> {
         let held = |placing: &Placing, requests: f64, precision: f64, seed: u64| -> Result<f64, BadMix> {
             let simulation = simulation(measured, placing, seed)?;
@@ -125,7 +134,7 @@ impl Contender {
         Ok(Some(Found { layout, predicted, runs, capacity, tried }))
     }
 
-    /// The ways to place the models that it has to choose from; none if it finds no way.
+    /// Returns the placings that the contender chooses among; empty if there is no way.
     fn placings(&self, measured: &MeasuredMix) -> Result<Vec<Placing>, ProfileError> {
         let problem = &measured.problem;
         Ok(match self {
@@ -155,16 +164,18 @@ impl Contender {
     }
 }
 
-/// A model is kept from slots on which it costs so many times as much as where it costs least, in one of the trials.
+/// In one of the trials a model avoids slots on which it costs more than this many times its least
+/// cost.
 const DEAREST: f64 = 1.2;
-/// What the seed of a trial differs by from the one that counts.
+/// The difference between the seed of a trial and the seed that counts.
 const TRIAL: u64 = 0x5107;
 
 fn total(problem: &SlotProblem) -> f64 {
     problem.models.iter().map(|model| model.rate).sum()
 }
 
-/// Slots for all models that run there, by the cluster scheduler.
+/// Makes a placing on slots by the cluster scheduler. `runs` says where each model runs; by default
+/// anywhere.
 fn placed_by(problem: &SlotProblem, layout: SlotLayout, runs: Option<Vec<Vec<bool>>>, policy: &Policy) -> Placing {
     let predicted = problem.evaluate(&layout).map(|plan| plan.factor * total(problem));
     let runs = runs.unwrap_or_else(|| anywhere(problem));
@@ -172,7 +183,7 @@ fn placed_by(problem: &SlotProblem, layout: SlotLayout, runs: Option<Vec<Vec<boo
     Placing { problem, layout, predicted, runs, system, policy, is_together: false }
 }
 
-/// Two batches at a time on devices, so planned.
+/// Makes the placings of a plan for two batches at a time on a device.
 fn together(measured: &MeasuredMix, plan: Plan, policy: &Policy) -> Result<Vec<Placing>, ProfileError> {
     let placed = |problem: &SlotProblem, layout, runs| {
         let is_together = true;
@@ -213,7 +224,7 @@ fn anywhere(problem: &SlotProblem) -> Vec<Vec<bool>> {
     vec![vec![true; problem.steps as usize]; problem.models.len()]
 }
 
-/// Every device in so many slots that are as equal as its steps allow.
+/// Cuts every device into `slots` slots that are as equal as its steps allow.
 fn equal(problem: &SlotProblem, slots: u32) -> SlotLayout {
     let (each, more) = (problem.steps / slots, problem.steps % slots);
     let device: Vec<u32> = (0..slots).map(|slot| each + u32::from(slot < more)).filter(|steps| *steps > 0).collect();
@@ -224,7 +235,7 @@ fn layout_of(placed: &[Vec<gpu_lets::GpuLet>]) -> SlotLayout {
     SlotLayout(placed.iter().map(|lets| lets.iter().map(|one| one.steps).collect()).collect())
 }
 
-/// Models that are put on slots for good, with batches as soon as these are free.
+/// Makes a placing that pins models to slots, with batches as soon as a slot is free.
 fn pinned(
     problem: &SlotProblem,
     layout: SlotLayout,
@@ -236,7 +247,7 @@ fn pinned(
     Some(Placing { problem, layout, predicted, runs, system, policy, is_together: false })
 }
 
-/// Slot i of every device is model i's.
+/// Gives slot i of every device to model i.
 fn on_each(problem: &SlotProblem, shares: Vec<u32>) -> Option<Placing> {
     let devices = problem.devices as usize;
     let place = |model: usize| move |device: usize| (DeviceId((model * devices + device) as u32), 1.0);
@@ -255,10 +266,10 @@ fn by_gpu_lets(problem: &SlotProblem, factor: f64, placed: &[Vec<gpu_lets::GpuLe
     pinned(problem, layout, Some(factor * total(problem)), places)
 }
 
-/// Why a mix cannot be run.
+/// The reason why a mix cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum BadMix {
-    /// A rate that is none.
+    /// A rate that is not positive and finite.
     #[error(transparent)]
     Arrivals(#[from] BadArrivals),
     /// No profile.
@@ -266,8 +277,8 @@ pub enum BadMix {
     Profile(#[from] ProfileError),
 }
 
-/// The slots in the order of the scheduler's devices: the first of every device, then the second: of slots that are alike those on different devices are
-/// taken first. By device and slot.
+/// Returns the slots in the order of the scheduler's devices, as device and slot: the first slot of
+/// every device, then the second. The scheduler thus takes equal slots on different devices first.
 fn slots(layout: &[Vec<u32>]) -> Vec<(usize, usize)> {
     let most = layout.iter().map(Vec::len).max().unwrap_or(0);
     let of =
@@ -275,13 +286,13 @@ fn slots(layout: &[Vec<u32>]) -> Vec<(usize, usize)> {
     (0..most).flat_map(of).collect()
 }
 
-/// The mix, as it was placed, at the rates that it is predicted to hold.
+/// Makes a simulation of the placed mix at its predicted rates.
 fn simulation(measured: &MeasuredMix, placing: &Placing, seed: u64) -> Result<Simulation, BadMix> {
     let Placing { problem, layout, predicted, runs, system, policy, is_together } = placing;
     let slots = slots(&layout.0);
     let steps = |(device, at): &(usize, usize)| layout.0[*device][*at];
     let kind = |steps: u32| DeviceKind(steps - 1);
-    // Who predicts nothing is searched from what whole devices should hold.
+    // Without a prediction the search starts at the predicted rate of whole devices.
     let whole = || Some(problem.evaluate(&SlotLayout::whole(problem))?.factor);
     let factor = predicted.map(|rate| rate / total(problem)).or_else(whole).unwrap_or(1.0);
     let mut loads = Vec::new();
@@ -293,7 +304,7 @@ fn simulation(measured: &MeasuredMix, placing: &Placing, seed: u64) -> Result<Si
         let whole = profiles.last().ok_or(ProfileError::Empty)?;
         let mut options = ModelOptions::new(whole.clone(), policy.dispatch(*slo), policy.drop());
         options.max_batch = largest.min(whole.max_batch());
-        // One that meets its SLO nowhere has all dropped.
+        // If a model meets its SLO nowhere, all its requests are dropped.
         let longest = profiles.first().unwrap_or(whole);
         options.profiles = DeviceProfiles::by_kind(known).unwrap_or_else(|_| longest.clone().into());
         loads.push(Load { options, slo: *slo, arrivals: Arrivals::Poisson, rate: rate * factor, pace: Pace::steady() });

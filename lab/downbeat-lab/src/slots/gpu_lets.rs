@@ -1,20 +1,21 @@
-//! gpu-lets' elastic partitioning (Choi et al., USENIX ATC '22, §4): a greedy that puts models on partitions.
+//! gpu-lets' elastic partitioning (Choi et al., USENIX ATC '22, §4): a greedy that puts models on
+//! partitions.
 //!
 //! | rule | here |
 //! |---|---|
 //! | the model of the highest rate first | yes |
-//! | the partition that it is to have: the smaller of its most efficient one and the smallest that takes all that is left of its rate | the most efficient: most requests a second for each step |
-//! | the smallest free one that is as large; a whole device is split | yes, into two at most, in steps of the device and not of 20% |
-//! | batches whose execution takes half of the SLO | yes, where one request does |
-//! | what is left of a rate may share a partition in time | as the paper's duty cycles: the batches of all, gathered during a cycle, run within one, and a cycle and a batch within each SLO |
-//! | what two partitions of a device do to each other | in the profiles, as for all here |
+//! | the ideal partition of a model: the smaller of its most efficient one and the smallest that takes the rest of its rate | the most efficient: most requests a second for each step |
+//! | the smallest free partition of at least that size; a whole device is split | yes, into two at most, in steps of the device and not of 20% |
+//! | batches whose execution takes half of the SLO | yes, if one request does |
+//! | the rest of a rate may share a partition in time | as the paper's duty cycles: the batches of all, gathered during a cycle, run within one, and a cycle and a batch fit within each SLO |
+//! | the slowdown between two partitions of a device | in the profiles, as for all contenders |
 
 use super::layout::{SlotModel, SlotProblem};
 use downbeat_core::LatencyProfile;
 
 use super::mix::half;
 
-/// A partition with what was put there: models and their rates.
+/// A partition with its models and their rates.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct GpuLet {
     pub steps: u32,
@@ -24,19 +25,21 @@ pub(super) struct GpuLet {
 /// Devices with their partitions.
 type Placed = Vec<Vec<GpuLet>>;
 
-/// Rates are held to this part of them.
+/// Rates below this part of the whole count as nothing.
 const NOTHING: f64 = 1e-6;
 
-/// The placing of the highest multiple of all rates that the greedy finds room for, and that multiple; `None` if it finds room for no load.
+/// Finds the highest multiple of all rates that the greedy has room for, and its placing; `None` if
+/// it has room for no load.
 pub(super) fn place(problem: &SlotProblem) -> Option<(f64, Placed)> {
-    // No more than a step can hold of each model alone.
+    // An upper bound: each model alone on all steps.
     let most = |model: &SlotModel| {
         let sizes = (1..=problem.steps).filter_map(|steps| throughput(model, steps));
         sizes.fold(0.0, f64::max) * f64::from(problem.devices * problem.steps) / model.rate
     };
     let mut high = problem.models.iter().map(most).fold(f64::INFINITY, f64::min);
     let (mut low, mut best) = (0.0, None);
-    // What it finds room for is not always less than what it does not: so from above, in steps, and then between the two.
+    // Room for a rate does not imply room for every lower rate. The search therefore goes down from
+    // above in steps, and then between the last two.
     while best.is_none() && high > NOTHING {
         best = greedy(problem, high).map(|placed| (high, placed));
         (low, high) = if best.is_some() { (high, high / 0.9) } else { (0.0, high * 0.9) };
@@ -51,7 +54,8 @@ pub(super) fn place(problem: &SlotProblem) -> Option<(f64, Placed)> {
     best
 }
 
-/// Requests a second of a partition: the largest batch that takes half of the SLO, or one request where that does not.
+/// Returns the requests a second of a partition, with the largest batch that takes half of the SLO,
+/// or with one request if none does.
 fn throughput(model: &SlotModel, steps: u32) -> Option<f64> {
     let profile = profile(model, steps);
     if profile.latency(1) > model.slo {
@@ -90,7 +94,8 @@ fn greedy(problem: &SlotProblem, factor: f64) -> Option<Placed> {
     Some(placed)
 }
 
-/// Puts a model on the smallest free partition that is as large as it is to have, or the largest that there is; the rate that it takes.
+/// Puts a model on the smallest free partition of at least `ideal` steps, or on the largest free
+/// one. Returns the rate that the partition takes.
 fn take(problem: &SlotProblem, placed: &mut Placed, index: usize, ideal: u32, left: f64) -> Option<f64> {
     let model = &problem.models[index];
     let free = placed.iter().enumerate().flat_map(|(device, lets)| {
@@ -110,7 +115,8 @@ fn take(problem: &SlotProblem, placed: &mut Placed, index: usize, ideal: u32, le
     Some(takes)
 }
 
-/// Puts what is left of a model's rate beside others on a partition, if there is one whose cycles have room.
+/// Puts the rest of a model's rate beside others on a partition, if there is one whose cycles have
+/// room.
 fn share_in_time(problem: &SlotProblem, placed: &mut Placed, index: usize, left: f64) -> bool {
     let taken = placed.iter_mut().flatten().filter(|one| !one.rates.is_empty());
     for one in taken {
@@ -126,7 +132,8 @@ fn share_in_time(problem: &SlotProblem, placed: &mut Placed, index: usize, left:
     false
 }
 
-/// Whether there is a cycle in which the batches that gather during one run, and that each SLO has room for, with its batch after it.
+/// Returns whether some cycle works: the batches that gather during a cycle run within one. Each
+/// SLO must have room for a cycle and a batch.
 fn cycles(problem: &SlotProblem, steps: u32, rates: &[(usize, f64)]) -> bool {
     let shortest =
         rates.iter().map(|(model, _)| problem.models[*model].slo.as_secs_f64()).fold(f64::INFINITY, f64::min);

@@ -5,13 +5,15 @@ use downbeat_core::device::spatial::{Claim, FairShare};
 
 use super::mix::MeasuredMix;
 
-/// Steps of each model on every device, by its knee (GSLICE §3.2.3); `None`: there are more models than steps.
+/// Returns the steps of each model on every device, by its knee (GSLICE §3.2.3); `None` if there
+/// are more models than steps.
 pub(super) fn by_knees(mix: &MeasuredMix) -> Option<Vec<u32>> {
     let claims: Vec<Claim> = (0..mix.problem.models.len()).map(|model| Claim::of(f64::from(mix.knee(model)))).collect();
     FairShare { units: mix.problem.steps, grain: 1, spread: true }.divide(&claims)
 }
 
-/// Steps of each model on every device, as self-tuning does at its best (GSLICE §3.2.2): step by step to the model that has least throughput for what comes. `None` if they
+/// Returns the steps of each model on every device, as self-tuning shares them at best (GSLICE
+/// §3.2.2). Each step goes to the model with the least throughput for its rate. `None` if the steps
 /// do not suffice for every model's SLO.
 pub(super) fn tuned(problem: &SlotProblem) -> Option<Vec<u32>> {
     let holds = |model: &SlotModel, steps: u32| {

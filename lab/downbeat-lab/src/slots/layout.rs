@@ -1,4 +1,4 @@
-//! How large the slots of a cluster's devices are to be, so that the cluster holds most.
+//! The search for the sizes of slots with which a cluster holds the most.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,26 +12,26 @@ use super::share_out::{Shares, share_out};
 /// A model that runs on slots.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SlotModel {
-    /// Requests per second, beside the others'.
+    /// Requests per second, in proportion to the other models' rates.
     pub rate: f64,
-    /// From a request's arrival to its deadline.
+    /// The time from a request's arrival to its deadline.
     pub slo: Duration,
     /// `l(b)` on a slot of 1, 2, ... steps.
     pub profiles: Vec<LatencyProfile>,
 }
 
-/// Devices that are alike, in steps of their grain, and the models that all of their slots are for.
+/// Equal devices, in steps of their grain, and the models that run on their slots.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SlotProblem {
     /// The models.
     pub models: Vec<SlotModel>,
     /// Devices.
     pub devices: u32,
-    /// Steps of a device: the whole of it.
+    /// Steps of a whole device.
     pub steps: u32,
     /// The most slots of a device.
     pub most_slots: u32,
-    /// Whether all devices are to be cut alike, as a server's are.
+    /// Whether all devices must be cut alike, as a server's are.
     pub alike: bool,
 }
 
@@ -39,34 +39,36 @@ pub struct SlotProblem {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SlotLayout(pub Vec<Vec<u32>>);
 
-/// A layout, and what it holds.
+/// A layout, and the load that it holds.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SlotPlan {
     /// The slots.
     pub layout: SlotLayout,
-    /// All rates can be served so many times, if requests come evenly.
+    /// The multiple of all rates that can be served, if requests come evenly.
     pub factor: f64,
-    /// By model, by steps of a slot less one: slots of that size that it keeps busy then.
+    /// By model, by steps of a slot less one: the slots of that size that the model keeps busy at
+    /// that factor.
     pub busy: Vec<Vec<f64>>,
-    /// By model, by steps of a slot less one: what a request a second of it costs there, at the prices of slots, beside where it costs least; infinite where
-    /// there is no such slot or it does not meet its SLO there.
+    /// By model, by steps of a slot less one: the cost of a request a second at the prices of
+    /// slots, over the model's least cost. The value is infinite where no such slot exists or the
+    /// model misses its SLO.
     pub dearness: Vec<Vec<f64>>,
 }
 
-/// So many layouts are all looked at.
+/// Up to this many layouts are all evaluated.
 const MOST_LAYOUTS: u64 = 2_000;
-/// A layout is better if it holds so much more: what is less is not worth another cut.
+/// A layout is better if it holds this many times as much. A smaller gain is not worth another cut.
 const BETTER: f64 = 1.001;
-/// A search begins at so many layouts.
+/// A search begins at this many layouts.
 const STARTS: usize = 6;
 
 impl SlotLayout {
-    /// All devices whole.
+    /// Returns the layout of whole devices.
     pub fn whole(problem: &SlotProblem) -> Self {
         SlotLayout(vec![vec![problem.steps]; problem.devices as usize])
     }
 
-    /// Whether all devices are cut alike.
+    /// Returns whether all devices are cut alike.
     pub fn is_alike(&self) -> bool {
         self.0.windows(2).all(|two| two[0] == two[1])
     }
@@ -76,14 +78,14 @@ impl SlotLayout {
         SlotLayout(devices)
     }
 
-    /// By steps less one: slots of that size.
+    /// By steps less one: the number of slots of that size.
     fn counts(&self, steps: u32) -> Vec<u32> {
         let mut counts = vec![0; steps as usize];
         self.0.iter().flatten().for_each(|slot| counts[*slot as usize - 1] += 1);
         counts
     }
 
-    /// This layout with one device's slots changed.
+    /// Returns this layout with one device's slots changed.
     fn with(&self, device: usize, slots: &[u32]) -> Self {
         let mut devices = self.0.clone();
         devices[device] = slots.to_vec();
@@ -91,7 +93,7 @@ impl SlotLayout {
     }
 }
 
-/// `2 x 5+5, 10`: how many devices, with slots of how many steps.
+/// Writes `2 x 5+5, 10`: numbers of devices, and the steps of their slots.
 impl fmt::Display for SlotLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, devices) in self.0.chunk_by(|a, b| a == b).enumerate() {
@@ -104,9 +106,10 @@ impl fmt::Display for SlotLayout {
 }
 
 impl SlotProblem {
-    /// The layout with which the devices hold the highest multiple of all rates, as [`Self::evaluate`] says: of all layouts if there are at most 2,000,
-    /// else what [`Self::search`] finds. Of layouts that are within 0.1% the one that was
-    /// found first counts, and whole devices come first. Where devices are to be [`alike`](Self::alike), of those whose devices are. `None` if no layout meets every SLO.
+    /// Finds the layout that holds the highest multiple of all rates by [`Self::evaluate`]. Up to
+    /// 2,000 layouts are all evaluated; beyond that [`Self::search`] decides. Of layouts within
+    /// 0.1% the first one counts, and whole devices come first. If devices must be
+    /// [`alike`](Self::alike), only such layouts are tried. `None` if no layout meets every SLO.
     pub fn choose(&self) -> Option<SlotPlan> {
         let cuts = self.cuts();
         if !self.alike && layouts(cuts.len() as u64, self.devices) > MOST_LAYOUTS {
@@ -128,7 +131,8 @@ impl SlotProblem {
         self.evaluate(&best.1)
     }
 
-    /// What changing one device at a time leads to from the best few layouts whose devices are all alike; as [`Self::choose`], however many layouts there are.
+    /// Starts from the best few layouts of equal devices and changes one device at a time. Returns
+    /// a plan like [`Self::choose`], for any number of layouts.
     pub fn search(&self) -> Option<SlotPlan> {
         let cuts = self.cuts();
         let mut known = BTreeMap::new();
@@ -160,7 +164,7 @@ impl SlotProblem {
         loop {
             let mut next = at.clone();
             for device in 0..at.1.0.len() {
-                // Of devices that are alike the first stands for all.
+                // Of equal devices the first stands for all.
                 if device > 0 && at.1.0[device] == at.1.0[device - 1] {
                     continue;
                 }
@@ -179,7 +183,8 @@ impl SlotProblem {
         }
     }
 
-    /// All ways to cut a device into slots on which some model meets its SLO, the whole first.
+    /// Returns all ways to cut a device into slots on which some model meets its SLO, the whole
+    /// device first.
     fn cuts(&self) -> Vec<Vec<u32>> {
         let usable = |steps: &u32| {
             let of =
@@ -194,12 +199,13 @@ impl SlotProblem {
 
     fn factor(&self, layout: &SlotLayout, known: &mut BTreeMap<Vec<u32>, f64>) -> f64 {
         let counts = layout.counts(self.steps);
-        // Which device a slot is of does not matter here.
+        // The factor does not depend on the device of a slot.
         *known.entry(counts).or_insert_with_key(|counts| self.shares(counts).map_or(0.0, |(shares, _)| shares.factor))
     }
 
-    /// What a layout holds: the highest multiple of all rates for which every model can have enough of the slots, with the batches that gather and run within its SLO
-    /// at that rate ([`fluid_need`]). `None` if some model meets its SLO on no slot.
+    /// Finds the highest multiple of all rates for which every model can have enough of the slots.
+    /// Batches gather and run within each SLO at that rate ([`fluid_need`]). `None` if some model
+    /// meets its SLO on no slot.
     pub fn evaluate(&self, layout: &SlotLayout) -> Option<SlotPlan> {
         let (Shares { factor, slots, prices }, costs) = self.shares(&layout.counts(self.steps))?;
         let dearness = costs.iter().map(|costs| {
@@ -210,11 +216,12 @@ impl SlotProblem {
         Some(SlotPlan { layout: layout.clone(), factor, busy: slots, dearness: dearness.collect() })
     }
 
-    /// With the costs by model and steps.
+    /// Returns the shares, with the costs by model and steps.
     fn shares(&self, counts: &[u32]) -> Option<(Shares, Vec<Vec<f64>>)> {
         let rates: Vec<f64> = self.models.iter().map(|model| model.rate).collect();
         let mut factor = 1e9;
-        // Higher rates allow larger batches, which cost less: from above this falls to the highest factor that holds itself.
+        // Higher rates allow larger batches, which cost less. From above, this falls to the highest
+        // factor that holds itself.
         loop {
             let costs: Vec<Vec<f64>> = self.models.iter().map(|model| model.costs(factor, counts)).collect();
             let shares = share_out(&rates, &costs, counts)?;
@@ -227,7 +234,8 @@ impl SlotProblem {
 }
 
 impl SlotModel {
-    /// By steps less one: slots that a request a second keeps busy when `factor` times the rate comes.
+    /// By steps less one: the slots that a request a second keeps busy when requests come at
+    /// `factor` times the rate.
     fn costs(&self, factor: f64, counts: &[u32]) -> Vec<f64> {
         let rate = self.rate * factor;
         let cost = |(profile, count): (&LatencyProfile, &u32)| match count {
@@ -238,7 +246,7 @@ impl SlotModel {
     }
 }
 
-/// How many layouts there are: multisets of as many cuts as there are devices.
+/// Returns the number of layouts: multisets of as many cuts as there are devices.
 fn layouts(cuts: u64, devices: u32) -> u64 {
     (1..=u64::from(devices)).fold(1, |all, n| if all > MOST_LAYOUTS { all } else { all * (cuts + n - 1) / n })
 }

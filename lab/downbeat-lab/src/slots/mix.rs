@@ -12,30 +12,31 @@ use downbeat_sim::random;
 /// A model of a mix.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MixModel {
-    /// Which network.
+    /// The network.
     pub architecture: Architecture,
-    /// From a request's arrival to its deadline, milliseconds.
+    /// Milliseconds from a request's arrival to its deadline.
     pub slo_ms: f64,
-    /// Requests, beside the others'.
+    /// Requests, in proportion to the other models' rates.
     pub rate: f64,
 }
 
-/// Models on devices that are alike, and can be cut in steps.
+/// Models on equal devices that can be cut in steps.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SlotMix {
-    /// What it is called.
+    /// The name of the mix.
     pub name: String,
     /// The devices.
     pub platform: Platform,
-    /// How many.
+    /// The number of devices.
     pub devices: u32,
-    /// In how many steps each can be cut.
+    /// The steps into which each device can be cut.
     pub steps: u32,
-    /// Its models.
+    /// The models of the mix.
     pub models: Vec<MixModel>,
 }
 
-/// The networks of random mixes: a list of their own, so that a mix stays what it is when networks are added.
+/// The networks of random mixes. The list is separate, so that a mix stays the same when networks
+/// are added.
 const DRAWN: [Architecture; 12] = [
     Architecture::ResNet50,
     Architecture::ResNet101,
@@ -55,17 +56,18 @@ const DRAWN: [Architecture; 12] = [
 pub(super) const LENGTH: u32 = 64;
 /// The largest batch.
 const MOST_ITEMS: u32 = 64;
-/// Slots of a device, at most: each is a lane whose kernels one host issues.
+/// The most slots of a device: each is a lane, and one host issues the kernels of all lanes.
 pub const MOST_SLOTS: u32 = 6;
-/// How long models are measured beside others.
+/// The time for which models are measured beside others.
 const MEASURED: Duration = Duration::from_millis(500);
 
-/// A mix as it was measured.
+/// A mix with its measurements.
 #[derive(Clone, Debug)]
 pub struct MeasuredMix {
-    /// What is to be planned with.
+    /// The problem for the plan.
     pub problem: SlotProblem,
-    /// What runs; `None`: what the profiles are of is no emulated network, and batches take what these say, whatever runs beside them.
+    /// The emulated networks. `None` if the profiles are of no emulated network; then batches take
+    /// the profiles' times, however the device is shared.
     pub networks: Option<Networks>,
 }
 
@@ -74,15 +76,17 @@ pub struct MeasuredMix {
 pub struct Networks {
     /// The devices.
     pub platform: Platform,
-    /// By model.
+    /// The networks, by model.
     pub models: Vec<EmulatedModel>,
-    /// By model, by the model beside it: what batches take in the mean on a whole device beside half of the largest batch of the other.
+    /// By model, by the model beside it: the mean latencies of batches on a whole device, beside
+    /// half of the other's largest batch.
     pub beside: Vec<Vec<LatencyProfile>>,
 }
 
 impl SlotMix {
-    /// The mix of this seed and number: 2 to 5 different networks on 2 to 6 devices, with SLOs of 1.8 to 8 times what one request takes on a whole device. Each takes a
-    /// share of the devices' time that is up to ten times another's.
+    /// Draws the mix of this seed and number: 2 to 5 different networks on 2 to 6 devices. SLOs are
+    /// 1.8 to 8 times the time of one request on a whole device. A model's share of the devices'
+    /// time is up to ten times another's.
     pub fn draw(seed: u64, number: u32) -> SlotMix {
         let mut rng = random(seed, u64::from(number));
         let (platform, steps) =
@@ -104,13 +108,13 @@ impl SlotMix {
         SlotMix { name, platform, devices, steps, models }
     }
 
-    /// Compute units of a slot of so many steps.
+    /// Returns the compute units of a slot of `steps` steps.
     pub fn units(&self, steps: u32) -> u32 {
         self.platform.units * steps / self.steps
     }
 
-    /// Measures every model on every size of slot: alone, and (on less than the whole device) beside the other models on slots that are as large, for the longest that a
-    /// batch takes there.
+    /// Measures every model on every size of slot, alone. On less than the whole device it adds the
+    /// longest delay of a batch beside the other models on equally large slots.
     ///
     /// # Errors
     /// If a latency is zero, as no network's is.
@@ -121,7 +125,8 @@ impl SlotMix {
         for (index, MixModel { slo_ms, rate, .. }) in self.models.iter().enumerate() {
             let slo = Duration::from_millis_f64(*slo_ms);
             let time = |batch: u32, steps: u32| models[index].time_on(batch, LENGTH, self.units(steps));
-            // One more than fits on the whole device: when to send a batch follows from what one more would take.
+            // One item more than fits on the whole device: the latency with one more item decides
+            // when a batch is sent.
             let largest = (1..MOST_ITEMS).find(|batch| time(*batch, self.steps) > slo).unwrap_or(MOST_ITEMS);
             let profiles = (1..=self.steps).map(|steps| {
                 let points: Vec<_> = (1..=largest).map(|batch| (batch, time(batch, steps))).collect();
@@ -137,7 +142,8 @@ impl SlotMix {
         Ok(MeasuredMix { problem, networks: Some(Networks { platform: self.platform, models, beside }) })
     }
 
-    /// What batches of a model take in the mean on a whole device beside half of the largest batch of each model.
+    /// Returns the mean latencies of a model's batches on a whole device, beside half of the
+    /// largest batch of each model.
     fn beside(
         &self,
         models: &[EmulatedModel],
@@ -159,7 +165,8 @@ impl SlotMix {
         (0..models.len()).map(of).collect()
     }
 
-    /// By how many percent a batch takes longer than alone on a slot, at most, while the other models keep the slots beside it busy that are as large.
+    /// Returns the most percent by which a batch on a slot slows down while the other models keep
+    /// equally large slots beside it busy.
     fn margin(&self, models: &[EmulatedModel], index: usize, steps: u32, largest: u32) -> u8 {
         let count = (self.steps / steps).min(MOST_SLOTS);
         if count < 2 || largest == 0 {
@@ -178,8 +185,11 @@ impl SlotMix {
 }
 
 impl MeasuredMix {
-    /// The same models on devices of two steps, each of which runs one batch at a time (a slot of two steps) or two side by side on all units (two of one step). There some of the models
-    /// run, and a batch is planned with what it takes beside the one of them that it takes longest beside, or (where that is not `predicted`, or not known) alone.
+    /// Returns the same models on devices of two steps. A device with a slot of two steps runs one
+    /// batch at a time. A device with two slots of one step runs two side by side on all units.
+    /// Only `paired` models run side by side. A batch is planned with its time beside the paired
+    /// model that slows it most. Without `predicted`, or without networks, the plan takes the time
+    /// alone.
     ///
     /// # Errors
     /// If a latency is zero, as no network's is.
@@ -193,7 +203,7 @@ impl MeasuredMix {
                     let longest = |batch| paired.iter().map(|other| beside[index][*other].latency(batch)).max();
                     LatencyProfile::from_table((1..=alone.max_batch()).filter_map(longest).collect::<Vec<_>>())?
                 }
-                // It has no time there.
+                // This profile misses the SLO, so the model runs on no such slot.
                 (false, _) => LatencyProfile::linear(Duration::ZERO, model.slo.saturating_mul(2), 1)?,
             };
             Ok(SlotModel { profiles: vec![two, alone.clone()], ..model.clone() })
@@ -202,7 +212,8 @@ impl MeasuredMix {
         Ok(SlotProblem { models, devices: self.problem.devices, steps: 2, most_slots: 2, alike: false })
     }
 
-    /// The knee of a model, in steps: of the throughput of the largest batch that its SLO allows twice over on the whole device.
+    /// Returns the knee of a model in steps, for the largest batch that takes at most half of its
+    /// SLO on the whole device.
     pub fn knee(&self, model: usize) -> u32 {
         let SlotModel { slo, profiles, .. } = &self.problem.models[model];
         let batch = profiles.last().map_or(1, |whole| whole.largest_within(half(*slo)).max(1));
@@ -212,7 +223,8 @@ impl MeasuredMix {
     }
 }
 
-/// Half of an SLO: what a batch may take if requests that come while one runs are to make the next.
+/// Returns half of an SLO. A batch may take this long if the next batch must still serve requests
+/// that come while it runs.
 pub(super) fn half(slo: Duration) -> Duration {
     Duration::from_nanos(slo.as_nanos() / 2)
 }

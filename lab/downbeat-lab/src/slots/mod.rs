@@ -1,8 +1,11 @@
-//! Clusters whose devices are cut into slots of several sizes, on which the production scheduler places batches (Symphony over GSLICE's partitions).
+//! Clusters whose devices are cut into slots of several sizes. The production scheduler places
+//! batches on the slots (Symphony over GSLICE's partitions).
 //!
-//! A [`SlotMix`] is emulated models on devices that are alike. Each slot is a device to the scheduler, and its size a kind of device. How large slots are to be is what
-//! [`SlotProblem::choose`] says. A [`Contender`] is that or one of the baselines: whole devices, GSLICE on each device alone, and
-//! gpu-lets' greedy. All have the same arrivals, and what batches take comes of what runs beside them on a device.
+//! A [`SlotMix`] is emulated models on equal devices. Each slot is a device to the scheduler, and
+//! its size a kind of device. [`SlotProblem::choose`] finds the sizes of the slots. A [`Contender`]
+//! is this choice or one of the baselines: whole devices, GSLICE on each device alone, and
+//! gpu-lets' greedy. All contenders have the same arrivals. A batch's time depends on the batches
+//! beside it on the device.
 
 mod contender;
 mod gpu_lets;

@@ -1,24 +1,26 @@
-//! How much of each kind of slot each model gets, so that all rates can be served as many times as possible: a small linear program.
+//! The division of the slots of each kind among models that serves the highest multiple of all
+//! rates: a small linear program.
 
-/// What slots of several kinds hold of several models.
+/// The best division of slots of several kinds among several models.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Shares {
-    /// All rates can be served so many times.
+    /// The multiple of all rates that can be served.
     pub factor: f64,
-    /// By model, by kind: slots of that kind that it keeps busy.
+    /// By model, by kind: the slots of that kind that the model keeps busy.
     pub slots: Vec<Vec<f64>>,
-    /// By kind: by how much one slot more would raise `factor`.
+    /// By kind: the rise of `factor` with one slot more.
     pub prices: Vec<f64>,
 }
 
-/// What is left of a number that is zero but for rounding.
+/// Numbers up to this size count as zero, because of rounding.
 const TINY: f64 = 1e-9;
-/// So many exchanges are more than rounding leaves a program of this size.
+/// A bound on exchanges. A program of this size only reaches it through rounding.
 const MOST_PIVOTS: usize = 10_000;
 
 /// Maximises the factor `f` for which there are `x[m][k] >= 0` with `sum_m x[m][k] <= slots[k]` and
-/// `sum_k x[m][k] / costs[m][k] >= f * rates[m]`: `costs` are slots that a request a second of a model keeps busy, infinite where it cannot run.
-/// `None` if a model can run nowhere. By the simplex method from `x = 0`, which is feasible, with Bland's rule, under which it ends.
+/// `sum_k x[m][k] / costs[m][k] >= f * rates[m]`. `costs` are the slots that a request a second of
+/// a model keeps busy, infinite where it cannot run. Returns `None` if a model can run nowhere. The
+/// simplex method starts from `x = 0`, which is feasible. Bland's rule makes it end.
 pub(crate) fn share_out(rates: &[f64], costs: &[Vec<f64>], slots: &[u32]) -> Option<Shares> {
     let (models, kinds) = (rates.len(), slots.len());
     let pairs: Vec<(usize, usize)> = (0..models)
@@ -28,10 +30,11 @@ pub(crate) fn share_out(rates: &[f64], costs: &[Vec<f64>], slots: &[u32]) -> Opt
     if (0..models).any(|model| rates[model] > 0.0 && !pairs.iter().any(|(of, _)| *of == model)) {
         return None;
     }
-    // How often one slot serves a model's rate, in a unit in which the largest is 1.
+    // The multiple of a model's rate that one slot serves, in a unit in which the largest is 1.
     let serves = |model: usize, kind: usize| 1.0 / (costs[model][kind] * rates[model]);
     let unit = pairs.iter().map(|(model, kind)| serves(*model, *kind)).fold(0.0, f64::max);
-    // Columns: the pairs, f, a slack for each row, the right side. Rows: kinds, then models, then what each column would gain.
+    // Columns: the pairs, f, a slack for each row, the right side. Rows: kinds, then models, then
+    // the gain of each column.
     let (gain, width) = (kinds + models, pairs.len() + 1 + kinds + models + 1);
     let (factor, right) = (pairs.len(), width - 1);
     let mut table = vec![vec![0.0; width]; gain + 1];
@@ -70,7 +73,7 @@ pub(crate) fn share_out(rates: &[f64], costs: &[Vec<f64>], slots: &[u32]) -> Opt
     Some(found)
 }
 
-/// Makes the column that of a unit vector with its one in `row`.
+/// Turns the column into a unit vector with its one in `row`.
 fn pivot(table: &mut [Vec<f64>], row: usize, column: usize) {
     let by = table[row][column];
     table[row].iter_mut().for_each(|value| *value /= by);
@@ -89,7 +92,8 @@ mod tests {
 
     #[test]
     fn each_model_goes_where_it_costs_least_beside_the_others() {
-        // The first is twice as fast on the first kind, the second as fast on both: 1/1 and 1/1 a second are held, and no more.
+        // The first model is twice as fast on the first kind, the second as fast on both. At most
+        // 1/1 and 1/1 a second are held.
         let costs = [vec![1.0, 2.0], vec![1.0, 1.0]];
         let found = share_out(&[1.0, 1.0], &costs, &[1, 1]).unwrap();
         assert!((found.factor - 1.0).abs() < 1e-9, "{found:?}");

@@ -1,4 +1,5 @@
-//! Abacus' figures: queries of several models on the emulated A100, with a predictor that cannot be better and with a trained one.
+//! Abacus' figures: queries of several models on the emulated A100, with a perfect and with a
+//! trained predictor.
 
 use std::sync::Arc;
 
@@ -15,15 +16,17 @@ use crate::device::{
 
 pub(super) const PLATFORM: Platform = Platform::A100_CUDNN;
 
-/// A column of the tables: what it is called, and who serves.
+/// A column of the tables: its head, and the way queries are served.
 type Column = (&'static str, OverlapServing);
 
-/// Abacus with so many models at once, side by side what saves so much.
+/// Abacus with this many models at once. Models run side by side only where that saves the share
+/// `worth`.
 pub(super) fn groups(at_once: usize, worth: f64, by: &PredictedBy) -> OverlapServing {
     OverlapServing::Abacus { at_once, worth, by: by.clone() }
 }
 
-/// Who serves. One at a time by the same controller: what is left is what running side by side brings.
+/// The ways of serving. "one" uses the same controller for one query at a time, so the difference
+/// to Abacus is the gain of running side by side.
 pub(super) fn columns(trained: Option<&PredictedBy>) -> Vec<Column> {
     let oracle = PredictedBy::Oracle { bias: 1.0 };
     let mut columns = vec![
@@ -46,7 +49,8 @@ const TRAINED: &str = "trained";
 const NOTE: &str = "FCFS, SJF and EDF drop what is late when its turn comes; free: one query of each model at once, as MPS has it; one: Abacus' controller with one query at a time; oracle: Abacus, its predictor the emulated device itself; \
                     trained: Abacus, its predictor a perceptron; worth: side by side only what saves 10%.";
 
-/// The perceptron for all groups of up to so many of some models, and what is to be said of it.
+/// Trains the perceptron for all groups of up to `at_once` of some models. Also returns a sentence
+/// on its error.
 pub(super) fn trained(
     platform: Platform,
     (models, at_once): (&[Architecture], usize),
@@ -64,12 +68,13 @@ pub(super) fn trained(
     Ok((PredictedBy::Trained(Arc::new(trained)), note))
 }
 
-/// Groups of each set of models that a predictor is trained with: the paper's 2,000 where a figure is made of so many requests.
+/// The groups of each set of models that a predictor is trained with: the paper's 2,000, or fewer
+/// in a figure of fewer requests.
 pub(super) fn samples_each(options: &FigureOptions) -> usize {
     options.requests.clamp(10, 2_000) as usize
 }
 
-/// All pairs of Abacus' models, in the order of table 1.
+/// Returns all pairs of Abacus' models, in the order of table 1.
 fn pairs() -> Vec<Vec<Architecture>> {
     let after = |index: usize| ABACUS_MODELS[index + 1..].iter().map(move |other| vec![ABACUS_MODELS[index], *other]);
     (0..ABACUS_MODELS.len()).flat_map(after).collect()
@@ -79,16 +84,16 @@ fn name(models: &[Architecture]) -> String {
     models.iter().map(|model| model.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// How often queries come.
+/// The rate of queries.
 #[derive(Clone, Copy)]
 enum Load {
     /// Queries a second.
     Rate(f64),
-    /// Times what the device does of one at a time.
+    /// A multiple of the rate that the device holds with one query at a time.
     Times(f64),
 }
 
-/// What a query takes alone, on average.
+/// Returns the mean time of a query alone, in seconds.
 pub(super) fn mean_alone(models: &[Architecture], platform: Platform) -> Result<f64, DeviceFailure> {
     let mut takes = Vec::new();
     for model in models {
@@ -102,7 +107,7 @@ pub(super) fn mean_alone(models: &[Architecture], platform: Platform) -> Result<
     Ok(mean(takes.into_iter()))
 }
 
-/// Runs of some models, each under all that serve.
+/// Runs of some sets of models, each under all ways of serving.
 struct Runs<'a> {
     platform: Platform,
     all: &'a [Vec<Architecture>],
@@ -120,7 +125,7 @@ impl<'a> Runs<'a> {
         Runs { platform, all, columns, inputs, reports: Vec::new() }
     }
 
-    /// Plays all of them.
+    /// Plays all runs.
     fn play(mut self, options: &FigureOptions, load: Load) -> Result<Self, DeviceFailure> {
         let Runs { platform, inputs, .. } = self;
         let mut jobs = Vec::new();
@@ -141,13 +146,14 @@ impl<'a> Runs<'a> {
         Ok(self)
     }
 
-    /// The mean over all models of each column.
+    /// Returns the mean over all models, for each column.
     fn means(&self, value: Value) -> Vec<f64> {
         let of = |index: usize| mean(self.reports.iter().map(|reports| value(&reports[index])));
         (0..self.columns.len()).map(of).collect()
     }
 
-    /// Rows of all models, their means, and what Abacus' means are to those of the others.
+    /// Returns the rows of all models, their means, and the changes of Abacus' means against the
+    /// other columns.
     fn rows(&self, value: Value, digits: usize) -> Vec<Vec<String>> {
         let row = |(models, reports): (&Vec<Architecture>, &Vec<OverlapReport>)| {
             cells(&name(models), &reports.iter().map(value).collect::<Vec<_>>(), digits)
@@ -157,7 +163,7 @@ impl<'a> Runs<'a> {
         rows
     }
 
-    /// The last of [`Self::rows`].
+    /// Returns the last of [`Self::rows`].
     fn summary(&self, value: Value, digits: usize) -> Vec<Vec<String>> {
         let means = self.means(value);
         let mut rows = vec![cells("mean", &means, digits)];
@@ -194,7 +200,8 @@ fn answered(report: &OverlapReport) -> f64 {
     f64::from(report.in_time + report.late) / report.span.as_secs_f64()
 }
 
-/// The columns for these models, with a perceptron for up to `at_once` of them at a time, and what is to be said of it.
+/// Returns the columns for these models with a perceptron for up to `at_once` of them at a time,
+/// and the note of the figure.
 fn with_trained(
     models: &[Architecture],
     at_once: usize,
@@ -204,7 +211,7 @@ fn with_trained(
     Ok((columns(Some(&by)), format!("{NOTE} {said}")))
 }
 
-/// 99% latencies and violations at 50 queries a second.
+/// Makes the figure of 99% latencies and violations at 50 queries a second.
 fn quality(runs: Runs<'_>, options: &FigureOptions, note: &str) -> Result<Figure, DeviceFailure> {
     let runs = runs.play(options, Load::Rate(50.0))?;
     let mut table = vec![runs.heads("99% latency over target")];
@@ -215,7 +222,8 @@ fn quality(runs: Runs<'_>, options: &FigureOptions, note: &str) -> Result<Figure
     Ok(Figure { note: format!("50 queries/s of all models together. {note}"), table, plots, ..Figure::default() })
 }
 
-/// Queries in time a second, at the paper's 100 queries a second and beyond what the device holds.
+/// Makes the figure of queries in time per second, at the paper's 100 queries a second and beyond
+/// the device's throughput.
 fn throughput(
     all: &[Vec<Architecture>],
     columns: &[Column],
@@ -262,7 +270,7 @@ pub(super) fn figure_17(options: &FigureOptions) -> Result<Figure, DeviceFailure
     throughput(&pairs(), &columns, options, format!("{said} {paper}"))
 }
 
-/// §7.4: of these all triples and all four.
+/// The models of which all triples and all four are played (§7.4).
 pub(super) const FOUR: [Architecture; 4] =
     [Architecture::ResNet101, Architecture::ResNet152, Architecture::Vgg19, Architecture::BertBase];
 
@@ -290,7 +298,8 @@ pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, DeviceFailure
     throughput(&several(), &columns, options, format!("{said} {paper}"))
 }
 
-/// What pairs take one after the other, over what they take side by side, on average; and of VGG16 with VGG19.
+/// Returns the ratio of the time of pairs one after the other to their time side by side, on
+/// average and for VGG16 with VGG19.
 fn saved(platform: Platform, rows: u32) -> Result<(f64, f64), DeviceFailure> {
     let mut ratios = Vec::new();
     for models in pairs() {

@@ -1,4 +1,5 @@
-//! Abacus' figures 3, 7 and 23: what is predictable, what is not, and what a search costs.
+//! Abacus' figures 3, 7 and 23: the predictable and the unpredictable part of latencies, and the
+//! cost of a search.
 
 use downbeat_core::device::overlap::{GroupPart, GroupSearch, Predictor};
 use downbeat_core::device::{LaneId, SegmentRange};
@@ -27,7 +28,8 @@ fn shares<const N: usize>(values: &[f64], shares: [f64; N]) -> [f64; N] {
     quantiles(values.iter().copied(), shares).unwrap_or([f64::NAN; N])
 }
 
-/// Milliseconds of `runs` runs of ResNet152 with 32 pictures one after another, beside queries of another model, one of them at a time, as MPS has it.
+/// Returns the milliseconds of `runs` runs of ResNet152 with 32 pictures one after another. Beside
+/// them run queries of another model, one at a time, as under MPS.
 fn beside(other: Option<Architecture>, runs: usize, seed: u64) -> Result<Vec<f64>, DeviceFailure> {
     let model = EmulatedModel::new(Architecture::ResNet152, PLATFORM);
     let other = other.map(|other| EmulatedModel::new(other, PLATFORM));
@@ -86,7 +88,7 @@ pub(super) fn figure_3(options: &FigureOptions) -> Result<Figure, DeviceFailure>
     Ok(Figure { note, table, ..Figure::default() })
 }
 
-/// Mean and standard deviation of [`RUNS`] runs of random groups of a set, in milliseconds.
+/// Returns mean and standard deviation of [`RUNS`] runs of random groups of a set, in milliseconds.
 fn runs_of(set: &[usize], groups: usize, seed: u64) -> Result<Vec<(f64, f64)>, DeviceFailure> {
     let (models, noise, mut rng) = (abacus_models(PLATFORM)?, noise()?, random(seed, 40));
     let one = |_| {
@@ -118,7 +120,7 @@ pub(super) fn figure_7(options: &FigureOptions) -> Result<Figure, DeviceFailure>
     Ok(Figure { note, table, ..Figure::default() })
 }
 
-/// What asks the predictor, and counts.
+/// A predictor that counts its predicted groups.
 struct Counting<'a, P> {
     predictor: &'a P,
     groups: std::cell::Cell<usize>,
@@ -131,7 +133,8 @@ impl<P: Predictor> Predictor for Counting<'_, P> {
     }
 }
 
-/// What is left of a query of each model of a set, and a headroom between what the first takes alone and what all take together.
+/// Draws the rest of a query for each model of a set. The headroom lies between the time of the
+/// first alone and the time of all together.
 fn states(
     predictor: &impl Predictor,
     (models, set): (&[EmulatedModel], &[usize]),

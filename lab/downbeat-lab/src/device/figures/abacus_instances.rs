@@ -10,14 +10,15 @@ use crate::device::{
 };
 use downbeat_sim::Popularity;
 
-/// Which models are on which instances.
+/// An assignment of models to instances.
 struct Isolation {
     name: String,
     platform: Platform,
     instances: Vec<Vec<Architecture>>,
 }
 
-/// Each of the four by itself, in the three ways in pairs, and all together (§7.5, table 3).
+/// Returns three kinds of isolation: each of the four models by itself, the three divisions into
+/// pairs, and all together (§7.5, table 3).
 fn isolations() -> Vec<Isolation> {
     let [first, rest @ ..] = FOUR;
     let alone = FOUR.map(|model| vec![model]).to_vec();
@@ -34,7 +35,7 @@ fn isolations() -> Vec<Isolation> {
     all
 }
 
-/// All isolations under each that serves, at so many queries a second of all four models.
+/// Plays all isolations under each way of serving, at `rate` queries a second of all four models.
 fn on_instances(rate: f64, options: &FigureOptions) -> Result<(Figure, String), DeviceFailure> {
     let (isolations, mut by, mut said) = (isolations(), Vec::new(), Vec::new());
     for (at_once, size) in [(1, 1), (2, 2), (4, 4)] {
@@ -103,7 +104,7 @@ pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, DeviceFailure
     Ok(Figure { note: format!("{note} {paper}"), ..figure })
 }
 
-/// §7.6.
+/// The number of devices and the QoS target (§7.6).
 const DEVICES: usize = 16;
 const TARGET: Duration = Duration::from_millis(100);
 

@@ -9,18 +9,18 @@ use crate::device::overlap_compared::{VECTORS, vectors};
 use crate::device::overlap_predictor::EPOCHS;
 use crate::device::{ABACUS_MODELS, ComparedPredictors, draw_samples, predict_linear, train_linear};
 
-/// Every so many samples are for the test: 20% (§5.5).
+/// One in this many samples is for the test: 20% (§5.5).
 const TESTED: usize = 5;
-/// Pairs that are left out of training: every model is in one of them at least.
+/// Pairs that are left out of training. Every model is in at least one of these pairs.
 const UNSEEN: [[usize; 2]; 4] = [[0, 4], [1, 6], [2, 3], [3, 5]];
-/// Points of the picture for pairs, triples and fours each.
+/// The points drawn for each of pairs, triples and fours.
 const DRAWN: usize = 1_000;
 
 fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// Groups of all sets of so many models.
+/// Sampled groups of all sets of a number of models.
 struct Groups {
     sets: Vec<Vec<usize>>,
     samples: Vec<GroupSample>,
@@ -34,19 +34,19 @@ impl Groups {
         Ok(Groups { sets, samples })
     }
 
-    /// Those for the test, or all others.
+    /// Returns the samples for the test, or all others.
     fn of(&self, is_tested: bool) -> Vec<&GroupSample> {
         let chosen = self.samples.iter().enumerate().filter(|(index, _)| index.is_multiple_of(TESTED) == is_tested);
         chosen.map(|(_, sample)| sample).collect()
     }
 }
 
-/// What a set is called, its groups, and what they take on average.
+/// Returns the first cells of a row: the name of a set, its number of groups, and their mean time.
 fn begin(name: String, test: &[&GroupSample]) -> Vec<String> {
     vec![name, test.len().to_string(), format!("{:.1}", mean(test.iter().map(|sample| sample.takes_ms)))]
 }
 
-/// What some groups of a test took and what the perceptron predicted, evenly taken, milliseconds.
+/// Returns measured and predicted milliseconds of some groups of a test, taken at even steps.
 fn points(trained: &ComparedPredictors, test: &[&GroupSample]) -> Vec<(f64, f64)> {
     let step = test.len().div_ceil(DRAWN).max(1);
     test.iter().step_by(step).map(|sample| (sample.takes_ms, says(&trained.mlp, &sample.features))).collect()

@@ -1,4 +1,5 @@
-//! What the emulated devices give beside what the papers measured: what constants were fitted to, and what they were not.
+//! The emulated devices' numbers beside the papers' measurements: the ones that constants were
+//! fitted to, and the ones held out.
 
 use downbeat_core::Duration;
 
@@ -7,10 +8,11 @@ use crate::device::{
     Architecture, Client, DeviceLimits, EmulatedModel, Operator, Platform, Served, Sharing, closed_loop, measure_mix,
 };
 
-/// Where they are published, for what, and batches with their milliseconds.
+/// The source, the platform, the network, and batches with their milliseconds.
 type Latencies = (&'static str, Platform, Architecture, &'static [(u32, f64)]);
 
-/// Latencies that constants are fitted to: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure 3.
+/// Latencies that constants are fitted to: E²bird table 1; GSLICE table 5 and §4.5; Abacus figure
+/// 3.
 const FITTED: [Latencies; 6] = [
     (E2BIRD, Platform::TITAN_CUDNN, Architecture::ResNet50, &[(4, 6.8), (8, 12.1), (16, 21.5), (32, 40.1)]),
     (E2BIRD, Platform::TITAN_CUDNN, Architecture::ResNet101, &[(4, 11.8), (8, 20.6), (16, 36.2), (32, 65.4)]),
@@ -22,13 +24,13 @@ const FITTED: [Latencies; 6] = [
 const E2BIRD: &str = "E²bird table 1";
 const GSLICE: &str = "GSLICE table 5, §4.5";
 
-/// How long clients play.
+/// The time that clients play.
 const SPAN: Duration = Duration::from_millis(5_000);
 
 struct Rows(Vec<Vec<String>>);
 
 impl Rows {
-    /// A number with what the paper has, if it is one number.
+    /// Adds a number beside the paper's. The change is shown if the paper's cell is one number.
     fn add(&mut self, used: &str, source: &str, what: &str, paper: &str, here: f64, digits: usize) {
         let off = paper.parse().map_or(String::new(), |paper: f64| change(here, paper));
         let cells = [used, source, what, paper, &format!("{here:.digits$}"), &off];
@@ -58,7 +60,7 @@ pub(super) fn device_model(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
     Ok(Figure { note: note.to_owned(), table: rows.0, ..Figure::default() })
 }
 
-/// E²bird figures 3 and 12.
+/// Adds the rows of E²bird figures 3 and 12.
 fn mixes(rows: &mut Rows) {
     let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
     let mean = |mix: &str| mix.parse().map_or(f64::NAN, |mix| measure_mix(&model, &mix).mean.as_millis_f64());
@@ -70,7 +72,7 @@ fn mixes(rows: &mut Rows) {
     rows.held_out("E²bird figure 3", "device busy within a batch of 32, %", "no gaps", busy * 100.0);
 }
 
-/// DVABatch figure 5, its ladders.
+/// The ladders of DVABatch figure 5.
 fn products(rows: &mut Rows) {
     let platform = Platform::TITAN_TENSORRT;
     let run = |rows, columns, batch| {
@@ -83,7 +85,8 @@ fn products(rows: &mut Rows) {
     rows.held_out("DVABatch figure 5", "GEMM-B, batch 16 to 8, times", "2", b(16) / b(8));
 }
 
-/// The smallest share of the units, in steps of 5%, with `share` of the throughput of the whole device.
+/// Returns the smallest share of the units, in percent and steps of 5, with `share` of the whole
+/// device's throughput.
 fn knee(model: &EmulatedModel, batch: u32, share: f64) -> f64 {
     let units = model.limits().units;
     let time = |percent: u32| model.time_on(batch, 0, units * percent / 100).as_secs_f64();
@@ -91,7 +94,7 @@ fn knee(model: &EmulatedModel, batch: u32, share: f64) -> f64 {
     f64::from((1..=20).map(|step| step * 5).find(enough).unwrap_or(100))
 }
 
-/// GSLICE figure 2.
+/// Adds the rows of GSLICE figures 2 and 3 and tables 1 and 2.
 fn knees(rows: &mut Rows) {
     let papers = [(Architecture::AlexNet, "30"), (Architecture::ResNet50, "60"), (Architecture::Vgg19, "70")];
     for (architecture, paper) in papers {
@@ -139,7 +142,7 @@ fn throughput(served: &[Served]) -> f64 {
     served.iter().map(|served| served.throughput).sum()
 }
 
-/// GSLICE figures 1 and 5a, batch 1.
+/// Adds the rows of GSLICE figures 1 and 5a, batch 1.
 fn spatial_sharing(rows: &mut Rows) {
     let resnet = EmulatedModel::new(Architecture::ResNet50, Platform::V100_TENSORRT);
     let vgg = EmulatedModel::new(Architecture::Vgg19, Platform::V100_TENSORRT);
@@ -182,7 +185,7 @@ fn spatial_sharing(rows: &mut Rows) {
     rows.held_out(source, "resnet50, 8 streams to 2, throughput, times", "1", streams(8) / streams(2));
 }
 
-/// Abacus figure 3: ResNet152 with 32 pictures beside another that is always busy.
+/// Abacus figure 3: ResNet152 with 32 pictures beside another model that is always busy.
 fn co_runners(rows: &mut Rows) {
     let platform = Platform::A100_CUDNN;
     let model = EmulatedModel::new(Architecture::ResNet152, platform);

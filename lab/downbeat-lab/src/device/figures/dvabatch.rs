@@ -11,11 +11,11 @@ use crate::device::{
 use downbeat_sim::Arrivals;
 use downbeat_sim::Pace;
 
-/// §8.1.
+/// The QoS target (§8.1).
 const QOS: Duration = Duration::from_millis(200);
-/// §8.1.
+/// The largest batch (§8.1).
 const MAX_BATCH: u32 = 64;
-/// Table 1.
+/// DVABatch's models (table 1).
 pub(super) const MODELS: [Architecture; 6] = [
     Architecture::UNet,
     Architecture::LinkNet,
@@ -24,18 +24,18 @@ pub(super) const MODELS: [Architecture; 6] = [
     Architecture::Vgg19,
     Architecture::ResNet152,
 ];
-/// §8.1: low, medium and high load, as shares of DelayBatch's peak.
+/// Low, medium and high load, as shares of DelayBatch's peak (§8.1).
 const LOADS: [(&str, f64); 3] = [("low", 0.25), ("medium", 0.6), ("high", 0.9)];
 pub(super) const ZERO: DevicePolicyName = DevicePolicyName::NoWait;
 const DELAY: DevicePolicyName = DevicePolicyName::OptWait;
 pub(super) const DVA: DevicePolicyName = DevicePolicyName::DvaBatch;
 
-/// §8.7: 2 stages for BERT, 4 for the others.
+/// Returns the number of stages: 2 for BERT, 4 for the others (§8.7).
 pub(super) fn stages(architecture: Architecture) -> usize {
     if architecture.has_length() { 2 } else { 4 }
 }
 
-/// A model with what it is tuned with, and its runs.
+/// A model with its tuning and its simulation.
 pub(super) struct Bench {
     simulation: DeviceSimulation,
     tuning: Tuning,
@@ -64,7 +64,8 @@ impl Bench {
         Ok(Bench { simulation: DeviceSimulation::new(model, load, QOS, options.seed), tuning })
     }
 
-    /// On a server that makes so many batches ahead: with DelayBatch's window searched, and DelayBatch's peak.
+    /// Makes a bench for a server that makes `ahead` batches ahead, with DelayBatch's best window.
+    /// Also returns DelayBatch's peak.
     fn tuned(
         architecture: Architecture,
         glue: Glue,
@@ -87,14 +88,14 @@ impl Bench {
     }
 }
 
-/// What is taken from a run.
+/// A number of a report.
 type Of = fn(&DeviceReport) -> f64;
 
 fn ms(value: f64) -> String {
     if value < 9.95 { format!("{value:.2}") } else { format!("{value:.1}") }
 }
 
-/// Each server, with each of these.
+/// Pairs each server with each of these values.
 fn on_servers<T: Copy, const N: usize>(of: [T; N]) -> Vec<(u32, T)> {
     SERVERS.into_iter().flat_map(|(_, ahead)| of.map(|one| (ahead, one))).collect()
 }
@@ -152,10 +153,11 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure
     Ok(Figure { note: note.to_owned(), table, plots, ..Figure::default() })
 }
 
-/// What the policies hold of a model, and how a load that rises ends them: DelayBatch on each server, then DVABatch.
+/// The peaks of the policies for a model, and the runs under a rising load: DelayBatch on each
+/// server, then DVABatch.
 struct Stepping {
     peaks: [f64; 3],
-    /// The first late request.
+    /// The number of the first late request.
     late: Vec<usize>,
     latencies: Vec<Vec<f64>>,
 }
@@ -254,7 +256,7 @@ pub(super) fn figure_18(options: &FigureOptions) -> Result<Figure, DeviceFailure
     let models = on_servers([Architecture::LinkNet, Architecture::UNet]);
     let runs = each(&models, options, |(ahead, architecture)| {
         let (bench, peak) = Bench::tuned(*architecture, Glue::Rte, *ahead, options)?;
-        // One pair of buffers: without stretch and without a pipeline, split alone.
+        // One pair of buffers rules out stretching and a pipeline, so only splits are left.
         let diversity = Diversity { by_load: false, pairs: 1, ..bench.tuning.diversity };
         let alone =
             Bench { tuning: Tuning { diversity, ..bench.tuning.clone() }, simulation: bench.simulation.clone() };
@@ -300,7 +302,7 @@ pub(super) fn figure_19(options: &FigureOptions) -> Result<Figure, DeviceFailure
 
 pub(super) fn figure_20(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
     let models = [Architecture::BertBase, Architecture::LinkNet, Architecture::ResNet152];
-    // ZeroBatch runs all stages at once: their number is nothing to it.
+    // ZeroBatch runs all stages at once, so their number does not matter for its peak.
     let models = each(&models, options, |architecture| {
         let bench = Bench::new(*architecture, stages(*architecture), Glue::Rte, options)?;
         Ok((*architecture, bench.peak(ZERO)?.rate))
@@ -328,7 +330,8 @@ pub(super) fn figure_21(options: &FigureOptions) -> Result<Figure, DeviceFailure
         bench.simulation.load.requests = 200;
         bench.simulation.warm_up = 0;
         bench.simulation.load.arrivals = Arrivals::Constant;
-        // So seldom that the device is idle when the next comes, as for a client that waits for its answer.
+        // At this rate the device is idle when the next request comes, as for a client that waits
+        // for its answer.
         Ok([bench.at(2.0, ZERO)?.mean_ms, bench.at(2.0, DVA)?.mean_ms])
     })?;
     let mut table = vec![head("model | zerobatch ms | dvabatch ms | more ms")];

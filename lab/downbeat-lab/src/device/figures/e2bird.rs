@@ -12,11 +12,11 @@ use crate::device::{
 use downbeat_sim::Arrivals;
 use downbeat_sim::Pace;
 
-/// §8.2.
+/// The QoS target (§8.2).
 pub(super) const QOS: Duration = Duration::from_millis(200);
-/// §8.1.
+/// The largest batch (§8.1).
 pub(super) const MAX_BATCH: u32 = 32;
-/// Table 5.
+/// E²bird's models (table 5).
 pub(super) const MODELS: [Architecture; 6] = [
     Architecture::InceptionV4,
     Architecture::ResNet50,
@@ -58,7 +58,8 @@ pub(super) fn table_1(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
     })
 }
 
-/// Bursts of some hundred requests are short: their means are taken over so many seeds, 20 where nobody says how many requests.
+/// Bursts of some hundred requests are short, so their means are taken over several seeds: 20 at
+/// the default number of requests.
 fn seeds(options: &FigureOptions) -> u64 {
     (options.requests / 300).max(1)
 }
@@ -124,7 +125,7 @@ fn latencies(title: &str, policies: &[DevicePolicyName], reports: &[DeviceReport
     lines(title, "Latency of each request.", &axis("request"), &axis("latency (ms)"), &drawn)
 }
 
-/// Table 4's mixes, by what they serve.
+/// Table 4's mixes, by the number of items.
 const PUBLISHED_MIXES: [(u32, &str); 4] = [(4, "4"), (8, "8"), (16, "4,4,8"), (32, "8,8,16")];
 
 pub(super) fn table_4(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
@@ -165,13 +166,14 @@ pub(super) fn table_4(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
     Ok(Figure { note, table, ..Figure::default() })
 }
 
-/// Low load, as a share of what TF-Serving holds.
+/// The low load, as a share of TF-Serving's highest rate.
 const LOW: f64 = 0.1;
 
-/// OPT_Wait's, N-Ebird's and E-Ebird's mean latencies.
+/// The mean latencies of OPT_Wait, N-Ebird and E-Ebird.
 type Means = [f64; COMPARED.len()];
 
-/// The model's rates at low and high load on a server that makes so many batches ahead, its window, and the means at both.
+/// Returns the model's low and high rate on a server that makes `ahead` batches ahead, the window,
+/// and the mean latencies at both rates.
 fn low_and_high(
     architecture: Architecture,
     ahead: u32,
@@ -184,7 +186,7 @@ fn low_and_high(
     let (tuning, high) = tuned(&simulation, &with_mixes(&simulation.model)?, ahead)?;
     let low = high * LOW;
     let stretch = |requests: u32, rate: f64| (Duration::from_secs_f64(f64::from(requests) / rate), rate);
-    // The last stretch is long enough for the last request, whatever the luck.
+    // The last stretch is long enough for the last request under any seed.
     let pace = Pace::new(vec![stretch(first, low), stretch(second * 4, high)]).unwrap_or_default();
     let mut means = [[0.0; COMPARED.len()]; 2];
     let seeds = seeds(options);
@@ -244,7 +246,8 @@ pub(super) fn figure_13(options: &FigureOptions) -> Result<Figure, DeviceFailure
     Ok(Figure { note, table, plots, ..Figure::default() })
 }
 
-/// What OPT_Wait on each server, N-Ebird and E-Ebird hold of a model, with the windows and the mixes.
+/// Returns the peaks of OPT_Wait on each server, N-Ebird and E-Ebird for a model, with the windows
+/// and the mixes.
 fn peaks(
     architecture: Architecture,
     arrivals: Arrivals,
@@ -274,7 +277,7 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure
     let names = MODELS.map(Architecture::name);
     let mut plots = Vec::new();
     for (cases, runs) in cases.chunks(MODELS.len()).zip(runs.chunks(MODELS.len())) {
-        // Which rates are compared, by column.
+        // The compared rates, by column.
         let pairs = [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)];
         let mut bars = Vec::new();
         for ((arrivals, architecture), (peaks, windows, mixes)) in cases.iter().zip(runs) {

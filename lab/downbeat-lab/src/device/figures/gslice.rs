@@ -10,7 +10,7 @@ use crate::device::{
 };
 
 pub(super) const PLATFORM: Platform = Platform::V100_TENSORRT;
-/// §4.1.
+/// The SLO (§4.1).
 pub(super) const SLO: Duration = Duration::from_millis(25);
 /// The grain of shares: MPS gives out units one by one.
 pub(super) const GRAIN: u32 = 1;
@@ -19,12 +19,12 @@ pub(super) fn emulated(architecture: Architecture) -> EmulatedModel {
     EmulatedModel::new(architecture, PLATFORM)
 }
 
-/// How long runs are: a hundredth of a second for each request that the options ask for.
+/// The length of a run: a hundredth of a second for each request that the options ask for.
 pub(super) fn span(options: &FigureOptions) -> Duration {
     Duration::from_millis(options.requests.clamp(100, 6_000) * 10)
 }
 
-/// Throughput in items a second over what each tenth of a unit's share more brings.
+/// Returns the throughput in items a second for each share of the units, in steps of 5%.
 pub(super) fn curve(architecture: Architecture, batch: u32) -> Vec<(u32, f64)> {
     let model = emulated(architecture);
     let throughput = |percent: u32| {
@@ -34,7 +34,7 @@ pub(super) fn curve(architecture: Architecture, batch: u32) -> Vec<(u32, f64)> {
     (1..=20).map(|step| throughput(step * 5)).collect()
 }
 
-/// The knee of a model, compute units.
+/// Returns the knee of a model in compute units.
 pub(super) fn knee_of(architecture: Architecture, batch: u32) -> u32 {
     knee(&curve(architecture, batch), KNEE_TOLERANCE).unwrap_or(PLATFORM.units)
 }
@@ -90,7 +90,7 @@ pub(super) fn figure_1(options: &FigureOptions) -> Result<Figure, DeviceFailure>
     Ok(Figure { note: note.to_owned(), table, plots: vec![plot], ..Figure::default() })
 }
 
-/// Throughput by share: of these models and batches, with what the paper has as knee.
+/// Makes the figure of throughput by share for these models and batches, with the paper's knees.
 fn shares(cases: &[(Architecture, u32, &str)], note: &str) -> Figure {
     let mut table = vec![head("model | batch | 10% | 20% | 30% | 40% | 60% | 80% | 100% | knee | paper")];
     let mut drawn: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
@@ -139,7 +139,8 @@ pub(super) fn figure_3(_: &FigureOptions) -> Result<Figure, DeviceFailure> {
     ))
 }
 
-/// So many streams of a network alone on the device: items a second and latency.
+/// Plays `count` streams of a network alone on the device. Returns items a second and the mean
+/// latency.
 fn streams(architecture: Architecture, batch: u32, count: usize, span: Duration) -> (f64, f64) {
     let client = Client::new(&emulated(architecture), batch, 0, PLATFORM.units);
     let (served, _) = closed_loop(PLATFORM.limits(), &[PLATFORM.units], &vec![client; count], span);
@@ -172,7 +173,8 @@ pub(super) fn figure_11(options: &FigureOptions) -> Result<Figure, DeviceFailure
     let mut table =
         vec![head("batch | one at a time /s | ms | two streams /s | ms | throughput | paper's | latency | paper's")];
     for (batch, throughput, latency) in published {
-        // One batch after another, with what the serving system and the copy of its inputs take.
+        // One batch after another, each with the cost of the serving system and of the copy of its
+        // inputs.
         let bytes = model.item_bytes(0).0 * u64::from(batch);
         let copy = Duration::from_secs_f64(bytes as f64 / PLATFORM.copy_bandwidth);
         let one = (model.time(batch, 0) + copy + PLATFORM.batch_overhead).as_millis_f64();

@@ -1,4 +1,4 @@
-//! GSLICE's figures of what is controlled over time: batches and shares.
+//! GSLICE's figures of its controllers over time: batches and shares.
 
 use downbeat_core::device::spatial::SpatialOptions;
 use downbeat_core::{Duration, Time};
@@ -10,7 +10,7 @@ use crate::device::{
     Architecture, BatchedBy, Client, SharedBy, SharingLoad, SharingModel, SharingReport, SpatialRun, closed_loop,
 };
 
-/// One model alone with batches as it is told: what came of it.
+/// Plays one model alone with batches by the given rule.
 fn alone(
     architecture: Architecture,
     slo: Duration,
@@ -23,7 +23,7 @@ fn alone(
     Ok(reports.into_iter().next().unwrap_or_default())
 }
 
-/// The second half of a run.
+/// Returns the second half of a run.
 fn late_half(options: &FigureOptions) -> (Time, Time) {
     let end = Time::ZERO + span(options);
     (Time::from_nanos(end.as_nanos() / 2), end)
@@ -66,7 +66,8 @@ pub(super) fn figure_12(options: &FigureOptions) -> Result<Figure, DeviceFailure
     Ok(Figure { note: note.to_owned(), table, ..Figure::default() })
 }
 
-/// When batches are about as large as they stay, and the mean limit of the second half.
+/// Returns the instant in milliseconds at which batches reach 90% of their later size, and the mean
+/// limit of the second half.
 fn settled(report: &SharingReport, options: &FigureOptions) -> (f64, f64) {
     let (begin, end) = late_half(options);
     // The limit over time, weighted by how long it held.
@@ -82,7 +83,7 @@ fn settled(report: &SharingReport, options: &FigureOptions) -> (f64, f64) {
     (reached.map_or(f64::NAN, |(at, _)| at.since(Time::ZERO).as_millis_f64()), mean)
 }
 
-/// SLAB and what it is compared with.
+/// SLAB and the rules that the paper compares with SLAB.
 const RULES: [(&str, BatchedBy); 3] =
     [("SLAB", BatchedBy::Slab), ("Clipper's code", BatchedBy::Clipper), ("Clipper's paper", BatchedBy::Aimd)];
 
@@ -127,7 +128,8 @@ pub(super) fn figure_14(options: &FigureOptions) -> Result<Figure, DeviceFailure
     Ok(Figure { note: note.to_owned(), table, plots: vec![plot], ..Figure::default() })
 }
 
-/// Of each model throughput, latency, share, largest batch and the longest time without an answer in each part of a run.
+/// Returns rows for each part of a run. A row has a model's throughput, latency, share, largest
+/// batch and longest time without an answer.
 fn parts(names: &[&str], reports: &[SharingReport], bounds: &[Time]) -> Vec<Vec<String>> {
     let mut rows = Vec::new();
     for pair in bounds.windows(2) {
@@ -156,7 +158,7 @@ fn parts(names: &[&str], reports: &[SharingReport], bounds: &[Time]) -> Vec<Vec<
 }
 
 pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
-    // Of 80 s: VGG-19 comes at 20, VGG-16 goes at 50, and lanes take 12 to make.
+    // Times are parts of 80: VGG-19 comes at 20, VGG-16 goes at 50, and lanes take 12 to make.
     let span = span(options);
     let at = |eightieths: u64| Time::from_nanos(span.as_nanos() / 80 * eightieths);
     let bounds = [0, 20, 35, 50, 65, 80].map(at);
@@ -172,7 +174,7 @@ pub(super) fn figure_15(options: &FigureOptions) -> Result<Figure, DeviceFailure
     for (mode, shared, batch) in modes {
         let first = SharingModel {
             until: at(50),
-            // 70%, which is what the paper gives it.
+            // The paper gives it 70%.
             knee: Some(PLATFORM.units * 7 / 10),
             prepares: at(12).since(Time::ZERO),
             ..SharingModel::new(Architecture::Vgg16, slo, batch)
@@ -198,7 +200,8 @@ pub(super) fn figure_16(options: &FigureOptions) -> Result<Figure, DeviceFailure
         "items/s come | lanes | seconds | model | images/s | ms | batch | share | longest without an answer, ms",
     )];
     let mut why = Vec::new();
-    // What the paper's VGG-19 lacks on 30% (15 of 35), the emulated one lacks at a higher rate, as it is faster.
+    // The emulated VGG-19 is faster than the paper's. At a higher rate VGG-19 lacks as much on 30%
+    // (the paper's answers 15 of 35).
     for (rate, restarts) in [(35.0, false), (35.0, true), (60.0, false)] {
         let model = |architecture, prepares| SharingModel {
             load: SharingLoad::Even(rate),

@@ -1,4 +1,5 @@
-//! GSLICE's figures of models alone and together, under it and under what it is compared with.
+//! GSLICE's figures of models alone and together, under GSLICE and under the modes that the paper
+//! compares.
 
 use std::fmt::Write as _;
 
@@ -11,7 +12,7 @@ use super::{DeviceFailure, Figure, FigureOptions, each, head};
 use crate::device::{Architecture, BatchedBy, SharedBy, SharingLoad, SharingModel, SharingReport, SpatialRun};
 use Architecture::{AlexNet, MobileNet, ResNet50, Vgg16, Vgg19};
 
-/// How models are served.
+/// The way that models are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Mode {
     /// One image at a time, all on the whole device.
@@ -22,15 +23,16 @@ enum Mode {
     Aimd,
     /// Batches by SLAB, all on the whole device.
     MpsSlab,
-    /// Batches by SLAB, each model on as much as the others.
+    /// Batches by SLAB, each model on an equal share.
     Even,
-    /// Batches by SLAB on shares that tune themselves, inputs copied beside computing, two streams where that helps.
+    /// Batches by SLAB on shares that tune themselves, inputs copied beside computing, two streams
+    /// where that helps.
     Gslice,
 }
 
 impl Mode {
     const ALL: [Mode; 6] = [Mode::DefaultMps, Mode::NoMps, Mode::Aimd, Mode::MpsSlab, Mode::Even, Mode::Gslice];
-    /// Those that differ where a model is alone.
+    /// The modes that differ where a model is alone.
     const ALONE: [Mode; 4] = [Mode::DefaultMps, Mode::Aimd, Mode::MpsSlab, Mode::Gslice];
 
     fn name(self) -> &'static str {
@@ -49,7 +51,8 @@ impl Mode {
         matches!(self, Mode::DefaultMps | Mode::Aimd | Mode::MpsSlab)
     }
 
-    /// Its number, of those that the paper has: of default MPS, MPS+SLAB and GSLICE.
+    /// Returns the paper's number for this mode, out of its numbers for default MPS, MPS+SLAB and
+    /// GSLICE.
     fn published(self, numbers: &[f64; 3]) -> Option<f64> {
         match self {
             Mode::DefaultMps => Some(numbers[0]),
@@ -59,7 +62,7 @@ impl Mode {
         }
     }
 
-    /// Models under it with what comes for them: what came of each.
+    /// Plays models with their loads under this mode, and returns a report for each.
     fn play(self, models: &[Served], options: &FigureOptions) -> Result<Vec<SharingReport>, DeviceFailure> {
         let shared = match self {
             Mode::NoMps => SharedBy::Turns,
@@ -85,7 +88,7 @@ impl Mode {
     }
 }
 
-/// A model with what comes for it.
+/// A model with its streams and its load.
 #[derive(Clone, Copy, Debug)]
 struct Served {
     architecture: Architecture,
@@ -93,7 +96,7 @@ struct Served {
     load: SharingLoad,
 }
 
-/// When runs count: not while they settle.
+/// The part of a run that counts: it leaves out the first third, in which the run settles.
 fn counted(options: &FigureOptions) -> (Time, Time) {
     let end = Time::ZERO + span(options);
     (Time::from_nanos(end.as_nanos() / 3), end)
@@ -103,13 +106,15 @@ fn efficacy((throughput, latency_ms): (f64, f64)) -> f64 {
     throughput / latency_ms
 }
 
-/// All models together: items a second, and the mean latency of the models' batches.
+/// Returns the throughput of all models in items a second, and the mean latency of the models'
+/// batches.
 fn together(found: &[(f64, f64)]) -> (f64, f64) {
     let latencies = found.iter().map(|(_, ms)| ms);
     (found.iter().map(|(rate, _)| rate).sum(), latencies.sum::<f64>() / found.len() as f64)
 }
 
-/// The model always busy, with as many streams as answer most alone (§3.3: one or two), and what it answers so.
+/// Finds the number of streams, one or two, with which the busy model answers most alone (§3.3).
+/// Also returns that throughput.
 fn busiest(architecture: Architecture, options: &FigureOptions) -> Result<(Served, f64), DeviceFailure> {
     let (begin, end) = counted(options);
     let of = |streams| {
@@ -177,12 +182,12 @@ const MIXES: [(&str, &[Architecture], [f64; 3]); 4] = [
 /// The models of [`MIXES`].
 const MIXED: [Architecture; 4] = [AlexNet, ResNet50, Vgg19, MobileNet];
 
-/// The models of [`MIXES`] always busy, with what each answers alone.
+/// Returns the models of [`MIXES`], always busy, with their throughput alone.
 fn mixed(options: &FigureOptions) -> Result<Vec<(Served, f64)>, DeviceFailure> {
     each(&MIXED, options, |architecture| busiest(*architecture, options))
 }
 
-/// In the order of [`MIXED`], nothing for those that are not there.
+/// Returns cells in the order of [`MIXED`], empty ones for absent models.
 fn by_model(models: &[Architecture], cell: impl Fn(usize) -> String) -> Vec<String> {
     let place = |architecture| models.iter().position(|other| *other == architecture);
     MIXED.map(|architecture| place(architecture).map_or_else(String::new, &cell)).to_vec()
@@ -230,7 +235,7 @@ pub(super) fn figure_10(options: &FigureOptions) -> Result<Figure, DeviceFailure
     Ok(Figure { note: note.to_owned(), table, plots: vec![plot], ..Figure::default() })
 }
 
-/// What comes for each model, as a part of what it answers alone over how many there are.
+/// The load of each model, as a part of its throughput alone divided by the number of models.
 const LOADS: [f64; 3] = [0.25, 0.5, 0.75];
 
 pub(super) fn attainment(options: &FigureOptions) -> Result<Figure, DeviceFailure> {
@@ -246,7 +251,7 @@ pub(super) fn attainment(options: &FigureOptions) -> Result<Figure, DeviceFailur
         let served = served.map(|(served, most)| Served { load: SharingLoad::Poisson(most * part), ..*served });
         mode.play(&served.collect::<Vec<_>>(), options)
     })?;
-    // Answers to requests of the last moments are not in.
+    // Requests of the last moments do not count: their answers may come after the end.
     let twice = SLO + SLO;
     let until = Time::from_nanos(end.since(Time::ZERO).as_nanos().saturating_sub(twice.as_nanos()));
     let kept = |reports: &[SharingReport], place: usize| {

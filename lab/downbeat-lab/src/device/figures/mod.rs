@@ -28,18 +28,18 @@ use downbeat_sim::parallel;
 /// A table or figure of a paper, on the emulated device.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Figure {
-    /// What it repeats.
+    /// The table or figure of the paper that it repeats.
     pub title: String,
-    /// What is to be known to read it.
+    /// The explanation that a reader needs.
     pub note: String,
-    /// The first row is the head.
+    /// The rows; the first one is the head.
     pub table: Vec<Vec<String>>,
     /// Plots as SVG.
     #[serde(skip)]
     pub plots: Vec<String>,
 }
 
-/// How figures are made.
+/// The options with which figures are made.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FigureOptions {
     /// Chooses all random numbers.
@@ -58,7 +58,7 @@ impl Default for FigureOptions {
 
 type Maker = fn(&FigureOptions) -> Result<Figure, DeviceFailure>;
 
-/// The figures: name, what it shows, how it is made.
+/// The figures: name, title, maker.
 const NAMES: [(&str, &str, Maker); 45] = [
     (
         "device-model",
@@ -115,7 +115,8 @@ const NAMES: [(&str, &str, Maker); 45] = [
     ("together-random", "The same on random mixes", slots::together_random),
 ];
 
-/// Figures and tables of the papers that others show, too: name, and which.
+/// Figures and tables of the papers that another figure shows too: the name, and the name of that
+/// figure.
 const SHOWN_BY: [(&str, &str); 10] = [
     ("e2bird-12", "e2bird-table-4"),
     ("dvabatch-16", "dvabatch-14"),
@@ -130,12 +131,12 @@ const SHOWN_BY: [(&str, &str); 10] = [
 ];
 
 impl Figure {
-    /// Names of all, with what they show.
+    /// Returns the names of all figures, with their titles.
     pub fn names() -> impl Iterator<Item = (&'static str, &'static str)> {
         NAMES.into_iter().map(|(name, shows, _)| (name, shows))
     }
 
-    /// The figure of that name, or the one that shows what is called so in its paper.
+    /// Makes the figure of that name, or the one that shows the paper's figure of that name.
     ///
     /// # Errors
     /// If there is none, or a model of it holds no load.
@@ -154,7 +155,7 @@ impl Figure {
         })
     }
 
-    /// A page that needs nothing else.
+    /// Returns an HTML page without external parts.
     pub fn page(&self) -> String {
         Page::new(&self.title).note(&self.note).plots(&self.plots).table("Figures", &self.rows()).html()
     }
@@ -167,7 +168,7 @@ impl fmt::Display for Figure {
     }
 }
 
-/// `work` of each on all threads; the first failure if there is one.
+/// Does `work` for each job on all threads. Returns the first failure if there is one.
 fn each<J: Sync, R: Send>(
     jobs: &[J],
     options: &FigureOptions,
@@ -176,23 +177,25 @@ fn each<J: Sync, R: Send>(
     parallel::map(jobs, options.threads, work, |_| ()).into_iter().collect()
 }
 
-/// The highest rate that a policy holds.
+/// Returns the highest rate that a policy holds.
 fn found_peak(simulation: &DeviceSimulation, tuning: &Tuning, policy: DevicePolicyName) -> Result<Peak, DeviceFailure> {
     let model = simulation.model.architecture().map_or("measured", Architecture::name);
     let none = || DeviceFailure(format!("{model} with {policy} holds no rate at all within the target"));
     peak(simulation, &|| tuning.policy(policy))?.ok_or_else(none)
 }
 
-/// The servers that the baselines run on: what they are called, and how many batches they make ahead. DVABatch ran Triton 21.10, which made some that nobody
-/// joined (its issue 3624); with today's (since its PR 3789) a batch grows until it begins.
+/// The servers that the baselines run on: the name, and the number of batches that the server makes
+/// ahead. DVABatch ran Triton 21.10, which made batches ahead that no later request joined (its
+/// issue 3624). In today's Triton (since its PR 3789) a batch grows until it begins.
 const SERVERS: [(&str, u32); 2] = [("the paper's server", 1), ("today's Triton", 0)];
 
-/// With the window with which a server that makes so many batches ahead holds the highest rate, and that rate.
+/// Finds the window with which a server that makes `ahead` batches ahead holds the highest rate,
+/// and that rate.
 fn tuned(simulation: &DeviceSimulation, tuning: &Tuning, ahead: u32) -> Result<(Tuning, f64), DeviceFailure> {
     let mut tuning = Tuning { ahead, ..tuning.clone() };
     let (window, tried) = tune_window(simulation, &tuning)?;
     tuning.window = window;
-    // Where nothing is held with any window, the one that was not tried is left.
+    // If no window holds any rate, the chosen window has not been tried yet.
     let peak = match tried.iter().find(|(tried, peak, _)| *tried == window && *peak > 0.0) {
         Some((_, peak, _)) => *peak,
         None => found_peak(simulation, &tuning, DevicePolicyName::OptWait)?.rate,
@@ -200,8 +203,9 @@ fn tuned(simulation: &DeviceSimulation, tuning: &Tuning, ahead: u32) -> Result<(
     Ok((tuning, peak))
 }
 
-/// What ratios of several models come to as changes, by column: their mean, their median, and the mean without the model that is farthest from
-/// the median, which is named. So no figure rests on one model unseen.
+/// Summarises ratios of several models as changes, by column: the mean, the median, and the mean
+/// without the model farthest from the median. That model is named. A reader sees whether one model
+/// makes the figure.
 fn summary(models: &[&str], columns: &[Vec<f64>]) -> [(&'static str, Vec<String>); 3] {
     let without = |ratios: &Vec<f64>| {
         let middle = median(ratios);
@@ -217,7 +221,7 @@ fn summary(models: &[&str], columns: &[Vec<f64>]) -> [(&'static str, Vec<String>
     ]
 }
 
-/// The middle value, or the mean of the two in the middle; NaN of none.
+/// Returns the middle value, or the mean of the two middle values; NaN for none.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -232,12 +236,12 @@ fn row(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|cell| (*cell).to_owned()).collect()
 }
 
-/// The heads of a table's columns, with `|` between them.
+/// Splits the heads of a table's columns at `|`.
 fn head(names: &str) -> Vec<String> {
     names.split('|').map(|name| name.trim().to_owned()).collect()
 }
 
-/// How much lower `value` is than `base`, or higher, in percent.
+/// Returns the change from `base` to `value`, in percent.
 fn change(value: f64, base: f64) -> String {
     format!("{:+.1}%", (value / base - 1.0) * 100.0)
 }

@@ -1,4 +1,5 @@
-//! Slots on which the cluster scheduler places batches, beside whole devices, GSLICE and gpu-lets. No paper has these figures.
+//! Slots on which the cluster scheduler places batches, beside whole devices, GSLICE and gpu-lets.
+//! No paper has these figures.
 
 use std::fmt::Display;
 
@@ -12,7 +13,7 @@ use downbeat_sim::policy::Policy;
 /// Mixes of the random set.
 const RANDOM: u32 = 12;
 
-/// The runs' least popular model gets so many requests for each of the figure's.
+/// The least popular model of a run gets this many requests for each request of the figure.
 const REQUESTS: f64 = 0.25;
 
 fn failure(error: impl Display) -> DeviceFailure {
@@ -33,7 +34,7 @@ fn mix(name: &str, platform: Platform, steps: u32, models: &[(Architecture, f64,
     SlotMix { name: name.to_owned(), platform, devices: 4, steps, models }
 }
 
-/// What each contender holds of each mix, by mix.
+/// Returns the capacity that each contender has for each mix, by mix.
 fn found(
     mixes: &[SlotMix],
     contenders: &[Contender],

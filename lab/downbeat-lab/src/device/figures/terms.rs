@@ -1,4 +1,4 @@
-//! What rests on which term of the emulated device: one changed at a time.
+//! The effect of each term of the emulated device on the results: one term is changed at a time.
 
 use downbeat_core::Duration;
 
@@ -8,7 +8,8 @@ use crate::device::{
     Architecture, DeviceLoad, DevicePolicyName, DeviceSimulation, EmulatedModel, Glue, Platform, Sharing, Tuning,
 };
 
-/// A term, and the device without it. No constant is fitted again, so that latencies alone change too.
+/// A term, and the device without it. No constant is fitted again, so latencies of a model alone
+/// change too.
 type Term = (&'static str, fn(Platform) -> Platform);
 
 const TERMS: [Term; 12] = [
@@ -31,7 +32,7 @@ const TERMS: [Term; 12] = [
     ("a batch costs the server nothing", |platform| Platform { batch_overhead: Duration::ZERO, ..platform }),
 ];
 
-/// A row for each term: a change by model, and their median.
+/// Makes a row for each term: a change by model, and their median.
 fn figure<const N: usize>(
     models: [Architecture; N],
     options: &FigureOptions,

@@ -47,7 +47,7 @@ pub enum Fault {
     Remove(usize),
     /// All clients of a model that wait go away.
     Leave(usize),
-    /// From now on, messages to, between and from the shards and the matchmaker of the cluster's
+    /// Every client that waits for an answer of this model goes away.
     /// scheduler wait up to this long.
     Delay(Duration),
 }

@@ -1,4 +1,4 @@
-//! What no scheduler can surpass on a trace of arrivals.
+//! Bounds that no scheduler can surpass on a trace of arrivals.
 //!
 //! | bound | of | says |
 //! |---|---|---|

@@ -37,8 +37,8 @@ struct Living {
 /// nothing but joins, drains and moves has happened for a while: no process killed, stopped or
 /// slow, no wire cut, no connection between a scheduler and another process ended.
 ///
-/// - *last copy stays*: a backend is told to give a model up only while another backend has it that
-///   was not told so. In calm that holds at this moment. In trouble it held within the time after
+/// - *last copy stays*: a backend is ordered to give a model up only while another backend has the
+///   model and no such order. In calm that holds at this moment. In trouble it held within the time after
 ///   which the scheduler must have heard that the other copy ended, or that this one exists. A
 ///   draining backend is let go, in calm, only while others have its models, or if no staying
 ///   backend can load them. (In trouble a leader may see no other backend at all.)
@@ -146,7 +146,7 @@ impl CopyJudge {
         }
     }
 
-    /// Records a message, perhaps a repeated one. Returns the rule that it breaks, in words.
+    /// Records a message, perhaps a repeated one. Returns the rule that the message breaks.
     pub fn sent(&mut self, now: Time, from: NodeId, to: NodeId, message: &Message<u64>) -> Option<String> {
         match message {
             Message::Offer(offer) => {

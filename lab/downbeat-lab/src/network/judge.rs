@@ -44,13 +44,13 @@ struct Asked {
 /// - *own epochs*: where a store allots epochs, no two schedulers lead in epochs of the same
 ///   number;
 /// - *nothing waits*: once all faults are mended, every request ends, and no process keeps any
-///   state of one.
+///   state of a request.
 ///
 /// The rules of models that move are in `copies.rs`.
 #[derive(Debug)]
 pub struct NetworkJudge {
     has_store: bool,
-    /// How long before a request begins to run its backend may have claimed it.
+    /// The longest time between a backend's claim of a request and the start of its run.
     claimed_before: Duration,
     requests: HashMap<RequestKey, Asked>,
     /// Requests of living frontends that have not ended.

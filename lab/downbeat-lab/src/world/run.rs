@@ -45,9 +45,9 @@ pub enum Fault {
     Load(usize, Serving),
     /// A model is removed.
     Remove(usize),
-    /// All clients of a model that wait go away.
-    Leave(usize),
     /// Every client that waits for an answer of this model goes away.
+    Leave(usize),
+    /// From now on, messages to, between and from the shards and the matchmaker of the cluster's
     /// scheduler wait up to this long.
     Delay(Duration),
 }

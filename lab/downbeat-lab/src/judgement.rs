@@ -89,7 +89,7 @@ pub struct Judgement {
 /// The spread of ratios.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Spread {
-    /// How many ratios there are.
+    /// The number of ratios.
     pub count: usize,
     /// The smallest.
     pub least: f64,

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use downbeat_core::cluster::{ModelOptions, Reject, Request};
 use downbeat_core::{Duration, LatencyProfile, RequestId, Time};
 
-/// A request that waits. Ordered by deadline, then by arrival.
+/// A waiting request. The order is by deadline, then by arrival.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Waiting {
     pub deadline: Time,
     pub id: RequestId,
 }
 
-/// What a baseline knows of a model.
+/// A model as baselines know it.
 #[derive(Clone, Debug)]
 pub(super) struct Profile {
     pub latency: LatencyProfile,
@@ -31,8 +31,8 @@ impl Profile {
         self.latency.largest_up_to(self.max_batch, budget)
     }
 
-    /// Whether a request can be met by a batch of one that starts at `start`. Requests of several items are not part of any
-    /// baseline's paper.
+    /// Rejects a request that a batch of one could not meet from `start`. Rejects requests of
+    /// several items, which no baseline's paper has.
     pub fn admit(&self, now: Time, start: Time, request: &Request) -> Result<(), Reject> {
         match request.size {
             0 => return Err(Reject::ZeroSize),

@@ -59,7 +59,7 @@ pub struct Experiment {
 pub struct Planned {
     /// The workload's name.
     pub workload: String,
-    /// What was varied, with its values here.
+    /// The varied settings, with their values in this case.
     pub point: Vec<(String, Value)>,
     /// The scheduler.
     pub policy: Policy,

@@ -2,7 +2,7 @@
 
 use crate::result::{CUresult, Outcome};
 
-/// What is to go wrong.
+/// The faults to come.
 #[derive(Debug, Default)]
 pub struct Faults {
     /// `cuInit` fails with this.

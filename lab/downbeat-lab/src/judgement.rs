@@ -26,8 +26,9 @@ pub struct Judge {
     pub seeds: Vec<u64>,
     /// The precision of a capacity, as a share of the capacity.
     pub precision: f64,
-    /// The approximate number of requests of a run; the least popular model gets at least a tenth
-    /// of them. 20,000 tell a bad share of 1% to within 0.07% where requests are lost one by one.
+    /// The approximate number of requests of a run. The least popular model gets at least a tenth
+    /// of this number. 20,000 requests tell a bad share of 1% to within 0.07% where requests are
+    /// lost one by one.
     pub requests: f64,
 }
 

@@ -1,4 +1,5 @@
-//! The gate: what a request costs, counted where no clock blurs it, and held to the numbers in `counts.toml`.
+//! The gate counts the cost of a request without a clock, and compares it with the numbers in
+//! `counts.toml`.
 //!
 //! ```text
 //! downbeat-gate                      # counts every way, and compares with counts.toml

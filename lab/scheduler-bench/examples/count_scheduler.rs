@@ -1,4 +1,5 @@
-//! The scheduler by a number of requests: a program for `valgrind --tool=callgrind` and `--tool=cachegrind`, which prints how often it allocated.
+//! Runs the scheduler with a fixed number of requests, for `valgrind --tool=callgrind` and
+//! `--tool=cachegrind`. Prints the number of allocations.
 //!
 //! ```text
 //! cargo build --profile ci -p downbeat-scheduler-bench --example count_scheduler

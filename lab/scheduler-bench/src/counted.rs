@@ -1,4 +1,5 @@
-//! The scheduler by a number of requests, so that its instructions can be counted: one thread, virtual time, no look at a clock.
+//! The scheduler with a fixed number of requests, so that its instructions can be counted: one
+//! thread, virtual time, no clock.
 
 use anyhow::Result;
 
@@ -17,7 +18,7 @@ impl CountedScheduler {
         CountedScheduler(World::warmed_up(workload))
     }
 
-    /// Hands the scheduler so many more requests, with all that is due meanwhile.
+    /// Hands the scheduler this many more requests, with all events due meanwhile.
     ///
     /// # Errors
     /// If a request is lost or answered twice.

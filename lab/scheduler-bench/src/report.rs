@@ -1,4 +1,4 @@
-//! What was measured of the scheduler, as data (JSON) and as a table.
+//! The measurements of the scheduler, as data (JSON) and as a table.
 
 use std::collections::BTreeSet;
 use std::fmt;

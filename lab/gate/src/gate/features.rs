@@ -18,7 +18,7 @@ pub struct Choice {
     callers: Option<String>,
 }
 
-/// Prints it, the largest first.
+/// Prints the functions, the largest first.
 pub fn print(measured: &Measured, choice: &Choice) {
     let Measured { requests, counts, profile, atomics, system_calls } = measured;
     let each = |count: i64| count as f64 / *requests as f64;

@@ -1,7 +1,8 @@
-//! Which of the instructions that ran take a lock, or are atomic.
+//! Finds the instructions that took a lock, or were atomic.
 //!
-//! The processor's instruction says so itself: the prefix `lock`, or an exchange with memory. A counting variant of `driver::sync` would see the driver's locks alone. This
-//! sees the locks of every crate, in the code that serves.
+//! The instruction itself shows this: the prefix `lock`, or an exchange with memory. A counting
+//! variant of `driver::sync` would see only the driver's locks. This method sees the locks of every
+//! crate, in the code that serves.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -42,7 +43,7 @@ pub fn atomics(by_place: &BTreeMap<Place, i64>) -> Result<Vec<Atomic>> {
     let mut found = Vec::new();
     let objects: BTreeSet<&String> = by_place.keys().map(|(object, _)| object).collect();
     for object in objects {
-        // What is in no file was made as it ran.
+        // Code that is in no file was made at run time.
         let Ok(bytes) = fs::read(object) else { continue };
         let segments = segments(&bytes).with_context(|| format!("{object} is no program"))?;
         let own = by_place.iter().filter(|((of, _), _)| of == object);
@@ -62,7 +63,7 @@ pub fn atomics(by_place: &BTreeMap<Place, i64>) -> Result<Vec<Atomic>> {
     Ok(found)
 }
 
-/// Whether a function takes a lock at once: not one that waits for it, or gives it back.
+/// Returns true if a function takes a lock at once, instead of waiting for it or giving it back.
 fn takes(frame: &Frame) -> bool {
     if !LOCKS.iter().any(|file| frame.line.contains(file)) {
         return false;

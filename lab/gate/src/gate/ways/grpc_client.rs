@@ -1,4 +1,4 @@
-//! A client that speaks gRPC, as plainly as may be: each request is the same but for its stream's number.
+//! A minimal gRPC client. Its requests differ only in the stream's number.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

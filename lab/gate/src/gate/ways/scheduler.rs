@@ -21,7 +21,7 @@ const LOAD: f64 = 0.7;
 const SEED: u64 = 1;
 
 thread_local! {
-    /// The batches at their devices: their ends.
+    /// The batches at their devices, with their ends.
     static RUNNING: RefCell<BinaryHeap<Reverse<(Time, DeviceId, BatchId)>>> = const { RefCell::new(BinaryHeap::new()) };
 }
 

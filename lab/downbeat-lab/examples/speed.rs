@@ -1,4 +1,4 @@
-//! How many requests a second of CPU time are simulated, checkers included.
+//! Measures the number of simulated requests in a second of CPU time, checkers included.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example speed

@@ -16,11 +16,11 @@ use crate::stream::{NON_BLOCKING, What};
 /// The calls that a capture forbids, `CUstreamCaptureMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It forbids the calls that may disturb a capture, in every thread.
+    /// The mode forbids the calls that may disturb a capture, in every thread.
     Global = 0,
-    /// It forbids these calls in the capturing thread only.
+    /// The mode forbids these calls in the capturing thread only.
     ThreadLocal = 1,
-    /// It forbids only calls on the capturing stream.
+    /// The mode forbids only calls on the capturing stream.
     Relaxed = 2,
 }
 

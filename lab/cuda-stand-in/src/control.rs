@@ -104,8 +104,8 @@ control! {
         }
 
         /// Sets the host's time to give a kernel to a stream, in nanoseconds of virtual time; 0 at
-        /// first. Kernels of a graph begin without it. So a graph is faster with a large enough
-        /// time. With 0 it is slower if its program copies for it.
+        /// first. Kernels of a graph begin without this time. From some time on, a graph is faster
+        /// than its kernels alone. With 0, a graph is slower if the program makes copies for it.
         set_launch_time = stand_in_set_launch_time(nanoseconds: u64) {
             lock().launch_time = nanoseconds;
         }

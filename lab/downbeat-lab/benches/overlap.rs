@@ -107,7 +107,7 @@ impl Loop {
     }
 }
 
-/// The end of a group, with the begin of the one that was decided beside it and the decision of the next.
+/// Ends a group, begins the one that was decided beside it, and decides the next one.
 fn decisions(predictor: &LearnedPredictor, operators: &[u16], ways: usize) {
     let options = OverlapOptions { ways, worth: 0.0, ..OverlapOptions::default() };
     let overlap = Overlap::new(options, predictor.clone());

@@ -67,7 +67,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A table of one factor: a column a method, sorted, with the share of configurations that are at most there.
+/// Prints a table of one factor: a column for each method, sorted, with the share of configurations
+/// up to each row.
 fn print_table(what: &str, columns: &[(&str, Vec<Option<Factors>>)], of: impl Fn(&Factors) -> f64) {
     println!("Imbalance of the {what}, (max - min) / average:\n");
     let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();

@@ -1,4 +1,5 @@
-//! The adaptive policy beside all others: on the cases that Symphony's evaluation names, and on a sample of its table 1.
+//! The adaptive policy beside all others, on the cases of Symphony's evaluation and on a sample of
+//! its table 1.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example never_worse -- cases

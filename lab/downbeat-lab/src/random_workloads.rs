@@ -19,7 +19,7 @@ pub struct RandomWorkload {
     pub number: u32,
     /// The simulated scenario.
     pub scenario: Scenario,
-    /// How requests arrive, in words.
+    /// The arrivals, in words.
     pub arrivals: String,
 }
 

@@ -17,7 +17,7 @@ pub struct SharedDevices {
     pub limits: DeviceLimits,
     /// The place of each of the scheduler's devices.
     pub places: Vec<SharedPlace>,
-    /// By model.
+    /// The emulated work of each model.
     pub models: Vec<EmulatedModel>,
     /// Tokens of a request of a model that has lengths.
     pub length: u32,
@@ -43,7 +43,7 @@ struct SharedExecution {
     devices: Vec<ContendedDevice>,
     /// By device: the time of its next event.
     events: IndexedHeap<Time>,
-    /// By model, items and units.
+    /// The work of a batch, by model, items and units.
     works: BTreeMap<(u32, u32, u32), Work>,
     /// The scheduler's devices whose batches ended at this time.
     ended: (Time, VecDeque<DeviceId>),

@@ -1,4 +1,5 @@
-//! The scheduler on several threads: each thread of model queues has its share of the load and of
+//! The scheduler on several threads. Each thread of model queues has its share of the load and of
+//! the devices, and the matchmaker has one more thread.
 //! the devices, and the matchmaker has one more thread.
 
 use std::cell::Cell;
@@ -37,7 +38,7 @@ struct Bench {
     shard_ns: Vec<AtomicU64>,
     /// The matchmaker has seen every message sent by this virtual time, in nanoseconds.
     matchmaker_ns: AtomicU64,
-    /// By device: when it became free, nanoseconds.
+    /// By device: the time when it became free, in nanoseconds.
     freed_ns: Vec<AtomicU64>,
 }
 

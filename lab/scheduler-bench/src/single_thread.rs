@@ -169,7 +169,8 @@ impl World {
         world
     }
 
-    /// When the next event is due. At one instant: completions, then arrivals, then timers.
+    /// Returns the next completion, arrival and timer, in the order in which events of one instant
+    /// are handled.
     fn due(&self) -> (Time, Time, Time) {
         let completion = self.completions.peek().map_or(Time::MAX, |Reverse((at, ..))| *at);
         let timer = self.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);

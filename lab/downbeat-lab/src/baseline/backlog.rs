@@ -88,7 +88,7 @@ impl Backlog {
         self.waiting.pop_front_if(hopeless)
     }
 
-    /// When the head becomes hopeless.
+    /// Returns the time when the head becomes hopeless.
     pub fn hopeless_at(&self, profile: &Profile) -> Option<Time> {
         let head = self.waiting.front().filter(|head| head.deadline != Time::MAX)?;
         Some(head.deadline - profile.latency.latency(1) + Duration::from_nanos(1))
@@ -100,8 +100,9 @@ impl Backlog {
         profile.largest_within(head.deadline.since(now)).min(self.waiting.len() as u32)
     }
 
-    /// How many heads are passed over by the largest batch of any requests that all meet their deadlines if it starts now, and
-    /// its size. Sizes are feasible up to some size: the larger, the longer it takes and the fewer have the time.
+    /// Finds the largest batch of any requests that all meet their deadlines if it starts now.
+    /// Returns the number of heads that it passes over, and its size. Sizes are feasible up to some
+    /// size: a larger batch takes longer, and fewer requests have the time.
     pub fn largest(&self, now: Time, profile: &Profile) -> (usize, u32) {
         let passed = |size: u32| {
             let end = now + profile.latency.latency(size);

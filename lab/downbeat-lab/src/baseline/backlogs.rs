@@ -10,7 +10,7 @@ use super::fleet::Fleet;
 #[derive(Debug, Default)]
 pub(super) struct Backlogs {
     models: Vec<BacklogModel>,
-    /// By model: when its head becomes hopeless.
+    /// By model: the time when its head becomes hopeless.
     expiries: IndexedHeap<Time>,
     /// Requests that wait, of all models.
     waiting: usize,
@@ -33,7 +33,7 @@ impl Backlogs {
         self.waiting == 0
     }
 
-    /// By model.
+    /// Returns the models, by number.
     pub fn models(&self) -> &[BacklogModel] {
         &self.models
     }

@@ -12,9 +12,9 @@ use downbeat_sim::Decision;
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     free: BTreeSet<DeviceId>,
-    /// By device.
+    /// By device: the running batch.
     running: Vec<Option<BatchId>>,
-    /// By device that runs a batch: when it is expected to end.
+    /// By busy device: the expected end of its batch.
     ends: IndexedHeap<Time>,
     next_batch: u64,
     decisions: VecDeque<Decision>,

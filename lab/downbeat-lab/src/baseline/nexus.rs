@@ -54,7 +54,7 @@ impl Default for NexusOptions {
 pub struct Nexus {
     options: NexusOptions,
     models: Vec<RoutedModel>,
-    /// By device.
+    /// The backend of each device.
     backends: Vec<Backend>,
     fleet: Fleet,
     /// The time of the plan; `None`: a plan is due at once.

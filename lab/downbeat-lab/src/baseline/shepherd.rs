@@ -35,14 +35,14 @@ const PREEMPTION: f64 = 3.03;
 pub struct Shepherd {
     gather: Gather,
     backlogs: Backlogs,
-    /// By device.
+    /// By device: the running batch.
     running: Vec<RunningBatch>,
     /// The size and device of each running batch.
     sizes: BTreeSet<(u32, DeviceId)>,
     fleet: Fleet,
 }
 
-/// How Shepherd gathers a candidate.
+/// The way that Shepherd gathers a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Gather {
     /// As many requests from the head of the queue as still meet the head's deadline (Symphony

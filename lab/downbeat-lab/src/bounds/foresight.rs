@@ -54,7 +54,7 @@ impl Trace {
 
 fn search(arrivals: &[f64], latencies: &[f64], slo: f64, devices: usize, price: f64, width: usize) -> u32 {
     let empty = || Frontier { devices, lost: Vec::new(), free: Vec::new() };
-    // One frontier for each number of requests ahead.
+    // There is one frontier for each number of requests ahead.
     let mut ahead: std::collections::VecDeque<Frontier> = (0..latencies.len().max(2)).map(|_| empty()).collect();
     ahead[0].add(0, &vec![0.0; devices]);
     let mut order: Vec<(f64, usize)> = Vec::new();

@@ -166,16 +166,16 @@ struct Size {
 
 #[derive(Clone)]
 struct Prices {
-    /// By cell.
+    /// The price of each cell.
     prices: Vec<f64>,
-    /// By model.
+    /// The worth of a request of each model.
     worths: Vec<f64>,
 }
 
 /// The bound at some prices, less the tolerated losses, with its slope.
 struct BoundValue {
     value: f64,
-    /// By cell.
+    /// The slope by the price of each cell.
     slope: Vec<f64>,
     /// By model: the share of requests that bid their worth.
     lost: Vec<f64>,

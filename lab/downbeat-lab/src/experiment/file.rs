@@ -270,7 +270,7 @@ fn excludes(setting: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whether two values are equal; 5 and 5.0 are.
+/// Returns true if two values are equal; 5 and 5.0 are.
 fn same(a: &toml::Value, b: &toml::Value) -> bool {
     Value::from(a) == Value::from(b)
 }

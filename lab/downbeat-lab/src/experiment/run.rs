@@ -55,7 +55,7 @@ pub struct Case {
     pub staggered_bound: Option<f64>,
     /// The rate that the devices have time for if requests come evenly, in requests per second.
     pub fluid_bound: Option<f64>,
-    /// By seed.
+    /// The sample of each seed.
     pub samples: Vec<Sample>,
 }
 

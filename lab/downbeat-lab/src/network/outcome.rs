@@ -95,7 +95,7 @@ pub struct NetworkResults {
     pub note: String,
     /// The faults in words, in the order of [`NetworkOutcome::gaps`].
     pub faults: Vec<String>,
-    /// By seed.
+    /// The outcome of each seed.
     pub runs: Vec<NetworkOutcome>,
 }
 

@@ -87,7 +87,7 @@ pub(super) struct Process {
     pub inbox: VecDeque<Inbound>,
     /// Until when its inputs are delayed, and by how much.
     pub slow: (Time, Duration),
-    /// The arrival of its last delayed input: later ones must not overtake that one.
+    /// The arrival of the last delayed input, which later inputs must not overtake.
     pub slow_until: Time,
     /// The next wake-up.
     pub wakes_at: Time,

@@ -53,7 +53,7 @@ pub struct NetworkModel {
     pub rate: f64,
     /// The time from arrival to deadline; `None`: requests have no deadline.
     pub slo: Option<Duration>,
-    /// When a batch may start.
+    /// The policy that chooses a batch's start.
     pub dispatch: DispatchPolicy,
     /// The policy that chooses requests to drop.
     pub drop: DropPolicy,

@@ -84,7 +84,7 @@ struct Text {
     #[serde(default)]
     network: NetworkText,
     /// A calibration that `downbeat-lab calibrate` wrote, with a path from the folder of the file.
-    /// It applies to all devices.
+    /// All devices use it.
     calibration: Option<Spanned<PathBuf>>,
     device: Vec<DeviceText>,
     model: Vec<ModelText>,

@@ -7,22 +7,22 @@ use downbeat_core::{BatchId, DeviceId, ModelId, RequestId, Time};
 /// The ending of an accepted request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// It was answered.
+    /// The request was answered.
     Replied,
-    /// Its scheduler dropped it.
+    /// The scheduler dropped the request.
     Dropped,
-    /// Its client went away while the request was still in the system.
+    /// The client went away while the request was still in the system.
     Cancelled,
-    /// It was answered with an error.
+    /// The request was answered with an error.
     Failed(Failure),
 }
 
 /// The reason for an error answer: only a fault may be one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// Its device, by number, was lost while the request was there.
+    /// The device of this number was lost with the request on board.
     Lost(usize),
-    /// Its batch came to a device, by number, that had lost the slot or the model meanwhile.
+    /// The batch came to a device, by number, that had lost the slot or the model meanwhile.
     Refused(usize),
 }
 
@@ -36,7 +36,7 @@ pub enum Failure {
 #[derive(Debug)]
 pub struct Ledger {
     seed: u64,
-    /// By request id.
+    /// All requests, by id.
     requests: Vec<KnownRequest>,
     open: u64,
     /// The batches that each slot was granted and has not completed.

@@ -17,7 +17,7 @@ pub struct WorldResults {
     pub title: String,
     /// [`WorldFile::note`].
     pub note: String,
-    /// By seed.
+    /// The results of each seed.
     pub runs: Vec<WorldRun>,
 }
 

@@ -126,7 +126,8 @@ pub(crate) struct World<'c> {
     models: Vec<ServedModel>,
     /// The models of the cluster's scheduler.
     clustered: BTreeMap<ModelId, usize>,
-    /// All slots, including removed ones: a batch that was decided just before the removal may name
+    /// All slots, with removed ones: a batch that was decided just before the removal may name a
+    /// removed slot.
     /// one.
     slots: BTreeMap<DeviceId, Slot>,
     network: Network,

@@ -66,7 +66,7 @@ pub struct WorldModel {
 pub struct Client {
     /// The model, by number.
     pub model: usize,
-    /// When it sends.
+    /// The times at which it sends.
     pub pattern: Pattern,
     /// The most requests that it sends.
     pub requests: u64,
@@ -136,7 +136,7 @@ pub struct ModelOutcome {
 /// The outcome of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct WorldReport {
-    /// By model.
+    /// The outcomes of each model.
     pub models: Vec<ModelOutcome>,
     /// By device: the time in which a launch ran on it.
     pub busy: Vec<Duration>,

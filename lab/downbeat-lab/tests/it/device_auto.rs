@@ -89,7 +89,6 @@ fn play(rate: f64, seconds: u64, played: impl Fn(&MeasuredForAuto) -> (usize, Pl
 
 /// One batch after another (8 in 20 ms: 400 requests a second) is not enough, two side by side are.
 /// `auto` goes from `exclusive` to a policy with two lanes, and then every request is good.
-/// all are good.
 #[test]
 fn a_change_in_service_finds_what_suits_and_loses_nothing() {
     let from_exclusive = play(480.0, 16, |_| (0, Played::Rehearsed));

@@ -84,8 +84,9 @@ fn in_order_the_first_takes_what_it_can_use_and_the_rest_is_left_over() {
     device.launch(Time::ZERO, LaneId(0), 7, work(&[kernel(0, 1000, 60)]));
     device.launch(Time::ZERO, LaneId(1), 8, work(&[kernel(0, 1000, 24), kernel(0, 500, 72)]));
     device.launch(Time::ZERO, LaneId(2), 9, work(&[kernel(0, 1000, 72)]));
-    // 12 of 24 units are left for the second until 1000, when half of it is done; the third gets nothing until then and two thirds of the
-    // units after. At 1500 it has the device, 667 of it are left; the second's other kernel waits behind it.
+    // Until 1000 the second gets 12 of 24 units, and half of it is done. The third gets nothing
+    // until then, and two thirds of the units after. At 1500 it has the device, with 667 of its
+    // work left; the second's other kernel waits behind it.
     assert_eq!(launch_ends(&drain(&mut device)), [(7, 1000), (9, 2167), (8, 2667)]);
 }
 
@@ -172,7 +173,8 @@ fn the_host_issues_ahead_and_a_gap_is_between_kernels() {
     let kernels = [kernel(100, 1000, 72), kernel(100, 50, 72), kernel(100, 50, 72)];
     let mut device = ContendedDevice::new(limits, 1);
     device.launch(Time::ZERO, LaneId(0), 7, work(&kernels));
-    // The second is issued while the first runs and begins 10 after it; the third may be issued only from 1100 on and binds.
+    // The second is issued while the first runs, and begins 10 after it. The third may be issued
+    // only from 1100 on and is the bottleneck.
     assert_eq!(launch_ends(&drain(&mut device)), [(7, 1250)]);
     assert_eq!(work(&kernels).alone(&limits).as_nanos(), 1250);
     let waiting = DeviceLimits { ahead: 0, ..limits };

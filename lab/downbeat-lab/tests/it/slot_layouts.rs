@@ -4,7 +4,8 @@ use downbeat_core::{Duration, LatencyProfile};
 use downbeat_lab::slots::{SlotLayout, SlotModel, SlotProblem};
 use proptest::prelude::*;
 
-/// A model whose batches take `fixed + each * b` ms on `knee` steps or more, and in proportion longer on fewer.
+/// A model whose batches take `fixed + each * b` ms on `knee` steps or more. On fewer steps they
+/// take proportionally longer.
 fn model(rate: f64, slo_ms: f64, (fixed, each, knee): (f64, f64, u32), steps: u32) -> SlotModel {
     let profile = |on: u32| {
         let slower = f64::from(knee) / f64::from(on.min(knee));

@@ -160,7 +160,8 @@ fn an_exclusive_model_goes_where_no_windowed_one_is() {
     assert!(report.models[2].latencies.iter().all(|took| *took <= ms(10)), "{:?}", report.models[2].latencies);
 }
 
-/// Without other models, batches of the cluster's scheduler are spread over the slots as it decides, and partitions run side by side.
+/// Without other models, the cluster's scheduler spreads its batches over the slots, and partitions
+/// run side by side.
 #[test]
 fn slots_in_two_partitions_run_two_batches_side_by_side() {
     let scenario = |shared: &[u32], units| WorldScenario {

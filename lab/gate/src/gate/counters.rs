@@ -36,7 +36,7 @@ pub fn be_client() {
     IS_CLIENT.set(true);
 }
 
-/// Whether the calling thread stands for a client.
+/// Returns true if the calling thread stands for a client.
 pub fn is_client() -> bool {
     IS_CLIENT.get()
 }

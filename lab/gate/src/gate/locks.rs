@@ -27,9 +27,9 @@ struct Frame {
 
 /// An atomic instruction that reads and writes memory.
 pub struct Atomic {
-    /// How often it ran.
+    /// The number of times that it ran.
     pub count: i64,
-    /// Whether it takes a lock.
+    /// True if it takes a lock.
     pub is_lock: bool,
     /// The function of the program that it is in.
     pub function: String,
@@ -103,7 +103,8 @@ fn instruction<'a>(bytes: &'a [u8], segments: &[Segment], address: u64) -> &'a [
     bytes.get(at..bytes.len().min(at + LONGEST)).unwrap_or_default()
 }
 
-/// Whether an instruction reads and writes memory as one: it has the prefix `lock`, or is an exchange with memory.
+/// Returns true if an instruction reads and writes memory as one: it has the prefix `lock`, or is
+/// an exchange with memory.
 fn is_atomic(instruction: &[u8]) -> bool {
     const LOCK: u8 = 0xf0;
     let is_prefix = |byte: &&u8| matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65);
@@ -118,7 +119,8 @@ fn is_atomic(instruction: &[u8]) -> bool {
     matches!(code, [0x86 | 0x87, operands, ..] if operands >> 6 != 3)
 }
 
-/// By address: the functions inlined there, the innermost first, and last the function that they were inlined into.
+/// Returns, by address, the functions inlined there, the innermost first. The last one is the
+/// function that they were inlined into.
 fn functions_at(object: &str, addresses: &[u64]) -> Result<HashMap<u64, Vec<Frame>>> {
     let mut tool = Command::new("addr2line")
         .args(["--exe", object, "--functions", "--inlines", "--demangle", "--addresses"])

@@ -34,7 +34,7 @@ pub struct Measured {
 struct Difference {
     profile: Profile,
     counters: [i64; KINDS],
-    /// By name.
+    /// The system calls, by name.
     system_calls: BTreeMap<String, i64>,
 }
 

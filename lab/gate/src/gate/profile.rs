@@ -1,4 +1,5 @@
-//! A file of callgrind: how often each instruction ran, and the instructions of each function with those of its callees.
+//! A file of callgrind: the number of runs of each instruction, and the instructions of each
+//! function with its callees.
 
 use std::collections::{BTreeMap, HashMap};
 

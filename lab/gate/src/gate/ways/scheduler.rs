@@ -57,7 +57,7 @@ impl Handler for Devices {
     }
 }
 
-/// Counts requests of so many models.
+/// Counts requests of this many models.
 pub fn run(plan: &Plan, models: u32) -> Result<()> {
     let (dispatch, drop) = (DispatchPolicy::Adaptive { consolidate: false }, DropPolicy::Adaptive);
     let mut workload = Workload::new(models, DEVICES, MAX_BATCH, dispatch, drop, SEED);

@@ -49,7 +49,8 @@ static WINDOWS: LazyLock<Option<Windows>> = LazyLock::new(|| {
     Some(Windows { device: reserve()?, view: reserve()?, next: AtomicUsize::new(GRAIN) })
 });
 
-/// Takes `len` bytes of device address space that were never taken before; `None` where the window is used up.
+/// Takes `len` bytes of device address space that were never taken before; `None` where the window
+/// is used up.
 pub fn take(len: usize, alignment: usize) -> Option<u64> {
     let windows = WINDOWS.as_ref()?;
     let alignment = alignment.max(PAGE);
@@ -97,8 +98,8 @@ pub fn map(address: u64, len: usize, block: impl AsFd, readable: bool) -> io::Re
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     for (place, wanted) in [(view(address), true), (address as *mut u8, readable)] {
         if wanted && !place.is_null() {
-            // SAFETY: the range lies in a window of ours that holds no Rust object, and was handed out by `take`, so that nothing else
-            // is mapped there.
+            // SAFETY: the range lies in a window of ours that holds no Rust object, and was handed
+            // out by `take`, so that nothing else is mapped there.
             unsafe { mmap(place.cast(), len, protection, MapFlags::SHARED | MapFlags::FIXED, &block, 0)? };
         }
     }

@@ -52,7 +52,8 @@ fn put<T>(to: *mut T, value: T) -> Outcome {
     if to.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: not null, and the caller of the entry point has promised room for a result of this type.
+    // SAFETY: not null, and the caller of the entry point has promised room for a result of this
+    // type.
     unsafe { to.write(value) };
     Ok(())
 }

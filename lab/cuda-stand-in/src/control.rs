@@ -66,7 +66,8 @@ macro_rules! control {
                 let library = library::load()?;
                 macro_rules! find {
                     ($name:ident) => {{
-                        // SAFETY: the library is this crate's, where the symbol has the type of the field.
+                        // SAFETY: the library is this crate's, where the symbol has the type of the
+                        // field.
                         let symbol = unsafe { library.get(stringify!($name).as_bytes()) };
                         *symbol.map_err(|error| format!("{}: {error}", stringify!($name)))?
                     }};
@@ -116,7 +117,8 @@ control! {
             lock().readable = readable;
         }
 
-        /// Makes the `nth` allocation from now (1: the next), of device or host memory, fail with OUT_OF_MEMORY.
+        /// Makes the `nth` allocation from now (1: the next), of device or host memory, fail with
+        /// OUT_OF_MEMORY.
         fail_allocation = stand_in_fail_allocation(nth: u64) {
             lock().faults.allocation = nth;
         }

@@ -135,28 +135,32 @@ impl Session {
                     Source::Pinned(from) => self.reach_host(*from, len, "an upload reads")? as *const u8,
                     Source::Staged(bytes) => bytes.as_ptr(),
                 };
-                // SAFETY: both ranges were checked just now under the lock, and lie in different mappings.
+                // SAFETY: both ranges were checked just now under the lock, and lie in different
+                // mappings.
                 unsafe { std::ptr::copy(from, to_view, len as usize) };
                 work(Kind::Upload, to, from as u64, len, copy_time(len))
             }
             What::Download { to, pinned, from, len } => {
                 let from_view = self.reach(from, len, "a download reads")?;
                 let to_view = if pinned { self.reach_host(to, len, "a download writes")? } else { to as *mut u8 };
-                // SAFETY: the device range was checked under the lock; kernels in other streams may write it meanwhile, through raw pointers
-                // too, and then the program has a race that the copied bytes show.
+                // SAFETY: the device range was checked under the lock; kernels in other streams may
+                // write it meanwhile, through raw pointers too, and then the program has a race
+                // that the copied bytes show.
                 let bytes = unsafe { std::slice::from_raw_parts(from_view, len as usize) };
                 let fresh = bytes.chunks_exact(SUSPICIOUS).any(|part| part == [FRESH; SUSPICIOUS]);
                 if fresh {
                     self.mistake(format!("a download from {from:#x} reads memory that nobody has written"));
                 }
-                // SAFETY: the host range is pinned memory that was checked, or pageable memory whose owner waits inside the call.
+                // SAFETY: the host range is pinned memory that was checked, or pageable memory
+                // whose owner waits inside the call.
                 unsafe { std::ptr::copy(from_view, to_view, len as usize) };
                 work(Kind::Download, to as u64, from, len, copy_time(len))
             }
             What::Copy { to, from, len } => {
                 let to_view = self.reach(to, len, "a copy writes")?;
                 let from_view = self.reach(from, len, "a copy reads")?;
-                // SAFETY: both ranges were checked just now under the lock; they may overlap, which `copy` allows.
+                // SAFETY: both ranges were checked just now under the lock; they may overlap, which
+                // `copy` allows.
                 unsafe { std::ptr::copy(from_view, to_view, len as usize) };
                 work(Kind::Copy, to, from, len, copy_time(len))
             }

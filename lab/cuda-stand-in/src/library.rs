@@ -66,7 +66,8 @@ fn run_again() -> Result<String, String> {
 /// Loads the stand-in under the driver's name, and keeps it for the life of the process.
 pub fn load() -> Result<Library, String> {
     let path = library()?;
-    // SAFETY: the library's initialisers are those of the Rust standard library, which may run at any time.
+    // SAFETY: the library's initialisers are those of the Rust standard library, which may run at
+    // any time.
     let loaded = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| error.to_string())?;
     for name in ["libcuda.so", "libcuda.so.1"] {
         // SAFETY: this finds the library above, or a driver, which is made to be loaded.

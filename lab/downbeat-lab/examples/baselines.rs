@@ -1,4 +1,5 @@
-//! Capacities of the baselines and of Downbeat's policies, beside the bounds: Symphony's table 2 and figure 9.
+//! Capacities of the baselines and of Downbeat's policies, beside the bounds: Symphony's table 2
+//! and figure 9.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example baselines

@@ -5,8 +5,9 @@
 //! cargo run --release -p downbeat-lab --example device_speed
 //! ```
 //!
-//! Requests arrive evenly, launches take exactly their profile. The CPU time is that of the whole loop, its heap of events included. Each row is
-//! measured three times and the fastest printed: a busy neighbour can only make it slower.
+//! Requests arrive evenly, launches take exactly their profile. The CPU time is that of the whole
+//! loop, its heap of events included. Each row is measured three times and the fastest printed: a
+//! busy neighbour can only make it slower.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

@@ -1,12 +1,13 @@
-//! Figure 16: imbalance factors of partitions of 800 models on 20 sub-clusters, by the partitioner and by chance.
+//! Figure 16: imbalance factors of partitions of 800 models on 20 sub-clusters, by the partitioner
+//! and by chance.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --features highs --example figure_16 -- [CONFIGURATIONS] [SECONDS]
 //! ```
 //!
-//! Each configuration is a workload of [`generate`] with a seed of its own. Every method has the same time for each
-//! (default: 10 configurations of 10 s). Printed as a table in Markdown: the factors of every method, sorted, which is
-//! the figure's CDF read at each configuration.
+//! Each configuration is a workload of [`generate`] with a seed of its own. Every method has the
+//! same time for each (default: 10 configurations of 10 s). Printed as a table in Markdown: the
+//! factors of every method, sorted, which is the figure's CDF read at each configuration.
 
 use std::time::Instant;
 

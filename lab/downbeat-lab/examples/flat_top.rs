@@ -5,8 +5,9 @@
 //! cargo run --release -p downbeat-lab --example flat_top -- lab/docs/flat_top.svg
 //! ```
 //!
-//! Figure 2's workload: 10 ResNet50 models of equal popularity, SLO 100 ms, 24 devices, Poisson arrivals. Prints a table and
-//! draws goodput, busy share and advice for deferred and for eager dispatch.
+//! Figure 2's workload: 10 ResNet50 models of equal popularity, SLO 100 ms, 24 devices, Poisson
+//! arrivals. Prints a table and draws goodput, busy share and advice for deferred and for eager
+//! dispatch.
 
 use std::fmt::Write;
 

@@ -5,8 +5,8 @@
 //! cargo run --release -p downbeat-lab --example journal [FILE]
 //! ```
 //!
-//! Each row is measured five times in turns and the fastest of each printed: a busy neighbour can only make it slower. With FILE the log of the
-//! last row is written there, for `downbeat log`.
+//! Each row is measured five times in turns and the fastest of each printed: a busy neighbour can
+//! only make it slower. With FILE the log of the last row is written there, for `downbeat log`.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Reject, Request, Scheduler};
 use downbeat_core::journal::cluster::{Input, Reply};

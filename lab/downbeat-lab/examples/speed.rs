@@ -4,7 +4,8 @@
 //! cargo run --release -p downbeat-lab --example speed
 //! ```
 //!
-//! Each row is measured three times and the fastest printed: a busy neighbour can only make it slower.
+//! Each row is measured three times and the fastest printed: a busy neighbour can only make it
+//! slower.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};

@@ -45,7 +45,8 @@ const PEAKS: (f64, f64) = (1.5, 4.0);
 const PEAK_SHARES: (f64, f64) = (0.1, 0.5);
 /// The period of peaks, in milliseconds.
 const PERIODS_MS: (f64, f64) = (200.0, 2_000.0);
-/// Half of the workloads have Poisson arrivals, their rate steady or not, or even ones; the other half's are bursty.
+/// Half of the workloads have Poisson arrivals, their rate steady or not, or even ones; the other
+/// half's are bursty.
 const PROCESSES: [Option<Arrivals>; 8] = [
     Some(Arrivals::Poisson),
     Some(Arrivals::Poisson),

@@ -26,7 +26,8 @@ fn count() {
     }
 }
 
-// SAFETY: every call is passed on to the inner allocator as it came, and counting allocates nothing.
+// SAFETY: every call is passed on to the inner allocator as it came, and counting allocates
+// nothing.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

@@ -8,8 +8,9 @@ use crate::workload::Workload;
 
 /// The single-threaded scheduler after its warm-up. Equal workloads make equal decisions.
 ///
-/// Count the instructions of a run of N requests and of a run of 2N. The difference divided by N is the cost of a request, without the warm-up. The cost
-/// includes drawing the request (`Requests::draw`) and the emulated devices (one heap).
+/// Count the instructions of a run of N requests and of a run of 2N. The difference divided by N is
+/// the cost of a request, without the warm-up. The cost includes drawing the request
+/// (`Requests::draw`) and the emulated devices (one heap).
 pub struct CountedScheduler(World);
 
 impl CountedScheduler {

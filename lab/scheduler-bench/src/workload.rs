@@ -70,8 +70,8 @@ impl Workload {
     }
 }
 
-/// An endless stream of requests. Poisson arrivals with a model drawn for each are the same as independent Poisson
-/// arrivals for every model.
+/// An endless stream of requests. Poisson arrivals with a model drawn for each are the same as
+/// independent Poisson arrivals for every model.
 #[derive(Clone, Debug)]
 pub struct Requests {
     random: Pcg64,

@@ -62,7 +62,8 @@ fn upload(session: &mut Session, to: u64, from: usize, len: usize, stream: CUstr
     } else {
         refuse_pageable(session, stream)?;
         *session.calls.entry("pageable upload").or_default() += 1;
-        // SAFETY: the caller has promised `len` readable bytes here; they are read inside the call, as the driver stages pageable memory.
+        // SAFETY: the caller has promised `len` readable bytes here; they are read inside the call,
+        // as the driver stages pageable memory.
         Source::Staged(unsafe { std::slice::from_raw_parts(from as *const u8, len) }.to_vec())
     };
     submit(session, stream, What::Upload { to, from, len: len as u64 }, returns)

@@ -42,8 +42,8 @@ fn attribute(session: &mut Session, number: c_uint, device: CUdevice) -> Outcome
         97 => 227 << 10,
         106 => 32,
         111 => 1 << 10,
-        // Concurrent kernels, ECC, unified addresses, priorities, managed memory, cooperative launches, mapping of memory, its
-        // export, pools.
+        // Concurrent kernels, ECC, unified addresses, priorities, managed memory, cooperative
+        // launches, mapping of memory, its export, pools.
         31 | 32 | 41 | 78 | 79 | 83 | 95 | 102 | 103 | 115 => 1,
         0 => return Err(CUDA_ERROR_INVALID_VALUE),
         _ => 0,

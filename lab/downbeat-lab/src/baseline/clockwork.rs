@@ -28,8 +28,9 @@ use downbeat_sim::{Cluster, Decision};
 ///   ahead, to hide the network, and its batch misses every request that comes meanwhile.
 /// - *What a decision costs*: nothing (Symphony §5.2 calls this cost the limit of Clockwork).
 ///
-/// With these, Clockwork is the eager policy with head drop and an admission control. The system of Symphony's table 2 hardly batches:
-/// its 1,358 r/s are what 8 devices give with batches of one (`8 / l(1)` = 1,306).
+/// With these, Clockwork is the eager policy with head drop and an admission control. The system of
+/// Symphony's table 2 hardly batches: its 1,358 r/s are what 8 devices give with batches of one (`8
+/// / l(1)` = 1,306).
 #[derive(Debug, Default)]
 pub struct Clockwork {
     backlogs: Backlogs,

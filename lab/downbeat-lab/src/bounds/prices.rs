@@ -212,7 +212,8 @@ impl Problem {
             GridModel { slo, sizes: sizes.collect(), arrivals }
         });
         let models = models.collect();
-        // A batch that starts in a cell ends at most two cells behind the last deadline, for rounding and the cell's width.
+        // A batch that starts in a cell ends at most two cells behind the last deadline, for
+        // rounding and the cell's width.
         Problem { models, devices: f64::from(trace.devices), cells: end as usize + 4, tolerated }
     }
 

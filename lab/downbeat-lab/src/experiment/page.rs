@@ -222,7 +222,8 @@ impl Experiment {
     }
 }
 
-/// The number of devices that Symphony §3.5 advises: `N r / (1 - r)` more at a bad rate r above 1%, `N f` fewer at an idle share f.
+/// The number of devices that Symphony §3.5 advises: `N r / (1 - r)` more at a bad rate r above 1%,
+/// `N f` fewer at an idle share f.
 fn advice(bad: f64, busy: f64, devices: f64) -> f64 {
     // If nearly all requests are bad, the formula has no useful answer; ten times as many devices
     // is a start.

@@ -46,7 +46,8 @@ pub(super) struct Settings {
     pub popularity: Option<String>,
     /// Requests per second of all models together. A search of a capacity chooses its own.
     pub rate: Option<f64>,
-    /// `steady` (the default), `twitter`, `maf:SECONDS`, `wandering:SECONDS`, `rising:FROM,TO,REQUESTS,STEPS`.
+    /// `steady` (the default), `twitter`, `maf:SECONDS`, `wandering:SECONDS`,
+    /// `rising:FROM,TO,REQUESTS,STEPS`.
     pub shape: Option<String>,
     /// A change of the rate as `[milliseconds, factor]`, one after another.
     pub stretches: Option<Vec<(f64, f64)>>,

@@ -38,9 +38,9 @@ struct Living {
 /// slow, no wire cut, no connection between a scheduler and another process ended.
 ///
 /// - *last copy stays*: a backend is ordered to give a model up only while another backend has the
-///   model and no such order. In calm that holds at this moment. In trouble it held within the time after
-///   which the scheduler must have heard that the other copy ended, or that this one exists. A
-///   draining backend is let go, in calm, only while others have its models, or if no staying
+///   model and no such order. In calm that holds at this moment. In trouble it held within the time
+///   after which the scheduler must have heard that the other copy ended, or that this one exists.
+///   A draining backend is let go, in calm, only while others have its models, or if no staying
 ///   backend can load them. (In trouble a leader may see no other backend at all.)
 /// - *moves refuse nothing*: in calm, no request is refused because its model is unknown or removed
 ///   while a staying backend has had the model all the time.

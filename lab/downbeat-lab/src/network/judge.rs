@@ -34,7 +34,8 @@ struct Asked {
 
 /// Watches all processes by one clock, and reports broken rules:
 ///
-/// - *ends once*: each request that a frontend was asked ends exactly once, unless its client has gone or its frontend is dead, and with its own answer;
+/// - *ends once*: each request that a frontend was asked ends exactly once, unless its client has
+///   gone or its frontend is dead, and with its own answer;
 /// - *epochs grow*: a backend obeys no lower epoch than before, and no slot begins a batch of a
 ///   lower epoch than before;
 /// - *one backend*: a request runs in two places at once only if its frontend and one of the two

@@ -184,7 +184,8 @@ mod shepherd {
     #[test]
     fn the_smallest_batch_is_stopped() {
         let models = [Model { profile: B5, slo: 30.0, rate: 1.0 }, Model { profile: (5.0, 5.0), slo: 40.0, rate: 1.0 }];
-        // r0 until 6 on d0, r1 until 11 on d1; then r2 and r3 from 6 until 13 on d0; then four of m0 at 7.
+        // r0 until 6 on d0, r1 until 11 on d1; then r2 and r3 from 6 until 13 on d0; then four of
+        // m0 at 7.
         let arrivals = [(0.0, 0), (1.0, 1), (2.0, 0), (2.0, 0), (7.0, 0), (7.0, 0), (7.0, 0), (7.0, 0)];
         let got = timeline(Shepherd::new(Gather::Prefix), 2, &models, &arrivals);
         let expected =

@@ -9,7 +9,8 @@ use downbeat_lab::device::LaunchChecker;
 
 const NOW: Time = Time::from_nanos(1_000);
 
-/// Two models of two segments, each with a ring of 8 slots; r0 to r3 with a length of 5, all with their inputs in slots 0 to 3.
+/// Two models of two segments, each with a ring of 8 slots; r0 to r3 with a length of 5, all with
+/// their inputs in slots 0 to 3.
 fn checker() -> LaunchChecker {
     let mut checker = LaunchChecker::new(42);
     checker.model(ModelId(0), 2, 8);

@@ -233,7 +233,8 @@ fn kernels() -> impl Strategy<Value = Vec<(u64, u64, u32)>> {
 }
 
 proptest! {
-    /// Launches at random times on lanes of their own: none is faster than alone, unit-nanoseconds are conserved, all end.
+    /// Launches at random times on lanes of their own: none is faster than alone, unit-nanoseconds
+    /// are conserved, all end.
     #[test]
     fn work_is_conserved_and_nothing_is_faster_than_alone(
         launches in prop::collection::vec((0..3000u64, 0..300u64, kernels()), 1..10),

@@ -97,7 +97,8 @@ fn dvabatch_figure_14_resnet152_is_twice_as_fast_at_high_load() {
     assert!(to(1) < 0.5 && to(1) < to(0) && to(0) < 0.9, "{:.2}, {:.2}", to(0), to(1));
 }
 
-/// The paper has a shorter latency for VGG19, too. Here small batches compute at a lower rate, and two pairs of buffers mean smaller batches.
+/// The paper has a shorter latency for VGG19, too. Here small batches compute at a lower rate, and
+/// two pairs of buffers mean smaller batches.
 #[test]
 fn dvabatch_figure_14_vgg19_is_slower_by_its_small_batches() {
     let to = |platform| {

@@ -94,7 +94,8 @@ fn policies() -> impl Strategy<Value = DevicePolicyName> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// The checker judges every decision of random runs, in which clients go away and rates change from low to far too high.
+    /// The checker judges every decision of random runs, in which clients go away and rates change
+    /// from low to far too high.
     #[test]
     fn random_runs_keep_every_rule(
         name in policies(),

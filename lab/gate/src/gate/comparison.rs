@@ -11,7 +11,8 @@ const TOLERANCE_ACROSS: f64 = 0.10;
 /// The tolerance where the server answers a client: a lone request also wakes the alarm's thread,
 /// whose number of waits varies.
 const TOLERANCE_OF_SERVER: f64 = 0.05;
-/// A difference of this much is never reported: one request in a hundred may do more than the others.
+/// A difference of this much is never reported: one request in a hundred may do more than the
+/// others.
 const LEAST: f64 = 0.02;
 
 /// The advice behind a list of differences.
@@ -31,7 +32,8 @@ pub fn compare(way: Way, written: Option<&Counts>, counted: &Counts) -> Vec<Stri
         let tolerance = match is_of_system {
             true if way.crosses() => TOLERANCE_ACROSS,
             true if way.has_client() => TOLERANCE_OF_SERVER,
-            // The alarm's thread takes atomic steps, too: three runs of one binary differed by 0.9%.
+            // The alarm's thread takes atomic steps, too: three runs of one binary differed by
+            // 0.9%.
             false if way.has_client() && name == "atomics" => TOLERANCE_OF_SERVER,
             _ => TOLERANCE,
         };

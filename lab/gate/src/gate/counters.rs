@@ -69,7 +69,8 @@ fn allocated(bytes: usize) {
     count(Counter::Bytes, bytes as u64);
 }
 
-// SAFETY: every call is passed on to the inner allocator as it came, and counting allocates nothing.
+// SAFETY: every call is passed on to the inner allocator as it came, and counting allocates
+// nothing.
 unsafe impl GlobalAlloc for CountedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         allocated(layout.size());

@@ -13,7 +13,8 @@ pub struct Choice {
     /// Only functions whose names contain this text.
     #[arg(long, default_value = "downbeat")]
     only: String,
-    /// Print the callers of functions with this in their names, and how often each calls in a request. `clock_gettime` says who looks at a clock.
+    /// Print the callers of functions with this in their names, and how often each calls in a
+    /// request. `clock_gettime` says who looks at a clock.
     #[arg(long)]
     callers: Option<String>,
 }

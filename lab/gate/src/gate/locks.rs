@@ -156,7 +156,8 @@ mod tests {
 
     #[test]
     fn locked_and_exchanging_instructions_are_told_from_others() {
-        // lock cmpxchg [rdi], ecx; lock xadd [rax], rcx behind a segment prefix; xchg [rdi], al; xchg [rax], rcx.
+        // lock cmpxchg [rdi], ecx; lock xadd [rax], rcx behind a segment prefix; xchg [rdi], al;
+        // xchg [rax], rcx.
         let atomic: [&[u8]; 4] =
             [&[0xf0, 0x0f, 0xb1, 0x0f], &[0x64, 0xf0, 0x48, 0x0f, 0xc1, 0x08], &[0x86, 0x07], &[0x48, 0x87, 0x08]];
         assert!(atomic.into_iter().all(is_atomic));

@@ -140,7 +140,8 @@ impl Difference {
         Ok(())
     }
 
-    /// Reads lines as `SYSCALL[13064,1](257) sys_openat ( ...`: process, thread, number, name. Two marks are around each part.
+    /// Reads lines as `SYSCALL[13064,1](257) sys_openat ( ...`: process, thread, number, name. Two
+    /// marks are around each part.
     fn read_calls(&mut self, way: Way, text: &str) {
         let handshake = format!(", {HANDSHAKE}, ");
         let mut marks = 0;

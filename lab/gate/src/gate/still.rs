@@ -1,10 +1,13 @@
 //! A world that stands still: time passes when this program says so, and nothing begins by itself.
 //!
-//! The functions below take the place of libc's in this program, as the linker finds a program's own functions first. Our crates and our dependencies all get their time here,
-//! and no line of the server was changed for that. Before [`stand_still`] the functions do what libc does.
+//! The functions below take the place of libc's in this program, as the linker finds a program's
+//! own functions first. Our crates and our dependencies all get their time here, and no line of the
+//! server was changed for that. Before [`stand_still`] the functions do what libc does.
 //!
-//! From then on the clocks show the time that [`pass`] has set. An emulated launch sleeps briefly: time passes, and the thread goes on. A thread that sleeps longer, or waits with
-//! a limit, waits until another thread wakes it. So the watchdog, the alarms and the rehearsal run nothing and add to no count.
+//! From then on the clocks show the time that [`pass`] has set. An emulated launch sleeps briefly:
+//! time passes, and the thread goes on. A thread that sleeps longer, or waits with a limit, waits
+//! until another thread wakes it. So the watchdog, the alarms and the rehearsal run nothing and add
+//! to no count.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_void};
@@ -16,7 +19,8 @@ use crate::gate::part;
 /// The longest sleep that is a launch, nanoseconds.
 const BRIEF: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
-/// The most threads that the gate's own wake-up wakes. No other wake-up has this number, so that a list of system calls tells them apart.
+/// The most threads that the gate's own wake-up wakes. No other wake-up has this number, so that a
+/// list of system calls tells them apart.
 pub const HANDSHAKE: u32 = 77_777;
 /// The clock of the day is ahead of the other clocks by this, nanoseconds.
 const START: u64 = 1_700_000_000 * SECOND;
@@ -57,7 +61,8 @@ pub fn wait_until_idle() {
     }
 }
 
-/// Marks a thread that has waited before. From its first wait to its end the thread is counted while it is busy.
+/// Marks a thread that has waited before. From its first wait to its end the thread is counted
+/// while it is busy.
 struct Known;
 
 impl Drop for Known {

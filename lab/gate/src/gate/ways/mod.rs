@@ -25,7 +25,8 @@ pub enum Way {
     Scheduler,
     /// The way of `Scheduler` with 1,000 models.
     Scheduler1000,
-    /// A request between a frontend, a scheduler and a backend that are processes of their own, without sockets.
+    /// A request between a frontend, a scheduler and a backend that are processes of their own,
+    /// without sockets.
     Roles,
     /// A batch run by an executor process: both processes.
     Executor,

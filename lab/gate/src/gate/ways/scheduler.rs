@@ -1,4 +1,5 @@
-//! The scheduler as a server runs it: the thread that posts a request works it off, and a completed batch makes place for the next.
+//! The scheduler as a server runs it: the thread that posts a request works it off, and a completed
+//! batch makes place for the next.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;

@@ -227,6 +227,7 @@ impl StandIn {
     /// Declares that the kernel enqueued next in a stream reads, or `writes`, these bytes of device
     /// memory. The bytes must be allocated when the kernel runs, and the accesses ordered with all
     /// others.
+    ///
     /// # Errors
     /// The error's code, as of an entry point of the driver.
     ///

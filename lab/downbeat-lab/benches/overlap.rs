@@ -1,5 +1,5 @@
-//! Measures the cost of Abacus' predictor and controller on one core: `cargo bench -p downbeat-lab
-//! --bench overlap`.
+//! The cost of Abacus' predictor and controller on one core:
+//! `cargo bench -p downbeat-lab --bench overlap`.
 //!
 //! The predictor is a perceptron of three layers of 32 for up to four of Abacus' models (ResNet101,
 //! ResNet152, VGG19, BERT). The first part times a pass for one group, four and eight (goal: 60 us,

@@ -54,7 +54,8 @@ pub struct SchedulerArgs {
     #[arg(long, default_value_t = 0.9, value_name = "SHARE", conflicts_with = "rate")]
     pub load: f64,
 
-    /// Offer this many requests a second of real time, and measure how long each event waits for its decision.
+    /// Offer this many requests a second of real time, and measure how long each event waits for
+    /// its decision.
     #[arg(long, value_name = "PER_SECOND")]
     pub rate: Option<f64>,
 
@@ -78,7 +79,8 @@ pub struct SchedulerArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 
-    /// Measure every combination of 16, 64, 256, 1024, 4096 and 16384 models and devices instead of --models and --devices.
+    /// Measure every combination of 16, 64, 256, 1024, 4096 and 16384 models and devices instead of
+    /// --models and --devices.
     #[arg(long, conflicts_with_all = ["rate", "models", "devices"])]
     pub sweep: bool,
 

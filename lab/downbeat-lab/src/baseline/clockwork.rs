@@ -29,8 +29,8 @@ use downbeat_sim::{Cluster, Decision};
 /// - *What a decision costs*: nothing (Symphony §5.2 calls this cost the limit of Clockwork).
 ///
 /// With these, Clockwork is the eager policy with head drop and an admission control. The system of
-/// Symphony's table 2 hardly batches: its 1,358 r/s are what 8 devices give with batches of one (`8
-/// / l(1)` = 1,306).
+/// Symphony's table 2 hardly batches: 8 devices give its 1,358 r/s with batches of one (`8 / l(1)`
+/// = 1,306).
 #[derive(Debug, Default)]
 pub struct Clockwork {
     backlogs: Backlogs,

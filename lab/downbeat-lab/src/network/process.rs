@@ -39,7 +39,7 @@ pub(super) enum Inbound {
     Epoch(Option<u64>, Option<SubClusterPlan>),
     /// The answer to the question of this number: the sub-cluster of each model, or an error.
     Planned(u64, Result<Vec<u32>, String>),
-    /// An operator asks to divide the models anew.
+    /// An administrator asks to divide the models anew.
     Divide,
     /// A model is loaded or unloaded, or the attempt failed.
     Done {

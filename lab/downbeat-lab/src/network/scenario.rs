@@ -190,7 +190,7 @@ pub enum Fault {
         /// Requests a second, from the clients of all frontends together.
         rate: f64,
     },
-    /// An operator asks the leader to divide the models anew.
+    /// An administrator asks the leader to divide the models anew.
     Divide,
     /// The store that allots epochs is away for a while.
     StoreAway {

@@ -23,9 +23,9 @@ struct Model {
     rate: f64,
 }
 
-/// Runs `cluster` through arrivals of `(millisecond, model)` in their order, and writes its
-/// decisions, one a line. A line has the time (`+`: a nanosecond later), and `r1 r2 on d0`, `drop
-/// r1`, `reject r1` or `stop d0`.
+/// Runs `cluster` through arrivals of `(millisecond, model)` in their order. Returns its decisions,
+/// one a line: the time (`+`: a nanosecond later), then `r1 r2 on d0`, `drop r1`, `reject r1` or
+/// `stop d0`.
 fn timeline(mut cluster: impl Cluster, devices: u32, models: &[Model], arrivals: &[(f64, u32)]) -> String {
     let mut written = String::new();
     for _ in 0..devices {
@@ -105,8 +105,8 @@ mod clockwork {
         assert_timeline(&got, &["0: r0 on d0", "6: r1 r2 on d0", "8.5+: drop r3"]);
     }
 
-    /// At 6: r1 of m1 (due 30.5, latest start 24.5) came first, but r2 of m0 (due 13, latest start
-    /// 7) has to start first.
+    /// At 6: r1 of m1 (due 30.5, latest start 24.5) came first. But r2 of m0 (due 13) has to start
+    /// first, at 7 at the latest.
     #[test]
     fn the_earliest_latest_start_goes_first() {
         let models = [Model { profile: B5, slo: 12.0, rate: 1.0 }, Model { profile: B5, slo: 30.0, rate: 1.0 }];

@@ -13,8 +13,8 @@ fn judged(seed: u64, requests: u64) -> NetworkOutcome {
     outcome
 }
 
-/// The aim of issue 18, in small: no rule is broken under any fault. `downbeat-lab network --seeds
-/// A..B` runs more.
+/// The aim of issue 18, in small: no rule is broken under any fault. The command
+/// `downbeat-lab network --seeds A..B` runs more.
 #[test]
 fn no_rule_is_broken_under_random_faults() {
     let mut all = NetworkOutcome::default();

@@ -14,7 +14,7 @@ pub struct Choice {
     #[arg(long, default_value = "downbeat")]
     only: String,
     /// Print the callers of functions with this in their names, and how often each calls in a
-    /// request. `clock_gettime` says who looks at a clock.
+    /// request. `clock_gettime` shows the callers that read a clock.
     #[arg(long)]
     callers: Option<String>,
 }

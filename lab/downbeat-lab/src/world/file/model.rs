@@ -38,8 +38,8 @@ pub(super) struct ModelText {
     #[serde(default)]
     pub devices: Vec<Spanned<String>>,
     pub partition: Option<Spanned<Number<0, 63>>>,
-    /// With the policy `exclusive`: the scheduler's policy, in the words of `downbeat simulate
-    /// --policy`.
+    /// The scheduler's policy, with the policy `exclusive`. The words are those of `downbeat
+    /// simulate --policy`.
     pub dispatch: Option<Spanned<String>>,
     /// The most waiting items of each priority level.
     #[serde(default)]

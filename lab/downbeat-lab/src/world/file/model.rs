@@ -38,8 +38,8 @@ pub(super) struct ModelText {
     #[serde(default)]
     pub devices: Vec<Spanned<String>>,
     pub partition: Option<Spanned<Number<0, 63>>>,
-    /// The scheduler's policy, with the policy `exclusive`. The words are those of `downbeat
-    /// simulate --policy`.
+    /// The scheduler's policy, for the policy `exclusive`. The value is one that
+    /// `downbeat simulate --policy` takes.
     pub dispatch: Option<Spanned<String>>,
     /// The most waiting items of each priority level.
     #[serde(default)]

@@ -28,8 +28,8 @@ pub struct Measured {
     pub power_limit: u32,
     /// Millijoules since the driver was loaded.
     pub energy: u64,
-    /// True if the device is lost: it answers no call, and no wait for its reports is possible,
-    /// alone or with other devices.
+    /// True if the device is lost: it answers no call, and a wait for reports of several devices
+    /// fails if it is one of these.
     pub lost: bool,
 }
 

@@ -245,8 +245,8 @@ impl StandIn {
     /// kernels. The view may lie outside an allocation. Only a running closure may touch it, and
     /// only allocated bytes.
     ///
+    /// # Panics
     /// If the library is not loaded or `address` is no device address.
-    /// If the library is not loaded or this is no device address.
     pub fn view(address: u64) -> *mut u8 {
         // SAFETY: it has no conditions.
         let view = unsafe { (loaded().view)(address) };

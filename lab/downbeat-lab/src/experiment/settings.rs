@@ -24,13 +24,13 @@ pub(super) struct Settings {
     pub profiles: Option<PathBuf>,
     /// Picks the models of these names, in this order.
     pub pick: Option<Names>,
-    /// Then takes the first so many models. If there are fewer, it starts again from the first, as
-    /// copies.
+    /// Then takes this many models from the front. If there are fewer, it starts again from the
+    /// first, as copies.
     pub count: Option<u32>,
     /// Then keeps the models with a strong (`beta / alpha > 2`) or weak batching effect (Symphony
     /// §5.1).
     pub effect: Option<Effect>,
-    /// Then takes each model so many times.
+    /// Then takes each model this many times.
     pub copies: Option<u32>,
     /// Replaces each model's own `alpha`.
     pub alpha_ms: Option<f64>,

@@ -167,7 +167,7 @@ struct FaultText {
     delay_ms: Option<Duration>,
 }
 
-/// Describes the parts of the policy that a run depends on, by model.
+/// The default units of a device, and of a model.
 const UNITS: u32 = 100;
 /// The most partitions of a device.
 const MOST_PARTITIONS: usize = 64;

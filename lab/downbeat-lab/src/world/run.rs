@@ -47,8 +47,8 @@ pub enum Fault {
     Remove(usize),
     /// Every client that waits for an answer of this model goes away.
     Leave(usize),
-    /// From now on, messages to, between and from the shards and the matchmaker of the cluster's
-    /// scheduler wait up to this long.
+    /// From now on, messages to the shards and the matchmaker of the cluster's scheduler, and
+    /// between them, wait up to this long.
     Delay(Duration),
 }
 

@@ -95,7 +95,7 @@ mod clockwork {
         assert_timeline(&got, &expected);
     }
 
-    /// A different SLO leaves the head more time: at 6, r1 is due at 13. Sizes 1 and 2 may start
+    /// A later head has more time left: at 6, r1 is due at 13. Sizes 1 and 2 may start
     /// until 7 and 6, size 3 until 5. The earliest latest start that has not passed is the one of
     /// size 2, at 6.
     #[test]

@@ -1,5 +1,5 @@
-//! The adaptive policy beside all others, on the cases of Symphony's evaluation and on a sample of
-//! its table 1.
+//! The consolidating policy beside all others, on the cases of Symphony's evaluation and on a
+//! sample of its table 1.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example never_worse -- cases
@@ -8,9 +8,9 @@
 //!
 //! Prints three things for each workload. First the capacity of every policy: the highest rate with
 //! at most 1% of each model's requests late or dropped, with the same Poisson or Gamma arrivals for
-//! all. Then the ratio of the adaptive policy's capacity to the best of the others. Last the busy
-//! share of the devices at 20%, 50% and 80% of that best capacity, under the adaptive policy and
-//! under deferral with window drop.
+//! all. Then the ratio of the consolidating policy's capacity to the best of the others. Last the
+//! busy share of the devices at 20%, 50% and 80% of that best capacity, under the consolidating
+//! policy and under deferral with window drop.
 
 use std::error::Error;
 use std::path::Path;

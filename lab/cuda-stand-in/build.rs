@@ -1,5 +1,5 @@
-//! Gives the library the name under which programs ask for the driver: once it is loaded by its path, `dlopen("libcuda.so.1")`
-//! finds it by this name.
+//! Gives the library the driver's name: after a load by its path, `dlopen("libcuda.so.1")` finds
+//! the same library.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,5 @@
-//! Sets `cfg(loom)` for this crate alone, so that it is built beside all others, with their dependencies.
+//! Sets `cfg(loom)` for this crate alone, so that it is built beside all others, with their
+//! dependencies.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

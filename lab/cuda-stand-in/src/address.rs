@@ -1,8 +1,9 @@
-//! Device addresses: a window of address space in which nothing can be read, and beside it, at a fixed distance, the window
-//! through which the stand-in and the functions that play kernels see the memory.
+//! Device addresses: a window of address space that cannot be read. Beside it, at a fixed distance,
+//! lies a second window, through which the stand-in and the functions that play kernels see the
+//! memory.
 //!
-//! So a host that follows a device address dies, as on a machine with a GPU, and an address is never given out twice, so that
-//! the use of freed memory is always seen.
+//! A host that follows a device address dies, as on a machine with a GPU. No address is handed out
+//! twice, so that every use of freed memory is noticed.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,13 +14,15 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::pwrite;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
 
-/// Size of each window, bytes. Only address space: no memory stands behind it until something is mapped.
+/// Size of each window, bytes. It is only address space: memory exists only where a block is
+/// mapped.
 const WINDOW: usize = 1 << 40;
-/// What memory holds that nobody has written, in every byte.
+/// The value of every byte of unwritten memory.
 pub const FRESH: u8 = 0xCD;
-/// How much of a block is filled with [`FRESH`], bytes; the rest of a larger one is zero, so that a test can ask for tens of GiB.
+/// The number of bytes of a block that are filled with [`FRESH`]. The rest of a larger block is
+/// zero, so that a test can ask for tens of GiB.
 const FILLED: usize = 64 << 20;
-/// The grain of device memory blocks, bytes, as `cuMemGetAllocationGranularity` tells it.
+/// The grain of device memory blocks, bytes, as `cuMemGetAllocationGranularity` reports it.
 pub const GRAIN: usize = 2 << 20;
 const PAGE: usize = 4096;
 
@@ -31,7 +34,8 @@ struct Windows {
 
 static WINDOWS: LazyLock<Option<Windows>> = LazyLock::new(|| {
     let reserve = || {
-        // SAFETY: asks the kernel for a fresh range at a place of its choice; nothing of ours is replaced.
+        // SAFETY: asks the kernel for a fresh range at a place of its choice; nothing of ours is
+        // replaced.
         let start = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
@@ -45,7 +49,8 @@ static WINDOWS: LazyLock<Option<Windows>> = LazyLock::new(|| {
     Some(Windows { device: reserve()?, view: reserve()?, next: AtomicUsize::new(GRAIN) })
 });
 
-/// Takes `len` bytes of device address space that were never taken before; `None` where the window is used up.
+/// Takes `len` bytes of device address space that were never taken before; `None` where the window
+/// is used up.
 pub fn take(len: usize, alignment: usize) -> Option<u64> {
     let windows = WINDOWS.as_ref()?;
     let alignment = alignment.max(PAGE);
@@ -54,7 +59,7 @@ pub fn take(len: usize, alignment: usize) -> Option<u64> {
         .next
         .try_update(Ordering::Relaxed, Ordering::Relaxed, |next| {
             start = next.checked_next_multiple_of(alignment)?;
-            // One page between two blocks, so that a run past the end of one never lands in the next.
+            // One page between two blocks, so that an overrun of one block never lands in the next.
             let end = start.checked_add(len.checked_next_multiple_of(PAGE)?)?.checked_add(PAGE)?;
             (end <= WINDOW).then_some(end)
         })
@@ -62,7 +67,8 @@ pub fn take(len: usize, alignment: usize) -> Option<u64> {
     Some((windows.device + start) as u64)
 }
 
-/// Where the memory behind a device address is seen, whether or not any is mapped there; null outside of the window.
+/// Returns the view of the memory behind a device address, whether or not any is mapped; null
+/// outside the window.
 pub fn view(address: u64) -> *mut u8 {
     match WINDOWS.as_ref() {
         Some(windows) if (windows.device..windows.device + WINDOW).contains(&(address as usize)) => {
@@ -85,28 +91,30 @@ pub fn block(len: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Maps `len` bytes of a block at a device address from [`take`]: into the view, and where `readable`, at the address itself.
+/// Maps `len` bytes of a block at a device address from [`take`]: into the view, and if `readable`,
+/// at the address itself too.
 pub fn map(address: u64, len: usize, block: impl AsFd, readable: bool) -> io::Result<()> {
     let len = len.next_multiple_of(PAGE);
     let protection = ProtFlags::READ | ProtFlags::WRITE;
     for (place, wanted) in [(view(address), true), (address as *mut u8, readable)] {
         if wanted && !place.is_null() {
-            // SAFETY: the range lies in a window of ours that holds no Rust object, and was handed out by `take`, so that nothing else
-            // is mapped there.
+            // SAFETY: the range lies in a window of ours that holds no Rust object, and was handed
+            // out by `take`, so that nothing else is mapped there.
             unsafe { mmap(place.cast(), len, protection, MapFlags::SHARED | MapFlags::FIXED, &block, 0)? };
         }
     }
     Ok(())
 }
 
-/// Takes the memory away from a device address again; the address space stays reserved.
+/// Unmaps the memory of a device address; the address space stays reserved.
 pub fn unmap(address: u64, len: usize) {
     let len = len.next_multiple_of(PAGE);
     for place in [view(address), address as *mut u8] {
         if !place.is_null() {
             let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-            // SAFETY: the range lies in a window of ours that holds no Rust object; whoever still looks there is to die. A failure
-            // leaves the memory mapped, which only hides a mistake.
+            // SAFETY: the range lies in a window of ours that holds no Rust object. A thread that
+            // still looks there must die. A failure leaves the memory mapped, which only hides a
+            // mistake.
             let _ = unsafe { mmap_anonymous(place.cast(), len, ProtFlags::empty(), flags) };
         }
     }

@@ -1,4 +1,4 @@
-//! The driver's entry points, by what they are about.
+//! The driver's entry points, sorted by subject.
 
 #![allow(non_snake_case)]
 
@@ -31,7 +31,7 @@ mod stream;
 
 pub use green::Resource;
 
-/// Whether there is an entry point of this name.
+/// Returns true if an entry point has this name.
 pub fn has(name: &str) -> bool {
     let all = [
         copy::NAMES,
@@ -47,17 +47,18 @@ pub fn has(name: &str) -> bool {
     all.concat().contains(&name)
 }
 
-/// Writes a result where the caller asked for it; a null pointer is an error, as in the driver.
+/// Writes a result to the caller's address; a null pointer is an error, as in the driver.
 fn put<T>(to: *mut T, value: T) -> Outcome {
     if to.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    // SAFETY: not null, and the caller of the entry point has promised room for a result of this type.
+    // SAFETY: not null, and the caller of the entry point has promised room for a result of this
+    // type.
     unsafe { to.write(value) };
     Ok(())
 }
 
-/// Reads what the caller points to; a null pointer is an error, as in the driver.
+/// Reads the value that the caller points to; a null pointer is an error, as in the driver.
 fn get<T: Copy>(from: *const T) -> Outcome<T> {
     if from.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);

@@ -1,7 +1,7 @@
-//! Stream capture: what is given to a stream is written down instead of run.
+//! Stream capture: calls on a stream are recorded instead of run.
 //!
-//! A capture that several streams take part in is written down as one sequence, in the order of the calls: a GPU may overlap what a
-//! launch here runs one after another.
+//! A capture of several streams is recorded as one sequence, in the order of the calls. A GPU may
+//! overlap operations that a launch here runs one after another.
 
 use std::collections::BTreeMap;
 use std::ffi::c_uint;
@@ -13,14 +13,14 @@ use crate::ordering::Clock;
 use crate::result::{CUresult, CUresult::*, Outcome};
 use crate::stream::{NON_BLOCKING, What};
 
-/// Which calls a capture forbids, `CUstreamCaptureMode`.
+/// The calls that a capture forbids, `CUstreamCaptureMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Calls that may disturb a capture, of every thread.
+    /// The mode forbids the calls that may disturb a capture, in every thread.
     Global = 0,
-    /// Those of the thread that captures.
+    /// The mode forbids these calls in the capturing thread only.
     ThreadLocal = 1,
-    /// None but those that have to do with the stream.
+    /// The mode forbids only calls on the capturing stream.
     Relaxed = 2,
 }
 
@@ -35,8 +35,8 @@ impl Mode {
     }
 }
 
-/// The calls that may disturb a capture: the documentation names allocations, and what waits for more than one stream. Of those that it does not name,
-/// event queries are known to fail.
+/// The calls that may disturb a capture. The documentation names allocations, and calls that wait
+/// for more than one stream. Of the other calls, event queries are known to fail.
 const UNSAFE: [&str; 16] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
@@ -59,38 +59,38 @@ const UNSAFE: [&str; 16] = [
 /// A capture under way.
 #[derive(Debug)]
 pub struct Capture {
-    /// The stream in which it began, and has to end.
+    /// The stream in which the capture began, and must end.
     origin: u64,
     device: i32,
     mode: Mode,
     thread: ThreadId,
-    /// The streams that take part, and what is over when the next operation of each begins.
+    /// The participating streams, each with the clock at the begin of its next operation.
     streams: BTreeMap<u64, Clock>,
     recorded: Vec<What>,
     pub is_invalidated: bool,
 }
 
 impl Machine {
-    /// The capture that a stream takes part in.
+    /// Returns the capture that a stream takes part in.
     pub fn capture_of(&self, stream: u64) -> Option<u64> {
         self.captures.iter().find(|(_, capture)| capture.streams.contains_key(&stream)).map(|(id, _)| *id)
     }
 
-    /// A capture comes to nothing.
+    /// Invalidates a capture.
     pub fn invalidate(&mut self, capture: u64) {
         if let Some(capture) = self.captures.get_mut(&capture) {
             capture.is_invalidated = true;
         }
     }
 
-    /// Invalidates the captures of which this is true; fails with a code if there are any.
+    /// Invalidates the captures that the predicate selects. Fails with a code if there are any.
     fn invalidate_where(&mut self, code: CUresult, is_hit: impl Fn(&Capture) -> bool) -> Outcome {
         let hit: Vec<u64> = self.captures.iter().filter(|(_, capture)| is_hit(capture)).map(|(id, _)| *id).collect();
         hit.iter().for_each(|id| self.invalidate(*id));
         if hit.is_empty() { Ok(()) } else { Err(code) }
     }
 
-    /// A call of this thread has failed, and with it what the thread captures.
+    /// Invalidates the captures of this thread, after one of its calls has failed.
     pub fn invalidate_own(&mut self) {
         let thread = thread::current().id();
         self.captures
@@ -99,17 +99,18 @@ impl Machine {
             .for_each(|capture| capture.is_invalidated = true);
     }
 
-    /// For what cannot be recorded: fails with a code, and so does the capture, if the stream takes part in one.
+    /// Rejects an operation that cannot be recorded: fails with a code, and invalidates the
+    /// stream's capture, if any.
     pub fn refuse_in_capture(&mut self, stream: u64, code: CUresult) -> Outcome {
         self.invalidate_where(code, |capture| capture.streams.contains_key(&stream))
     }
 
-    /// For calls that concern a whole device.
+    /// Rejects a call that concerns a whole device while a stream of the device captures.
     pub fn refuse_on_device(&mut self, device: i32) -> Outcome {
         self.invalidate_where(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, |capture| capture.device == device)
     }
 
-    /// For calls of any kind: whether a capture forbids them to this thread.
+    /// Checks that no capture forbids this call to this thread.
     pub fn refuse_unsafe(&mut self, call: &str) -> Outcome {
         if self.captures.is_empty() || !UNSAFE.contains(&call) {
             return Ok(());
@@ -122,7 +123,8 @@ impl Machine {
         })
     }
 
-    /// For use of the null stream: it would wait for the blocking streams of its context, of which none may capture.
+    /// Rejects a use of the null stream: it would wait for the blocking streams of its context, of
+    /// which none may capture.
     pub fn refuse_null_stream(&mut self, stream: u64) -> Outcome {
         if self.captures.is_empty() {
             return Ok(());
@@ -155,7 +157,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Ends a capture and gives what was recorded.
+    /// Ends a capture and returns the recorded graph.
     pub fn end_capture(&mut self, stream: u64) -> Outcome<Graph> {
         let id = self.capture_of(stream).ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
         let thread = thread::current().id();
@@ -178,7 +180,7 @@ impl Machine {
         Err(code)
     }
 
-    /// The capture, if something may still be recorded in it.
+    /// Returns the capture if it can still record operations.
     fn valid_capture(&mut self, capture: u64) -> Outcome<&mut Capture> {
         match self.captures.get_mut(&capture) {
             Some(capture) if !capture.is_invalidated => Ok(capture),
@@ -187,7 +189,7 @@ impl Machine {
         }
     }
 
-    /// Writes an operation of a stream down.
+    /// Records an operation of a stream.
     pub fn capture(&mut self, capture: u64, stream: u64, what: What) -> Outcome {
         let capture = self.valid_capture(capture)?;
         capture.recorded.push(what);
@@ -196,14 +198,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Writes an allocation down; the memory is the graph's.
+    /// Records an allocation; the graph owns the memory.
     pub fn capture_allocation(&mut self, capture: u64, stream: u64, device: i32, len: u64) -> Outcome<u64> {
         self.valid_capture(capture)?;
         let start = self.allocate_for_graph(device, len).inspect_err(|_| self.invalidate(capture))?;
         self.capture(capture, stream, What::Allocate { start }).map(|()| start)
     }
 
-    /// Writes down that memory is freed. As documented, it has to be the graph's, and is freed there once.
+    /// Records a free. As documented, the graph must own the memory, and frees it once.
     pub fn capture_free(&mut self, capture: u64, stream: u64, start: u64) -> Outcome {
         let recorded = &self.valid_capture(capture)?.recorded;
         let is_freed = recorded.iter().any(|what| matches!(what, What::Free { start: at } if *at == start));
@@ -213,7 +215,7 @@ impl Machine {
         self.capture(capture, stream, What::Free { start })
     }
 
-    /// An event is recorded in a capture.
+    /// Records an event in a capture.
     pub fn capture_event(&mut self, capture: u64, stream: u64, event: u64) -> Outcome {
         let order = self.valid_capture(capture)?.streams.get(&stream).cloned().unwrap_or_default();
         let event = self.event(event)?;
@@ -221,7 +223,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A stream is told to wait for an event: whether that is within a capture, and so done.
+    /// Makes a stream wait for an event. Returns true if both are in one capture, which records the
+    /// wait.
     pub fn capture_wait(&mut self, stream: u64, event: u64) -> Outcome<bool> {
         let captured = self.event(event)?.captured.clone();
         match (self.capture_of(stream), captured) {
@@ -246,7 +249,8 @@ impl Machine {
         }
     }
 
-    /// For what the host asks of an event: it has no answer where it was recorded in a capture last.
+    /// Rejects the host's questions about an event that was last recorded in a capture: there is no
+    /// answer.
     pub fn refuse_captured(&mut self, event: u64) -> Outcome {
         match self.event(event)?.captured {
             Some((capture, _)) => {
@@ -258,7 +262,7 @@ impl Machine {
     }
 }
 
-/// The memory that recorded operations allocate.
+/// Returns the memory that recorded operations allocate.
 pub fn allocations(recorded: &[What]) -> impl Iterator<Item = u64> {
     recorded.iter().filter_map(|what| match what {
         What::Allocate { start } => Some(*start),

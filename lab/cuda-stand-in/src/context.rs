@@ -6,13 +6,13 @@ use crate::machine::Machine;
 use crate::result::{CUresult, CUresult::*, Outcome};
 use crate::stream::Stream;
 
-/// What a device is like.
+/// The configuration of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
     pub name: String,
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes.
+    /// The size of its memory, in bytes.
     pub memory: u64,
     /// Compute capability, such as (9, 0).
     pub capability: (i32, i32),
@@ -30,8 +30,8 @@ impl Default for DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// What a process finds that has only loaded the library: `CUDA_STAND_IN_DEVICES` devices (1 if unset) with
-    /// `CUDA_STAND_IN_MULTIPROCESSORS` multiprocessors and `CUDA_STAND_IN_MEMORY` bytes each.
+    /// Reads the default devices from the environment: `CUDA_STAND_IN_DEVICES` devices (1 if unset)
+    /// with `CUDA_STAND_IN_MULTIPROCESSORS` multiprocessors and `CUDA_STAND_IN_MEMORY` bytes each.
     pub fn from_environment() -> Vec<Self> {
         let number = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
         let default = Self::default();
@@ -46,15 +46,16 @@ impl DeviceConfig {
     }
 }
 
-/// A device and what has become of it.
+/// A device and its present state.
 #[derive(Debug)]
 pub struct Device {
     pub config: DeviceConfig,
     /// The handle of the primary context while it is retained.
     pub primary: Option<u64>,
-    /// The error that everything on this device fails with, and whether it stays when its contexts go.
+    /// The error that every call on this device fails with, and whether the error outlives the
+    /// contexts.
     pub failed: Option<(CUresult, bool)>,
-    /// Bytes of memory given out.
+    /// The bytes of memory handed out.
     pub used: u64,
 }
 
@@ -70,7 +71,7 @@ pub struct Context {
     pub device: i32,
     /// The multiprocessors of a green context, ascending.
     pub partition: Option<Vec<u32>>,
-    /// How often the primary context was retained; 1 for a green context.
+    /// The number of times that the primary context was retained; 1 for a green context.
     pub references: u32,
     /// The handle of the stream that stands for the null stream.
     pub null_stream: u64,
@@ -131,7 +132,8 @@ impl Machine {
         Ok(handle)
     }
 
-    /// Gives one reference back; with the last one, everything on the device goes.
+    /// Gives one reference back. With the last one, all contexts, streams and memory of the device
+    /// go.
     pub fn release_primary(&mut self, device: i32) -> Outcome {
         let Some(handle) = self.device(device)?.primary else {
             return self.wrong(CUDA_ERROR_INVALID_CONTEXT, "the primary context was released more often than retained");
@@ -153,7 +155,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Everything on a device goes, and with it an error that is not for good.
+    /// Destroys everything on a device, and clears an error that is not for good.
     pub fn destroy_contexts(&mut self, device: i32) {
         self.forget_accesses(device);
         self.streams.retain(|_, stream| stream.device != device);
@@ -169,7 +171,7 @@ impl Machine {
         }
     }
 
-    /// The current context, alive and well.
+    /// Returns the current context and its device, both alive and without error.
     pub fn current(&mut self) -> Outcome<(u64, i32)> {
         let handle = current();
         match self.contexts.get(&handle) {

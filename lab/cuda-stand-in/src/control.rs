@@ -1,6 +1,8 @@
-//! What a test asks the stand-in itself: entry points beside the driver's, each with the method of [`StandIn`] that calls it.
+//! A test's requests to the stand-in itself: entry points in addition to the driver's, each with
+//! the method of [`StandIn`] that calls it.
 //!
-//! A test is linked to this crate, too, and has its statics twice: those that count are the loaded library's, which only these functions see.
+//! A test is linked to this crate, too, and so has its statics twice. The loaded library's statics
+//! count, and only these functions see them.
 
 use std::ffi::{CStr, c_char, c_void};
 
@@ -15,7 +17,7 @@ use crate::stream::What;
 use crate::trace::Work;
 use crate::{address, api, library, worker};
 
-/// Text that a caller passes; empty where it is null.
+/// Reads text that a caller passes; null is empty text.
 fn text(from: *const c_char) -> String {
     if from.is_null() {
         return String::new();
@@ -24,7 +26,7 @@ fn text(from: *const c_char) -> String {
     unsafe { CStr::from_ptr(from) }.to_string_lossy().into_owned()
 }
 
-/// Copies as many values as there is room for; returns how many there are.
+/// Copies as many values as there is room for. Returns the number of values.
 fn copy_out<T: Copy>(values: &[T], to: *mut T, room: usize) -> usize {
     if !to.is_null() {
         // SAFETY: the caller has promised room for `room` values; they cannot overlap with ours.
@@ -33,7 +35,8 @@ fn copy_out<T: Copy>(values: &[T], to: *mut T, room: usize) -> usize {
     values.len()
 }
 
-/// Defines entry points: those of which the method is the call, and those that a method of its own wraps.
+/// Defines entry points: first those that the method calls directly, then those that a separate
+/// method wraps.
 macro_rules! control {
     (
         methods { $($(#[$doc:meta])* $method:ident = $symbol:ident($($arg:ident: $type:ty),*) $(-> $returns:ty)? $body:block)* }
@@ -63,7 +66,8 @@ macro_rules! control {
                 let library = library::load()?;
                 macro_rules! find {
                     ($name:ident) => {{
-                        // SAFETY: the library is this crate's, where the symbol has the type of the field.
+                        // SAFETY: the library is this crate's, where the symbol has the type of the
+                        // field.
                         let symbol = unsafe { library.get(stringify!($name).as_bytes()) };
                         *symbol.map_err(|error| format!("{}: {error}", stringify!($name)))?
                     }};
@@ -90,29 +94,31 @@ macro_rules! control {
 
 control! {
     methods {
-        /// Sets the version of CUDA that the driver says it supports, such as 12040.
+        /// Sets the supported version of CUDA that the driver reports, such as 12040.
         set_version = stand_in_set_version(version: i32) {
             lock().version = version;
         }
 
-        /// Sets how often an unfinished event is asked before its work runs; 3 at first.
+        /// Sets the number of queries of an unfinished event before its work runs; 3 at first.
         set_patience = stand_in_set_patience(asks: u32) {
             lock().patience = asks;
         }
 
-        /// Sets how long the host takes to give a kernel to a stream, nanoseconds of virtual time; 0 at first. Kernels of a graph begin without it, so that
-        /// a graph is faster from some time on, and slower where its program copies for it and this is 0.
+        /// Sets the host's time to give a kernel to a stream, in nanoseconds of virtual time; 0 at
+        /// first. Kernels of a graph begin without this time. From some time on, a graph is faster
+        /// than its kernels alone. With 0, a graph is slower if the program makes copies for it.
         set_launch_time = stand_in_set_launch_time(nanoseconds: u64) {
             lock().launch_time = nanoseconds;
         }
 
-        /// Sets whether the host may follow the addresses of device memory allocated from now on; false at first. For tests in which
-        /// code made for host memory plays the kernels.
+        /// Sets whether the host may follow the addresses of device memory allocated from now on;
+        /// false at first. Tests use it if code for host memory plays the kernels.
         set_readable = stand_in_set_readable(readable: bool) {
             lock().readable = readable;
         }
 
-        /// Makes the `nth` allocation from now (1: the next), of device or host memory, fail with OUT_OF_MEMORY.
+        /// Makes the `nth` allocation from now (1: the next), of device or host memory, fail with
+        /// OUT_OF_MEMORY.
         fail_allocation = stand_in_fail_allocation(nth: u64) {
             lock().faults.allocation = nth;
         }
@@ -122,17 +128,18 @@ control! {
             lock().faults.above = Some(bytes);
         }
 
-        /// Sets what NVML measures of a device; before, it can measure nothing.
+        /// Sets NVML's measurements of a device. Before this, NVML can measure nothing.
         set_measured = stand_in_set_measured(device: u32, measured: Measured) {
             nvml::set_measured(device, measured);
         }
 
-        /// Has NVML report something of a device, with the number of its kind (8: an Xid) and its data; false where nobody wants to know of it.
+        /// Reports an event of a device through NVML, with the number of its kind (8: an Xid) and
+        /// its data. Returns false if the program has not asked for such reports.
         report = stand_in_report(device: u32, kind: u64, data: u64) -> bool {
             nvml::report(device, kind, data)
         }
 
-        /// A number.
+        /// Returns a count.
         count = stand_in_count(what: Count) -> u64 {
             let machine = lock();
             match what {
@@ -144,7 +151,7 @@ control! {
             }
         }
 
-        /// Forgets what has run, the mistakes and the numbers of calls.
+        /// Forgets the trace, the mistakes and the numbers of calls.
         forget = stand_in_forget() {
             let mut session = lock();
             session.trace.clear();

@@ -1,4 +1,4 @@
-//! How work comes to run: because somebody waits for it.
+//! Runs enqueued work when a thread waits for it.
 
 use crate::address::{self, FRESH};
 use crate::machine::CHANGED;
@@ -8,14 +8,15 @@ use crate::session::Session;
 use crate::stream::{Operation, Source, What};
 use crate::trace::{Kind, Work};
 
-/// How many operations are remembered.
+/// The most operations in the trace.
 const TRACE: usize = 1 << 20;
-/// A download in which so many bytes on end are fresh, counted in steps of as many, reads memory that nobody has written.
+/// A download with this many consecutive fresh bytes, counted in steps of as many, reads unwritten
+/// memory.
 const SUSPICIOUS: usize = 16;
 
 impl Session {
-    /// Runs what must run for a stream to come to an operation, then lets the host's time go on to its end.
-    /// `order` is what is over then.
+    /// Runs all operations that must run before a stream reaches an operation. Then moves the
+    /// host's time to the end of that operation. `order` is the clock behind the operation.
     pub fn drive(&mut self, stream: u64, number: u64, order: &Clock) -> Outcome {
         let device = self.streams.get(&stream).map(|stream| stream.device);
         let mut targets = vec![(stream, number)];
@@ -39,7 +40,7 @@ impl Session {
         }
     }
 
-    /// Runs everything of a device.
+    /// Runs all operations of a device.
     pub fn drive_device(&mut self, device: i32) -> Outcome {
         let targets: Vec<(u64, u64, Clock)> = self
             .streams
@@ -50,7 +51,7 @@ impl Session {
         targets.into_iter().try_for_each(|(stream, number, order)| self.drive(stream, number, &order))
     }
 
-    /// What the next operation of a stream waits for, if it has not happened.
+    /// Returns the operation that the next operation of a stream waits for, if it has not run.
     pub fn blocker(&self, stream: u64) -> Option<(u64, u64)> {
         match self.streams.get(&stream)?.queue.front()?.what {
             What::Wait { stream, number } if !self.is_done(stream, number) => Some((stream, number)),
@@ -58,7 +59,8 @@ impl Session {
         }
     }
 
-    /// Runs the next operation of a stream, which is not busy and whose next operation waits for nothing.
+    /// Runs the next operation of a stream. The stream must not be busy, and the operation must not
+    /// be blocked.
     pub fn step(&mut self, handle: u64) {
         let Some(stream) = self.streams.get_mut(&handle) else { return };
         let Some(operation) = stream.queue.pop_front() else { return };
@@ -94,7 +96,7 @@ impl Session {
         CHANGED.notify_all();
     }
 
-    /// Everything on a device fails from now on; what was enqueued never runs.
+    /// Fails everything on a device from now on; enqueued operations never run.
     pub fn fail(&mut self, device: i32, code: CUresult, lost: bool) {
         if let Ok(state) = self.device(device) {
             state.failed = Some((code, lost));
@@ -102,7 +104,7 @@ impl Session {
         self.forget_accesses(device);
         for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
             stream.queue.clear();
-            // A stream that is busy comes to the end by itself, with nothing left behind its operation.
+            // The operation of a busy stream ends by itself, and no operation is left behind it.
             stream.done = stream.last;
         }
         CHANGED.notify_all();
@@ -133,28 +135,32 @@ impl Session {
                     Source::Pinned(from) => self.reach_host(*from, len, "an upload reads")? as *const u8,
                     Source::Staged(bytes) => bytes.as_ptr(),
                 };
-                // SAFETY: both ranges were checked just now under the lock, and lie in different mappings.
+                // SAFETY: both ranges were checked just now under the lock, and lie in different
+                // mappings.
                 unsafe { std::ptr::copy(from, to_view, len as usize) };
                 work(Kind::Upload, to, from as u64, len, copy_time(len))
             }
             What::Download { to, pinned, from, len } => {
                 let from_view = self.reach(from, len, "a download reads")?;
                 let to_view = if pinned { self.reach_host(to, len, "a download writes")? } else { to as *mut u8 };
-                // SAFETY: the device range was checked under the lock; kernels in other streams may write it meanwhile, through raw pointers
-                // too, and then the program has a race that the copied bytes show.
+                // SAFETY: the device range was checked under the lock; kernels in other streams may
+                // write it meanwhile, through raw pointers too, and then the program has a race
+                // that the copied bytes show.
                 let bytes = unsafe { std::slice::from_raw_parts(from_view, len as usize) };
                 let fresh = bytes.chunks_exact(SUSPICIOUS).any(|part| part == [FRESH; SUSPICIOUS]);
                 if fresh {
                     self.mistake(format!("a download from {from:#x} reads memory that nobody has written"));
                 }
-                // SAFETY: the host range is pinned memory that was checked, or pageable memory whose owner waits inside the call.
+                // SAFETY: the host range is pinned memory that was checked, or pageable memory
+                // whose owner waits inside the call.
                 unsafe { std::ptr::copy(from_view, to_view, len as usize) };
                 work(Kind::Download, to as u64, from, len, copy_time(len))
             }
             What::Copy { to, from, len } => {
                 let to_view = self.reach(to, len, "a copy writes")?;
                 let from_view = self.reach(from, len, "a copy reads")?;
-                // SAFETY: both ranges were checked just now under the lock; they may overlap, which `copy` allows.
+                // SAFETY: both ranges were checked just now under the lock; they may overlap, which
+                // `copy` allows.
                 unsafe { std::ptr::copy(from_view, to_view, len as usize) };
                 work(Kind::Copy, to, from, len, copy_time(len))
             }
@@ -167,7 +173,8 @@ impl Session {
             What::Kernel { function, data } => {
                 let spent = self.play(|| {
                     if let Some(function) = function {
-                        // SAFETY: who enqueued the function has promised that it may be called with this argument, by any thread.
+                        // SAFETY: the enqueuing program has promised that any thread may call the
+                        // function with this argument.
                         unsafe { function(data) };
                     }
                 });
@@ -178,9 +185,10 @@ impl Session {
                 if let Some(region) = self.memory.regions.get_mut(&start) {
                     region.coming = false;
                     if region.of_graph.is_some() {
-                        // As documented, what was there in the launch before is not kept.
+                        // As documented, the contents from the last launch are not kept.
                         let len = region.len as usize;
-                        // SAFETY: the region is mapped, and nothing else uses it before this, as `reach` sees to.
+                        // SAFETY: the region is mapped, and `reach` ensures that no operation uses
+                        // it before this one.
                         unsafe { std::ptr::write_bytes(address::view(start), FRESH, len) };
                     }
                 }
@@ -193,7 +201,7 @@ impl Session {
         }
     }
 
-    /// Where device memory is seen, if all of it may be used.
+    /// Returns the view of device memory, if all of it may be used.
     fn reach(&mut self, at: u64, len: u64, what: &str) -> Outcome<*mut u8> {
         if !self.memory.is_usable(at, len, false) {
             let early = self.memory.is_usable(at, len, true);
@@ -203,7 +211,7 @@ impl Session {
         Ok(address::view(at))
     }
 
-    /// Pinned host memory, if it is still pinned.
+    /// Returns a pointer to pinned host memory, if it is still pinned.
     fn reach_host(&mut self, at: usize, len: u64, what: &str) -> Outcome<*mut u8> {
         if self.host.is_pinned(at, len as usize) != Ok(true) {
             let what = format!("{what} {len} bytes of host memory at {at:#x}, no longer pinned");

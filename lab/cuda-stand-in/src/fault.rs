@@ -2,7 +2,7 @@
 
 use crate::result::{CUresult, Outcome};
 
-/// What is to go wrong.
+/// The faults to come.
 #[derive(Debug, Default)]
 pub struct Faults {
     /// `cuInit` fails with this.
@@ -11,14 +11,16 @@ pub struct Faults {
     pub allocation: u64,
     /// Allocations above this many bytes fail.
     pub above: Option<u64>,
-    /// A call of an entry point that fails: its name, how many calls of it are left until then, and the error.
+    /// The calls that fail: the name of the entry point, the number of its calls until the failure,
+    /// and the error.
     pub calls: Vec<(String, u64, CUresult)>,
-    /// Work that fails: its stream (0: any), how many of its operations are left until then, and the error.
+    /// The work that fails: its stream (0: any), the number of the stream's operations until the
+    /// failure, and the error.
     pub work: Vec<(u64, u64, CUresult)>,
 }
 
 impl Faults {
-    /// Whether this allocation fails.
+    /// Returns an error if this allocation must fail.
     pub fn allocation(&mut self, len: u64) -> Outcome {
         let out_of_memory = Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         if self.allocation > 0 {
@@ -30,12 +32,12 @@ impl Faults {
         if self.above.is_some_and(|above| len > above) { out_of_memory } else { Ok(()) }
     }
 
-    /// Whether this call of an entry point fails.
+    /// Returns an error if this call of an entry point must fail.
     pub fn call(&mut self, name: &str) -> Outcome {
         due(&mut self.calls, |wanted| wanted == name)
     }
 
-    /// Whether this operation of a stream fails.
+    /// Returns an error if this operation of a stream must fail.
     pub fn work(&mut self, stream: u64) -> Outcome {
         due(&mut self.work, |wanted| *wanted == 0 || *wanted == stream)
     }

@@ -1,4 +1,4 @@
-//! Graphs: what was recorded, and is enqueued again as often as wanted.
+//! Graphs: recorded operations that are enqueued again with each launch.
 
 use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
@@ -11,27 +11,30 @@ use crate::ordering::Clock;
 use crate::result::{CUresult::*, Outcome};
 use crate::stream::{Source, What};
 
-/// What a capture has recorded.
+/// The operations that a capture has recorded.
 #[derive(Clone, Debug)]
 pub struct Graph {
     pub device: i32,
     pub operations: Vec<What>,
-    /// The place in `operations` that the handle of a node means; they are told in the order of the handles.
+    /// The index in `operations` of each node's handle. Nodes are listed in the order of their
+    /// handles.
     pub nodes: BTreeMap<u64, usize>,
 }
 
-/// A graph that can be launched.
+/// An executable graph.
 #[derive(Debug)]
 pub struct Executable {
     pub graph: Graph,
-    /// The handle of what it was made of, which may be gone.
+    /// The handle of the recorded graph that it was made of, which may be destroyed.
     pub source: u64,
-    /// The stream, the number of the last operation and what is over behind it, of the launch before.
+    /// The last launch: its stream, the number of its last operation, and the clock behind that
+    /// operation.
     launched: Option<(u64, u64, Clock)>,
 }
 
 impl What {
-    /// As what kind of node a graph shows it; what only the stand-in has is no node.
+    /// Returns the kind of node that a graph shows for the operation; `None` if only the stand-in
+    /// has such an operation.
     pub fn node_type(&self) -> Option<CUgraphNodeType> {
         match self {
             Self::Upload { .. } | Self::Download { .. } | Self::Copy { .. } => {
@@ -45,9 +48,9 @@ impl What {
         }
     }
 
-    /// What the parameters of a copy's node are; `None` where it is no copy.
+    /// Returns the parameters of a copy node; `None` for other operations.
     pub fn copy_parameters(&self) -> Option<CUDA_MEMCPY3D> {
-        /// Where one end of a copy is.
+        /// One end of a copy.
         enum End {
             Host(usize),
             Device(u64),
@@ -79,21 +82,21 @@ impl What {
 }
 
 impl Graph {
-    /// Whether it allocates or frees memory.
+    /// Returns true if the graph allocates or frees memory.
     fn has_memory(&self) -> bool {
         self.operations.iter().any(|what| matches!(what, What::Allocate { .. } | What::Free { .. }))
     }
 }
 
 impl Machine {
-    /// A graph of these operations, each with a node where the driver shows one.
+    /// Makes a graph of these operations. An operation gets a node if the driver shows one.
     pub fn graph_of(&mut self, device: i32, operations: Vec<What>) -> Graph {
         let places = (0..operations.len()).filter(|place| operations[*place].node_type().is_some());
         let nodes = places.map(|place| (self.handle(), place)).collect();
         Graph { device, operations, nodes }
     }
 
-    /// The handles of the nodes of a graph that is alive.
+    /// Returns the handles of the nodes of a living graph.
     pub fn nodes(&mut self, graph: u64) -> Outcome<Vec<u64>> {
         match self.graphs.get(&graph) {
             Some(graph) => Ok(graph.nodes.keys().copied().collect()),
@@ -104,7 +107,7 @@ impl Machine {
         }
     }
 
-    /// What a node does. It is gone with its graph.
+    /// Returns the operation of a node. A node dies with its graph.
     pub fn node(&mut self, handle: u64) -> Outcome<&What> {
         let place = |(graph, found): (&u64, &Graph)| Some((*graph, *found.nodes.get(&handle)?));
         let Some((graph, place)) = self.graphs.iter().find_map(place) else {
@@ -115,14 +118,14 @@ impl Machine {
         graph.operations.get(place).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Makes a graph ready to be launched. As documented, it is a copy: the graph may be destroyed.
+    /// Makes an executable graph. As documented, it is a copy: the recorded graph may be destroyed.
     pub fn instantiate(&mut self, graph: u64) -> Outcome<u64> {
         let source = graph;
         let Some(graph) = self.graphs.get(&source).cloned() else {
             let fate = self.fate(source);
             return self.wrong(CUDA_ERROR_INVALID_VALUE, format!("{fate} graph {source:#x} is instantiated"));
         };
-        // As documented, though not with which code.
+        // The refusal is documented, its code is not.
         if graph.has_memory() && self.executables.values().any(|executable| executable.source == source) {
             let what = format!("graph {source:#x} has memory of its own and is instantiated twice");
             return self.wrong(CUDA_ERROR_NOT_SUPPORTED, what);
@@ -132,7 +135,8 @@ impl Machine {
         Ok(handle)
     }
 
-    /// Takes away the memory of a graph that was destroyed, recorded or executable, if nothing else is made of it.
+    /// Frees the memory of a destroyed graph, recorded or executable, if no other graph shares this
+    /// memory.
     pub fn leave_graph(&mut self, gone: &Graph) {
         for start in allocations(&gone.operations) {
             let mut others = self.graphs.values().chain(self.executables.values().map(|executable| &executable.graph));
@@ -142,7 +146,7 @@ impl Machine {
         }
     }
 
-    /// An executable graph that is alive.
+    /// Returns a living executable graph.
     pub fn executable(&mut self, handle: u64) -> Outcome<&mut Executable> {
         if !self.executables.contains_key(&handle) {
             let fate = self.fate(handle);
@@ -151,14 +155,14 @@ impl Machine {
         self.executables.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Enqueues what a graph has recorded, behind its launch before, as documented.
+    /// Enqueues the recorded operations, after the graph's last launch, as documented.
     pub fn launch_graph(&mut self, handle: u64, stream: u64) -> Outcome {
         let executable = self.executable(handle)?;
         let (graph, launched) = (executable.graph.clone(), executable.launched.clone());
         if self.streams.get(&stream).is_none_or(|stream| stream.device != graph.device) {
             return self.wrong(CUDA_ERROR_INVALID_VALUE, format!("graph {handle:#x} is launched on another device"));
         }
-        // The stand-in has no graphs in graphs.
+        // The stand-in does not support graphs in graphs.
         self.refuse_in_capture(stream, CUDA_ERROR_NOT_SUPPORTED)?;
         let is_taken = |start: u64| {
             let region = self.memory.regions.get(&start);

@@ -1,4 +1,4 @@
-//! Host memory that the driver knows: allocated by it, or registered with it.
+//! Pinned host memory: allocated by the driver, or registered with it.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::result::{CUresult::*, Outcome};
 #[derive(Debug)]
 pub struct Pinned {
     pub len: usize,
-    /// Whether the driver allocated it; otherwise it was registered.
+    /// True if the driver allocated it; false if it was registered.
     pub allocated: bool,
 }
 
@@ -22,7 +22,7 @@ pub struct HostMemory {
 }
 
 impl HostMemory {
-    /// Gives back what the driver allocated and forgets the rest.
+    /// Frees the memory that the driver allocated, and forgets the rest.
     pub fn clear(&mut self) {
         for (start, pinned) in std::mem::take(&mut self.ranges) {
             if pinned.allocated {
@@ -31,7 +31,8 @@ impl HostMemory {
         }
     }
 
-    /// Whether a range of host memory is pinned. Fails if only a part of it is, as the driver does.
+    /// Returns true if a range of host memory is pinned. Fails if only a part of it is, as the
+    /// driver does.
     pub fn is_pinned(&self, start: usize, len: usize) -> Outcome<bool> {
         let end = start.saturating_add(len);
         match self.ranges.range(..end.max(start + 1)).next_back() {
@@ -50,13 +51,13 @@ impl HostMemory {
         let start =
             unsafe { mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
         let start = start.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        // SAFETY: just mapped, writable, and nobody else has its address.
+        // SAFETY: just mapped, writable, and no other thread has its address.
         unsafe { std::ptr::write_bytes(start.cast::<u8>(), address::FRESH, len) };
         self.ranges.insert(start as usize, Pinned { len, allocated: true });
         Ok(start as usize)
     }
 
-    /// Frees what [`Self::allocate`] gave; false if it did not.
+    /// Frees memory of [`Self::allocate`]. Returns false for other memory.
     pub fn free(&mut self, start: usize) -> bool {
         match self.ranges.get(&start) {
             Some(Pinned { len, allocated: true }) => {
@@ -68,7 +69,7 @@ impl HostMemory {
         }
     }
 
-    /// Pins memory of the program's own.
+    /// Pins the program's own memory.
     pub fn register(&mut self, start: usize, len: usize) -> Outcome {
         let Some(end) = start.checked_add(len) else { return Err(CUDA_ERROR_INVALID_VALUE) };
         if start == 0 || len == 0 {
@@ -81,7 +82,7 @@ impl HostMemory {
         Ok(())
     }
 
-    /// Forgets what [`Self::register`] pinned; false if it did not.
+    /// Unpins memory of [`Self::register`]. Returns false for other memory.
     pub fn unregister(&mut self, start: usize) -> bool {
         let registered = matches!(self.ranges.get(&start), Some(Pinned { allocated: false, .. }));
         if registered {
@@ -100,6 +101,7 @@ impl HostMemory {
 }
 
 fn release(start: usize, len: usize) {
-    // SAFETY: mapped by `allocate` with this length and not yet given back; the program has said that it is done with it.
+    // SAFETY: mapped by `allocate` with this length and not yet given back; the program no longer
+    // uses it.
     let _ = unsafe { munmap(start as *mut _, len) };
 }

@@ -1,4 +1,4 @@
-//! Finding the built library and loading it in place of the driver.
+//! Finds the built library and loads it in place of the driver.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,16 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 const FILE: &str = "libcuda_stand_in.so";
 
-/// The file of the stand-in, beside the running test or in the folders around it.
+/// Returns the library's file, beside the running test or in the folders around it.
 ///
 /// # Errors
-/// If it was not built: a test that wants it has this crate as a dev-dependency, for which Cargo builds it.
+/// If the library was not built: a test that needs it has this crate as a dev-dependency, for which
+/// Cargo builds it.
 pub fn library() -> Result<PathBuf, String> {
     let program = std::env::current_exe().map_err(|error| format!("the path of this program: {error}"))?;
     let here = program.parent().unwrap_or(Path::new("."));
     let above = here.parent().unwrap_or(here);
-    // `deps` first: there Cargo keeps it up to date also where it is only a dependency.
+    // `deps` first: Cargo keeps the file there up to date even if the library is only a dependency.
     [above.join("deps"), here.join("deps"), here.to_owned(), above.to_owned()]
         .into_iter()
         .map(|folder| folder.join(FILE))
@@ -24,7 +25,8 @@ pub fn library() -> Result<PathBuf, String> {
         .ok_or_else(|| format!("{FILE} is not near {}; `cargo build -p cuda-stand-in` makes it", program.display()))
 }
 
-/// A folder for `LD_LIBRARY_PATH` of another process, in which the stand-in has the names of the driver and of NVML.
+/// Returns a folder for `LD_LIBRARY_PATH` of another process, in which the stand-in has the names
+/// of the driver and of NVML.
 ///
 /// # Errors
 /// If the library is not found or the folder cannot be made.
@@ -42,8 +44,8 @@ pub fn folder() -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Starts this program anew, with the same arguments and with the stand-in before the machine's driver: the loader reads the path at the start only.
-/// Gives the reason if that is not possible.
+/// Starts this program anew, with the same arguments and with the stand-in before the machine's
+/// driver: the loader reads the path only at the start. Returns the reason if that is not possible.
 fn run_again() -> Result<String, String> {
     const AGAIN: &str = "CUDA_STAND_IN_RUN_AGAIN";
     let folder = folder()?;
@@ -61,10 +63,11 @@ fn run_again() -> Result<String, String> {
     Ok(format!("this program could not be started anew: {error}"))
 }
 
-/// Loads the stand-in so that whoever asks for the driver by its name gets it, and keeps it for the life of the process.
+/// Loads the stand-in under the driver's name, and keeps it for the life of the process.
 pub fn load() -> Result<Library, String> {
     let path = library()?;
-    // SAFETY: the library's initialisers are those of the Rust standard library, which may run at any time.
+    // SAFETY: the library's initialisers are those of the Rust standard library, which may run at
+    // any time.
     let loaded = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| error.to_string())?;
     for name in ["libcuda.so", "libcuda.so.1"] {
         // SAFETY: this finds the library above, or a driver, which is made to be loaded.

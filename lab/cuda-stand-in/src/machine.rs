@@ -1,4 +1,4 @@
-//! Everything the stand-in knows: its devices and what lives on them.
+//! The state of the stand-in: its devices with their contexts, streams and memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, LazyLock, Mutex};
@@ -15,24 +15,24 @@ use crate::result::{CUresult, Outcome};
 use crate::stream::{Event, Stream};
 use crate::trace::Work;
 
-/// How many mistakes are kept; more of them say nothing new.
+/// The most mistakes that are kept; further ones add no information.
 const MISTAKES: usize = 100;
 
 /// The state behind the driver's entry points.
 #[derive(Debug, Default)]
 pub struct Machine {
-    /// Whether the devices are there: those of the environment, or those that a test has set.
+    /// True once devices exist: the environment's, or those that a test has set.
     pub configured: bool,
     pub initialised: bool,
-    /// What `cuDriverGetVersion` tells, such as 13000.
+    /// The result of `cuDriverGetVersion`, such as 13000.
     pub version: i32,
     pub devices: Vec<Device>,
     pub contexts: BTreeMap<u64, Context>,
     pub streams: BTreeMap<u64, Stream>,
     pub events: BTreeMap<u64, Event>,
-    /// Resources that were given out.
+    /// Device resources that were handed out.
     pub resources: Vec<Resource>,
-    /// Descriptors of resources: a device and multiprocessors of it.
+    /// Descriptors of resources: a device and some of its multiprocessors.
     pub descriptors: BTreeMap<u64, (i32, Vec<u32>)>,
     pub captures: BTreeMap<u64, Capture>,
     pub graphs: BTreeMap<u64, Graph>,
@@ -40,21 +40,23 @@ pub struct Machine {
     pub memory: Memory,
     pub host: HostMemory,
     pub faults: Faults,
-    /// How often an unfinished stream or event may be asked before its work runs.
+    /// The number of queries of an unfinished stream or event before its work runs.
     pub patience: u32,
-    /// Whether the host may follow the addresses of device memory that is allocated from now on.
+    /// True if the host may follow the addresses of device memory that is allocated from now on.
     pub readable: bool,
-    /// How often each entry point was called.
+    /// The number of calls of each entry point.
     pub calls: BTreeMap<&'static str, u64>,
     pub trace: Vec<Work>,
     pub mistakes: Vec<String>,
     /// The accesses that the host has not waited for.
     pub accesses: VecDeque<Access>,
-    /// Virtual time of the host, nanoseconds: it goes on where the host waits.
+    /// The host's virtual time, in nanoseconds: it advances where the host waits.
     pub now: u64,
-    /// How long the host takes to give a kernel to a stream, nanoseconds of virtual time; those of a graph it need not give.
+    /// The host's time to give a kernel to a stream, in nanoseconds of virtual time. Kernels of a
+    /// graph take no such time.
     pub launch_time: u64,
-    /// The random order's state: none while streams are lazy. A worker goes when the number of its order is no longer this one.
+    /// The state of the random order; `None` while streams are lazy. A worker ends when `order` is
+    /// no longer the number it was started with.
     pub random: Option<u64>,
     pub order: u64,
     next: u64,
@@ -62,7 +64,7 @@ pub struct Machine {
 
 /// The one machine of this process.
 pub static MACHINE: LazyLock<Mutex<Machine>> = LazyLock::new(|| Mutex::new(Machine::new()));
-/// Told whenever work has run or was enqueued.
+/// Notified whenever work has run or was enqueued.
 pub static CHANGED: Condvar = Condvar::new();
 
 impl Machine {
@@ -70,42 +72,43 @@ impl Machine {
         Self { version: 13_000, patience: 3, ..Self::default() }
     }
 
-    /// Back to the state of a process that has just loaded the library, with one device as configured by default.
+    /// Resets the machine to the state of a process that has just loaded the library, with one
+    /// device as configured by default.
     pub fn reset(&mut self) {
         self.memory.clear();
         self.host.clear();
-        // Handles and orders go on, so that those of before are never mistaken for new ones.
+        // Handles and orders continue, so that old ones are never mistaken for new ones.
         let (next, order) = (self.next, self.order + 1);
         let devices = vec![Device::new(DeviceConfig::default())];
         *self = Self { next, order, devices, configured: true, ..Self::new() };
         CHANGED.notify_all();
     }
 
-    /// A handle that was never given out before; it looks like a pointer, but nothing can be read there.
+    /// Returns a new handle. It looks like a pointer, but the memory there cannot be read.
     pub fn handle(&mut self) -> u64 {
         self.next += 1;
         0x40 + self.next * 0x10
     }
 
-    /// Writes down something the program should not have done.
+    /// Records a mistake of the program.
     pub fn mistake(&mut self, what: impl Into<String>) {
         if self.mistakes.len() < MISTAKES {
             self.mistakes.push(what.into());
         }
     }
 
-    /// Writes down a mistake and gives its error code.
+    /// Records a mistake and returns its error code.
     pub fn wrong<T>(&mut self, code: CUresult, what: impl Into<String>) -> Outcome<T> {
         self.mistake(what);
         Err(code)
     }
 
-    /// What a handle that is not alive is: destroyed, or never given out.
+    /// Describes a handle that is not alive: destroyed, or never handed out.
     pub fn fate(&self, handle: u64) -> &'static str {
         if handle > 0x40 && handle <= 0x40 + self.next * 0x10 { "destroyed" } else { "unknown" }
     }
 
-    /// The device with this ordinal.
+    /// Returns the device of this ordinal.
     pub fn device(&mut self, ordinal: i32) -> Outcome<&mut Device> {
         usize::try_from(ordinal)
             .ok()
@@ -113,7 +116,7 @@ impl Machine {
             .ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)
     }
 
-    /// What is alive although the program has given it back or should have.
+    /// Returns the living resources that the program should have given back.
     pub fn leaks(&self) -> Vec<String> {
         let mut leaks: Vec<String> = self.memory.leaks().collect();
         leaks.extend(self.host.leaks());

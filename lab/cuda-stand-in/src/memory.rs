@@ -1,4 +1,4 @@
-//! Device memory: what is allocated where.
+//! The allocations of device memory.
 
 use std::collections::BTreeMap;
 
@@ -12,20 +12,21 @@ use crate::stream::What;
 pub struct Region {
     pub len: u64,
     pub device: i32,
-    /// Whether a stream has still to come to the `cuMemAllocAsync` that made it.
+    /// True until a stream has reached the `cuMemAllocAsync` that made it.
     pub coming: bool,
-    /// Whether `cuMemFreeAsync` was called on it.
+    /// True once `cuMemFreeAsync` was called on it.
     pub leaving: bool,
-    /// Whose it is, where a capture has recorded its allocation: it comes and goes with each launch, at the same address.
+    /// Set if a capture has recorded its allocation: the memory comes and goes with each launch, at
+    /// the same address.
     pub of_graph: Option<OfGraph>,
 }
 
-/// What is known of memory that a graph owns.
+/// The state of memory that a graph owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfGraph {
-    /// Whether a launch that was enqueued has allocated it, and nothing that was enqueued has freed it.
+    /// True if an enqueued launch has allocated it, and no enqueued operation has freed it.
     pub is_taken: bool,
-    /// Whether the graph is gone, and all that was made of it.
+    /// True if the graph and all its executables are gone.
     pub is_left: bool,
 }
 
@@ -33,12 +34,12 @@ pub struct OfGraph {
 #[derive(Debug, Default)]
 pub struct Memory {
     pub regions: BTreeMap<u64, Region>,
-    /// Memory opened by its handle, by address: how often.
+    /// By address: how often memory was opened by its handle.
     pub opened: BTreeMap<u64, u32>,
 }
 
 impl Memory {
-    /// Takes everything away.
+    /// Removes all memory.
     pub fn clear(&mut self) {
         for (start, region) in &self.regions {
             address::unmap(*start, region.len as usize);
@@ -46,7 +47,7 @@ impl Memory {
         *self = Self::default();
     }
 
-    /// Takes the memory of one device away.
+    /// Removes the memory of one device.
     pub fn clear_device(&mut self, device: i32) {
         self.regions.retain(|start, region| {
             if region.device == device {
@@ -56,18 +57,20 @@ impl Memory {
         });
     }
 
-    /// How many allocations of a device the program has not given back; a stream may still have to come to where it did.
+    /// Returns the number of a device's allocations that the program has not given back. A stream
+    /// may not have reached a free yet.
     pub fn count(&self, device: i32) -> usize {
         self.regions.values().filter(|region| region.device == device && !region.leaving).count()
     }
 
-    /// The region an address lies in: its start and itself.
+    /// Returns the region that an address lies in, with its start.
     pub fn region(&self, address: u64) -> Option<(u64, &Region)> {
         let (start, region) = self.regions.range(..=address).next_back()?;
         (address - start < region.len).then_some((*start, region))
     }
 
-    /// Whether these bytes are device memory that may be used now, or, if `soon`, by something that is enqueued now.
+    /// Returns true if these bytes are device memory that is usable now, or with `soon`, usable by
+    /// an operation that is enqueued now.
     pub fn is_usable(&self, address: u64, len: u64, soon: bool) -> bool {
         self.region(address)
             .is_some_and(|(start, region)| len <= region.len - (address - start) && (soon || !region.coming))
@@ -81,7 +84,8 @@ impl Memory {
 }
 
 impl Machine {
-    /// Counts memory of a device as used; fails where a fault says so or the device is full.
+    /// Counts memory of a device as used. Fails if a test has asked for that, or if the device is
+    /// full.
     pub fn charge(&mut self, device: i32, len: u64) -> Outcome {
         if len == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -95,7 +99,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Gives memory back that [`Self::charge`] counted.
+    /// Gives back memory that [`Self::charge`] counted.
     pub fn refund(&mut self, device: i32, len: u64) {
         if let Ok(state) = self.device(device) {
             state.used = state.used.saturating_sub(len);
@@ -119,7 +123,7 @@ impl Machine {
         Ok(start)
     }
 
-    /// Whether memory can be freed: it is the start of an allocation, and nobody has freed it.
+    /// Checks that memory can be freed: it is the start of an allocation that was not freed yet.
     pub fn freeable(&mut self, start: u64, call: &str) -> Outcome {
         match self.memory.regions.get(&start) {
             Some(Region { of_graph: Some(OfGraph { is_taken: false, .. }), .. }) => self.wrong(
@@ -137,7 +141,7 @@ impl Machine {
         }
     }
 
-    /// Frees device memory: what a graph owns stays at its address, for its next launch.
+    /// Frees device memory. A graph's memory keeps its address, for the next launch.
     pub fn free(&mut self, start: u64) {
         if let Some(region) = self.memory.regions.get_mut(&start)
             && let Some(OfGraph { is_left, .. }) = region.of_graph
@@ -153,7 +157,7 @@ impl Machine {
         }
     }
 
-    /// Whether a launch that is under way has still to allocate or free this memory.
+    /// Returns true if a launch under way has still to allocate or free this memory.
     fn is_awaited(&self, start: u64) -> bool {
         let concerns = |what: &What| match what {
             What::Allocate { start: at } | What::Free { start: at } => *at == start,
@@ -162,7 +166,7 @@ impl Machine {
         self.streams.values().flat_map(|stream| &stream.queue).any(|operation| concerns(&operation.what))
     }
 
-    /// Allocates memory that a graph is to own: there from its allocation to its free in each launch.
+    /// Allocates memory for a graph, present from its allocation to its free in each launch.
     pub fn allocate_for_graph(&mut self, device: i32, len: u64) -> Outcome<u64> {
         let start = self.allocate(device, len)?;
         if let Some(region) = self.memory.regions.get_mut(&start) {
@@ -171,7 +175,8 @@ impl Machine {
         Ok(start)
     }
 
-    /// The graph that owns this memory is gone, and all that was made of it. As documented, what a launch has allocated and nobody has freed stays.
+    /// Records that the graph that owns this memory is gone, with all its executables. As
+    /// documented, memory that a launch has allocated and no operation has freed stays.
     pub fn leave_of_graph(&mut self, start: u64) {
         let Some(of_graph) = self.memory.regions.get_mut(&start).and_then(|region| region.of_graph.as_mut()) else {
             return;
@@ -182,7 +187,8 @@ impl Machine {
         }
     }
 
-    /// An allocation or a free of memory that a graph owns is enqueued: it is taken once, and freed before it is taken again.
+    /// Enqueues an allocation or a free of a graph's memory: it is taken once, and freed before it
+    /// is taken again.
     pub fn take_of_graph(&mut self, start: u64, is_taken: bool) {
         if let Some(of_graph) = self.memory.regions.get_mut(&start).and_then(|region| region.of_graph.as_mut()) {
             of_graph.is_taken = is_taken;

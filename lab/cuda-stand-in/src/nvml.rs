@@ -1,4 +1,5 @@
-//! A `libnvidia-ml.so.1` as well: what it says of the devices, and what the driver reports of them, is as a test has set it.
+//! A `libnvidia-ml.so.1` too: a test sets the measurements of the devices, and the driver's
+//! reports.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, c_char, c_uint, c_ulonglong};
@@ -15,11 +16,11 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::session::lock;
 
-/// What NVML measures of a device, in its own units.
+/// NVML's measurements of a device, in NVML's units.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
 pub struct Measured {
-    /// Percent of the last moments in which something ran.
+    /// The share of the last moments with work, in percent.
     pub utilization: u32,
     /// Milliwatts.
     pub power: u32,
@@ -27,14 +28,15 @@ pub struct Measured {
     pub power_limit: u32,
     /// Millijoules since the driver was loaded.
     pub energy: u64,
-    /// The device answers to nothing any more, and reports cannot be waited for together with its own.
+    /// True if the device is lost: it answers no call, and a wait for reports of several devices
+    /// fails if it is one of these.
     pub lost: bool,
 }
 
 struct State {
-    /// By device; it can measure nothing of others.
+    /// By device; a device without an entry can measure nothing.
     measured: BTreeMap<usize, Measured>,
-    /// The kinds of reports that are wanted, by device.
+    /// By device: the kinds of reports that the program wants.
     wanted: BTreeMap<usize, u64>,
     reports: VecDeque<(usize, u64, u64)>,
 }
@@ -47,14 +49,14 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Back to the beginning, but for what is waited for.
+/// Resets everything but the wanted reports.
 pub fn reset() {
     let mut state = state();
     state.measured.clear();
     state.reports.clear();
 }
 
-/// The UUID of a device, as the driver gives it too.
+/// Returns the UUID of a device, which the driver reports too.
 pub fn uuid(device: i32) -> [u8; 16] {
     let mut uuid = [0; 16];
     uuid[0] = device as u8 + 1;
@@ -70,7 +72,7 @@ fn device(handle: nvmlDevice_t) -> usize {
     (handle as usize).wrapping_sub(1)
 }
 
-/// Answers with something that is measured.
+/// Answers a call with a measurement.
 fn measure<T>(handle: nvmlDevice_t, to: *mut T, value: impl FnOnce(&Measured) -> T) -> nvmlReturn_t {
     match state().measured.get(&device(handle)) {
         None => NOT_SUPPORTED,
@@ -193,12 +195,12 @@ nvml! {
     }
 }
 
-/// Sets what is measured of a device.
+/// Sets the measurements of a device.
 pub fn set_measured(device: u32, measured: Measured) {
     state().measured.insert(device as usize, measured);
 }
 
-/// Reports something of a device; false where nobody wants to know of it.
+/// Reports an event of a device. Returns false if the program has not asked for such reports.
 pub fn report(device: u32, kind: u64, data: u64) -> bool {
     let mut state = state();
     let is_wanted = state.wanted.get(&(device as usize)).is_some_and(|kinds| kinds & kind != 0);

@@ -1,8 +1,11 @@
-//! What happens before what: finds work that touches the same memory and that nothing orders, also where it happened to go well.
+//! The happens-before order of operations: finds unordered work on the same memory, even if it
+//! happened to go well.
 //!
-//! Each stream knows how far every other one has come when its next operation begins (a vector clock): by the events it waits for,
-//! by the rules of the null stream, and by what the host has waited for before it enqueued. The host counts as one thread, so what one
-//! thread has waited for orders what another enqueues: the program hands work over between threads in ways that are not seen here.
+//! Each stream has a vector clock: the progress of every other stream that is certain when its next
+//! operation begins. The clock grows by the events that the stream waits for, by the rules of the
+//! null stream, and by the host's waits before the enqueue. The host counts as one thread. A wait
+//! in one thread orders the later work of all threads, because the program hands work over between
+//! threads in ways that the stand-in cannot see.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -12,33 +15,33 @@ use crate::address;
 use crate::machine::Machine;
 use crate::stream::{Source, What};
 
-/// How many accesses that the host has not waited for are remembered.
+/// The most accesses that are remembered until the host has waited for them.
 const REMEMBERED: usize = 10_000;
 
-/// For each stream, the number of its last operation that is known to be over.
+/// For each stream, the number of its last operation that is certainly over.
 #[derive(Clone, Debug, Default)]
 pub struct Clock(BTreeMap<u64, u64>);
 
 impl Clock {
-    /// Knows also what another clock knows.
+    /// Adds the knowledge of another clock.
     pub fn join(&mut self, other: &Self) {
         for (stream, number) in &other.0 {
             self.reach(*stream, *number);
         }
     }
 
-    /// Knows also that a stream has come to an operation.
+    /// Adds the knowledge that a stream has reached an operation.
     pub fn reach(&mut self, stream: u64, number: u64) {
         let known = self.0.entry(stream).or_default();
         *known = number.max(*known);
     }
 
-    /// How far a stream is known to have come.
+    /// Returns a stream's known progress.
     pub fn at(&self, stream: u64) -> u64 {
         self.0.get(&stream).copied().unwrap_or(0)
     }
 
-    /// Whether an operation of a stream is known to be over.
+    /// Returns true if an operation of a stream is known to be over.
     pub fn knows(&self, stream: u64, number: u64) -> bool {
         self.0.get(&stream).is_some_and(|known| *known >= number)
     }
@@ -55,7 +58,7 @@ pub struct Access {
 }
 
 impl Machine {
-    /// The bytes that an operation touches, whether it writes there, and what it is called.
+    /// Returns the bytes that an operation touches, whether it writes them, and its name.
     fn touched(&self, what: &What) -> Vec<(Range<u64>, bool, &'static str)> {
         let ranges = match what {
             What::Upload { to, from: Source::Pinned(from), len } => {
@@ -80,7 +83,8 @@ impl Machine {
         ranges.into_iter().filter(|(_, len, ..)| *len > 0).map(bytes).collect()
     }
 
-    /// Compares an operation that is enqueued as number `number` of a stream with those it is not ordered after.
+    /// Compares an operation that is enqueued as number `number` of a stream with the earlier
+    /// operations that it is not ordered after.
     pub fn check_order(&mut self, stream: u64, number: u64, what: &What) {
         let touched = self.touched(what);
         let Some(known) = self.streams.get(&stream).map(|stream| stream.order.clone()) else { return };
@@ -107,26 +111,27 @@ impl Machine {
         }
     }
 
-    /// The host has waited for this: whatever is enqueued from now on is ordered after it.
+    /// Records that the host has waited for this clock: every later operation is ordered after it.
     pub fn host_knows(&mut self, known: &Clock) {
         let streams = &self.streams;
         self.accesses
             .retain(|access| !known.knows(access.stream, access.number) && streams.contains_key(&access.stream));
     }
 
-    /// [`Self::check_gone`] of pinned host memory.
+    /// Does [`Self::check_gone`] for pinned host memory.
     pub fn check_host_gone(&mut self, start: *const c_void, call: &str) {
         let len = self.host.ranges.get(&(start as usize)).map_or(0, |pinned| pinned.len);
         self.check_gone(start as u64, len as u64, call);
     }
 
-    /// Nothing of a device runs any more: it has failed, or its contexts are gone.
+    /// Forgets a device's accesses: the device has failed, or its contexts are gone.
     pub fn forget_accesses(&mut self, device: i32) {
         let streams = &self.streams;
         self.accesses.retain(|access| streams.get(&access.stream).is_some_and(|stream| stream.device != device));
     }
 
-    /// Memory is taken away, which nothing orders but the host: writes down whose work may still touch it.
+    /// Checks memory that is taken away, which only the host's waits order: records the operations
+    /// that may still touch it.
     pub fn check_gone(&mut self, start: u64, len: u64, call: &str) {
         let user = self.accesses.iter().find(|other| overlap(&(start..start.saturating_add(len)), &other.bytes));
         if let Some(user) = user {

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 pub use cudarc::driver::sys::CUresult;
 use cudarc::driver::sys::CUresult::*;
 
-/// What an entry point of the driver comes to.
+/// The result of an entry point of the driver.
 pub type Outcome<T = ()> = Result<T, CUresult>;
 
 const KNOWN: [CUresult; 36] = [

@@ -1,4 +1,4 @@
-//! One call of an entry point: the lock, what it needs, how it may wait.
+//! One call of an entry point: the lock, its requirements, and its waits.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -9,7 +9,7 @@ use crate::machine::{CHANGED, MACHINE, Machine};
 use crate::result::{CUresult, Outcome};
 use crate::worker;
 
-/// What must be there before an entry point does anything.
+/// The requirements of an entry point.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     Nothing,
@@ -17,7 +17,7 @@ pub enum Needs {
     Init,
     /// A context is current, and its device has not failed.
     Context,
-    /// A context is current; the call does its work also on a failed device, and then tells the failure.
+    /// A context is current. The call also works on a failed device, and then reports the failure.
     Release,
 }
 
@@ -99,14 +99,15 @@ fn call(session: &mut Session, name: &str, needs: Needs, body: impl FnOnce(&mut 
 }
 
 impl Session {
-    /// Lets other threads go on until something has run or was enqueued.
+    /// Lets other threads go on until work has run or was enqueued.
     pub fn wait(&mut self) {
         if let Some(guard) = self.guard.take() {
             self.guard = Some(CHANGED.wait(guard).unwrap_or_else(|poisoned| poisoned.into_inner()));
         }
     }
 
-    /// Runs a function that plays a kernel without the lock; gives the virtual time it took, nanoseconds.
+    /// Runs a function that plays a kernel, without the lock. Returns its duration in nanoseconds
+    /// of virtual time.
     pub fn play(&mut self, function: impl FnOnce()) -> u64 {
         self.guard = None;
         SPENT.set(None);

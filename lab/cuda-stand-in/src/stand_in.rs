@@ -1,4 +1,4 @@
-//! The stand-in as a test sees it.
+//! The interface of the stand-in for tests.
 
 use std::ffi::{CString, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use crate::control::Functions;
 use crate::trace::Work;
 
-/// Something the stand-in counts.
+/// A quantity that the stand-in counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Count {
@@ -15,7 +15,7 @@ pub enum Count {
     Bytes,
     /// Allocations of device memory alive.
     Allocations,
-    /// Operations enqueued that have not run.
+    /// Enqueued operations that have not run.
     Waiting,
     /// Green contexts alive.
     GreenContexts,
@@ -26,9 +26,11 @@ pub enum Count {
 /// The order in which work of different streams runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Only what somebody waits for, only when they wait.
+    /// An operation runs only when a thread waits for it, and only if the awaited result depends on
+    /// it.
     Lazy,
-    /// As soon as possible, the stream drawn from this seed each time, by one thread.
+    /// A worker thread runs operations as soon as possible, and draws the stream from this seed
+    /// each time.
     Random(u64),
 }
 
@@ -42,7 +44,7 @@ fn loaded() -> &'static Functions {
     }
 }
 
-/// What plays a kernel.
+/// A closure that plays a kernel.
 type Body = Box<dyn FnOnce() + Send>;
 
 unsafe extern "C" fn play(data: *mut c_void) {
@@ -56,22 +58,22 @@ unsafe extern "C" fn play(data: *mut c_void) {
     }
 }
 
-/// The stand-in, loaded as this process's driver and in the hands of one test.
+/// The stand-in, loaded as this process's driver. One test holds it at a time.
 ///
-/// There is one machine in a process, so the tests of one binary take turns. Codes are those of `CUresult`; a code or a name that
-/// the stand-in does not know is a mistake in the test and panics.
+/// There is one machine in a process, so the tests of one binary take turns. Error codes are those
+/// of `CUresult`. An unknown code or name is a mistake in the test and panics.
 pub struct StandIn {
     pub(crate) functions: &'static Functions,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl StandIn {
-    /// Waits for the turn, loads the library if it is not, and sets everything back to the beginning.
+    /// Waits for this test's turn, loads the library if necessary, and resets the machine.
     ///
     /// # Panics
-    /// If the library is not found, or a real driver would be found instead of it.
+    /// If the library is not found, or a real driver would be found instead.
     pub fn lock() -> Self {
-        // A test that failed while it had the turn leaves nothing that the reset does not clear.
+        // The reset clears everything that a test left when it failed during its turn.
         let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let functions = loaded();
         // SAFETY: it has no conditions.
@@ -79,12 +81,14 @@ impl StandIn {
         Self { functions, _turn: turn }
     }
 
-    /// Sets the devices: `count` alike ones of compute capability 9.0 with so many multiprocessors and bytes.
+    /// Sets the devices: `count` alike devices of compute capability 9.0 with this many
+    /// multiprocessors and bytes.
     pub fn set_devices(&self, count: u32, multiprocessors: u32, memory: u64) {
         self.set_devices_of(count, multiprocessors, memory, (9, 0), "NVIDIA H100 80GB HBM3 (stand-in)");
     }
 
-    /// Sets the devices: `count` alike ones of this compute capability and name. None: `cuInit` says that there is no device.
+    /// Sets the devices: `count` alike devices of this compute capability and name. With a count of
+    /// 0, `cuInit` reports that there is no device.
     pub fn set_devices_of(&self, count: u32, multiprocessors: u32, memory: u64, capability: (i32, i32), name: &str) {
         let name = CString::new(name).unwrap_or_default();
         let (major, minor) = capability;
@@ -92,7 +96,8 @@ impl StandIn {
         unsafe { (self.functions.set_devices)(count, multiprocessors, memory, major, minor, name.as_ptr()) };
     }
 
-    /// Sets the order of work, [`Order::Lazy`] at first. A random one prints its seed, which a failed test then shows.
+    /// Sets the order of work, [`Order::Lazy`] at first. A random order prints its seed, which a
+    /// failed test then shows.
     pub fn set_order(&self, order: Order) {
         // SAFETY: they have no conditions.
         match order {
@@ -119,14 +124,15 @@ impl StandIn {
         assert!(known, "{name} is no entry point of the stand-in, or {code} no code of an error");
     }
 
-    /// Makes the `nth` operation that a stream runs from now fail, and with it the device, as by a fault of a kernel (700).
-    /// `None`: of any stream.
+    /// Makes the `nth` operation that a stream runs from now fail, and with it the device, as by a
+    /// kernel's fault (700). `None` counts the operations of all streams.
     pub fn fail_work(&self, stream: Option<u64>, nth: u64, code: u32) {
         // SAFETY: it has no conditions.
         assert!(unsafe { (self.functions.fail_work)(stream.unwrap_or(0), nth, code) }, "{code} is no code of an error");
     }
 
-    /// Loses a device with a code such as 46 (DEVICE_UNAVAILABLE) or 214 (ECC_UNCORRECTABLE), for good.
+    /// Loses a device for good, with a code such as 46 (DEVICE_UNAVAILABLE) or 214
+    /// (ECC_UNCORRECTABLE).
     pub fn lose_device(&self, device: i32, code: u32) {
         // SAFETY: it has no conditions.
         assert!(
@@ -140,15 +146,16 @@ impl StandIn {
         self.lose_device(device, 0);
     }
 
-    /// How often an entry point was called. `pageable upload` and `pageable download` count copies of memory that is not pinned.
+    /// Returns how often an entry point was called. `pageable upload` and `pageable download` count
+    /// copies of memory that is not pinned.
     pub fn calls(&self, name: &str) -> u64 {
         let name = CString::new(name).unwrap_or_default();
         // SAFETY: the name is C text that lives until the call returns.
         unsafe { (self.functions.calls)(name.as_ptr()) }
     }
 
-    /// The green contexts that are alive in the order in which they were made: their handles, as [`Work::context`] has them, and the numbers of their
-    /// multiprocessors, ascending.
+    /// Returns the living green contexts in the order of their creation: handles, as in
+    /// [`Work::context`], and the numbers of their multiprocessors, ascending.
     pub fn partitions(&self) -> Vec<(u64, Vec<u64>)> {
         // SAFETY: there is room for `room` values at `to`, or it is null.
         let values = fill(|to, room| unsafe { (self.functions.partitions)(to, room) });
@@ -161,7 +168,7 @@ impl StandIn {
         partitions
     }
 
-    /// What has run, in the order in which it ran.
+    /// Returns the operations that have run, in order.
     pub fn trace(&self) -> Vec<Work> {
         fill(|to, room| {
             // SAFETY: there is room for `room` entries at `to`, or it is null.
@@ -169,32 +176,33 @@ impl StandIn {
         })
     }
 
-    /// What the program should not have done, in the order in which it did so.
+    /// Returns the program's mistakes, in order.
     pub fn mistakes(&self) -> Vec<String> {
         // SAFETY: there is room for `room` bytes at `to`, or it is null.
         lines(fill(|to, room| unsafe { (self.functions.mistakes)(to, room) }))
     }
 
-    /// What is alive: to be nothing at the end of a test.
+    /// Returns the living resources. A test should end with none.
     pub fn leaks(&self) -> Vec<String> {
         // SAFETY: there is room for `room` bytes at `to`, or it is null.
         lines(fill(|to, room| unsafe { (self.functions.leaks)(to, room) }))
     }
 
-    /// Fails the test if there were mistakes or something is still alive.
+    /// Fails the test if the program made mistakes or left resources alive.
     ///
     /// # Panics
-    /// Then, with what it was.
+    /// If so, with a list.
     pub fn assert_clean(&self) {
         assert_eq!(self.mistakes(), Vec::<String>::new(), "mistakes in the use of CUDA");
         assert_eq!(self.leaks(), Vec::<String>::new(), "left over on the device");
     }
 
-    /// Enqueues something that plays a kernel, in a stream of the current context. If it panics, that is a mistake that
-    /// [`Self::mistakes`] tells.
+    /// Enqueues a closure that plays a kernel, in a stream of the current context. A panic of the
+    /// closure is a mistake, which [`Self::mistakes`] reports.
     ///
     /// # Errors
-    /// The code of `cuLaunchHostFunc`; 801 (NOT_SUPPORTED) in a stream that captures, as it can be played only once.
+    /// The code of `cuLaunchHostFunc`; 801 (NOT_SUPPORTED) in a capturing stream, as the closure
+    /// can be played only once.
     ///
     /// # Panics
     /// If the library is not loaded.
@@ -216,8 +224,9 @@ impl StandIn {
         Err(code)
     }
 
-    /// Says that the kernel enqueued next in a stream reads, or `writes`, these bytes of device memory: they must be memory when it
-    /// runs, and be ordered with what else touches them.
+    /// Declares that the kernel enqueued next in a stream reads, or `writes`, these bytes of device
+    /// memory. The bytes must be allocated when the kernel runs, and the accesses ordered with all
+    /// others.
     ///
     /// # Errors
     /// The error's code, as of an entry point of the driver.
@@ -232,11 +241,12 @@ impl StandIn {
         }
     }
 
-    /// Where a function that plays a kernel sees the memory behind a device address. Nothing says that memory is there: only what
-    /// was allocated may be touched, only from a function that a stream runs.
+    /// Returns the host's view of the memory behind a device address, for closures that play
+    /// kernels. The view may lie outside an allocation. Only a running closure may touch it, and
+    /// only allocated bytes.
     ///
     /// # Panics
-    /// If the library is not loaded or this is no device address.
+    /// If the library is not loaded or `address` is no device address.
     pub fn view(address: u64) -> *mut u8 {
         // SAFETY: it has no conditions.
         let view = unsafe { (loaded().view)(address) };
@@ -244,7 +254,8 @@ impl StandIn {
         view.cast()
     }
 
-    /// Says how long the kernel that this thread plays takes, nanoseconds of virtual time; 10 us if nothing is said.
+    /// Sets the duration of the kernel that this thread plays, in nanoseconds of virtual time; the
+    /// default is 10 us.
     ///
     /// # Panics
     /// If the library is not loaded.
@@ -254,7 +265,7 @@ impl StandIn {
     }
 }
 
-/// Values that a C function copies out.
+/// Collects the values that a C function copies out.
 fn fill<T: Copy>(copy: impl Fn(*mut T, usize) -> usize) -> Vec<T> {
     let mut values: Vec<T> = Vec::new();
     loop {

@@ -1,4 +1,4 @@
-//! Streams and events: what is enqueued, and how far each stream has come.
+//! Streams and events: the queued operations, and the progress of each stream.
 
 use std::collections::VecDeque;
 use std::ffi::c_void;
@@ -14,19 +14,19 @@ use crate::result::{CUresult::*, Outcome};
 pub const NON_BLOCKING: u32 = 1;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const NO_TIMING: u32 = 2;
-/// How many ends of operations a stream remembers; those of earlier ones count as long ago.
+/// The number of recent ends of operations that a stream remembers; earlier ends count as long ago.
 const ENDS: usize = 1024;
 
-/// Where an upload reads.
+/// The source of an upload.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Pinned memory, read when the copy runs.
     Pinned(usize),
-    /// What pageable memory held at the call.
+    /// The contents of pageable memory at the call.
     Staged(Vec<u8>),
 }
 
-/// What an operation does.
+/// The effect of an operation.
 #[derive(Clone, Debug)]
 pub enum What {
     Upload {
@@ -62,14 +62,14 @@ pub enum What {
         function: CUhostFn,
         data: *mut c_void,
     },
-    /// From here on the memory of a `cuMemAllocAsync` may be used.
+    /// Makes the memory of a `cuMemAllocAsync` usable from here on.
     Allocate {
         start: u64,
     },
     Free {
         start: u64,
     },
-    /// Memory that the kernel behind it uses.
+    /// Declares memory that the next kernel uses.
     Touch {
         at: u64,
         len: u64,
@@ -77,7 +77,8 @@ pub enum What {
     },
 }
 
-// SAFETY: the only field that is not `Send` is the argument of a host function, which the driver's contract lets any thread pass on.
+// SAFETY: the only field that is not `Send` is the argument of a host function, which the driver's
+// contract lets any thread pass on.
 unsafe impl Send for What {}
 
 /// An operation in a stream.
@@ -87,31 +88,31 @@ pub struct Operation {
     pub number: u64,
     /// The host's virtual time when it was enqueued, nanoseconds.
     pub enqueued: u64,
-    /// Whether it was given with a graph.
+    /// True if the operation came with a graph.
     pub in_graph: bool,
     pub what: What,
 }
 
-/// A stream, also after it was destroyed: what was enqueued before still runs.
+/// A stream, perhaps a destroyed one: its queued operations still run.
 #[derive(Debug, Default)]
 pub struct Stream {
     pub device: i32,
     pub context: u64,
     pub flags: u32,
     pub priority: i32,
-    /// Whether it is a context's null stream.
+    /// True if it is a context's null stream.
     pub own: bool,
     pub destroyed: bool,
     pub queue: VecDeque<Operation>,
-    /// The number of the operation enqueued last.
+    /// The number of the last enqueued operation.
     pub last: u64,
-    /// The number of the operation that ran last.
+    /// The number of the last operation that has run.
     pub done: u64,
-    /// Whether a thread runs an operation of it now.
+    /// True while a thread runs one of its operations.
     pub busy: bool,
-    /// Virtual time at which the operation that ran last ended, nanoseconds.
+    /// The virtual time at which its last run operation ended, in nanoseconds.
     pub clock: u64,
-    /// What is over when an operation enqueued now begins.
+    /// The clock at the begin of an operation that is enqueued now.
     pub order: Clock,
     ends: VecDeque<(u64, u64)>,
 }
@@ -121,9 +122,9 @@ impl Stream {
         Self { device, context, flags, priority, own, ..Self::default() }
     }
 
-    /// An operation has ended.
+    /// Records the end of an operation.
     pub fn ended(&mut self, number: u64, end: u64) {
-        // A device that failed meanwhile has declared all of it done.
+        // A device failure in the meantime has declared all operations done.
         (self.done, self.clock, self.busy) = (number.max(self.done), end, false);
         self.ends.push_back((number, end));
         if self.ends.len() > ENDS {
@@ -131,32 +132,32 @@ impl Stream {
         }
     }
 
-    /// When an operation ended, virtual nanoseconds.
+    /// Returns the end of an operation, in virtual nanoseconds.
     pub fn end_of(&self, number: u64) -> u64 {
         let index = self.ends.partition_point(|(at, _)| *at < number);
         self.ends.get(index).map_or(0, |(_, end)| *end)
     }
 }
 
-/// An event that is alive.
+/// A living event.
 #[derive(Debug)]
 pub struct Event {
     pub device: i32,
     pub flags: u32,
-    /// The stream and the number of the operation it was recorded as last.
+    /// The stream and the number of the operation that the event was last recorded behind.
     pub record: Option<(u64, u64)>,
-    /// The capture it was recorded in last instead, and what is over there when it is.
+    /// The capture that it was last recorded in instead, and the clock behind the record.
     pub captured: Option<(u64, Clock)>,
-    /// What is over when that operation is.
+    /// The clock behind that operation.
     pub order: Clock,
-    /// Virtual time of that operation once it has run, nanoseconds.
+    /// The virtual time of that operation once it has run, in nanoseconds.
     pub time: Option<u64>,
-    /// How often it was asked and was not ready.
+    /// The number of unsuccessful queries.
     pub asked: u32,
 }
 
 impl Machine {
-    /// The stream a handle means, alive: also the null stream of the current context.
+    /// Returns the living stream of a handle, which may be the current context's null stream.
     pub fn stream(&mut self, handle: u64) -> Outcome<u64> {
         match handle {
             0 | 1 => {
@@ -178,7 +179,7 @@ impl Machine {
         }
     }
 
-    /// The event of a handle, alive.
+    /// Returns the living event of a handle.
     pub fn event(&mut self, handle: u64) -> Outcome<&mut Event> {
         if !self.events.contains_key(&handle) {
             let fate = self.fate(handle);
@@ -187,12 +188,13 @@ impl Machine {
         self.events.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)
     }
 
-    /// Whether a stream has run its operations up to a number. A stream that is gone has.
+    /// Returns true if a stream has run its operations up to a number. A removed stream has.
     pub fn is_done(&self, stream: u64, number: u64) -> bool {
         self.streams.get(&stream).is_none_or(|stream| stream.done >= number)
     }
 
-    /// Enqueues an operation and returns its number. Where the stream captures it is only written down, and the number says nothing.
+    /// Enqueues an operation and returns its number. In a capturing stream the operation is only
+    /// recorded, and the number is meaningless.
     pub fn enqueue(&mut self, handle: u64, what: What) -> Outcome<u64> {
         if let Some(capture) = self.capture_of(handle) {
             return self.capture(capture, handle, what).map(|()| 0);
@@ -203,7 +205,7 @@ impl Machine {
         Ok(number)
     }
 
-    /// The null stream and those that are not `NON_BLOCKING` wait for each other.
+    /// Makes the null stream and streams that are not `NON_BLOCKING` wait for each other.
     pub fn wait_for_related(&mut self, handle: u64) -> Outcome {
         self.refuse_null_stream(handle)?;
         let stream = self.streams.get(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
@@ -224,13 +226,14 @@ impl Machine {
         Ok(())
     }
 
-    /// Makes a stream wait until another has run its operations up to a number, behind which `order` is over.
+    /// Makes a stream wait until another has run its operations up to a number; `order` is the
+    /// clock behind that operation.
     pub fn enqueue_wait(&mut self, handle: u64, stream: u64, number: u64, order: &Clock) -> Outcome {
         self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?.order.join(order);
         self.append(handle, What::Wait { stream, number }, false).map(drop)
     }
 
-    /// Enqueues an operation, whatever other streams do.
+    /// Enqueues an operation without waits for other streams.
     pub fn append(&mut self, handle: u64, what: What, in_graph: bool) -> Outcome<u64> {
         let enqueued = self.now;
         let stream = self.streams.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;

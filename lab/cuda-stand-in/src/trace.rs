@@ -1,6 +1,6 @@
-//! What has run, in the order in which it ran.
+//! The trace of the operations that have run.
 
-/// What kind of work an operation is.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -20,35 +20,36 @@ pub enum Kind {
 
 /// One operation that has run.
 ///
-/// Times are virtual: an operation begins when the host has enqueued it, the one before it in its stream has ended, and so has
-/// everything it was told to wait for. The host's time goes on only where it waits. So two operations overlap in these times exactly
-/// where nothing orders them. A copy takes 1 us and 1 us for each 25 kB, a fill 1 us and 1 us a MB, a kernel 10 us or what
-/// [`StandIn::spend`](crate::StandIn::spend) says.
+/// Times are virtual. An operation begins when three things have happened: the host has enqueued
+/// it, its predecessor in the stream has ended, and everything that it waits for has ended. The
+/// host's time advances only where the host waits. So two operations overlap in these times exactly
+/// if they are unordered. A copy takes 1 us and 1 us for each 25 kB, and a fill 1 us and 1 us for
+/// each MB. A kernel takes 10 us or the time set by [`StandIn::spend`](crate::StandIn::spend).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Work {
     /// The stream's handle.
     pub stream: u64,
-    /// The context's handle that the stream belongs to.
+    /// The handle of the stream's context.
     pub context: u64,
-    /// Where it writes, a device or host address; of a kernel, its argument.
+    /// The destination, a device or host address; for a kernel, its argument.
     pub to: u64,
-    /// Where it reads.
+    /// The source.
     pub from: u64,
     /// Bytes written.
     pub len: u64,
-    /// Nanoseconds of virtual time.
+    /// The begin, in nanoseconds of virtual time.
     pub start: u64,
-    /// Nanoseconds of virtual time.
+    /// The end, in nanoseconds of virtual time.
     pub end: u64,
-    /// What it was.
+    /// The kind of the operation.
     pub kind: Kind,
-    /// Of the stream: the lower, the higher.
+    /// The priority of the stream: a lower number is a higher priority.
     pub priority: i32,
 }
 
 impl Work {
-    /// Whether nothing orders the two.
+    /// Returns true if the two operations are unordered.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.start < other.end && other.start < self.end
     }

@@ -1,4 +1,4 @@
-//! The other order of work: a thread that runs streams as drawn from a seed, as soon as there is something to run.
+//! The random order of work: a thread runs streams as soon as possible, drawn from a seed.
 
 use crate::machine::CHANGED;
 use crate::session::{Session, lock};

@@ -1,7 +1,12 @@
-//! What Abacus' predictor and controller cost on one core: `cargo bench -p downbeat-lab --bench overlap`.
+//! The cost of Abacus' predictor and controller on one core:
+//! `cargo bench -p downbeat-lab --bench overlap`.
 //!
-//! A perceptron of three layers of 32 for up to four of Abacus' models (ResNet101, ResNet152, VGG19, BERT): a pass for one group, four and eight (goal: 60 us, four at once in one pass); then decisions of the controller while a group runs, four requests of each model waiting
-//! (goal: 260 us a decision). Microseconds: the least of many rounds for a pass, which whatever else the machine does can only lengthen; of decisions what half and 99% of them are below.
+//! The predictor is a perceptron of three layers of 32 for up to four of Abacus' models (ResNet101,
+//! ResNet152, VGG19, BERT). The first part times a pass for one group, four and eight (goal: 60 us,
+//! four at once in one pass). The second part times the controller's decisions while a group runs,
+//! with four waiting requests of each model (goal: 260 us a decision). All times are microseconds.
+//! A pass has the least of many rounds, because other load on the machine can only lengthen it.
+//! Decisions have the median and the 99th percentile.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -16,10 +21,10 @@ use downbeat_lab::device::{Architecture, EmulatedModel, Platform, TrainedPredict
 
 const MODELS: [Architecture; 4] =
     [Architecture::ResNet101, Architecture::ResNet152, Architecture::Vgg19, Architecture::BertBase];
-/// Their numbers among Abacus' models.
+/// The numbers of the models among Abacus' models.
 const NUMBERS: [usize; 4] = [1, 2, 5, 6];
 const ROUNDS: usize = 200;
-/// Passes of a round.
+/// The passes of a round.
 const PASSES: u32 = 500;
 const DECISIONS: u32 = 20_000;
 const SIZES: [u32; 4] = [4, 8, 16, 32];
@@ -48,7 +53,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// The least microseconds of a pass for so many groups of all models.
+/// Returns the least microseconds of a pass for this many groups of all models.
 fn pass(predictor: &LearnedPredictor, operators: &[u16], groups: usize) -> f64 {
     let group = |index: usize| -> Vec<GroupPart> {
         let part = |(model, end): (u32, &u16)| GroupPart {
@@ -70,7 +75,7 @@ fn pass(predictor: &LearnedPredictor, operators: &[u16], groups: usize) -> f64 {
     (0..ROUNDS).map(round).min().unwrap_or(Elapsed::ZERO).as_secs_f64() * 1e6 / f64::from(PASSES)
 }
 
-/// The controller with requests that wait, and the group that runs.
+/// The controller with waiting requests and the running group.
 struct Loop {
     overlap: Overlap<LearnedPredictor>,
     now: Time,
@@ -80,7 +85,7 @@ struct Loop {
 }
 
 impl Loop {
-    /// A request with a deadline that most keep, if not beside all others.
+    /// Adds a request with a deadline that most requests meet, unless they run beside all others.
     fn request(&mut self, model: ModelId) {
         let id = self.next;
         self.next += 1;
@@ -102,7 +107,7 @@ impl Loop {
     }
 }
 
-/// The end of a group, with the begin of the one that was decided beside it and the decision of the next.
+/// Ends a group, begins the one that was decided beside it, and decides the next one.
 fn decisions(predictor: &LearnedPredictor, operators: &[u16], ways: usize) {
     let options = OverlapOptions { ways, worth: 0.0, ..OverlapOptions::default() };
     let overlap = Overlap::new(options, predictor.clone());

@@ -1,12 +1,13 @@
-//! Capacities of the baselines and of Downbeat's policies, beside the bounds: Symphony's table 2 and figure 9.
+//! Capacities of the baselines and of Downbeat's policies, beside the bounds: Symphony's table 2
+//! and figure 9.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example baselines
 //! cargo run --release -p downbeat-lab --example baselines -- "A100 mixed" --clairvoyant
 //! ```
 //!
-//! Words say which workloads: those whose names they begin. The clairvoyant bound takes minutes for a mix and is left out of mixes
-//! without `--clairvoyant`.
+//! Arguments select the workloads whose names begin with them. The clairvoyant bound takes minutes
+//! for a mix, and runs for mixes only with `--clairvoyant`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -78,7 +79,7 @@ fn systems() -> Vec<(&'static str, Arc<dyn System>, DispatchPolicy, DropPolicy)>
 }
 
 fn measure(name: &str, models: &[ModelProfile], devices: u32, foresee: bool) -> Result<(), Box<dyn std::error::Error>> {
-    // What the devices could do with full batches, about.
+    // The approximate rate of the devices with full batches.
     let each = |ModelProfile { alpha_ms, beta_ms, slo_ms, .. }: &ModelProfile| {
         alpha_ms + beta_ms / ((slo_ms - beta_ms) / alpha_ms).max(1.0)
     };
@@ -108,7 +109,7 @@ fn measure(name: &str, models: &[ModelProfile], devices: u32, foresee: bool) -> 
     }
     if let Some(rate) = fluid(&simulation.loads, devices) {
         println!("{name:24} {:28} {rate:8.0}", "bound: fluid");
-        // Of a mix, a shorter part and less precisely.
+        // A mix runs for a shorter time, and less precisely.
         let (span_ms, precision) = if models.len() == 1 { (5_000, 0.005) } else { (2_000, 0.02) };
         let span = Duration::from_millis(span_ms);
         let factor = rate / simulation.loads.iter().map(|load| load.rate).sum::<f64>();

@@ -1,11 +1,13 @@
-//! What a device policy costs: CPU time a launch and a request, everything that a driver has to call included (issue: under 20 us a launch).
+//! Measures the cost of a device policy: CPU time a launch and a request, with all calls of a
+//! driver (issue: under 20 us a launch).
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example device_speed
 //! ```
 //!
-//! Requests arrive evenly, launches take exactly their profile. The CPU time is that of the whole loop, its heap of events included. Each row is
-//! measured three times and the fastest printed: a busy neighbour can only make it slower.
+//! Requests arrive evenly, launches take exactly their profile. The CPU time is that of the whole
+//! loop, its heap of events included. Each row is measured three times and the fastest printed: a
+//! busy neighbour can only make it slower.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -27,7 +29,8 @@ enum Event {
     Input(RequestId),
 }
 
-/// Sends [`REQUESTS`] requests, one each `gap`, of lengths that repeat; gives launches and answers.
+/// Sends [`REQUESTS`] requests, one each `gap`, of lengths that repeat. Returns the numbers of
+/// launches and answers.
 fn run(model: DeviceModel, profile: &SegmentProfile, gap: Duration) -> (u64, u64) {
     let mut policy = DeviceScheduler::new();
     if policy.handle_model(Time::ZERO, MODEL, Some(model)).is_err() {
@@ -44,7 +47,7 @@ fn run(model: DeviceModel, profile: &SegmentProfile, gap: Duration) -> (u64, u64
         if arrival == Some(next) {
             let length = 16 + (sent * 37 % 180) as u32;
             let id = RequestId(sent);
-            // A full queue refuses it; then there are fewer answers than requests.
+            // A full queue refuses the request; then there are fewer answers than requests.
             let _ =
                 policy.handle_request(now, &DeviceRequest { id, model: MODEL, deadline: Time::MAX, size: 1, length });
             sent += 1;

@@ -1,12 +1,13 @@
-//! Figure 16: imbalance factors of partitions of 800 models on 20 sub-clusters, by the partitioner and by chance.
+//! Figure 16: imbalance factors of partitions of 800 models on 20 sub-clusters, by the partitioner
+//! and by chance.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --features highs --example figure_16 -- [CONFIGURATIONS] [SECONDS]
 //! ```
 //!
-//! Each configuration is a workload of [`generate`] with a seed of its own. Every method has the same time for each
-//! (default: 10 configurations of 10 s). Printed as a table in Markdown: the factors of every method, sorted, which is
-//! the figure's CDF read at each configuration.
+//! Each configuration is a workload of [`generate`] with a seed of its own. Every method has the
+//! same time for each (default: 10 configurations of 10 s). Printed as a table in Markdown: the
+//! factors of every method, sorted, which is the figure's CDF read at each configuration.
 
 use std::time::Instant;
 
@@ -67,7 +68,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A table of one factor: a column a method, sorted, with the share of configurations that are at most there.
+/// Prints a table of one factor: a column for each method, sorted, with the share of configurations
+/// up to each row.
 fn print_table(what: &str, columns: &[(&str, Vec<Option<Factors>>)], of: impl Fn(&Factors) -> f64) {
     println!("Imbalance of the {what}, (max - min) / average:\n");
     let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();

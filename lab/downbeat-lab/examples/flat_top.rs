@@ -1,11 +1,13 @@
-//! Flat-top behaviour (Symphony §3.5, figure 2): offered load from 0 to 150% of capacity, with what the autoscale advisor says.
+//! Flat-top behaviour (Symphony §3.5, figure 2): offered load from 0 to 150% of capacity, with the
+//! autoscale advisor's advice.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example flat_top -- lab/docs/flat_top.svg
 //! ```
 //!
-//! Figure 2's workload: 10 ResNet50 models of equal popularity, SLO 100 ms, 24 devices, Poisson arrivals. Prints a table and
-//! draws goodput, busy share and advice for deferred and for eager dispatch.
+//! Figure 2's workload: 10 ResNet50 models of equal popularity, SLO 100 ms, 24 devices, Poisson
+//! arrivals. Prints a table and draws goodput, busy share and advice for deferred and for eager
+//! dispatch.
 
 use std::fmt::Write;
 
@@ -19,7 +21,7 @@ const SEED: u64 = 2;
 const MODELS: u32 = 10;
 const DEVICES: u32 = 24;
 const SPAN: Duration = Duration::from_millis(10_000);
-/// Shares of the capacity that are offered, in percent.
+/// The step of the offered load, in percent of the capacity.
 const STEP: u32 = 10;
 const MOST: u32 = 150;
 
@@ -28,7 +30,7 @@ struct Point {
     goodput: f64,
     busy: f64,
     bad: f64,
-    /// By the paper's rule, and by the default options.
+    /// The advice by the paper's rule, and by the default options.
     advice: [Advice; 2],
 }
 
@@ -55,7 +57,7 @@ fn simulation(
     Ok(Simulation { loads, devices: DEVICES, span: SPAN, seed: SEED, ..Simulation::default() })
 }
 
-/// What the advisor says of a run: the counters at its begin and at its end.
+/// Returns the advisor's advice for a run, from the counters at its begin and at its end.
 fn advise(options: AutoscaleOptions, good: u64, bad: u64, busy: f64) -> Result<Advice, Box<dyn std::error::Error>> {
     let mut advisor = Autoscale::new(AutoscaleOptions { grow_window: SPAN, shrink_window: SPAN, ..options })?;
     let first = AutoscaleSample { devices: DEVICES, ..AutoscaleSample::default() };
@@ -88,7 +90,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ("eager, head drop", DispatchPolicy::Eager, DropPolicy::HeadDrop),
     ];
     let bound = fluid(&simulation(1.0, &choices[0].1, choices[0].2)?.loads, DEVICES).ok_or("an SLO below l(1)")?;
-    // One scale for both: what deferred dispatch holds.
+    // One scale for both: the capacity under deferred dispatch.
     let unit = simulation(f64::from(MODELS), &choices[0].1, choices[0].2)?;
     let high = bound / f64::from(MODELS);
     let capacity = downbeat_sim::capacity(&unit, 0.3 * high, 1.2 * high, 0.01)?.map_err(|_| "no load is held")?.rate;
@@ -128,7 +130,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Three panels beside each other: goodput, busy share, advice.
+/// Draws three panels side by side: goodput, busy share, advice.
 fn picture(capacity: f64, curves: &[Curve]) -> String {
     let most = 1.5 * capacity;
     let mut svg = String::from(
@@ -138,7 +140,8 @@ fn picture(capacity: f64, curves: &[Curve]) -> String {
     );
     type Measured = fn(&Point) -> f64;
     type Ideal = fn(f64, f64) -> f64;
-    // Title, lowest and highest value, what was measured, and the flat top by the share of the capacity that is offered.
+    // Title, lowest and highest value, the measured quantity, and the flat top by the offered share
+    // of the capacity.
     let panels: [(&str, f64, f64, Measured, Ideal); 3] = [
         ("goodput, r/s", 0.0, most, |p| p.goodput, |share, capacity| share.min(1.0) * capacity),
         ("busy share", 0.0, 1.0, |p| p.busy, |share, _| share.min(1.0)),
@@ -153,7 +156,7 @@ fn picture(capacity: f64, curves: &[Curve]) -> String {
     for (index, (title, low, high, of, ideal)) in panels.into_iter().enumerate() {
         let left = 60.0 + 350.0 * index as f64;
         let x = |offered: f64| left + 270.0 * offered / most;
-        // What is beyond the panel is drawn at its edge.
+        // A value beyond the panel is drawn at the panel's edge.
         let y = |value: f64| 260.0 - 210.0 * (value.clamp(low, high) - low) / (high - low);
         // Writing to a string cannot fail.
         let _ = writeln!(svg, "<text x=\"{left}\" y=\"30\" font-weight=\"600\">{title}</text>");

@@ -1,11 +1,12 @@
-//! What the decision log costs: CPU time and bytes a request, by the difference between runs with and without it.
+//! Measures the cost of the decision log: CPU time and bytes a request, by the difference between
+//! runs with and without it.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example journal [FILE]
 //! ```
 //!
-//! Each row is measured five times in turns and the fastest of each printed: a busy neighbour can only make it slower. With FILE the log of the
-//! last row is written there, for `downbeat log`.
+//! Each row is measured five times in turns and the fastest of each printed: a busy neighbour can
+//! only make it slower. With FILE the log of the last row is written there, for `downbeat log`.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Reject, Request, Scheduler};
 use downbeat_core::journal::cluster::{Input, Reply};
@@ -14,7 +15,7 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, Mod
 use downbeat_sim::{Arrivals, Cluster, Decision, Load, Pace, Simulation};
 use rustix::time::{ClockId, clock_gettime};
 
-/// A scheduler with its journal; what is written goes to `log`.
+/// A scheduler with its journal, which writes to `log`.
 struct Written<'a> {
     journal: Journal<Scheduler>,
     log: &'a mut Vec<u8>,

@@ -1,13 +1,16 @@
-//! The adaptive policy beside all others: on the cases that Symphony's evaluation names, and on a sample of its table 1.
+//! The consolidating policy beside all others, on the cases of Symphony's evaluation and on a
+//! sample of its table 1.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example never_worse -- cases
 //! cargo run --release -p downbeat-lab --example never_worse -- table1 SAMPLES SEED [LARGEST_NUMBER_OF_MODELS]
 //! ```
 //!
-//! For each workload the capacity of every policy (the highest rate with at most 1% of each model's requests late or dropped, Poisson or Gamma
-//! arrivals, the same arrivals for all), the ratio of the adaptive policy's to the best of the others, and the busy share of the devices at
-//! 20%, 50% and 80% of that best capacity, of the adaptive policy and of deferral with window drop.
+//! Prints three things for each workload. First the capacity of every policy: the highest rate with
+//! at most 1% of each model's requests late or dropped, with the same Poisson or Gamma arrivals for
+//! all. Then the ratio of the consolidating policy's capacity to the best of the others. Last the
+//! busy share of the devices at 20%, 50% and 80% of that best capacity, under the consolidating
+//! policy and under deferral with window drop.
 
 use std::error::Error;
 use std::path::Path;
@@ -82,7 +85,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Capacities of all policies: printed; the ratio of the consolidating one's to the best of the others.
+/// Prints the capacities of all policies. Returns the ratio of the consolidating policy's capacity
+/// to the best of the others.
 fn compare(workload: &Workload, seed: u64) -> Result<f64, Box<dyn Error>> {
     let (ours, answers) = (workload.capacity("consolidating", seed)?, workload.capacity("adaptive", seed)?);
     let mut best: f64 = 0.0;

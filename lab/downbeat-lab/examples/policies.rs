@@ -9,7 +9,7 @@ use downbeat_core::{Duration, LatencyProfile};
 use downbeat_sim::{Arrivals, BadArrivals, Load, Pace, Simulation, capacity};
 
 const SEED: u64 = 7;
-/// Seconds that are simulated.
+/// The simulated time, in seconds.
 const SPAN: f64 = 8.0;
 const LARGEST_BATCH: u32 = 32;
 

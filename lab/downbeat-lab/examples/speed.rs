@@ -1,10 +1,11 @@
-//! How many requests a second of CPU time are simulated, checkers included.
+//! Measures the number of simulated requests in a second of CPU time, checkers included.
 //!
 //! ```text
 //! cargo run --release -p downbeat-lab --example speed
 //! ```
 //!
-//! Each row is measured three times and the fastest printed: a busy neighbour can only make it slower.
+//! Each row is measured three times and the fastest printed: a busy neighbour can only make it
+//! slower.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};

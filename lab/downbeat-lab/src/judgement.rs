@@ -1,4 +1,4 @@
-//! A policy on random workloads, beside all others.
+//! A judgement compares a policy with all others on random workloads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,34 +13,37 @@ use downbeat_sim::Search;
 use downbeat_sim::policy::Policy;
 use downbeat_sim::{Capacities, CapacityCase, CapacityQuestion};
 
-/// How a policy is judged: by its capacity on random workloads, as a share of the best of other policies.
+/// The way a policy is judged: by its capacity on random workloads, as a share of the best capacity
+/// of the other policies.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Judge {
-    /// Who is judged.
+    /// The judged policy.
     pub policy: Policy,
-    /// Who it is compared with; itself does not count.
+    /// The policies that it is compared with. The judged one is skipped.
     pub others: Vec<Policy>,
-    /// Capacities are searched once with each of these seeds of the arrivals, and their means compared. What they differ by is the noise of a ratio.
+    /// The seeds of the arrivals. Capacities are searched once with each seed, and their means
+    /// compared. The differences between seeds give the noise of a ratio.
     pub seeds: Vec<u64>,
-    /// A capacity is searched to this share of it.
+    /// The precision of a capacity, as a share of the capacity.
     pub precision: f64,
-    /// Runs are lengthened until about so many requests come in all, and a tenth of it for the least popular model: 20,000 tell a bad share of 1% to
-    /// within 0.07% where requests are lost one by one.
+    /// The approximate number of requests of a run. The least popular model gets at least a tenth
+    /// of this number. 20,000 requests tell a bad share of 1% to within 0.07% where requests are
+    /// lost one by one.
     pub requests: f64,
 }
 
-/// A policy beside all others on one workload.
+/// The comparison of a policy with all others on one workload.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Judged {
     /// [`RandomWorkload::number`].
     pub number: u32,
-    /// How many models.
+    /// The number of models.
     pub models: usize,
-    /// Devices.
+    /// The number of devices.
     pub devices: u32,
-    /// How requests arrive.
+    /// The arrivals, in words.
     pub arrivals: String,
-    /// How they are shared among the models.
+    /// The popularity of the models, in words.
     pub popularity: String,
     /// Standard deviation of an execution time, as a share of it.
     pub noise: f64,
@@ -52,57 +55,58 @@ pub struct Judged {
     pub profiles: Vec<ModelProfile>,
     /// By policy, by seed of the arrivals: requests per second; 0 where no load is held.
     pub capacities: BTreeMap<String, Vec<f64>>,
-    /// The mean capacity of who is judged.
+    /// The mean capacity of the judged policy.
     pub capacity: f64,
-    /// Who of the others has the highest mean capacity, the first of several.
+    /// The other policy with the highest mean capacity; the first of several.
     pub best: String,
-    /// That mean.
+    /// The mean capacity of that policy.
     pub best_capacity: f64,
-    /// What the devices have the time for if requests come evenly. Where the best is far below, the workload is one that hardly any load is held of.
+    /// The rate that the devices have time for if requests come evenly. If the best capacity is far
+    /// below, the devices can hardly hold any load of the workload.
     pub fluid_bound: Option<f64>,
-    /// `capacity / best_capacity`; `None` where nobody holds any load.
+    /// `capacity / best_capacity`; `None` where no policy holds any load.
     pub ratio: Option<f64>,
-    /// The same of each seed of the arrivals alone.
+    /// The ratio for each seed of the arrivals alone.
     pub ratios: Vec<Option<f64>>,
 }
 
-/// A policy on several workloads.
+/// The comparison of a policy with others on several workloads.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Judgement {
-    /// Who is judged.
+    /// The judged policy.
     pub policy: String,
     /// The seed of the workloads.
     pub seed: u64,
     /// The seeds of the arrivals.
     pub arrival_seeds: Vec<u64>,
-    /// By workload.
+    /// The comparison on each workload.
     pub workloads: Vec<Judged>,
     /// Workloads that were not measured because the run was interrupted.
     pub unfinished: u32,
-    /// Of the ratios; `None` without any.
+    /// The spread of the ratios; `None` without any.
     pub spread: Option<Spread>,
 }
 
-/// How ratios are spread.
+/// The spread of ratios.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Spread {
-    /// How many ratios there are.
+    /// The number of ratios.
     pub count: usize,
     /// The smallest.
     pub least: f64,
     /// A tenth of them is at most this.
     pub tenth_percentile: f64,
-    /// Half of them.
+    /// Half of the ratios are at most this.
     pub median: f64,
-    /// The share that is at 1 or above.
+    /// The share of ratios of at least 1.
     pub at_one: f64,
-    /// Standard deviation of a ratio that is due to the arrivals: of their mean over the seeds, from how those of single seeds differ. `None` with one
-    /// seed.
+    /// The standard deviation of a ratio that is due to the arrivals. It is the deviation of the
+    /// mean over the seeds, estimated from single seeds. `None` with one seed.
     pub noise: Option<f64>,
 }
 
 impl Judge {
-    /// The search of the capacities of all policies on this workload.
+    /// Returns the search of the capacities of all policies on this workload.
     pub fn question(&self, workload: &RandomWorkload) -> CapacityQuestion {
         let scenario = workload.scenario.clone();
         let shares = scenario.popularity.shares(scenario.models.len());
@@ -117,7 +121,8 @@ impl Judge {
         CapacityQuestion { scenario, policies, seeds: self.seeds.clone(), search }
     }
 
-    /// What the answers to a workload's [`Judge::question`] say; `None` if the search was interrupted.
+    /// Compares the answers to a workload's [`Judge::question`]; `None` if the search was
+    /// interrupted.
     pub fn judged(&self, workload: &RandomWorkload, results: &Capacities) -> Option<Judged> {
         if results.unfinished > 0 {
             return None;
@@ -158,7 +163,7 @@ impl Judge {
         })
     }
 
-    /// What all workloads of `seed` say together.
+    /// Summarises all workloads of `seed`.
     pub fn judgement(&self, seed: u64, workloads: Vec<Judged>, unfinished: u32) -> Judgement {
         Judgement {
             policy: self.policy.to_string(),
@@ -176,13 +181,13 @@ fn mean(values: &[f64]) -> f64 {
 }
 
 impl Spread {
-    /// Of the ratios of these workloads; `None` if there are none.
+    /// Returns the spread of the ratios of these workloads; `None` if there are none.
     fn of(workloads: &[Judged]) -> Option<Spread> {
         let ratios: Vec<f64> = workloads.iter().filter_map(|judged| judged.ratio).collect();
         let [least, tenth_percentile, median] = quantiles(ratios.iter().copied(), [0.0, 0.1, 0.5])?;
         let single = workloads.iter().filter_map(|judged| judged.ratios.iter().copied().collect::<Option<Vec<f64>>>());
         let single = single.filter(|ratios| ratios.iter().all(|ratio| ratio.is_finite()));
-        // The variance within a workload, all workloads together.
+        // The variance within workloads, pooled over all of them.
         let (mut squares, mut freedom, mut seeds) = (0.0, 0, 0);
         for ratios in single {
             let centre = mean(&ratios);
@@ -248,7 +253,7 @@ impl Judgement {
         )
     }
 
-    /// As one HTML page that needs nothing else.
+    /// Renders the judgement as one HTML page without external resources.
     pub fn page(&self) -> String {
         let mut ratios: Vec<f64> = self.workloads.iter().filter_map(|judged| judged.ratio).collect();
         ratios.sort_by(f64::total_cmp);

@@ -1,7 +1,8 @@
-//! What Downbeat is judged by: papers' figures, published systems, emulated GPUs, random workloads and networks that go wrong.
+//! The tests and measurements of Downbeat: papers' figures, published systems, emulated GPUs,
+//! random workloads and faulty networks.
 //!
-//! No user needs it to serve or to plan, so it has a program of its own, `downbeat-lab`. It runs the
-//! production code of `downbeat-core` through `downbeat-sim`.
+//! No user needs this crate to serve or to plan, so it has a program of its own, `downbeat-lab`. It
+//! runs the production code of `downbeat-core` through `downbeat-sim`.
 //!
 //! | module | has |
 //! |---|---|

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use downbeat_bench::allocator::Mimalloc;
 use downbeat_scheduler_bench::allocations::CountingAllocator;
 
-/// The server's allocator, counted: `downbeat-lab scheduler` says how often the scheduler allocates.
+/// The server's allocator, counted: `downbeat-lab scheduler` reports the scheduler's allocations.
 #[global_allocator]
 static ALLOCATOR: CountingAllocator<Mimalloc> = CountingAllocator::new(Mimalloc);
 

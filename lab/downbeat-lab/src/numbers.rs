@@ -1,4 +1,4 @@
-//! Values of the files of worlds and networks within their bounds.
+//! Bounded numbers in the files of worlds and networks.
 
 use downbeat_core::Duration;
 use serde::de::Error as _;
@@ -22,7 +22,7 @@ impl<'de, const LEAST: u32, const MOST: u32, const DEFAULT: u32> Deserialize<'de
     }
 }
 
-/// From 0 to 1.
+/// A share from 0 to 1.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Share(pub f64);
 

@@ -1,4 +1,4 @@
-//! The policies of the lab: those of a server, and published systems that they are compared with.
+//! The policies of the lab: a server's policies, and published systems for comparison.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub enum Baseline {
     Nexus(NexusOptions),
     /// [`Shepherd`] Flex.
     Shepherd(Gather),
-    /// [`Pinned`]: by model, its devices, each with the share of its requests that goes there.
+    /// [`Pinned`]: by model, its devices, each with its share of the model's requests.
     Pinned(Vec<Vec<(DeviceId, f64)>>),
 }
 

@@ -1,4 +1,4 @@
-//! Random workloads: what a policy is judged by, since nobody chose them.
+//! Random workloads, on which policies are judged because no author chose them.
 
 use std::fmt;
 
@@ -12,39 +12,41 @@ use downbeat_sim::Pace;
 use downbeat_sim::{Arrivals, random};
 use downbeat_sim::{Popularity, Scenario, Shape};
 
-/// A random workload. It follows from its seed and its number, so that one of many can be run alone.
+/// A random workload. Its seed and its number determine it, so that one of many can be run alone.
 #[derive(Clone, PartialEq, Debug)]
 pub struct RandomWorkload {
-    /// Which of the seed's workloads, from 1.
+    /// The number among the seed's workloads, from 1.
     pub number: u32,
-    /// What is served, and with what.
+    /// The simulated scenario.
     pub scenario: Scenario,
-    /// How requests arrive, in words.
+    /// The arrivals, in words.
     pub arrivals: String,
 }
 
 const MODELS: (f64, f64) = (1.0, 35.0);
 const DEVICES: (f64, f64) = (2.0, 90.0);
-/// `beta / alpha`.
+/// The range of `beta / alpha`.
 const BATCHING_EFFECTS: (f64, f64) = (0.03, 25.0);
-/// SLOs as multiples of `l(1)`.
+/// The range of SLOs, as multiples of `l(1)`.
 const SLO_FACTORS: (f64, f64) = (1.4, 12.0);
-/// `l(1)` in milliseconds, before workloads of too high rates are stretched.
+/// The range of `l(1)` in milliseconds, before workloads of too high rates are stretched.
 const SINGLE_MS: (f64, f64) = (2.0, 50.0);
-/// Requests a second, about, that devices could serve at most. Where they could serve more, all times of a workload are stretched: that changes no
-/// decision but of what goes by the clock, and keeps runs as short as they can be.
+/// The highest rate that devices can serve, in requests a second, approximately. Where they could
+/// serve more, all times of a workload are stretched. That changes no decision except of policies
+/// with fixed times, and keeps runs short.
 const MOST_RATE: f64 = 25_000.0;
-/// Of the Zipf distribution; the largest leaves the last of 35 models half a percent.
+/// The exponents of the Zipf distribution; the largest leaves the last of 35 models half a percent.
 const ZIPF: (f64, f64) = (0.5, 1.2);
-/// Standard deviation of an execution time, where it has one.
+/// The standard deviation of an execution time, in workloads with noise.
 const NOISE: (f64, f64) = (0.01, 0.05);
-/// Peaks of a load that comes and goes, as multiples of the mean.
+/// The peaks of a load that comes and goes, as multiples of the mean.
 const PEAKS: (f64, f64) = (1.5, 4.0);
-/// The share of time that they take.
+/// The share of time that peaks take.
 const PEAK_SHARES: (f64, f64) = (0.1, 0.5);
-/// How often they come, in milliseconds.
+/// The period of peaks, in milliseconds.
 const PERIODS_MS: (f64, f64) = (200.0, 2_000.0);
-/// Half of the workloads have Poisson arrivals, their rate steady or not, or even ones; the other half's are bursty.
+/// Half of the workloads have Poisson arrivals, their rate steady or not, or even ones; the other
+/// half's are bursty.
 const PROCESSES: [Option<Arrivals>; 8] = [
     Some(Arrivals::Poisson),
     Some(Arrivals::Poisson),
@@ -56,7 +58,7 @@ const PROCESSES: [Option<Arrivals>; 8] = [
     Some(Arrivals::Gamma(0.5)),
 ];
 
-/// Where draws come from.
+/// The source of random draws.
 struct Dice(Pcg64);
 
 impl Dice {
@@ -65,7 +67,7 @@ impl Dice {
         least + (most - least) * share
     }
 
-    /// Between two positive numbers, each power of two alike.
+    /// Draws a number between two positive numbers, uniform in the logarithm.
     fn log_between(&mut self, (least, most): (f64, f64)) -> f64 {
         self.between((least.ln(), most.ln())).exp()
     }
@@ -74,7 +76,7 @@ impl Dice {
         self.between((0.0, 1.0)) < share
     }
 
-    /// A whole number.
+    /// Draws a whole number: uniform if `alike`, else uniform in the logarithm.
     fn count(&mut self, (least, most): (f64, f64), alike: bool) -> u32 {
         let bounds = (least, most + 1.0);
         let drawn = if alike { self.between(bounds) } else { self.log_between(bounds) };
@@ -83,11 +85,11 @@ impl Dice {
 }
 
 impl RandomWorkload {
-    /// The workload of this seed and number. Its rate is what the devices have the time for if requests come evenly; a search
-    /// begins there.
+    /// Draws the workload of this seed and number. Its rate is the one that the devices have time
+    /// for if requests come evenly; a search begins at this rate.
     pub fn draw(seed: u64, number: u32) -> RandomWorkload {
         let mut dice = Dice(random(seed, u64::from(number)));
-        // Of half of the workloads small numbers are as likely as large ones are of the others.
+        // In half of the workloads, counts are uniform in the logarithm; in the others, uniform.
         let alike = dice.chance(0.5);
         let (models, devices) = (dice.count(MODELS, alike), dice.count(DEVICES, alike));
         let (arrivals, shape, words) = process(&mut dice);
@@ -135,7 +137,7 @@ impl RandomWorkload {
     }
 }
 
-/// What it is, in one line.
+/// Describes the workload in one line.
 impl fmt::Display for RandomWorkload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Scenario { models, devices, popularity, noise, .. } = &self.scenario;
@@ -167,7 +169,7 @@ fn process(dice: &mut Dice) -> (Arrivals, Shape, String) {
     (Arrivals::Poisson, Shape::Given(pace.unwrap_or_default()), words)
 }
 
-/// Models that are alike in a quarter of the workloads.
+/// Draws the profiles. In a quarter of the workloads the models are alike.
 fn profiles(dice: &mut Dice, models: u32) -> Vec<ModelProfile> {
     let of_one = dice.chance(0.25);
     let mut profile = |name: String| {
@@ -184,7 +186,7 @@ fn profiles(dice: &mut Dice, models: u32) -> Vec<ModelProfile> {
     std::iter::once(first).chain(others).collect()
 }
 
-/// To a multiple of `1 / parts`, so that what is printed is what is run.
+/// Rounds to a multiple of `1 / parts`, so that the printed value is the one used.
 fn rounded(value: f64, parts: f64) -> f64 {
     (value * parts).round() / parts
 }
@@ -201,7 +203,7 @@ mod tests {
         assert_ne!(RandomWorkload::draw(7, 3), RandomWorkload::draw(8, 3));
     }
 
-    /// All that is asked for occurs, and nothing else, over many seeds.
+    /// Over many seeds, every documented kind of workload occurs, and no other one.
     #[test]
     fn workloads_are_within_their_bounds_and_fill_them() {
         let drawn: Vec<RandomWorkload> =

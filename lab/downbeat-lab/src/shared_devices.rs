@@ -9,29 +9,30 @@ use downbeat_sim::{Devices, RunningDevices};
 
 use crate::device::{Completed, ContendedDevice, DeviceLimits, EmulatedModel, Work};
 
-/// Emulated devices in partitions, each of which is a device to the scheduler: batches on partitions of one device share its bandwidth and its host.
+/// Emulated devices in partitions. Each partition is a device to the scheduler. Batches on
+/// partitions of one device share its bandwidth and its host.
 #[derive(Clone, Debug)]
 pub struct SharedDevices {
-    /// What each offers.
+    /// The limits of each device.
     pub limits: DeviceLimits,
-    /// By device of the scheduler: which of these it is a part of, which part, and of how many compute units.
+    /// The place of each of the scheduler's devices.
     pub places: Vec<SharedPlace>,
-    /// By model.
+    /// The emulated work of each model.
     pub models: Vec<EmulatedModel>,
     /// Tokens of a request of a model that has lengths.
     pub length: u32,
 }
 
-/// A partition.
+/// A partition of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedPlace {
-    /// Of which device.
+    /// The number of the device.
     pub device: u32,
-    /// Which.
+    /// The number of the partition on its device.
     pub partition: u32,
     /// Its compute units.
     pub units: u32,
-    /// Which of the device's lanes runs what is here, one launch at a time.
+    /// The device's lane that runs the batches of this partition, one launch at a time.
     pub lane: u32,
 }
 
@@ -40,11 +41,11 @@ pub struct SharedPlace {
 struct SharedExecution {
     shared: SharedDevices,
     devices: Vec<ContendedDevice>,
-    /// By device: when something changes there.
+    /// By device: the time of its next event.
     events: IndexedHeap<Time>,
-    /// By model, items and units.
+    /// The work of a batch, by model, items and units.
     works: BTreeMap<(u32, u32, u32), Work>,
-    /// Devices of the scheduler whose batches ended at that time.
+    /// The scheduler's devices whose batches ended at this time.
     ended: (Time, VecDeque<DeviceId>),
 }
 
@@ -74,7 +75,7 @@ impl RunningDevices for SharedExecution {
             .entry((model.0, size, units))
             .or_insert_with(|| emulated.work(SegmentRange::new(0, emulated.segment_count()), size, length, units));
         let contended = &mut self.devices[device as usize];
-        // The token says whose it is.
+        // The token names the scheduler's device.
         contended.launch_in(now, partition as usize, LaneId(lane), u64::from(place.0), work.clone());
         self.expect(device);
     }

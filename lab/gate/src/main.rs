@@ -1,4 +1,5 @@
-//! The gate: what a request costs, counted where no clock blurs it, and held to the numbers in `counts.toml`.
+//! The gate counts the cost of a request without a clock, and compares it with the numbers in
+//! `counts.toml`.
 //!
 //! ```text
 //! downbeat-gate                      # counts every way, and compares with counts.toml
@@ -6,14 +7,18 @@
 //! downbeat-gate features http-json   # instructions a request, by our functions
 //! ```
 //!
-//! For each way this program starts itself under valgrind's callgrind. A run has a part of N requests and a part of 2N.
-//! The difference divided by N is the cost of a request, without start and end. Time stands still meanwhile (`gate/still.rs`), and seeds are the same each time.
+//! For each way this program starts itself under valgrind's callgrind. A run has a part of N
+//! requests and a part of 2N. The difference divided by N is the cost of a request, without start
+//! and end. Time stands still meanwhile (`gate/still.rs`), and seeds are the same each time.
 //!
-//! The numbers do not depend on the processor. Valgrind shows each program the same processor, on every host with AVX2, and libraries choose their code by that.
-//! The numbers depend on the compiler, whose version is in the file, and a little on libc's copies of memory. Hence the tolerance of 1%.
+//! The numbers do not depend on the processor. Valgrind shows each program the same processor, on
+//! every host with AVX2, and libraries choose their code by that. The numbers depend on the
+//! compiler, whose version is in the file, and a little on libc's copies of memory. Hence the
+//! tolerance of 1%.
 //!
-//! The gate drives callgrind itself. `gungraun` needs a second program installed and keeps its numbers outside the tree. `gungraun` counts one process with all its threads.
-//! The gate leaves out the client's thread and counts an executor's process too.
+//! The gate drives callgrind itself. `gungraun` needs a second program installed and keeps its
+//! numbers outside the tree. `gungraun` counts one process with all its threads. The gate leaves
+//! out the client's thread and counts an executor's process too.
 //!
 //! | count | by |
 //! |---|---|

@@ -1,4 +1,5 @@
-//! The driver's shared places, built a second time on loom's primitives. The driver's own files have the tests.
+//! The driver's shared state, built a second time on loom's primitives. The tests are in the
+//! driver's own files.
 #![cfg(test)]
 // The tests call a part of each file only.
 #![allow(dead_code, unused_imports)]

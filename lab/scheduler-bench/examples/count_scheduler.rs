@@ -1,12 +1,14 @@
-//! The scheduler by a number of requests: a program for `valgrind --tool=callgrind` and `--tool=cachegrind`, which prints how often it allocated.
+//! Runs the scheduler with a fixed number of requests, for `valgrind --tool=callgrind` and
+//! `--tool=cachegrind`. Prints the number of allocations.
 //!
 //! ```text
 //! cargo build --profile ci -p downbeat-scheduler-bench --example count_scheduler
 //! valgrind --tool=callgrind target/ci/examples/count_scheduler --policy adaptive --drop adaptive --load 0.3 --requests 100000
 //! ```
 //!
-//! Run it with N and with 2 N requests. The difference divided by N is the cost of a request, with its drawing. `--drawn` counts
-//! the drawing alone. The gate counts requests that go through the driver.
+//! Run it with N and with 2 N requests. The difference divided by N is the cost of a request, with
+//! its drawing. `--drawn` counts the drawing alone. The gate counts requests that go through the
+//! driver.
 
 use std::alloc::System;
 use std::hint::black_box;

@@ -1,4 +1,4 @@
-//! Counts allocations, where the program has installed the counting allocator.
+//! Counts allocations, if the program has installed the counting allocator.
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 static ARMED: AtomicBool = AtomicBool::new(false);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// An allocator that passes every call on to another and, while [`Counter`] is at work, counts those that allocate.
+/// An allocator that passes every call on to another one. While [`Counter`] is at work, it counts
+/// the calls that allocate.
 ///
-/// At all other times it costs one load of a flag that nobody writes, a call.
+/// At all other times a call costs one more load, of a flag that no thread writes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CountingAllocator<A>(A);
 
 impl<A> CountingAllocator<A> {
-    /// Counts what `inner` is asked for.
+    /// Counts the calls to `inner`.
     pub const fn new(inner: A) -> Self {
         CountingAllocator(inner)
     }
@@ -25,7 +26,8 @@ fn count() {
     }
 }
 
-// SAFETY: every call is passed on to the inner allocator as it came, and counting allocates nothing.
+// SAFETY: every call is passed on to the inner allocator as it came, and counting allocates
+// nothing.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for CountingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -58,7 +60,8 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Starts to count; `None` if the program has not installed [`CountingAllocator`], so that there is nothing to be counted.
+    /// Starts to count; `None` if the program has not installed [`CountingAllocator`], so that
+    /// nothing counts.
     pub fn start() -> Option<Self> {
         ARMED.store(true, Ordering::Relaxed);
         let before = COUNT.load(Ordering::Relaxed);
@@ -68,7 +71,7 @@ impl Counter {
         installed.then(|| Counter { before: COUNT.load(Ordering::Relaxed) })
     }
 
-    /// How many there were; counting ends.
+    /// Stops counting, and returns the number of allocations.
     pub fn stop(self) -> u64 {
         ARMED.store(false, Ordering::Relaxed);
         COUNT.load(Ordering::Relaxed) - self.before

@@ -3,12 +3,14 @@
 use downbeat_core::{Duration, cluster};
 use downbeat_report::Json;
 
-/// Measure the scheduler alone: requests and devices are emulated in this process, without a server or a network.
+/// Measure the scheduler alone: requests and devices are emulated in this process, without a server
+/// or a network.
 ///
-/// Poisson arrivals for MODELS equally popular ResNet-like models, l(b) = 1.053 b + 5.072 ms with an SLO of 100 ms, are handed to
-/// the scheduler one by one; what it dispatches occupies an emulated device for as long as the profile says. All that one
-/// thread does is charged: drawing the arrivals, the scheduler, the devices. Without --rate, time is virtual and the
-/// loop runs as fast as it can; with it, time is real, and the latency of each decision is measured.
+/// Poisson arrivals for MODELS equally popular ResNet-like models, l(b) = 1.053 b + 5.072 ms with
+/// an SLO of 100 ms, are handed to the scheduler one by one. A dispatched batch occupies an
+/// emulated device for as long as the profile says. The whole thread is charged: drawing the
+/// arrivals, the scheduler, the devices. Without --rate, time is virtual and the loop runs as fast
+/// as it can. With --rate, time is real, and the latency of each decision is measured.
 ///
 /// Examples:
 ///   downbeat-lab scheduler
@@ -27,17 +29,19 @@ pub struct SchedulerArgs {
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub devices: u32,
 
-    /// Threads of model queues, each with its share of the load and of the devices. One: the single-threaded scheduler, unless
-    /// --matchmaker-thread is given. Several have the matchmaker on a thread of its own beside them.
+    /// Threads of model queues, each with its share of the load and of the devices. One: the
+    /// single-threaded scheduler, unless --matchmaker-thread is given. With several, the matchmaker
+    /// has one more thread of its own.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub threads: u32,
 
-    /// Have the matchmaker on a thread of its own also beside one thread.
+    /// Give the matchmaker a thread of its own even beside a single thread.
     #[arg(long)]
     pub matchmaker_thread: bool,
 
-    /// Have so many threads post requests as fast as they are worked off, in real time: whoever posts works, as in a server. Each looks after the
-    /// devices that it sends batches to. There have to be --devices enough for what comes.
+    /// Let this many threads post requests as fast as they are worked off, in real time. The
+    /// posting thread does the work, as in a server, and looks after the devices that it sends
+    /// batches to. The load needs enough --devices.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64),
         conflicts_with_all = ["rate", "load", "threads", "matchmaker_thread", "sweep"])]
     pub posting_threads: Option<u32>,
@@ -46,11 +50,12 @@ pub struct SchedulerArgs {
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = clap::value_parser!(u32).range(..=64), requires = "posting_threads")]
     pub shards: u32,
 
-    /// Offered load as a share of what the devices can serve in staggered batches.
+    /// Offered load as a share of the load that the devices can serve in staggered batches.
     #[arg(long, default_value_t = 0.9, value_name = "SHARE", conflicts_with = "rate")]
     pub load: f64,
 
-    /// Offer this many requests a second of real time, and measure how long each event waits for its decision.
+    /// Offer this many requests a second of real time, and measure how long each event waits for
+    /// its decision.
     #[arg(long, value_name = "PER_SECOND")]
     pub rate: Option<f64>,
 
@@ -58,7 +63,7 @@ pub struct SchedulerArgs {
     #[arg(long, value_enum, default_value_t = Policy::Deferred)]
     pub policy: Policy,
 
-    /// Which requests are given up.
+    /// Which requests are dropped.
     #[arg(long, value_enum, default_value_t = Drop::Window)]
     pub drop: Drop,
 
@@ -74,11 +79,12 @@ pub struct SchedulerArgs {
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 
-    /// Measure every combination of 16, 64, 256, 1024, 4096 and 16384 models and devices instead of --models and --devices.
+    /// Measure every combination of 16, 64, 256, 1024, 4096 and 16384 models and devices instead of
+    /// --models and --devices.
     #[arg(long, conflicts_with_all = ["rate", "models", "devices"])]
     pub sweep: bool,
 
-    /// What was measured.
+    /// The file for the measurements.
     #[command(flatten)]
     pub json: Json,
 }
@@ -92,9 +98,9 @@ pub enum Policy {
     Eager,
     /// At the last moment.
     Latest,
-    /// Deferred or eager, by what waiting is worth at the load of the moment.
+    /// Deferred or eager, whichever gains more at the present load.
     Adaptive,
-    /// The same, and deferred at low load.
+    /// Adaptive, but deferred at low load.
     Consolidating,
     /// When the batch is full, or its first request has waited for 5 ms.
     Timeout,
@@ -115,14 +121,14 @@ impl From<Policy> for cluster::DispatchPolicy {
     }
 }
 
-/// Which requests are given up.
+/// Which requests are dropped.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Drop {
     /// Also heads that would force a batch below the target.
     Window,
     /// Also heads that would force a batch too small to keep up with the arrivals.
     Adaptive,
-    /// Only the hopeless.
+    /// Only hopeless requests.
     Head,
 }
 

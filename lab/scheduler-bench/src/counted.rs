@@ -1,4 +1,5 @@
-//! The scheduler by a number of requests, so that its instructions can be counted: one thread, virtual time, no look at a clock.
+//! The scheduler with a fixed number of requests, so that its instructions can be counted: one
+//! thread, virtual time, no clock.
 
 use anyhow::Result;
 
@@ -7,8 +8,9 @@ use crate::workload::Workload;
 
 /// The single-threaded scheduler after its warm-up. Equal workloads make equal decisions.
 ///
-/// Count the instructions of a run of N requests and of a run of 2N. The difference divided by N is the cost of a request, without the warm-up. The cost
-/// includes drawing the request (`Requests::draw`) and the emulated devices (one heap).
+/// Count the instructions of a run of N requests and of a run of 2N. The difference divided by N is
+/// the cost of a request, without the warm-up. The cost includes drawing the request
+/// (`Requests::draw`) and the emulated devices (one heap).
 pub struct CountedScheduler(World);
 
 impl CountedScheduler {
@@ -17,7 +19,7 @@ impl CountedScheduler {
         CountedScheduler(World::warmed_up(workload))
     }
 
-    /// Hands the scheduler so many more requests, with all that is due meanwhile.
+    /// Hands the scheduler this many more requests, with all events due meanwhile.
     ///
     /// # Errors
     /// If a request is lost or answered twice.

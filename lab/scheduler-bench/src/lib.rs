@@ -1,4 +1,5 @@
-//! Load on the cluster's scheduler alone: generated requests in, emulated devices out, no server and no network.
+//! Load on the cluster's scheduler alone: generated requests in, emulated devices out, no server
+//! and no network.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 pub mod allocations;

@@ -1,4 +1,6 @@
-//! The scheduler on threads: model queues on some, each with its share of the load and of the devices, and the matchmaker on one more.
+//! The scheduler on several threads. Each thread of model queues has its share of the load and of
+//! the devices, and the matchmaker has one more thread.
+//! the devices, and the matchmaker has one more thread.
 
 use std::cell::Cell;
 use std::cmp::Reverse;
@@ -17,9 +19,9 @@ use crate::single_thread::{Counts, WARM_UP, measurement};
 use crate::workload::{Requests, Workload};
 use downbeat_bench::clock::{Clock, thread_cpu};
 
-/// Requests that a thread handles between two looks at its mailbox and its devices.
+/// Requests that a thread handles between two checks of its mailbox and its devices.
 const BURST: usize = 16;
-/// How far virtual time on one thread may be ahead of another's: a fiftieth of the SLO.
+/// The largest lead of one thread's virtual time over another's: a fiftieth of the SLO.
 const LEAD: Duration = Duration::from_millis(2);
 
 thread_local! {
@@ -27,31 +29,32 @@ thread_local! {
     static NOW: Cell<Time> = const { Cell::new(Time::ZERO) };
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Bench {
     clock: Clock,
-    /// Time is real.
+    /// True if time is real.
     paced: bool,
     /// By shard: its virtual time, nanoseconds.
     shard_ns: Vec<AtomicU64>,
-    /// The matchmaker has seen whatever was sent by then, nanoseconds of virtual time.
+    /// The matchmaker has seen every message sent by this virtual time, in nanoseconds.
     matchmaker_ns: AtomicU64,
-    /// By device: when it became free, nanoseconds.
+    /// By device: the time when it became free, in nanoseconds.
     freed_ns: Vec<AtomicU64>,
 }
 
-/// What a thread knows of its shard.
+/// A thread's knowledge of its shard.
 struct RequestTable {
     counts: Counts,
-    /// Batches of this thread that run: their ends.
+    /// The running batches of this thread, with their ends.
     completions: BinaryHeap<Reverse<(Time, DeviceId, BatchId)>>,
-    /// By model: since when its batch may start, or when it will; `Time::MAX`: there is none.
+    /// By model: the time from which its batch may start, past or future; `Time::MAX` without a
+    /// batch.
     open: Vec<Time>,
     latency: Histogram<u64>,
 }
 
 impl Handler for Bench {
-    /// With when it was due.
+    /// The time when the event was due comes with it.
     type Event = (Time, Request);
     type RequestTable = RequestTable;
 
@@ -101,19 +104,20 @@ impl RequestTable {
         })
     }
 
-    /// After an event that was due at `due`: since when the model's batch may start.
+    /// Updates the time from which the model's batch may start, after an event that was due at
+    /// `due`.
     fn follow(&mut self, shard: &Journal<Shard>, model: ModelId, due: Time) {
         let open = &mut self.open[model.0 as usize];
         *open = match shard.machine().queue(model).and_then(|queue| queue.candidate(DeviceKind(0))) {
             None => Time::MAX,
             Some(candidate) if candidate.exec > due => candidate.exec,
-            // It has been open before, or this event opened it.
+            // The batch could start before, or this event opened it.
             Some(_) => due.min(*open),
         };
     }
 }
 
-/// What a thread did after the warm-up.
+/// The results of a thread after the warm-up.
 struct Served {
     counts: Counts,
     wall: Duration,
@@ -121,9 +125,11 @@ struct Served {
     latency: Histogram<u64>,
 }
 
-/// Runs `threads` threads of model queues and one of the matchmaker for `length` of real time, after a warm-up: at the workload's
-/// rate in real time if the load is `paced`, else as fast as they can in virtual time. Virtual time is each thread's own, and none is ahead of the
-/// matchmaker by more than [`LEAD`], so that what is measured does not depend on how the threads are scheduled.
+/// Runs `threads` threads of model queues and one of the matchmaker for `length` of real time,
+/// after a warm-up. If the load is `paced`, they run at the workload's rate in real time, else as
+/// fast as they can in virtual time. Virtual time is each thread's own. No thread is ahead of the
+/// matchmaker by more than [`LEAD`], so that the results do not depend on how threads are
+/// scheduled.
 ///
 /// # Errors
 /// If a request is lost or answered twice, or there are more threads than models.
@@ -174,14 +180,14 @@ pub fn run(workload: &Workload, threads: u32, length: Duration, paced: bool) -> 
     Ok(Measurement { latency_us: paced.then(|| Latency::of(&latency)), ..measured })
 }
 
-/// The life of the matchmaker's thread; the CPU time that it took after the warm-up.
+/// Runs the matchmaker's thread. Returns the CPU time that it took after the warm-up.
 fn matchmake(cluster: &Cluster<Bench>, measuring: &AtomicBool, stopped: &AtomicBool) -> Duration {
     let bench = cluster.handler();
     let mut matchmaker = cluster.own_matchmaker();
     let mut before = None;
     let mut wait = Wait::default();
     while !stopped.load(Ordering::Relaxed) {
-        // Read before the mailbox: whatever was sent by then is in it.
+        // Read before the mailbox: every message sent by then is in the mailbox.
         let by = bench.shard_ns.iter().map(|ns| ns.load(Ordering::Acquire)).min().unwrap_or(0);
         NOW.set(Time::from_nanos(by));
         let messages = matchmaker.turn(TURN);
@@ -203,15 +209,15 @@ fn matchmake(cluster: &Cluster<Bench>, measuring: &AtomicBool, stopped: &AtomicB
 /// A thread's share of the load.
 struct Load {
     requests: Requests,
-    /// The models of the thread's shard: the stream numbers them from zero.
+    /// The models of the thread's shard; the stream numbers them from zero.
     models: Vec<ModelId>,
     next: (Time, Request),
     paced: bool,
     wait: Wait,
 }
 
-/// Waiting for another thread: at first for one that runs beside this one, then for one that needs this core. What it
-/// costs is charged, but less than if it spun.
+/// A wait for another thread: at first for one that runs beside this one, then for one that needs
+/// this core. The cost of the wait is charged, but is less than that of spinning.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Wait(u32);
 
@@ -239,7 +245,7 @@ impl Load {
         Load { requests, models, next, paced, wait: Wait::default() }
     }
 
-    /// The next request, if it is due by `now`.
+    /// Draws the next request, if it is due by `now`.
     fn draw(&mut self, now: Time) -> Option<(Time, Request)> {
         if self.next.0 > now {
             return None;
@@ -249,8 +255,8 @@ impl Load {
         Some((due, request))
     }
 
-    /// The time: the clock's, or in virtual time that of the next event, if it is not too far ahead of the matchmaker. Then this thread
-    /// waits for the others.
+    /// Returns the time: the clock's, or in virtual time that of the next event. If this event is
+    /// too far ahead of the matchmaker, the thread waits for the others.
     fn advance(&mut self, shard: &OwnShard<'_, Bench>) -> Time {
         let bench = shard.handler();
         if self.paced {
@@ -270,7 +276,7 @@ impl Load {
         now
     }
 
-    /// The life of a shard's thread.
+    /// Runs a shard's thread.
     fn serve(
         mut self,
         index: usize,
@@ -293,7 +299,7 @@ impl Load {
                         shard.latency.reset();
                         before = Some((shard.counts, real, thread_cpu()));
                     }
-                    // All end together: none can go on without the others.
+                    // All threads end together, because none can go on without the others.
                     Some((counts, began, cpu)) if real >= began + length || stopped.load(Ordering::Relaxed) => {
                         stopped.store(true, Ordering::Relaxed);
                         let cpu = thread_cpu().saturating_sub(cpu);
@@ -318,7 +324,7 @@ impl Load {
                 let Some(event) = self.draw(now) else { break };
                 shard.handle(now, event);
             }
-            // After what was sent by now.
+            // Stored after every message sent by now.
             bench.shard_ns[index].store(now.as_nanos(), Ordering::Release);
         }
     }

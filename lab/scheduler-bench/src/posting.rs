@@ -1,4 +1,5 @@
-//! The scheduler as a server runs it: threads post requests and completions, and whoever posts works.
+//! The scheduler as a server runs it: threads post requests and completions, and the posting thread
+//! does the work.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -19,22 +20,23 @@ use crate::single_thread::{Counts, WARM_UP, measurement};
 use crate::workload::{SLO, Workload};
 use downbeat_bench::clock::{Clock, thread_cpu};
 
-/// Requests that a thread posts between two looks at the clock and at its devices.
+/// Requests that a thread posts between two checks of the clock and its devices.
 const BURST: u64 = 8;
-/// Requests that may have been posted and not been worked off yet, of all threads. A server's clients wait for their answers.
+/// The most requests, of all threads, that are posted and not yet worked off. A server's clients
+/// wait for their answers.
 const MOST_AHEAD: u64 = 4096;
 
 thread_local! {
-    /// The batches that this thread sent to their devices: their ends.
+    /// The batches that this thread sent to their devices, with their ends.
     static RUNNING: RefCell<BinaryHeap<Reverse<(Time, DeviceId, BatchId)>>> = const { RefCell::new(BinaryHeap::new()) };
 }
 
-/// What all threads share.
+/// The state that all threads share.
 struct Posting {
     clock: Clock,
-    /// By shard: requests that it has worked off.
+    /// By shard: the number of requests that it has worked off.
     handled: Vec<Count>,
-    /// By thread: requests that it has posted.
+    /// By thread: the number of requests that it has posted.
     posted: Vec<Count>,
 }
 
@@ -43,12 +45,12 @@ struct Posting {
 #[repr(align(128))]
 struct Count(AtomicU64);
 
-/// What a shard has beside its queues.
+/// The state of a shard besides its queues.
 #[derive(Default)]
 struct Table {
     index: usize,
     counts: Counts,
-    /// What was counted in the warm-up.
+    /// The counts of the warm-up.
     before: Option<Counts>,
 }
 
@@ -84,15 +86,16 @@ impl Handler for Posting {
     }
 }
 
-/// What a thread took after the warm-up.
+/// The time that a thread took after the warm-up.
 struct Took {
     wall: Duration,
     cpu: Duration,
     allocations: Option<u64>,
 }
 
-/// Has `threads` threads post requests of all models for `length` of real time, after a warm-up, as fast as they are worked off, with the devices
-/// that the thread which dispatched to them looks after. The models' queues are in `shards` shards.
+/// Lets `threads` threads post requests of all models for `length` of real time, after a warm-up,
+/// as fast as requests are worked off. The thread that dispatched to a device looks after the
+/// device. The models' queues are in `shards` shards.
 ///
 /// # Errors
 /// If a request is lost or answered twice, or no batch leaves.
@@ -136,7 +139,7 @@ struct Poster<'a> {
 }
 
 impl Poster<'_> {
-    /// Its life. It watches the clock itself, so that it needs no other thread to end.
+    /// Runs the thread. It watches the clock itself, so that it needs no other thread to end.
     fn post(self, workload: &Workload, length: Duration) -> Took {
         let Posting { clock, handled, posted } = self.cluster.handler();
         let own = Workload { rate: 1.0, seed: workload.seed + self.index as u64, ..workload.clone() };
@@ -172,7 +175,8 @@ impl Poster<'_> {
         Took { wall: clock.now().since(at), cpu: thread_cpu().saturating_sub(cpu), allocations }
     }
 
-    /// Ends what runs on this thread's devices until `now`. Each may leave with another batch, so that the heap is not held meanwhile.
+    /// Completes the batches on this thread's devices until `now`. A completion may dispatch
+    /// another batch, so the heap is not borrowed meanwhile.
     fn complete(&self, now: Time) {
         let due = |top: &PeekMut<'_, Reverse<(Time, DeviceId, BatchId)>>| top.0.0 <= now;
         let next = || RUNNING.with_borrow_mut(|running| running.peek_mut().filter(due).map(PeekMut::pop));

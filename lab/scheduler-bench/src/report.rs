@@ -1,4 +1,4 @@
-//! What was measured of the scheduler, as data (JSON) and as a table.
+//! The measurements of the scheduler, as data (JSON) and as a table.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,7 +24,8 @@ pub struct Measurement {
     pub events_per_request: f64,
     /// Timers that fired for each batch.
     pub wakes_per_batch: f64,
-    /// Requests over the CPU time of the loop; in a paced run, which never rests, the rate that was kept up.
+    /// Requests over the CPU time of the loop. A paced run never rests: there it is the rate that
+    /// was kept up.
     pub requests_per_second_per_core: f64,
     /// Wall time of the loop a request, everything in it included.
     pub wall_ns_per_request: f64,
@@ -32,7 +33,8 @@ pub struct Measurement {
     pub cpu_ns_per_request: f64,
     /// CPU time of the loop an event.
     pub cpu_ns_per_event: f64,
-    /// CPU time of the matchmaker's thread a request, if it has one; it is part of the above, and mostly waiting.
+    /// CPU time of the matchmaker's thread a request, if it has one. It is part of the above, and
+    /// mostly waiting.
     pub matchmaker_ns_per_request: Option<f64>,
     /// CPU time of drawing a request, measured alone; it is part of the above.
     pub generator_ns_per_request: f64,
@@ -44,7 +46,8 @@ pub struct Measurement {
     pub mean_batch: f64,
     /// Share of the requests that were rejected, dropped or late.
     pub bad_share: f64,
-    /// From when an event was due until its decisions had been taken, waiting for earlier events included; paced runs only.
+    /// The time from an event's due time until its decisions were taken, with the wait for earlier
+    /// events; paced runs only.
     pub latency_us: Option<Latency>,
     /// From when an event was handed in until its decisions had been taken; paced runs only.
     pub handling_us: Option<Latency>,

@@ -14,12 +14,13 @@ use crate::report::{Latency, Measurement};
 use crate::workload::{Requests, Workload};
 use downbeat_bench::clock::{Clock, thread_cpu};
 
-/// Time until queues, batches and tables are as they will be: three SLOs, in which devices and rate meter settle.
+/// The time until queues, batches and tables are steady: three SLOs, in which devices and rate
+/// meter settle.
 pub(super) const WARM_UP: Duration = Duration::from_millis(300);
-/// Requests between two looks at the clock.
+/// Requests between two checks of the clock.
 const CHUNK: u64 = 1 << 16;
 
-/// The scheduler with what surrounds it.
+/// The scheduler with its load and its devices.
 pub(super) struct World {
     scheduler: Scheduler,
     requests: Requests,
@@ -36,9 +37,9 @@ pub(super) struct Counts {
     pub wakes: u64,
     pub rejected: u64,
     pub dropped: u64,
-    /// In batches.
+    /// Requests in batches that end in time.
     pub good: u64,
-    /// In batches that end after their deadline.
+    /// Requests in batches that end after their deadline.
     pub late: u64,
     pub batches: u64,
 }
@@ -73,7 +74,7 @@ impl Counts {
         self.batches += 1;
     }
 
-    /// Every request so far has had exactly one end, or waits.
+    /// Checks that every request so far has had exactly one end, or waits.
     pub fn check(&self, queued: u64) -> Result<()> {
         let Counts { requests, rejected, dropped, good, late, .. } = self;
         let known = rejected + dropped + good + late + queued;
@@ -109,8 +110,9 @@ pub fn run(workload: &Workload, length: Duration) -> Result<Measurement> {
     measurement(workload, 1, counts, wall, cpu, allocations)
 }
 
-/// Runs in real time for `length`, and measures how long each event took until its decisions were taken: from when it was due, which includes
-/// waiting for the events before it, and from when it was handed in.
+/// Runs in real time for `length`, and measures the time until each event's decisions were taken.
+/// One measure starts when the event was due, which includes the wait for earlier events. The other
+/// starts when the event was handed in.
 ///
 /// # Errors
 /// If a request is lost or answered twice.
@@ -167,7 +169,8 @@ impl World {
         world
     }
 
-    /// When the next event is due. At one instant: completions, then arrivals, then timers.
+    /// Returns the next completion, arrival and timer, in the order in which events of one instant
+    /// are handled.
     fn due(&self) -> (Time, Time, Time) {
         let completion = self.completions.peek().map_or(Time::MAX, |Reverse((at, ..))| *at);
         let timer = self.scheduler.poll_timeout().map_or(Time::MAX, |(at, _)| at);
@@ -181,7 +184,7 @@ impl World {
         self.handle(now, completion == now, arrival == now);
     }
 
-    /// Handles the next event at `now` if it is due by then; gives when it was due.
+    /// Handles the next event at `now` if it is due by then. Returns the time when it was due.
     fn step_by(&mut self, now: Time) -> Option<Time> {
         let (completion, arrival, timer) = self.due();
         let due = completion.min(arrival).min(timer);

@@ -1,4 +1,4 @@
-//! What the scheduler is offered: models, devices, and a stream of requests.
+//! The workload of the scheduler: models, devices, and a stream of requests.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, Request};
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -47,8 +47,9 @@ impl Workload {
         Workload { models, devices, rate: 0.0, profile, options, seed }
     }
 
-    /// Requests a second that the devices serve in staggered batches (Symphony §3.3): a model has `n = devices / models` of
-    /// them, and `(1 + 1/n) * l(b)` of the SLO. With few devices a model the batches are of one request.
+    /// Returns the requests a second that the devices serve in staggered batches (Symphony §3.3). A
+    /// model has `n = devices / models` devices, and `(1 + 1/n) * l(b)` must fit into the SLO. With
+    /// few devices a model the batches hold one request.
     pub fn capacity(&self) -> f64 {
         let profile = &self.profile;
         let per_model = f64::from(self.devices) / f64::from(self.models);
@@ -69,8 +70,8 @@ impl Workload {
     }
 }
 
-/// An endless stream of requests. Poisson arrivals with a model drawn for each are the same as independent Poisson
-/// arrivals for every model.
+/// An endless stream of requests. Poisson arrivals with a model drawn for each are the same as
+/// independent Poisson arrivals for every model.
 #[derive(Clone, Debug)]
 pub struct Requests {
     random: Pcg64,
@@ -80,13 +81,13 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// The models that they are for.
+    /// Returns the models of the requests.
     pub fn models(&self) -> impl Iterator<Item = ModelId> {
         (0..self.models).map(ModelId)
     }
 
-    /// The next request, and when it arrives. Its id is its deadline in nanoseconds: that is all that has to be known of it when it
-    /// comes back.
+    /// Draws the next request, with its arrival. Its id is its deadline in nanoseconds: nothing
+    /// else has to be known when the request comes back.
     pub fn draw(&mut self) -> (Time, Request) {
         let gap: f64 = self.random.sample(Exp1);
         self.at_ns += gap * self.mean_gap_ns;

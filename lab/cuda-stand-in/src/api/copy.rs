@@ -9,14 +9,14 @@ use crate::result::{CUresult::*, Outcome};
 use crate::session::Session;
 use crate::stream::{Source, What};
 
-/// Whether the call itself waits.
+/// The moment when a call returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Returns {
     WhenDone,
     AtOnce,
 }
 
-/// Device memory that a copy may use; what is not is an error at the call.
+/// Checks the device memory of a copy; an unusable range fails the call.
 fn device_range(session: &mut Session, at: u64, len: usize, what: &str) -> Outcome {
     match session.memory.is_usable(at, len as u64, true) {
         true => Ok(()),
@@ -24,7 +24,7 @@ fn device_range(session: &mut Session, at: u64, len: usize, what: &str) -> Outco
     }
 }
 
-/// Whether host memory is pinned; a device address or null is an error.
+/// Returns true if host memory is pinned; a device address or null is an error.
 fn host_range(session: &mut Session, at: usize, len: usize, what: &str) -> Outcome<bool> {
     if at == 0 || !address::view(at as u64).is_null() {
         return session.wrong(CUDA_ERROR_INVALID_VALUE, format!("{what} {len} bytes at {at:#x}, not host memory"));
@@ -36,7 +36,7 @@ fn host_range(session: &mut Session, at: usize, len: usize, what: &str) -> Outco
     pinned
 }
 
-/// Copies of pageable memory are not recorded: nothing says what is there when the graph is launched.
+/// Refuses copies of pageable memory in a capture: its contents at the launch would be unknown.
 fn refuse_pageable(session: &mut Session, stream: CUstream) -> Outcome {
     let stream = session.stream(stream as u64)?;
     session.refuse_in_capture(stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
@@ -62,7 +62,8 @@ fn upload(session: &mut Session, to: u64, from: usize, len: usize, stream: CUstr
     } else {
         refuse_pageable(session, stream)?;
         *session.calls.entry("pageable upload").or_default() += 1;
-        // SAFETY: the caller has promised `len` readable bytes here; they are read inside the call, as the driver stages pageable memory.
+        // SAFETY: the caller has promised `len` readable bytes here; they are read inside the call,
+        // as the driver stages pageable memory.
         Source::Staged(unsafe { std::slice::from_raw_parts(from as *const u8, len) }.to_vec())
     };
     submit(session, stream, What::Upload { to, from, len: len as u64 }, returns)
@@ -74,7 +75,7 @@ fn download(session: &mut Session, to: usize, from: u64, len: usize, stream: CUs
     }
     device_range(session, from, len, "a download reads")?;
     let pinned = host_range(session, to, len, "a download writes")?;
-    // The driver copies to pageable memory through a buffer of its own, and returns when it is done.
+    // The driver copies to pageable memory through a buffer of its own, and returns after the copy.
     let returns = if pinned { returns } else { Returns::WhenDone };
     if !pinned {
         refuse_pageable(session, stream)?;
@@ -92,7 +93,7 @@ fn within(session: &mut Session, to: u64, from: u64, len: usize, stream: CUstrea
     submit(session, stream, What::Copy { to, from, len: len as u64 }, returns)
 }
 
-/// A copy whose direction follows from its addresses.
+/// Enqueues a copy whose direction follows from its addresses.
 fn unified(session: &mut Session, to: u64, from: u64, len: usize, stream: CUstream, returns: Returns) -> Outcome {
     match (address::view(to).is_null(), address::view(from).is_null()) {
         (false, false) => within(session, to, from, len, stream, returns),

@@ -1,4 +1,4 @@
-//! Starting the driver, its devices, their contexts.
+//! Initialisation of the driver, its devices, and their contexts.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -21,7 +21,7 @@ fn put_text(to: *mut c_char, room: c_int, text: &str) -> Outcome {
     Ok(())
 }
 
-/// The value of a device attribute, numbered as in `CUdevice_attribute`.
+/// Returns the value of a device attribute, numbered as in `CUdevice_attribute`.
 fn attribute(session: &mut Session, number: c_uint, device: CUdevice) -> Outcome<c_int> {
     let config = session.device(device)?.config.clone();
     Ok(match number {
@@ -42,8 +42,8 @@ fn attribute(session: &mut Session, number: c_uint, device: CUdevice) -> Outcome
         97 => 227 << 10,
         106 => 32,
         111 => 1 << 10,
-        // Concurrent kernels, ECC, unified addresses, priorities, managed memory, cooperative launches, mapping of memory, its
-        // export, pools.
+        // Concurrent kernels, ECC, unified addresses, priorities, managed memory, cooperative
+        // launches, mapping of memory, its export, pools.
         31 | 32 | 41 | 78 | 79 | 83 | 95 | 102 | 103 | 115 => 1,
         0 => return Err(CUDA_ERROR_INVALID_VALUE),
         _ => 0,

@@ -25,7 +25,7 @@ api! {
 
     cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph) Release |session| {
         let ended = session.end_capture(stream as u64);
-        // As documented, there is no graph where it fails.
+        // As documented, a failed call leaves no graph.
         put(graph, std::ptr::null_mut())?;
         let ended = ended?;
         let handle = session.handle();
@@ -35,7 +35,8 @@ api! {
 
     cuStreamIsCapturing(stream: CUstream, to: *mut c_uint) Context |session| {
         let stream = session.stream(stream as u64)?;
-        // As documented: the null stream cannot tell while one that it would wait for captures.
+        // As documented: the null stream has no status while a stream that it would wait for
+        // captures.
         session.refuse_null_stream(stream)?;
         let capture = session.capture_of(stream).and_then(|id| session.captures.get(&id));
         put(to, capture.map_or(NONE, |capture| if capture.is_invalidated { INVALIDATED } else { ACTIVE }))
@@ -46,7 +47,7 @@ api! {
         if nodes.is_null() {
             return put(count, found.len());
         }
-        // As documented: room that is left is set to null.
+        // As documented: unused room is set to null.
         let room = get(count)?;
         for index in 0..room {
             put(nodes.wrapping_add(index), found.get(index).map_or(0, |node| *node) as CUgraphNode)?;
@@ -64,7 +65,7 @@ api! {
         put(to, parameters)
     }
 
-    // It has no kernels but functions of the host.
+    // The stand-in's only kernels are host functions.
     cuGraphKernelNodeGetParams_v2(_node: CUgraphNode, _to: *mut c_void) Init |_session| { Err(CUDA_ERROR_NOT_SUPPORTED) }
 
     cuGraphMemAllocNodeGetParams(node: CUgraphNode, to: *mut CUDA_MEM_ALLOC_NODE_PARAMS) Init |session| {
@@ -109,7 +110,7 @@ api! {
     }
 
     cuGraphExecDestroy(executable: CUgraphExec) Init |session| {
-        // A launch of it that is under way goes on, as in the programming guide's example of user objects.
+        // A launch under way goes on, as in the programming guide's example of user objects.
         let device = session.executable(executable as u64)?.graph.device;
         if let Some(gone) = session.executables.remove(&(executable as u64)) {
             session.leave_graph(&gone.graph);

@@ -16,8 +16,8 @@ use crate::stream::{NON_BLOCKING, Stream};
 const MULTIPROCESSORS: c_uint = 1;
 /// `CU_GREEN_CTX_DEFAULT_STREAM`.
 const DEFAULT_STREAM: c_uint = 1;
-/// The least share of a device of this compute capability, and what shares are multiples of (cuda.h, at
-/// `cuDevSmResourceSplitByCount`).
+/// Returns the least share of a device of this compute capability, and the step between shares
+/// (cuda.h, at `cuDevSmResourceSplitByCount`).
 fn grain(capability: (i32, i32)) -> (u32, u32) {
     match capability.0 {
         ..7 => (1, 1),
@@ -27,24 +27,25 @@ fn grain(capability: (i32, i32)) -> (u32, u32) {
     }
 }
 
-/// Multiprocessors of one GPU processing cluster after the other: a group of more than one multiprocessor that are scheduled together lies within one. So an
-/// H100 of 132 gives 15 groups of 8 and 12 single ones (as has been seen on one), not 16 groups.
+/// The multiprocessors of each GPU processing cluster in turn. Multiprocessors that are scheduled
+/// together in one group must lie in one cluster. So an H100 of 132 gives 15 groups of 8 and 12
+/// single ones (as observed on an H100), not 16 groups.
 const CLUSTER_SIZES: [u32; 8] = [18, 18, 18, 16, 16, 16, 16, 14];
 
-/// Marks resources of the stand-in, so that made-up ones are seen.
+/// Marks the stand-in's resources, so that made-up ones are noticed.
 const MARK: u32 = 0x5354_4e44;
 
-/// Multiprocessors of a device, as the driver knows them; what the API passes around points to it.
+/// Multiprocessors of a device, as the driver knows them; the API's resources point to this.
 #[derive(Clone, Debug)]
 pub struct Resource {
     device: c_int,
     /// Numbers of multiprocessors, ascending.
     multiprocessors: Vec<u32>,
-    /// The call that split it off, if one has.
+    /// The call that split it off, if any.
     split: Option<u64>,
 }
 
-/// A resource as the API passes it around.
+/// Returns a resource to the caller in the API's form.
 fn give(session: &mut Session, to: *mut CUdevResource, resource: Resource) -> Outcome {
     let grain = grain(session.device(resource.device)?.config.capability);
     let count = resource.multiprocessors.len() as u32;
@@ -64,7 +65,7 @@ fn give(session: &mut Session, to: *mut CUdevResource, resource: Resource) -> Ou
     put(to, CUdevResource { type_, _internal_padding: padding, __bindgen_anon_1: share })
 }
 
-/// What a resource that the API passes around points to.
+/// Reads the resource that the API's form points to.
 fn taken(session: &mut Session, from: *const CUdevResource) -> Outcome<Resource> {
     let resource = get(from)?;
     let word = |at: usize| {
@@ -80,7 +81,7 @@ fn taken(session: &mut Session, from: *const CUdevResource) -> Outcome<Resource>
     }
 }
 
-/// Runs of `size` multiprocessors that are scheduled together: each in one cluster.
+/// Returns runs of `size` multiprocessors that are scheduled together, each in one cluster.
 fn runs(multiprocessors: &[u32], size: u32) -> Vec<Vec<u32>> {
     let mut clusters: Vec<Vec<u32>> = Vec::new();
     let (mut cluster, mut end) = (0, 0);
@@ -98,7 +99,7 @@ fn runs(multiprocessors: &[u32], size: u32) -> Vec<Vec<u32>> {
     clusters.iter().flat_map(whole).collect()
 }
 
-/// A green context that is alive.
+/// Returns a living green context.
 fn green(session: &mut Session, handle: CUgreenCtx) -> Outcome<(u64, c_int)> {
     let handle = handle as u64;
     match session.contexts.get(&handle) {
@@ -126,7 +127,8 @@ api! {
     ) Init |session| {
         let Resource { device, multiprocessors, split } = taken(session, input)?;
         if split.is_some() {
-            // As documented: only behind a green context of its own. Which error it is is not documented.
+            // As documented, only a green context's resource can be split again. The error code is
+            // not documented.
             return session
                 .wrong(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION, "a resource that comes out of a split is split again");
         }
@@ -163,7 +165,7 @@ api! {
             parts.push(taken(session, resources.wrapping_add(index))?);
         }
         let Some(Resource { device, split, .. }) = parts.first().cloned() else { return Err(CUDA_ERROR_INVALID_VALUE) };
-        // As documented, where there are several.
+        // As documented, for several resources.
         if parts.len() > 1 && (split.is_none() || parts.iter().any(|part| part.device != device || part.split != split)) {
             return session.wrong(
                 CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION,
@@ -188,7 +190,7 @@ api! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         session.faults.allocation(0)?;
-        // As documented, a green context holds the primary one.
+        // As documented, a green context retains the primary context.
         session.retain_primary(device)?;
         let handle = session.add_context(device, Some(multiprocessors));
         put(context, handle as CUgreenCtx)
@@ -196,7 +198,7 @@ api! {
 
     cuGreenCtxDestroy(context: CUgreenCtx) Init |session| {
         let (handle, device) = green(session, context)?;
-        // Its streams stay, as documented: the program has to destroy them.
+        // As documented, its streams stay: the program must destroy them.
         session.contexts.remove(&handle);
         session.release_primary(device)
     }

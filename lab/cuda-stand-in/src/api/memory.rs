@@ -1,4 +1,4 @@
-//! Allocating memory, on the device and on the host, and asking what an address is.
+//! Allocates memory on the device and on the host, and answers questions about addresses.
 
 use std::ffi::{c_char, c_uint, c_void};
 
@@ -15,7 +15,7 @@ const DEVICE: c_uint = 2;
 /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`.
 const MEMORY_TYPE: c_uint = 2;
 
-/// What a handle of memory begins with; its address stands over the first of it.
+/// The beginning of a memory handle; the address is written over its first bytes.
 const IPC_HANDLE: [c_char; 64] = [0x5a; 64];
 
 fn allocate_host(session: &mut Session, to: *mut *mut c_void, len: usize) -> Outcome {
@@ -54,7 +54,7 @@ api! {
         let stream = session.stream(stream as u64)?;
         let device = session.device;
         if let Some(capture) = session.capture_of(stream) {
-            // As documented: a node of the graph, which owns the memory.
+            // As documented, the allocation becomes a node of the graph, which owns the memory.
             let start = session.capture_allocation(capture, stream, device, len as u64)?;
             return put(address, start);
         }
@@ -125,7 +125,8 @@ api! {
         put(handle, CUipcMemHandle { reserved })
     }
 
-    // Also in the process whose memory it is, where a driver refuses; and at the same address, where a driver maps it anew.
+    // A driver refuses to open a handle in the owner's process, and maps the memory at a new
+    // address. The stand-in opens it there too, at the same address.
     cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, _flags: c_uint) Context |session| {
         let mut bytes = [0; 8];
         bytes.iter_mut().zip(handle.reserved).for_each(|(to, byte)| *to = byte as u8);

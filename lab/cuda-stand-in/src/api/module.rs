@@ -1,10 +1,11 @@
-//! Kernels of a program's own, which host memory cannot run: the entry points are there, so that a program that loads them goes on.
+//! Kernels of a program's own, which host memory cannot run. The entry points exist so that a
+//! program that loads them goes on.
 
 macro_rules! unsupported {
     ($($name:ident)*) => {
         api! {
             $(
-                // The arguments are not looked at, which the C calling convention allows.
+                // The arguments are ignored, which the C calling convention allows.
                 $name() Nothing |_session| { Err(crate::result::CUresult::CUDA_ERROR_NOT_SUPPORTED) }
             )*
         }

@@ -1,4 +1,5 @@
-//! The pool that `cuMemAllocAsync` allocates from: each device has one, and it keeps nothing, whatever is asked.
+//! The pool that `cuMemAllocAsync` allocates from. Each device has one pool, which keeps no memory
+//! under any setting.
 
 use std::ffi::{c_uint, c_void};
 

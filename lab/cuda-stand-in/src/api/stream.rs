@@ -35,7 +35,7 @@ api! {
         }
         match session.streams.get_mut(&handle) {
             Some(stream) if !stream.destroyed && !stream.own => {
-                // What was enqueued still runs when somebody waits for it.
+                // Enqueued operations still run when a thread waits for them.
                 stream.destroyed = true;
                 let device = stream.device;
                 session.device(device)?.failed.map_or(Ok(()), |(code, _)| Err(code))
@@ -67,7 +67,7 @@ api! {
         match state.record {
             Some((other, number)) => session.enqueue_wait(stream, other, number, &order),
             None => {
-                // As documented: it waits for nothing, which is seldom meant.
+                // As documented, such a wait waits for nothing, which is seldom intended.
                 session.mistake(format!("stream {stream:#x} is told to wait for event {event:?}, which was never recorded"));
                 Ok(())
             }

@@ -63,7 +63,8 @@ fn another_process_finds_it_by_its_folder_and_its_environment() {
     assert!(status.unwrap().success());
 }
 
-/// Splits the device of 132 multiprocessors; the size of a group, their count, what is left.
+/// Splits the device of 132 multiprocessors. Returns the size of a group, the number of groups, and
+/// the number of remaining multiprocessors.
 fn split(input: &CUdevResource, wanted: u32, least: u32) -> Result<(u32, u32, u32), CUresult> {
     // SAFETY: zero is a value of each of its fields.
     let mut parts: [CUdevResource; 80] = unsafe { std::mem::zeroed() };

@@ -1,4 +1,4 @@
-//! What goes wrong, and how it shows.
+//! Faults, and their effects on a program.
 
 use cuda_stand_in::StandIn;
 use cudarc::driver::sys::CUresult;
@@ -25,7 +25,7 @@ fn a_failed_kernel_fails_everything_after_it_until_its_context_goes() {
     assert_eq!(cuda!(cuEventSynchronize(done)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     assert_eq!(allocate(1), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     assert_eq!(cuda!(cuStreamSynchronize(other)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
-    // What is given back says so too, and is given back.
+    // A free also returns the error, and still frees.
     assert_eq!(cuda!(cuMemFree_v2(memory)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     assert_eq!(cuda!(cuEventDestroy_v2(done)), Err(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS));
     for stream in [lane, other] {

@@ -1,4 +1,4 @@
-//! What a graph tells of what was recorded.
+//! The nodes of a graph describe the recorded operations.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -9,7 +9,7 @@ use cudarc::driver::sys::{CUgraph, CUgraphNode, CUgraphNodeType, CUmemorytype, C
 use crate::graphs::{THREAD_LOCAL, allocate_in, begin, destroy, end, enqueue_double};
 use crate::program::{Program, allocate, cuda, download, free_pinned, pinned, stream, upload};
 
-/// The nodes of a graph, where there is room for so many.
+/// Returns the nodes of a graph, given room for this many.
 fn nodes(graph: CUgraph, room: usize) -> Vec<CUgraphNode> {
     let (mut nodes, mut count) = (vec![ptr::dangling_mut(); room], room);
     cuda!(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count)).unwrap();
@@ -50,7 +50,8 @@ fn a_graph_tells_its_nodes() {
         cuda!(cuGraphNodeGetType(*node, &mut kind)).unwrap();
         assert_eq!(kind, expected);
     }
-    // What a copy goes between: kind of memory, host address, device address; and how long it is.
+    // The ends of a copy, each with the kind of memory, the host address and the device address;
+    // and the length of the copy.
     let (from, to) = (input.as_ptr().addr(), output.as_ptr().addr());
     let copies = [
         (0, (HOST, from, 0), (DEVICE, 0, memory), 8),
@@ -69,7 +70,7 @@ fn a_graph_tells_its_nodes() {
     let mut copy = MaybeUninit::uninit();
     assert_eq!(cuda!(cuGraphMemcpyNodeGetParams(all[3], copy.as_mut_ptr())), Err(CUresult::CUDA_ERROR_INVALID_VALUE));
     assert_eq!(program.stand_in.mistakes(), Vec::<String>::new());
-    // A node goes with its graph.
+    // A node dies with its graph.
     cuda!(cuGraphDestroy(graph)).unwrap();
     let mut kind = CU_GRAPH_NODE_TYPE_EMPTY;
     assert_eq!(cuda!(cuGraphNodeGetType(all[0], &mut kind)), Err(CUresult::CUDA_ERROR_INVALID_VALUE));

@@ -24,7 +24,7 @@ pub fn end(stream: CUstream) -> Result<CUgraph, CUresult> {
     ended.map(|()| graph)
 }
 
-/// Makes a graph ready to be launched, and destroys it itself.
+/// Makes an executable graph, and destroys the recorded graph.
 fn ready(graph: CUgraph) -> CUgraphExec {
     let mut executable = ptr::null_mut();
     cuda!(cuGraphInstantiateWithFlags(&mut executable, graph, 0)).unwrap();
@@ -68,7 +68,7 @@ fn each_launch_runs_what_was_recorded() {
         upload(memory, input, lane).unwrap();
         enqueue_double(lane, memory).unwrap();
         download(output, memory, lane).unwrap();
-        // What other streams are given runs meanwhile.
+        // Work on other streams runs meanwhile.
         kernel(other, || ());
         cuda!(cuStreamSynchronize(other)).unwrap();
         let executable = ready(end(lane).unwrap());
@@ -86,7 +86,7 @@ fn each_launch_runs_what_was_recorded() {
             cuda!(cuStreamSynchronize(lane)).unwrap();
             assert_eq!((output[0], program.stand_in.trace().len()), (2 * value, 3 * number), "{mode:?}");
         }
-        // A launch that is under way goes on.
+        // A launch under way goes on.
         input[0] = 7;
         cuda!(cuGraphLaunch(executable, lane)).unwrap();
         cuda!(cuGraphExecDestroy(executable)).unwrap();
@@ -100,7 +100,7 @@ fn each_launch_runs_what_was_recorded() {
     }
 }
 
-/// What is called while a stream records.
+/// A call that is made while a stream captures.
 type Call<'a> = &'a dyn Fn() -> Result<(), CUresult>;
 
 #[test]
@@ -110,7 +110,8 @@ fn what_disturbs_a_capture_fails_and_spoils_it() {
     let (lane, other, marked) = (stream(), stream(), event());
     let memory = allocate(8).unwrap();
     let pageable = [0; 8];
-    // Some call, the code of it where everything is forbidden, and that of it where as little as possible is.
+    // A call, the code that it fails with in the strictest mode, and its result in the most relaxed
+    // mode.
     let forbidden: [(&str, CUresult, Result<(), CUresult>, Call<'_>); 10] = [
         (
             "waits for the stream",
@@ -198,7 +199,7 @@ fn the_mode_says_whose_calls_disturb() {
         assert_eq!(std::thread::spawn(beside).join().unwrap().is_ok(), allowed, "{mode:?}");
         assert_eq!(end(lane).map(|graph| cuda!(cuGraphDestroy(graph)).unwrap()).is_ok(), allowed);
     }
-    // Another thread may end only what is relaxed.
+    // Another thread may end only a relaxed capture.
     for (mode, ended) in [(GLOBAL, Err(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)), (RELAXED, Ok(()))] {
         begin(lane, mode);
         let at = lane as usize;
@@ -226,7 +227,7 @@ fn captures_begin_and_end_once_and_not_in_the_null_stream() {
     begin(lane, RELAXED);
     assert_eq!(cuda!(cuStreamBeginCapture_v2(lane, RELAXED)), Err(CUDA_ERROR_ILLEGAL_STATE));
     assert_eq!(end(lane), Err(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED));
-    // The null stream waits for blocking streams alone.
+    // The null stream waits only for blocking streams.
     let memory = allocate(1).unwrap();
     for (stream, on_null) in [(lane, Ok(())), (blocking, Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT))] {
         begin(stream, RELAXED);
@@ -268,7 +269,7 @@ fn streams_join_a_capture_and_have_to_be_joined() {
     // The events belong to a capture that is over.
     assert_eq!(cuda!(cuEventQuery(join)), Err(CUDA_ERROR_CAPTURED_EVENT));
     assert_eq!(cuda!(cuStreamWaitEvent(third, join, 0)), Err(CUDA_ERROR_CAPTURED_EVENT));
-    // Ended in a stream that only joined; two captures do not become one.
+    // The capture ends in a stream that only joined; two captures do not become one.
     begin(lane, THREAD_LOCAL);
     cuda!(cuEventRecord(fork, lane)).unwrap();
     cuda!(cuStreamWaitEvent(side, fork, 0)).unwrap();
@@ -301,7 +302,7 @@ fn each_launch_is_checked_for_its_order() {
     let memory = allocate(1).unwrap();
     cuda!(cuMemsetD8Async(memory, 1, 1, lane)).unwrap();
     let (first, second) = (writer(lane, memory), writer(lane, memory));
-    // Launches of one graph are in order, wherever they are.
+    // Launches of one graph are in order, on any streams.
     for stream in [lane, other, lane] {
         cuda!(cuGraphLaunch(first, stream)).unwrap();
     }
@@ -389,7 +390,8 @@ fn kernels_of_a_graph_begin_without_the_host() {
     program.finish();
 }
 
-/// Memory that is taken and freed while a stream captures belongs to the graph: at one address, there from its allocation to its free in each launch.
+/// Memory that is allocated and freed during a capture belongs to the graph. It has one address,
+/// and exists from its allocation to its free in each launch.
 #[test]
 fn a_graph_may_have_memory_of_its_own() {
     let program = Program::start();
@@ -415,7 +417,7 @@ fn a_graph_may_have_memory_of_its_own() {
         cuda!(cuStreamSynchronize(lane)).unwrap();
         assert_eq!(output[0], 6);
     }
-    // Two are under way when it is destroyed.
+    // Two launches are under way when the graph is destroyed.
     output[0] = 0;
     cuda!(cuGraphLaunch(executables[0], lane)).unwrap();
     cuda!(cuGraphLaunch(executables[0], lane)).unwrap();
@@ -460,7 +462,7 @@ fn memory_that_a_graph_leaves_is_freed_before_its_next_launch() {
     let mistakes = program.stand_in.mistakes();
     assert!(mistakes.len() == 2 && mistakes.iter().all(|what| what.contains("was not freed")), "{mistakes:?}");
     program.stand_in.forget();
-    // What the last launch has left stays when the graph goes.
+    // Memory that the last launch has left stays when the graph goes.
     cuda!(cuGraphLaunch(executable, lane)).unwrap();
     cuda!(cuGraphExecDestroy(executable)).unwrap();
     cuda!(cuStreamSynchronize(lane)).unwrap();

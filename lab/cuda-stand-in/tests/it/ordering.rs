@@ -1,4 +1,4 @@
-//! Work that nothing orders is found also where it goes well.
+//! Unordered work is found even if it goes well.
 
 use cuda_stand_in::StandIn;
 use cudarc::driver::sys::CUstream;
@@ -11,7 +11,7 @@ fn kernel_on(stream: CUstream, address: u64, len: u64, writes: bool) {
     kernel(stream, || ());
 }
 
-/// How many mistakes there are since the last call, each of them one of ordering.
+/// Returns the number of mistakes since the last call, each of them one of ordering.
 fn unordered(program: &Program) -> usize {
     let mistakes = program.stand_in.mistakes();
     assert!(mistakes.iter().all(|mistake| mistake.contains("nothing orders")), "{mistakes:?}");
@@ -19,7 +19,8 @@ fn unordered(program: &Program) -> usize {
     mistakes.len()
 }
 
-/// A slot that a lane reads is written again: how the ring is kept from doing so too early.
+/// A lane's slot is written again after its read. The variants are the ways to keep the write from
+/// coming too early.
 #[derive(Clone, Copy)]
 enum Guard {
     None,

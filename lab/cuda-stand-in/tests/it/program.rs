@@ -1,4 +1,4 @@
-//! A program that uses a GPU through `cudarc`: what the tests share.
+//! A program that uses a GPU through `cudarc`, for all tests.
 
 use cuda_stand_in::StandIn;
 use cudarc::driver::sys::{CUcontext, CUevent, CUresult, CUstream};
@@ -6,7 +6,8 @@ use cudarc::driver::sys::{CUcontext, CUevent, CUresult, CUstream};
 /// Calls the driver and keeps the error's code.
 macro_rules! cuda {
     ($call:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the stand-in checks handles and device addresses, and the host pointers are those of values that live.
+        // SAFETY: the stand-in checks handles and device addresses, and the host pointers point to
+        // living values.
         let code = unsafe { cudarc::driver::sys::$call($($arg),*) };
         code.result().map_err(|error| error.0)
     }};
@@ -32,7 +33,7 @@ impl Program {
         Self { stand_in, context }
     }
 
-    /// Gives the context back and checks that nothing is left and nothing was wrong.
+    /// Gives the context back, and checks that the program leaked nothing and made no mistakes.
     pub fn finish(self) {
         cuda!(cuCtxSetCurrent(std::ptr::null_mut())).unwrap();
         cuda!(cuDevicePrimaryCtxRelease_v2(0)).unwrap();
@@ -62,7 +63,8 @@ pub fn event() -> CUevent {
 pub fn pinned(bytes: &[u8]) -> &'static mut [u8] {
     let mut start = std::ptr::null_mut();
     cuda!(cuMemHostAlloc(&mut start, bytes.len(), 0)).unwrap();
-    // SAFETY: the stand-in has allocated that much; tests free it only when they are done with it.
+    // SAFETY: the stand-in has allocated that much; tests free the memory only after their last use
+    // of it.
     let memory = unsafe { std::slice::from_raw_parts_mut(start.cast::<u8>(), bytes.len()) };
     memory.copy_from_slice(bytes);
     memory
@@ -80,13 +82,14 @@ pub fn download(to: &mut [u8], from: u64, stream: CUstream) -> Result<(), CUresu
     cuda!(cuMemcpyDtoHAsync_v2(to.as_mut_ptr().cast(), from, to.len(), stream))
 }
 
-/// Enqueues something that plays a kernel.
+/// Enqueues a closure that plays a kernel.
 pub fn kernel(stream: CUstream, body: impl FnOnce() + Send + 'static) {
     StandIn::kernel(stream as u64, body).unwrap();
 }
 
 /// The bytes of device memory, for a function that plays a kernel.
 pub fn bytes<'a>(address: u64, len: usize) -> &'a mut [u8] {
-    // SAFETY: the tests ask for memory that they have allocated, and only from kernels that nothing runs beside.
+    // SAFETY: the tests pass memory that they have allocated, and only from kernels without
+    // concurrent kernels.
     unsafe { std::slice::from_raw_parts_mut(StandIn::view(address), len) }
 }

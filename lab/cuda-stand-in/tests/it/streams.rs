@@ -61,7 +61,7 @@ fn only_what_is_waited_for_runs() {
     say(b, "b1");
     cuda!(cuStreamWaitEvent(b, middle, 0)).unwrap();
     say(b, "b2");
-    // The event is recorded again: the wait above is for what it was then.
+    // The event is recorded again: the wait above still stands for the earlier record.
     cuda!(cuEventRecord(middle, a)).unwrap();
     cuda!(cuStreamSynchronize(b)).unwrap();
     assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["b1", "a1", "b2"]);
@@ -159,7 +159,8 @@ fn the_trace_shows_what_nothing_orders() {
     program.finish();
 }
 
-/// A chain of kernels over two streams, each of which adds its number to what the one before has left.
+/// A chain of kernels over two streams: each kernel adds its number to the result of the one
+/// before.
 fn chain(waits: bool) -> u64 {
     let (streams, handover) = ([stream(), stream()], event());
     let memory = allocate(8).unwrap();

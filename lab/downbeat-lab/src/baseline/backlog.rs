@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use downbeat_core::cluster::{ModelOptions, Reject, Request};
 use downbeat_core::{Duration, LatencyProfile, RequestId, Time};
 
-/// A request that waits. Ordered by deadline, then by arrival.
+/// A waiting request. The order is by deadline, then by arrival.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Waiting {
     pub deadline: Time,
     pub id: RequestId,
 }
 
-/// What a baseline knows of a model.
+/// A model as baselines know it.
 #[derive(Clone, Debug)]
 pub(super) struct Profile {
     pub latency: LatencyProfile,
@@ -31,8 +31,8 @@ impl Profile {
         self.latency.largest_up_to(self.max_batch, budget)
     }
 
-    /// Whether a request can be met by a batch of one that starts at `start`. Requests of several items are not part of any
-    /// baseline's paper.
+    /// Rejects a request that a batch of one could not meet from `start`. Rejects requests of
+    /// several items, which no baseline's paper has.
     pub fn admit(&self, now: Time, start: Time, request: &Request) -> Result<(), Reject> {
         match request.size {
             0 => return Err(Reject::ZeroSize),
@@ -88,7 +88,7 @@ impl Backlog {
         self.waiting.pop_front_if(hopeless)
     }
 
-    /// When the head becomes hopeless.
+    /// Returns the time when the head becomes hopeless.
     pub fn hopeless_at(&self, profile: &Profile) -> Option<Time> {
         let head = self.waiting.front().filter(|head| head.deadline != Time::MAX)?;
         Some(head.deadline - profile.latency.latency(1) + Duration::from_nanos(1))
@@ -100,8 +100,9 @@ impl Backlog {
         profile.largest_within(head.deadline.since(now)).min(self.waiting.len() as u32)
     }
 
-    /// How many heads are passed over by the largest batch of any requests that all meet their deadlines if it starts now, and
-    /// its size. Sizes are feasible up to some size: the larger, the longer it takes and the fewer have the time.
+    /// Finds the largest batch of any requests that all meet their deadlines if it starts now.
+    /// Returns the number of heads that it passes over, and its size. Sizes are feasible up to some
+    /// size: a larger batch takes longer, and fewer requests have the time.
     pub fn largest(&self, now: Time, profile: &Profile) -> (usize, u32) {
         let passed = |size: u32| {
             let end = now + profile.latency.latency(size);

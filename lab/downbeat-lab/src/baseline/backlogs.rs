@@ -10,13 +10,13 @@ use super::fleet::Fleet;
 #[derive(Debug, Default)]
 pub(super) struct Backlogs {
     models: Vec<BacklogModel>,
-    /// By model: when its head becomes hopeless.
+    /// By model: the time when its head becomes hopeless.
     expiries: IndexedHeap<Time>,
     /// Requests that wait, of all models.
     waiting: usize,
 }
 
-/// A model, and what waits for it.
+/// A model, with its waiting requests.
 #[derive(Debug)]
 pub(super) struct BacklogModel {
     pub profile: Profile,
@@ -33,12 +33,13 @@ impl Backlogs {
         self.waiting == 0
     }
 
-    /// By model.
+    /// Returns the models, by number.
     pub fn models(&self) -> &[BacklogModel] {
         &self.models
     }
 
-    /// Takes in a request that a batch of one could still meet if it started at `start`; [`Backlogs::refresh`] comes after it.
+    /// Takes in a request that a batch of one could still meet if it started at `start`. The caller
+    /// then calls [`Backlogs::refresh`].
     pub fn admit(&mut self, now: Time, start: Time, request: &Request) -> Result<(), Reject> {
         let BacklogModel { profile, .. } = self.models.get(request.model.0 as usize).ok_or(Reject::UnknownModel)?;
         profile.admit(now, start, request)?;
@@ -52,13 +53,14 @@ impl Backlogs {
         self.waiting += 1;
     }
 
-    /// Takes `size` requests of a model behind its first `passed`; [`Backlogs::refresh`] comes after it.
+    /// Takes `size` requests of a model behind its first `passed`. The caller then calls
+    /// [`Backlogs::refresh`].
     pub fn take(&mut self, model: u32, passed: usize, size: u32) -> impl Iterator<Item = Waiting> + '_ {
         self.waiting -= size as usize;
         self.models[model as usize].backlog.take(passed, size)
     }
 
-    /// Gives up what of a model is hopeless, and notes when the next will be.
+    /// Drops the hopeless requests of a model, and records when the next one becomes hopeless.
     pub fn refresh(&mut self, now: Time, model: u32, fleet: &mut Fleet) {
         let BacklogModel { profile, backlog } = &mut self.models[model as usize];
         while let Some(dropped) = backlog.pop_hopeless(now, profile) {
@@ -73,12 +75,12 @@ impl Backlogs {
         }
     }
 
-    /// A model whose head has become hopeless by now.
+    /// Returns a model whose head has become hopeless by now.
     pub fn expired(&self, now: Time) -> Option<u32> {
         self.expiries.peek().filter(|(at, _)| *at <= now).map(|(_, model)| model)
     }
 
-    /// When [`Backlogs::expired`] will have something.
+    /// Returns the time when [`Backlogs::expired`] will return a model.
     pub fn next_expiry(&self) -> Option<Time> {
         self.expiries.peek().map(|(at, _)| at)
     }

@@ -19,15 +19,18 @@ use downbeat_sim::{Cluster, Decision};
 /// | any batch size | Symphony §5 (the original has powers of two) |
 ///
 /// Left open, and decided in favour of Clockwork:
-/// - *Which requests make a candidate of size `b`*: the first `b` of the queue, and none if there are fewer. As `l` never falls, the
-///   earliest latest start of a model that has not passed is that of the largest batch that still meets the head's deadline:
-///   so `O(log max_batch)` finds what a table of candidates would. Of two sizes with the same `l`, hence the same latest start, the larger.
-/// - *How far ahead a device is given work*: not at all. The original does it some milliseconds ahead, to hide the network; every request that
-///   comes in between is lost to the batch.
-/// - *What a decision costs*: nothing (Symphony §5.2 says that it is what limits Clockwork).
+/// - *Which requests make a candidate of size `b`*: the first `b` of the queue, and none if there
+///   are fewer. `l` never falls. So a model's earliest latest start that has not passed belongs to
+///   the largest batch that still meets the head's deadline. `O(log max_batch)` finds the same
+///   batch as a table of candidates. Of two sizes with the same `l`, hence the same latest start,
+///   the larger counts.
+/// - *How far ahead a device is given work*: not at all. The original does so some milliseconds
+///   ahead, to hide the network, and its batch misses every request that comes meanwhile.
+/// - *What a decision costs*: nothing (Symphony §5.2 calls this cost the limit of Clockwork).
 ///
-/// With these, Clockwork is the eager policy with head drop and an admission control. The system of Symphony's table 2 hardly batches:
-/// its 1,358 r/s are what 8 devices give with batches of one (`8 / l(1)` = 1,306).
+/// With these, Clockwork is the eager policy with head drop and an admission control. The system of
+/// Symphony's table 2 hardly batches: 8 devices give its 1,358 r/s with batches of one (`8 / l(1)`
+/// = 1,306).
 #[derive(Debug, Default)]
 pub struct Clockwork {
     backlogs: Backlogs,
@@ -35,12 +38,12 @@ pub struct Clockwork {
 }
 
 impl Clockwork {
-    /// Without models and devices.
+    /// Makes a scheduler without models and devices.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives up what is hopeless.
+    /// Drops hopeless requests.
     fn expire(&mut self, now: Time) {
         while let Some(model) = self.backlogs.expired(now) {
             self.backlogs.refresh(now, model, &mut self.fleet);

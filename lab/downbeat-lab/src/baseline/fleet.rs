@@ -1,4 +1,5 @@
-//! The devices of a baseline: which is free, what the others run, and the decisions that are to be told.
+//! The devices of a baseline: free ones, running batches, and decisions not yet taken by the
+//! driver.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -11,9 +12,9 @@ use downbeat_sim::Decision;
 #[derive(Debug, Default)]
 pub(super) struct Fleet {
     free: BTreeSet<DeviceId>,
-    /// By device.
+    /// By device: the running batch.
     running: Vec<Option<BatchId>>,
-    /// By device that runs a batch: when it is expected to end.
+    /// By busy device: the expected end of its batch.
     ends: IndexedHeap<Time>,
     next_batch: u64,
     decisions: VecDeque<Decision>,
@@ -28,7 +29,7 @@ impl Fleet {
         id
     }
 
-    /// The free device of the smallest id.
+    /// Returns the free device of the smallest id.
     pub fn first_free(&self) -> Option<DeviceId> {
         self.free.first().copied()
     }
@@ -37,7 +38,7 @@ impl Fleet {
         self.free.contains(&device)
     }
 
-    /// When a device is expected to be free; never if there is none.
+    /// Returns the time when the next device is expected to be free, or never without devices.
     pub fn next_free(&self, now: Time) -> Time {
         if self.free.is_empty() { self.ends.peek().map_or(Time::MAX, |(at, _)| at.max(now)) } else { now }
     }
@@ -62,7 +63,7 @@ impl Fleet {
         self.decisions.push_back(Decision::Dispatch { batch, device, model, members: ids, size, start, expected });
     }
 
-    /// Stops what runs on `device`.
+    /// Stops the batch that runs on `device`.
     pub fn preempt(&mut self, device: DeviceId) {
         if let Some(batch) = self.running[device.0 as usize]
             && self.completed(device, batch)
@@ -75,7 +76,7 @@ impl Fleet {
         self.decisions.push_back(Decision::Drop { request, model, reason });
     }
 
-    /// `false` if the batch does not run there.
+    /// Records a completed batch. Returns `false` if the batch does not run on this device.
     pub fn completed(&mut self, device: DeviceId, batch: BatchId) -> bool {
         let Some(running) = self.running.get_mut(device.0 as usize).filter(|running| **running == Some(batch)) else {
             return false;

@@ -1,8 +1,9 @@
 //! The systems that Downbeat is compared with, each a [`Cluster`](downbeat_sim::Cluster) in one file.
 //!
-//! Each type's documentation says which rule comes from which paper, and how what the paper leaves open is decided: in favour of the
-//! baseline. They run in the same ideal world as Downbeat's scheduler: exact latency profiles, no network, no cost of
-//! a decision. A request counts as one item, as in the papers.
+//! Each type's documentation names the paper of each rule, and lists the choices that the paper
+//! leaves open. These are made in favour of the baseline. Baselines run in the same ideal world as
+//! Downbeat's scheduler: exact latency profiles, no network, no cost of a decision. A request
+//! counts as one item, as in the papers.
 //!
 //! | baseline | a free device takes | gives up | type |
 //! |---|---|---|---|

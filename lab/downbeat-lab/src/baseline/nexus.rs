@@ -1,4 +1,5 @@
-//! Nexus: a plan for each epoch of which device runs which models in which batches; frontends that route by it; early drop.
+//! Nexus: a plan for each epoch that gives each device its models and batch sizes; frontends that
+//! route by the plan; early drop.
 
 use downbeat_core::cluster::{DropReason, ModelOptions, Reject, Request};
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId, Time};
@@ -7,7 +8,7 @@ use super::backlog::{Backlog, Profile, Waiting};
 use super::fleet::Fleet;
 use downbeat_sim::{Cluster, Decision};
 
-/// What can be chosen about Nexus.
+/// The options of Nexus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NexusOptions {
     /// Time between two plans.
@@ -35,23 +36,28 @@ impl Default for NexusOptions {
 /// | early drop: the batch starts at the first request whose deadline leaves time for a batch of the planned size (or of what is left of the queue); those before it are dropped | SOSP '19 §4.3, §6.3 |
 ///
 /// Left open, and decided in favour of Nexus:
-/// - *A cluster of a given size*: the plan is for the largest multiple of all rates that the devices can hold, above or below one: no device is left
-///   without work, and room for bursts is spread evenly. The original takes as many devices as the rates ask for.
-/// - *More models than can be packed at any multiple*: those that are left over share the least occupied devices, beyond the duty cycle.
+/// - *A cluster of a given size*: the plan is for the largest multiple of all rates that the
+///   devices can hold, above or below one. So no device is left without work, and room for bursts
+///   is spread evenly. The original takes as many devices as the rates ask for.
+/// - *More models than can be packed at any multiple*: the remaining models share the least
+///   occupied devices, beyond the duty cycle.
 /// - *The first plan*: from the declared rates, as if an epoch had been seen.
-/// - *Requests that wait when the plan changes*: they are routed again, by the new plan. Loading a model takes no time.
-/// - *What a frontend does*: smooth weighted round robin, the most even of them, from a device of its own to begin with. Which frontend a
-///   request comes to is random (its number mixed); with one frontend, the routing is deterministic.
-/// - *An SLO below `2 * l(1)`*: `B = 1`. *A rate so low that no batch gathers*: a batch of one in a duty cycle of `SLO - l(1)`. *A residual load
-///   that is more than its batches can do*: a device of its own, with `B`.
+/// - *Requests that wait when the plan changes*: the new plan routes them again. Loading a model
+///   takes no time.
+/// - *What a frontend does*: smooth weighted round robin, the most even kind, from a device of its
+///   own to begin with. A request's frontend is random (its number mixed); with one frontend, the
+///   routing is deterministic.
+/// - *An SLO below `2 * l(1)`*: `B = 1`. *A rate so low that no batch gathers*: a batch of one in a
+///   duty cycle of `SLO - l(1)`. *A residual load beyond the capacity of its batches*: a device of
+///   its own, with `B`.
 #[derive(Debug)]
 pub struct Nexus {
     options: NexusOptions,
     models: Vec<RoutedModel>,
-    /// By device.
+    /// The backend of each device.
     backends: Vec<Backend>,
     fleet: Fleet,
-    /// When the plan was made; `None`: it has to be.
+    /// The time of the plan; `None`: a plan is due at once.
     planned_at: Option<Time>,
 }
 
@@ -68,11 +74,11 @@ struct RoutedModel {
     credits: Vec<Vec<f64>>,
 }
 
-/// A way from a frontend to a device.
+/// A route from a frontend to a device.
 #[derive(Clone, Copy, Debug)]
 struct Route {
     device: u32,
-    /// In [`Backend::sessions`].
+    /// The index in [`Backend::sessions`].
     session: usize,
     /// Requests per second.
     share: f64,
@@ -81,7 +87,7 @@ struct Route {
 #[derive(Debug, Default)]
 struct Backend {
     sessions: Vec<Session>,
-    /// Whose turn it is.
+    /// The session that is next.
     turn: usize,
 }
 
@@ -97,9 +103,9 @@ struct Session {
 #[derive(Clone, PartialEq, Debug, Default)]
 struct Node {
     parts: Vec<Part>,
-    /// Seconds; saturated nodes: `l(B)`.
+    /// The duty cycle in seconds; for saturated nodes `l(B)`.
     duty: f64,
-    /// Share of the duty cycle in which it is busy.
+    /// The share of the duty cycle in which the device is busy.
     occupancy: f64,
 }
 
@@ -113,7 +119,7 @@ struct Part {
 }
 
 impl Nexus {
-    /// Without models and devices.
+    /// Makes a scheduler without models and devices.
     pub fn new(options: NexusOptions) -> Self {
         Nexus { options, models: Vec::new(), backends: Vec::new(), fleet: Fleet::default(), planned_at: None }
     }
@@ -124,7 +130,7 @@ impl Nexus {
             Some(at) if now < at + self.options.epoch => return,
             Some(at) => {
                 for model in &mut self.models {
-                    // At least one: a model that nobody asked for has to be somewhere.
+                    // At least one, so that a model without requests still has a device.
                     model.rate = model.arrivals.max(1) as f64 / now.since(at).as_secs_f64();
                 }
             }
@@ -156,7 +162,7 @@ impl Nexus {
             let (routes, frontends) = (model.routes.len(), self.options.frontends.max(1) as usize);
             model.credits = vec![vec![0.0; routes]; frontends];
             for (credits, frontend) in model.credits.iter_mut().zip(0..) {
-                // Frontends that began at the same device would go on in step.
+                // Frontends that began at the same device would stay in step.
                 if frontend > 0 && routes > 0 {
                     credits[frontend % routes] += model.routes[frontend % routes].share;
                 }
@@ -214,7 +220,7 @@ impl Nexus {
     }
 }
 
-/// The plan for `devices` devices: for the largest multiple of the rates that they hold.
+/// Makes the plan for `devices` devices, for the largest multiple of the rates that they hold.
 fn pack_on(models: &[RoutedModel], devices: usize) -> Vec<Node> {
     if models.is_empty() || devices == 0 {
         return Vec::new();
@@ -271,12 +277,12 @@ fn pack(models: &[RoutedModel], factor: f64) -> Vec<Node> {
     nodes
 }
 
-/// One node for the parts of both, if it exists.
+/// Merges two nodes into one, if their batches fit into the shorter duty cycle.
 fn merge(models: &[RoutedModel], a: &Node, b: &Node) -> Option<Node> {
     let duty = a.duty.min(b.duty);
     let mut busy = 0.0;
     let parts = a.parts.iter().chain(&b.parts).map(|part| {
-        // A batch that is a whole number but for rounding is that number.
+        // Rounding may leave a whole number slightly off.
         let batch =
             ((part.rate * duty - 1e-9).ceil().max(1.0) as u32).min(models[part.model as usize].profile.max_batch);
         busy += models[part.model as usize].seconds(batch);
@@ -291,13 +297,13 @@ impl RoutedModel {
         self.profile.latency.latency(batch).as_secs_f64()
     }
 
-    /// The batch of a device of its own, and the requests per second that it makes.
+    /// Returns the batch size of a saturated device, and its requests per second.
     fn saturated(&self) -> (u32, f64) {
         let batch = self.profile.largest_within(Duration::from_nanos(self.slo.as_nanos() / 2)).max(1);
         (batch, f64::from(batch) / self.seconds(batch))
     }
 
-    /// A node for `rate` requests per second alone.
+    /// Returns a node for `rate` requests per second alone.
     fn residual(&self, model: u32, rate: f64) -> Node {
         let slo = self.slo.as_secs_f64();
         let fits = |batch: &u32| self.seconds(*batch) + f64::from(*batch) / rate <= slo;
@@ -312,7 +318,7 @@ impl RoutedModel {
     }
 }
 
-/// SplitMix64's finaliser: a number in which every bit depends on every bit.
+/// SplitMix64's finaliser: every bit of the result depends on every bit of the input.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -359,7 +365,7 @@ impl Cluster for Nexus {
     }
 
     fn poll_timeout(&self) -> Option<Time> {
-        // Plans are made when a request comes: without one, nobody would notice.
+        // Plans are made when a request comes: without requests, a plan has no effect.
         None
     }
 
@@ -392,8 +398,10 @@ mod tests {
         nodes.iter().map(|node| node.parts.iter().map(|part| (part.model, part.batch)).collect()).collect()
     }
 
-    /// SOSP '19 §4.1's example. A alone: a batch of 8 gathers in 125 ms and takes 75 of the SLO of 200. In that cycle B's 32 r/s are a batch of 4, 50
-    /// ms: exactly the rest. C's would be 60: it gets a device of its own, with a batch of 5 in 156 ms.
+    /// The example of SOSP '19 §4.1. Model A alone gathers a batch of 8 in 125 ms, and takes 75 of
+    /// the 200 ms SLO. In that cycle B's 32 r/s are a batch of 4, which takes 50 ms: exactly the
+    /// rest. C's batch would take 60 ms, so C gets a device of its own, with a batch of 5 in 156
+    /// ms.
     #[test]
     fn two_residuals_share_a_duty_cycle_and_the_third_does_not_fit() {
         let models =
@@ -405,7 +413,8 @@ mod tests {
         assert_eq!(batches(&pack_on(&models, 1)).len(), 1, "at lower rates all share one device");
     }
 
-    /// 2 * l(16) = 200: 160 r/s a device. Of 400 r/s two are filled; a batch of 8 of the remaining 80 gathers in 100 ms.
+    /// `2 * l(16) = 200` means 160 r/s a device. Of 400 r/s, two devices are filled. A batch of 8
+    /// of the remaining 80 r/s gathers in 100 ms.
     #[test]
     fn whole_devices_are_saturated_and_the_rest_is_residual() {
         let models = [model([50, 75, 100], 200, 400.0)];

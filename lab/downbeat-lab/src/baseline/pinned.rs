@@ -1,4 +1,4 @@
-//! Models that are put on devices for good: each device has a queue of its own.
+//! Models that are pinned to devices, each with a queue of its own.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,8 @@ use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, ModelId, RequestId,
 
 use downbeat_sim::{Cluster, Decision};
 
-/// Models on devices of their own, or shared with a few others, as GSLICE and gpu-lets have them on partitions: nothing is scheduled between devices.
+/// Models on devices of their own, or shared with a few others, as in the partitions of GSLICE and
+/// gpu-lets. No scheduler moves requests between devices.
 ///
 /// | rule | source |
 /// |---|---|
@@ -15,13 +16,14 @@ use downbeat_sim::{Cluster, Decision};
 /// | a device batches what waits there, by the model's dispatch and drop policy | GSLICE §3.3: when the partition is free |
 #[derive(Debug)]
 pub struct Pinned {
-    /// By model: where it is, as its devices know it, with its share and how many of its requests went there.
+    /// By model: its devices with the model's id there, its share, and the number of its requests
+    /// so far.
     models: Vec<Vec<Place>>,
-    /// By model: where it will be.
+    /// By model: its future devices, with shares.
     plan: Vec<Vec<(DeviceId, f64)>>,
-    /// Each with one device.
+    /// The devices, each with a scheduler of its own.
     devices: Vec<PinnedDevice>,
-    /// Devices that may have decided something.
+    /// Devices that may have decisions to report.
     asked: BTreeSet<usize>,
 }
 
@@ -36,12 +38,13 @@ struct Place {
 #[derive(Debug)]
 struct PinnedDevice {
     scheduler: Scheduler,
-    /// Whose a model of its scheduler is.
+    /// By local id: the cluster's id of the model.
     models: Vec<ModelId>,
 }
 
 impl Pinned {
-    /// Without models and devices; `plan` says, by model, on which devices it will be, and which share of its requests goes there.
+    /// Makes a scheduler without models and devices. `plan` lists each model's devices, with the
+    /// share of its requests for each.
     pub fn new(plan: Vec<Vec<(DeviceId, f64)>>) -> Self {
         Pinned { models: Vec::new(), plan, devices: Vec::new(), asked: BTreeSet::new() }
     }
@@ -120,7 +123,7 @@ impl Cluster for Pinned {
 
     fn recycle(&mut self, members: Vec<RequestId>) {
         if let Some(index) = self.asked.first() {
-            // To one that is about to decide something.
+            // Recycles into a device that is about to make a decision.
             self.devices[*index].scheduler.recycle(members);
         }
     }

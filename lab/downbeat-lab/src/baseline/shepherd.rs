@@ -1,4 +1,4 @@
-//! Shepherd Flex: the largest batch first, also in the place of a much smaller one that runs.
+//! Shepherd Flex: the largest batch first, which may preempt a much smaller running one.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use super::backlogs::{BacklogModel, Backlogs};
 use super::fleet::Fleet;
 use downbeat_sim::{Cluster, Decision};
 
-/// A batch takes the device of one that runs if it is at least this many times its size.
+/// A batch preempts a running one if it has at least this many times its size.
 const PREEMPTION: f64 = 3.03;
 
 /// Shepherd's online algorithm Flex (Zhang et al., NSDI '23, §4; Symphony §2.2).
@@ -24,8 +24,10 @@ const PREEMPTION: f64 = 3.03;
 /// | the members of a preempted batch wait again, and are given up when they are hopeless | NSDI '23 §4 |
 ///
 /// Left open, and decided in favour of Shepherd:
-/// - *Which batch is preempted*: the smallest that runs, of those on the smallest device: the least work is lost.
-/// - *Whether a preempted member may join the batch that takes its place*: no, their earlier deadlines would shrink it.
+/// - *Which batch is preempted*: the smallest running one, which loses the least work; among
+///   equals, the one on the smallest device.
+/// - *Whether a preempted member may join the batch that takes its place*: no, because its earlier
+///   deadline would shrink that batch.
 /// - *What a preemption costs*: nothing but the lost work.
 /// - *Which of two candidates of one size*: the one with the earlier latest start.
 /// - *How a candidate is gathered*: [`Gather`].
@@ -33,21 +35,22 @@ const PREEMPTION: f64 = 3.03;
 pub struct Shepherd {
     gather: Gather,
     backlogs: Backlogs,
-    /// By device.
+    /// By device: the running batch.
     running: Vec<RunningBatch>,
-    /// Of what runs: size and device.
+    /// The size and device of each running batch.
     sizes: BTreeSet<(u32, DeviceId)>,
     fleet: Fleet,
 }
 
-/// How Shepherd gathers a candidate.
+/// The way that Shepherd gathers a candidate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Gather {
-    /// From the head of the queue as many as still meet the head's deadline (Symphony §3.2's reading of Shepherd).
+    /// As many requests from the head of the queue as still meet the head's deadline (Symphony
+    /// §3.2's reading of Shepherd).
     #[default]
     Prefix,
-    /// The largest batch of any of the waiting requests. Heads whose deadlines are too close for it are passed over; they wait
-    /// on, until they fit or are hopeless.
+    /// The largest batch of any of the waiting requests. Heads with too close a deadline are passed
+    /// over, and wait until they fit or are hopeless.
     Largest,
 }
 
@@ -67,7 +70,7 @@ struct Candidate {
 }
 
 impl Shepherd {
-    /// Without models and devices.
+    /// Makes a scheduler without models and devices.
     pub fn new(gather: Gather) -> Self {
         Shepherd { gather, ..Self::default() }
     }
@@ -82,7 +85,7 @@ impl Shepherd {
         Some(Candidate { passed, size, latest: earliest.deadline - profile.latency.latency(size) })
     }
 
-    /// Gives up what is hopeless. Behind a head that has gone there may be a larger batch.
+    /// Drops hopeless requests. Without its old head, a queue may hold a larger batch.
     fn expire(&mut self, now: Time) {
         while let Some(model) = self.backlogs.expired(now) {
             self.backlogs.refresh(now, model, &mut self.fleet);
@@ -103,7 +106,7 @@ impl Shepherd {
         }
     }
 
-    /// Lets the candidate of `model` take the device of a batch that is small beside it.
+    /// Lets the candidate of `model` preempt a batch that is much smaller.
     fn preempt(&mut self, now: Time, mut model: ModelIndex) {
         while self.fleet.first_free().is_none()
             && let Some(&(size, device)) = self.sizes.first()
@@ -113,13 +116,14 @@ impl Shepherd {
             let RunningBatch { model: stopped, members } = std::mem::take(&mut self.running[device.0 as usize]);
             self.sizes.remove(&(size, device));
             self.fleet.preempt(device);
-            // Before the stopped members are back.
+            // Starts before the stopped members return.
             self.start(now, device, model, &candidate);
             for member in members {
                 self.backlogs.push(stopped, member);
             }
             self.backlogs.refresh(now, stopped, &mut self.fleet);
-            // With them back, its candidate may be large enough for another device. It ends: each round runs larger batches.
+            // With its members back, the stopped model's candidate may preempt another device. The
+            // loop ends, because each round runs a larger batch.
             model = stopped;
         }
     }

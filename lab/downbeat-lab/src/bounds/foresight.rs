@@ -1,29 +1,33 @@
-//! What a schedule can do that knows all arrivals of one model beforehand.
+//! An achievable schedule for one model whose arrivals are all known in advance.
 
 use downbeat_core::Time;
 
 use super::prices::Trace;
 use downbeat_sim::staggered;
 
-/// Prices of device time that are tried, as shares of the goodput that a device has in the staggered pattern.
+/// The tried prices of device time, as shares of a device's goodput in the staggered pattern.
 const PRICES: [f64; 4] = [0.7, 0.8, 0.9, 1.0];
 
-/// Schedules that have decided on all requests before some one.
+/// Schedules that have decided on all requests before a certain one.
 struct Frontier {
     devices: usize,
-    /// By schedule: requests it has lost.
+    /// By schedule: the number of requests it has lost.
     lost: Vec<u32>,
-    /// By schedule, by device: when it is free, in seconds; sorted.
+    /// By schedule, by device: the time when the device is free, in seconds; sorted.
     free: Vec<f64>,
 }
 
 impl Trace {
-    /// How many requests a good schedule loses that knows all arrivals: no scheduler that does not know them need be ashamed of more. It is a
-    /// schedule's loss, so that the least possible is between [`Trace::least_bad`] and it. `None` unless there is one model, which can be served.
+    /// Returns the number of requests that a good schedule loses if it knows all arrivals. The
+    /// least possible loss is between [`Trace::least_bad`] and this number. A real scheduler does
+    /// not know the arrivals, and is excused for a larger loss. `None` unless there is exactly one
+    /// model, and it can be served.
     ///
-    /// A beam search over the requests in order: each is lost or begins a batch with those that follow, on the device that is free first. Of
-    /// the schedules that have decided on the same requests the `width` best are kept, by their losses and by the time for which
-    /// their devices are taken, at some price of device time; the best outcome of a few prices counts.
+    /// A beam search over the requests in order. Each request is lost, or begins a batch with the
+    /// following ones, on the device that is free first. Among schedules that have decided on the
+    /// same requests, the `width` best are kept. They are ranked by their losses and by the time
+    /// for which their devices are taken, at some price of device time. The best outcome of a few
+    /// prices counts.
     pub fn foreseen_bad(&self, width: usize) -> Option<u32> {
         let [model] = &self.models[..] else { return None };
         let profile = &model.profile;
@@ -50,7 +54,7 @@ impl Trace {
 
 fn search(arrivals: &[f64], latencies: &[f64], slo: f64, devices: usize, price: f64, width: usize) -> u32 {
     let empty = || Frontier { devices, lost: Vec::new(), free: Vec::new() };
-    // By how many requests ahead.
+    // There is one frontier for each number of requests ahead.
     let mut ahead: std::collections::VecDeque<Frontier> = (0..latencies.len().max(2)).map(|_| empty()).collect();
     ahead[0].add(0, &vec![0.0; devices]);
     let mut order: Vec<(f64, usize)> = Vec::new();

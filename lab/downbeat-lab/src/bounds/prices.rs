@@ -1,4 +1,5 @@
-//! What any schedule loses of one trace of arrivals, shown by prices of device time.
+//! A lower bound on the losses of any schedule for one trace of arrivals, shown by prices of device
+//! time.
 
 use std::collections::VecDeque;
 
@@ -9,63 +10,71 @@ use downbeat_sim::Feed;
 use downbeat_sim::Search;
 use downbeat_sim::Simulation;
 
-/// Arrivals that are known beforehand, and the devices that serve them.
+/// Arrivals that are known in advance, and the devices that serve them.
 ///
 /// # The bound
 ///
-/// Let every instant have a price `p(t) >= 0`, so that to run a batch of `b` from `s` on costs `P(s, b)`, the integral of `p` from `s` to
-/// `s + l(b)`. Let every request `r` have a worth `w(r) >= 0`, and a bid `u(r)`, the least *share of a batch* that it could be part of: the minimum of
-/// `w(r)` and of `P(s, b) / b` over all `b` and `s` such that a batch of `b` can start at `s` with `r` in it (`r` has arrived at `s`
-/// and is due no earlier than `s + l(b)`, and so are at least `b` requests of its model, itself included). Then for **every** schedule
+/// Let every instant have a price `p(t) >= 0`. A batch of `b` that starts at `s` costs `P(s, b)`,
+/// the integral of `p` from `s` to `s + l(b)`. Let every request `r` have a worth `w(r) >= 0`, and
+/// a bid `u(r)`: the cheapest *share of a batch* that it could be part of. The bid is the minimum
+/// of `w(r)` and of `P(s, b) / b` over all `b` and `s` such that a batch of `b` can start at `s`
+/// with `r` in it. That is so if `r` has arrived at `s` and is due no earlier than `s + l(b)`, and
+/// the same holds for at least `b` requests of its model, `r` included. Then for **every** schedule
 ///
-/// > worth of what is not served in time  >=  sum of all bids  -  devices * integral of `p`.
+/// > worth of the requests not served in time  >=  sum of all bids  -  devices * integral of `p`.
 ///
-/// *Proof.* Take any schedule. A batch of `b` at `s` whose members all meet their deadlines is one of those over which the minimum of each member's
-/// bid is taken, so each bids at most `P(s, b) / b` and all together at most `P(s, b)`. (Members that are late or do not count are left out beforehand: the
-/// smaller batch takes no longer, and serves the same.) At no instant do more batches run than there are devices, so
-/// the costs of all batches are at most `devices * integral of p`. Hence what is served bids no more than that, and the rest of the bids are of
-/// requests that are not served, none above its worth. ∎
+/// *Proof.* Take any schedule. Consider a batch of `b` at `s` whose members all meet their
+/// deadlines. It is one of the batches in the minimum of each member's bid. So each member bids at
+/// most `P(s, b) / b`, and all together at most `P(s, b)`. (Members that are late or do not count
+/// are left out first: the smaller batch takes no longer, and serves the same requests.) At no
+/// instant do more batches run than there are devices, so all batches together cost at most
+/// `devices * integral of p`. Hence the served requests bid no more than this. The rest of the bids
+/// come from requests that are not served, none above its worth. ∎
 ///
-/// It holds for any prices; the better the prices, the more it says. They are found by ascent: the right side is a concave function of
-/// prices and worths. In words: where the arrivals crowd, time is dear, and bids exceed what the devices could earn.
+/// The bound holds for any prices; better prices make it tighter. They are found by ascent: the
+/// right side is a concave function of prices and worths. In words: where arrivals crowd, time is
+/// dear, and bids exceed the earnings of the devices.
 ///
-/// With worths that are the same for all requests of a model, a schedule that loses at most the share `t` of each loses at most `t` of the worth of all. If
-/// the bound says that more is lost, there is no such schedule: [`Trace::impossible`].
+/// Let all requests of a model have the same worth. A schedule that loses at most the share `t` of
+/// each model's requests then loses at most `t` of the total worth. If the bound exceeds that,
+/// there is no such schedule: [`Trace::impossible`].
 ///
-/// The bound is that of a linear relaxation (fractions of batches on fractions of devices, every member of a batch paying the same), with full
-/// knowledge of the future. What it leaves out makes it larger than what is possible: that batches are whole, that a device runs one at
-/// a time, that the future is unknown. It leaves out nothing of deadlines, of gathering, of bursts and lulls.
+/// The bound is the one of a linear relaxation (fractions of batches on fractions of devices, every
+/// member of a batch paying the same), with full knowledge of the future. The relaxation ignores
+/// that batches are whole, that a device runs one at a time, and that the future is unknown. So it
+/// allows more than is possible. It ignores nothing of deadlines, gathering, bursts and lulls.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    /// By model.
+    /// The models.
     pub models: Vec<ModelTrace>,
-    /// Devices, taken to be free at first.
+    /// The number of devices, all free at first.
     pub devices: u32,
 }
 
 /// One model's part of a [`Trace`].
 #[derive(Clone, Debug)]
 pub struct ModelTrace {
-    /// How long its batches take.
+    /// The latencies of its batches.
     pub profile: LatencyProfile,
     /// Its largest batch.
     pub max_batch: u32,
     /// Time from a request's arrival to its deadline.
     pub slo: Duration,
-    /// When the requests that count arrive, in order.
+    /// The arrivals of the counted requests, in order.
     pub arrivals: Vec<Time>,
 }
 
-/// Steps of the ascent, at most.
+/// The most steps of the ascent.
 const STEPS: usize = 400;
-/// Cells of the prices to the shortest SLO.
+/// The number of price cells in the shortest SLO.
 const CELLS_PER_SLO: u64 = 64;
-/// What rounding could feign, as a share of all worth.
+/// The largest rounding error, as a share of all worth.
 const ROUNDING: f64 = 1e-7;
 
-/// The lowest rate, to within `search.precision`, at which [`Trace::impossible`] shows that no schedule holds the simulation's own arrivals, times
-/// given and devices: requests per second, all models together. Trials have the same seed and span as those of
-/// [`Search::capacity`]. `None` if no rate is found up to 16 times the simulation's.
+/// Returns the lowest rate, to within `search.precision`, at which [`Trace::impossible`] shows that
+/// no schedule holds the simulation's own arrivals, times given and devices. The unit is requests
+/// per second, all models together. Trials have the same seed and span as [`Search::capacity`]'s.
+/// `None` if no rate is found up to 16 times the simulation's.
 ///
 /// # Errors
 /// If an arrival process has no positive, finite rate and shape.
@@ -89,7 +98,7 @@ pub fn clairvoyant(simulation: &Simulation, search: &Search) -> Result<Option<f6
 }
 
 impl Trace {
-    /// The arrivals of a simulation that count.
+    /// Returns the counted arrivals of a simulation.
     ///
     /// # Errors
     /// If an arrival process has no positive, finite rate and shape.
@@ -114,25 +123,26 @@ impl Trace {
         Ok(Trace { models, devices: simulation.devices })
     }
 
-    /// How many requests every schedule loses, at least.
+    /// Returns the least number of requests that every schedule loses.
     pub fn least_bad(&self) -> f64 {
         let problem = Problem::new(self, 0.0);
         let prices = problem.start(|_| 1.0);
         problem.ascend(prices, false, f64::INFINITY).max(0.0)
     }
 
-    /// Whether it is certain that every schedule loses more than the share `tolerated` of some model's requests.
+    /// Returns true if every schedule certainly loses more than the share `tolerated` of some
+    /// model's requests.
     pub fn impossible(&self, tolerated: f64) -> bool {
         let problem = Problem::new(self, tolerated);
         let mean = problem.mean_cost();
-        // What takes more of the devices is worth more, to begin with.
+        // A model that takes more of the devices starts with a higher worth.
         let prices = problem.start(|model| model.cheapest() / mean);
         let enough = ROUNDING * problem.requests();
         problem.ascend(prices, true, enough) > enough
     }
 }
 
-/// A trace on a grid of cells, in each of which the price is constant. Times are in cells.
+/// A trace on a grid of cells, each with a constant price. Times are in cells.
 struct Problem {
     models: Vec<GridModel>,
     devices: f64,
@@ -150,22 +160,22 @@ struct GridModel {
 struct Size {
     batch: f64,
     latency: f64,
-    /// Runs of cells, first and last, in some part of which a batch of this size can start.
+    /// Runs of cells, first and last, in which a batch of this size can start.
     starts: Vec<(usize, usize)>,
 }
 
 #[derive(Clone)]
 struct Prices {
-    /// By cell.
+    /// The price of each cell.
     prices: Vec<f64>,
-    /// By model.
+    /// The worth of a request of each model.
     worths: Vec<f64>,
 }
 
-/// The bound at some prices, less what is tolerated, and how it changes with them.
+/// The bound at some prices, less the tolerated losses, with its slope.
 struct BoundValue {
     value: f64,
-    /// By cell.
+    /// The slope by the price of each cell.
     slope: Vec<f64>,
     /// By model: the share of requests that bid their worth.
     lost: Vec<f64>,
@@ -202,7 +212,8 @@ impl Problem {
             GridModel { slo, sizes: sizes.collect(), arrivals }
         });
         let models = models.collect();
-        // A batch that starts in a cell ends at most two cells behind the last deadline, for rounding and the cell's width.
+        // A batch that starts in a cell ends at most two cells behind the last deadline, for
+        // rounding and the cell's width.
         Problem { models, devices: f64::from(trace.devices), cells: end as usize + 4, tolerated }
     }
 
@@ -210,13 +221,14 @@ impl Problem {
         self.models.iter().map(|model| model.arrivals.len() as f64).sum()
     }
 
-    /// Device time for a request in its cheapest batch.
+    /// Returns the mean device time of a request in its cheapest batch.
     fn mean_cost(&self) -> f64 {
         let work: f64 = self.models.iter().map(|model| model.arrivals.len() as f64 * model.cheapest()).sum();
         (work / self.requests()).max(f64::MIN_POSITIVE)
     }
 
-    /// The same price everywhere, at which the cheapest batch costs what its members are worth, nearly.
+    /// Returns uniform prices at which the cheapest batch costs nearly as much as its members are
+    /// worth.
     fn start(&self, worth: impl Fn(&GridModel) -> f64) -> Prices {
         Prices { prices: vec![0.98 / self.mean_cost(); self.cells], worths: self.models.iter().map(worth).collect() }
     }
@@ -255,9 +267,11 @@ impl Problem {
         BoundValue { value, slope: demand.less(self.devices), lost }
     }
 
-    /// The highest value that is found; ends early once it is above `enough`. With `weigh`, worths are adjusted too.
+    /// Returns the highest value found. Stops early once it is above `enough`. With `weigh`, worths
+    /// are adjusted too.
     ///
-    /// Steps of Adam (Kingma and Ba 2015), which suits a function with kinks in thousands of dimensions.
+    /// The steps are those of Adam (Kingma and Ba 2015), which suits a function with kinks in
+    /// thousands of dimensions.
     fn ascend(&self, mut at: Prices, weigh: bool, enough: f64) -> f64 {
         const MEAN: f64 = 0.9;
         const SQUARE: f64 = 0.99;
@@ -280,7 +294,8 @@ impl Problem {
                 *price = (*price + 0.1 * base * pace * direction).max(0.0);
             }
             if weigh && self.models.len() > 1 {
-                // Only proportions matter: from the models that lose less than the others to those that lose more.
+                // Only proportions matter: worth moves from models that lose less than the others
+                // to models that lose more.
                 let requests = self.requests();
                 let share = |model: &GridModel| model.arrivals.len() as f64 / requests;
                 let mean: f64 = self.models.iter().zip(&lost).map(|(model, lost)| share(model) * lost).sum();
@@ -296,23 +311,23 @@ impl Problem {
 }
 
 impl GridModel {
-    /// Device time for a request in its cheapest batch.
+    /// Returns the device time of a request in the cheapest batch.
     fn cheapest(&self) -> f64 {
         let cost = self.sizes.iter().map(|size| size.latency / size.batch).fold(f64::INFINITY, f64::min);
-        // Requests that no batch can serve are lost at any price.
+        // Requests that fit in no batch are lost at any price.
         if cost.is_finite() { cost } else { 1.0 }
     }
 }
 
 impl Size {
-    /// Writes down, for each cell in which a batch can start, the least share of its cost for a start in that cell, and the start. Other
-    /// cells: infinite.
+    /// Finds, for each cell in which a batch can start, the cheapest share of its cost for a start
+    /// in that cell, with the start. Other cells get infinity.
     fn cheapest(&self, integral: &[f64], cheapest: &mut [(f64, f64)]) {
         cheapest.fill((f64::INFINITY, 0.0));
         let (whole, part) = (self.latency as usize, self.latency.fract());
         for &(first, last) in &self.starts {
             for cell in first..=last {
-                // The cost is linear in the start but where the end comes to a new cell.
+                // The cost is linear in the start, except where the end enters a new cell.
                 let ends = &integral[cell + whole..cell + whole + 3];
                 let (left, right) = (integral[cell], integral[cell + 1]);
                 let at_left = ends[0] * (1.0 - part) + ends[1] * part - left;
@@ -330,9 +345,10 @@ impl Size {
         }
     }
 
-    /// Lowers the bids of requests that could be part of a cheaper batch of this size.
+    /// Lowers the bids of requests that could join a cheaper batch of this size.
     fn bid(&self, model: &GridModel, index: usize, cheapest: &[(f64, f64)], bids: &mut [Bid]) {
-        // The minimum over a window that slides with the requests: shares that rise from the front.
+        // The minimum over a window that slides with the requests: the queue's shares rise from the
+        // front.
         let mut window: VecDeque<usize> = VecDeque::new();
         let mut next = 0;
         for (arrival, bid) in model.arrivals.iter().zip(bids) {
@@ -361,8 +377,8 @@ impl Size {
     }
 }
 
-/// The runs of cells in which a batch of `size` can start, if all its members' deadlines leave `window` between their arrivals and
-/// the start.
+/// Returns the runs of cells in which a batch of `size` can start, if the deadlines of its members
+/// allow `window` between their arrivals and the start.
 fn starts(arrivals: &[f64], size: usize, window: f64) -> Vec<(usize, usize)> {
     let mut starts: Vec<(usize, usize)> = Vec::new();
     for members in arrivals.windows(size) {
@@ -378,10 +394,10 @@ fn starts(arrivals: &[f64], size: usize, window: f64) -> Vec<(usize, usize)> {
     starts
 }
 
-/// Devices asked for, by cell.
+/// The number of devices in demand, by cell.
 struct Demand {
     cells: Vec<f64>,
-    /// What is added from a cell on.
+    /// The change of the demand at the begin of each cell.
     changes: Vec<f64>,
 }
 
@@ -402,7 +418,7 @@ impl Demand {
         self.changes[last] -= devices;
     }
 
-    /// By cell, the demand less `devices`.
+    /// Returns the demand less `devices`, by cell.
     fn less(mut self, devices: f64) -> Vec<f64> {
         let mut running = -devices;
         for (cell, change) in self.cells.iter_mut().zip(self.changes) {

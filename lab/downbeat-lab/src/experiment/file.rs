@@ -1,4 +1,4 @@
-//! An experiment's file: how it is written, and what it says.
+//! The file of an experiment: its text form and its parser.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use downbeat_sim::check_seeds;
 use downbeat_sim::random;
 use downbeat_sim::{Search, TOLERATED};
 
-/// An experiment as it is written.
+/// An experiment as written in its file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct File {
@@ -40,7 +40,7 @@ pub(super) struct File {
     tolerated: f64,
     #[serde(default = "default_precision")]
     precision: f64,
-    /// Run so many of the points of the sweep, chosen at random.
+    /// Runs only this many points of the sweep, chosen at random.
     sample: Option<usize>,
     shown_ms: Option<(f64, f64)>,
     #[serde(default = "default_window")]
@@ -48,7 +48,7 @@ pub(super) struct File {
     #[serde(default = "default_most_devices")]
     most_devices: u32,
     switch: Option<Switch>,
-    /// Read for the sake of its errors; what counts is laid under each workload's own settings.
+    /// Parsed only for its errors; the values are laid under each workload's own settings.
     #[serde(default, rename = "defaults")]
     _defaults: Settings,
     workload: Vec<Settings>,
@@ -71,7 +71,7 @@ struct Switch {
 struct Published {
     workload: Option<String>,
     policy: String,
-    /// Settings of the sweep; those left out are any.
+    /// Settings of the sweep that the figure belongs to; an omitted one matches any value.
     #[serde(default)]
     at: toml::Table,
     value: f64,
@@ -182,7 +182,7 @@ impl File {
         for (name, workload, point) in points {
             let mut merged = defaults.clone();
             merged.extend(workload.as_table().unwrap_or(&empty).clone());
-            // What a sweep sets replaces the other way to set the same.
+            // A setting of a sweep replaces other settings of the same quantity.
             for (setting, value) in &point {
                 for other in excludes(setting) {
                     merged.remove(*other);
@@ -238,7 +238,7 @@ impl File {
         })
     }
 
-    /// What is varied, with its values.
+    /// Returns the varied settings, each with its values.
     fn axes(&self) -> Result<Vec<(String, Vec<toml::Value>)>, String> {
         let axis = |(name, values): (&String, &toml::Value)| match values.as_array() {
             Some(values) if !values.is_empty() => Ok((name.clone(), values.clone())),
@@ -257,7 +257,7 @@ impl File {
     }
 }
 
-/// Settings that say the same as `setting` in another way.
+/// Returns the settings that set the same quantity as `setting` in another way.
 fn excludes(setting: &str) -> &'static [&'static str] {
     match setting {
         "devices" => &["devices_per_model"],
@@ -270,7 +270,7 @@ fn excludes(setting: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whether two values are equal; 5 and 5.0 are.
+/// Returns true if two values are equal; 5 and 5.0 are.
 fn same(a: &toml::Value, b: &toml::Value) -> bool {
     Value::from(a) == Value::from(b)
 }
@@ -287,7 +287,7 @@ fn combinations(axes: &[(String, Vec<toml::Value>)]) -> Vec<Vec<(String, toml::V
     })
 }
 
-/// `sample` of `points` at random, in their order; always the same ones.
+/// Chooses `sample` of `points` at random, in their order. The choice is always the same.
 fn choose<T>(points: Vec<T>, sample: usize) -> Vec<T> {
     let mut rng = random(SAMPLE_SEED, points.len() as u64);
     let mut keyed: Vec<(f64, usize)> =

@@ -1,4 +1,4 @@
-//! Experiments: workloads and schedulers in a file, what is varied, and what is measured.
+//! Experiments: workloads and schedulers in a file, a sweep of settings, and a measured quantity.
 
 mod file;
 mod page;
@@ -18,18 +18,19 @@ use downbeat_sim::policy::Policy;
 use file::File;
 pub use run::{Case, Results, RunFailure};
 
-/// Workloads and schedulers, what is varied, and what is measured. Read from a file by [`Experiment::read`].
+/// Workloads and schedulers, a sweep of settings, and a measured quantity. [`Experiment::read`]
+/// reads one from a file.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// What it shows.
+    /// The title of tables and plots.
     pub title: String,
-    /// What it repeats, such as `Symphony table 2`.
+    /// The published source, such as `Symphony table 2`.
     pub source: String,
-    /// What a reader should know.
+    /// A note for readers.
     pub note: String,
-    /// What is measured.
+    /// The measured quantity.
     pub measure: Measure,
-    /// What is drawn.
+    /// The plots.
     pub plots: Vec<Plot>,
     /// The setting along the horizontal axis.
     pub x: Option<String>,
@@ -37,80 +38,80 @@ pub struct Experiment {
     pub relative_to: Option<String>,
     /// Seeds: each case is run with all of them.
     pub seeds: Vec<u64>,
-    /// How capacities are searched.
+    /// The search of capacities.
     pub search: Search,
-    /// Part of a timeline that is drawn, in milliseconds.
+    /// The part of a timeline that is drawn, in milliseconds.
     pub shown_ms: Option<(f64, f64)>,
     /// Length of a window of time.
     pub window: Duration,
-    /// Most devices that are tried.
+    /// The most devices that are tried.
     pub most_devices: u32,
-    /// From this time on the dispatch policy is that of another name.
+    /// From this time on the dispatch policy is the one of this other policy.
     pub switch: Option<(Duration, Policy)>,
-    /// What is run.
+    /// The cases to run.
     pub cases: Vec<Planned>,
-    /// Cases that are left out of the run, because a sample was asked for.
+    /// The number of cases left out of the run, if the file asks for a sample.
     pub left_out: usize,
 }
 
-/// A case to be run.
+/// A case to run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Planned {
     /// The workload's name.
     pub workload: String,
-    /// What was varied, with its values here.
+    /// The varied settings, with their values in this case.
     pub point: Vec<(String, Value)>,
     /// The scheduler.
     pub policy: Policy,
-    /// What it serves and with what.
+    /// The simulated scenario.
     pub scenario: Scenario,
-    /// The published figure, if there is one.
+    /// The published figure, if any.
     pub paper: Option<f64>,
 }
 
-/// A value of what is varied.
+/// A value of a varied setting.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Value {
     /// A number.
     Number(f64),
-    /// Anything else.
+    /// Any other value, as text.
     Text(String),
 }
 
-/// What is measured.
+/// The measured quantity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Measure {
-    /// The highest rate that is held.
+    /// The highest rate that the devices hold.
     Capacity,
     /// The fewest devices that hold the rate.
     Devices,
-    /// What is served in time of the rate.
+    /// The rate of requests served in time.
     Goodput,
-    /// Which batch runs where and when.
+    /// Each batch with its device and time.
     Timeline,
-    /// What happens over time.
+    /// Rates and shares in windows of time.
     Windows,
 }
 
-/// What is drawn.
+/// The plotted quantity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Plot {
-    /// What is measured.
+    /// The measured quantity.
     Value,
-    /// As a share of [`Experiment::relative_to`]'s.
+    /// The measured quantity as a share of [`Experiment::relative_to`]'s.
     Relative,
     /// The relative values of all cases, sorted.
     Spread,
-    /// The devices' busy share.
+    /// The busy share of the devices.
     Busy,
-    /// The share of requests that was dropped or late.
+    /// The share of requests that were dropped or late.
     Bad,
-    /// Batches by size.
+    /// The distribution of batch sizes.
     Batch,
-    /// Time in the queue.
+    /// The time in the queue.
     Delay,
     /// Devices, batches, requests.
     Timeline,
@@ -118,43 +119,43 @@ pub enum Plot {
     Windows,
 }
 
-/// What an experiment is run with instead of what its file says.
+/// Settings that replace an experiment file's own.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
     /// Seeds.
     pub seeds: Option<Vec<u64>>,
     /// Seconds in which arrivals count.
     pub span_s: Option<f64>,
-    /// Requests of the least popular model.
+    /// The number of requests of the least popular model.
     pub requests_per_model: Option<f64>,
-    /// All cases, though the file asks for a sample.
+    /// If true, all cases run, even if the file asks for a sample.
     pub all: bool,
     /// Policies.
     pub policies: Option<Vec<String>>,
-    /// For tests: ends of each sweep only, one seed, a fraction of a second, a coarse search.
+    /// For tests: only the ends of each sweep, one seed, a fraction of a second, a coarse search.
     pub tiny: bool,
 }
 
-/// Why an experiment cannot be run.
+/// The reason why an experiment cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum BadExperiment {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] std::io::Error),
-    /// It is not the text of an experiment.
+    /// The file is not the text of an experiment.
     #[error("{}: {error}", file.display())]
     Text {
         /// The file.
         file: PathBuf,
-        /// What is wrong, and where.
+        /// The error, with its place.
         error: Box<toml::de::Error>,
     },
-    /// It says something that cannot be.
+    /// The file contains an impossible setting.
     #[error("{}: {message}", file.display())]
     Content {
         /// The file.
         file: PathBuf,
-        /// What is wrong, and what was expected.
+        /// The wrong part, and the expected form.
         message: String,
     },
 }
@@ -163,20 +164,22 @@ impl Experiment {
     /// Reads an experiment file.
     ///
     /// # Errors
-    /// If it cannot be read, is no experiment, or says something that cannot be.
+    /// If the file cannot be read, is no experiment, or contains an impossible setting.
     pub fn read(file: &Path, overrides: &Overrides) -> Result<Experiment, BadExperiment> {
         let text = std::fs::read_to_string(file).map_err(|error| BadExperiment::Read(file.to_owned(), error))?;
         let folder = file.parent().unwrap_or(Path::new(""));
         Experiment::parse(&text, folder, file, overrides)
     }
 
-    /// As [`Experiment::read`], of what is in `file`, with the files that it names in `folder`.
+    /// Parses `text`, the contents of `file`, as [`Experiment::read`] does. Files that it names are
+    /// in `folder`.
     ///
     /// # Errors
     /// As [`Experiment::read`].
     pub fn parse(text: &str, folder: &Path, file: &Path, overrides: &Overrides) -> Result<Experiment, BadExperiment> {
         let of_toml = |error| BadExperiment::Text { file: file.to_owned(), error: Box::new(error) };
-        // Once by type, for errors with their place; once as tables, to lay the settings over each other.
+        // Parsed once by type, for errors with their place, and once as tables, to lay settings
+        // over each other.
         let mut typed: File = toml::from_str(text).map_err(of_toml)?;
         let tables: toml::Table = toml::from_str(text).map_err(of_toml)?;
         overrides.apply(&mut typed);

@@ -52,7 +52,8 @@ impl Experiment {
         }
     }
 
-    /// Lines over what is varied along x, a plot for each workload and what else is varied; bars where nothing is.
+    /// Lines over the varied setting on the x axis, one plot for each workload and each other
+    /// varied setting. Without such an axis, bars.
     fn over_x(&self, out: &mut Vec<String>, results: &Results, y: &str, quantity: Quantity<'_>) {
         let Some(x) = &self.x else { return self.bars(out, results, y, quantity) };
         let label = |policy: &str| if policy.contains('%') { "timeout".to_owned() } else { policy.to_owned() };
@@ -97,7 +98,7 @@ impl Experiment {
         }
     }
 
-    /// The relative values of all cases, sorted: which share of the cases has at most this.
+    /// The relative values of all cases, sorted: the share of the cases with at most each value.
     fn spread(&self, out: &mut Vec<String>, results: &Results) {
         let mut drawn = Vec::new();
         let names = policies(results);
@@ -189,7 +190,7 @@ impl Experiment {
                 let at = window.start.as_nanos() as f64 / 1e9;
                 let offered: f64 = window.offered.iter().map(|count| f64::from(*count)).sum();
                 let good: f64 = window.good.iter().map(|count| f64::from(*count)).sum();
-                // Behind the last arrival there is no load to speak of.
+                // After the last arrival there is no load to measure.
                 if offered == 0.0 {
                     continue;
                 }
@@ -221,14 +222,16 @@ impl Experiment {
     }
 }
 
-/// The number of devices that Symphony §3.5 advises: `N r / (1 - r)` more at a bad rate r above 1%, `N f` fewer at an idle share f.
+/// The number of devices that Symphony §3.5 advises: `N r / (1 - r)` more at a bad rate r above 1%,
+/// `N f` fewer at an idle share f.
 fn advice(bad: f64, busy: f64, devices: f64) -> f64 {
-    // If nearly nothing is good, nothing can be said of how many it takes; ten times as many is a beginning.
+    // If nearly all requests are bad, the formula has no useful answer; ten times as many devices
+    // is a start.
     let bad = bad.min(0.9);
     if bad > 0.01 { devices + devices * bad / (1.0 - bad) } else { busy }
 }
 
-/// Cases by workload and everything that is varied but `x`, in their order.
+/// Returns cases by workload and every varied setting but `x`, in their order.
 fn facets<'a>(results: &'a Results, x: Option<&str>) -> Vec<(String, Vec<&'a Case>)> {
     let mut facets: Vec<(String, Vec<&Case>)> = Vec::new();
     for case in &results.cases {

@@ -1,4 +1,4 @@
-//! Running an experiment's cases, and what came of them.
+//! Runs the cases of an experiment, and holds the results.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{Experiment, Measure, Planned, Value};
 use downbeat_sim::{BadArrivals, BadScenario, Outcome, Report, Sample, parallel};
 
-/// What came of an experiment.
+/// The results of an experiment.
 #[derive(Clone, Debug, Serialize)]
 pub struct Results {
     /// [`Experiment::title`].
@@ -30,52 +30,55 @@ pub struct Results {
     pub unfinished: usize,
 }
 
-/// What came of a case.
+/// The result of a case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Case {
     /// The workload's name.
     pub workload: String,
-    /// What was varied, with its values here.
+    /// The varied settings, with their values in this case.
     pub point: BTreeMap<String, Value>,
     /// The scheduler.
     pub policy: String,
     /// Devices.
     pub devices: u32,
-    /// How many models.
+    /// The number of models.
     pub models: usize,
-    /// What is measured, over the seeds; `None`: no load was held, or no number of devices was enough.
+    /// The measured quantity over the seeds; `None`: no load was held, or no number of devices was
+    /// enough.
     pub value: Option<Outcome>,
     /// The published figure.
     pub paper: Option<f64>,
-    /// As a share of what [`Experiment::relative_to`] reaches.
+    /// The value as a share of [`Experiment::relative_to`]'s value.
     pub relative: Option<f64>,
-    /// What the staggered pattern serves of even arrivals (Symphony §3.3), in requests per second; for equal models.
+    /// The rate that the staggered pattern serves of even arrivals (Symphony §3.3), in requests per
+    /// second; for equal models.
     pub staggered_bound: Option<f64>,
-    /// What the devices have the time for if requests come evenly, in requests per second.
+    /// The rate that the devices have time for if requests come evenly, in requests per second.
     pub fluid_bound: Option<f64>,
-    /// By seed.
+    /// The sample of each seed.
     pub samples: Vec<Sample>,
 }
 
-/// Why a case could not be run.
+/// The reason why a case could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunFailure {
-    /// Its arrivals.
+    /// The arrivals are wrong.
     #[error(transparent)]
     Arrivals(#[from] BadArrivals),
-    /// Its scenario.
+    /// The scenario is wrong.
     #[error(transparent)]
     Scenario(#[from] BadScenario),
 }
 
 impl Experiment {
-    /// Runs all cases with all seeds on `threads` threads. `progress` is told how many of how many runs are done, and says whether to go on: if
-    /// not, no other run is begun, and the results have the cases that are finished by then.
+    /// Runs all cases with all seeds on `threads` threads. `progress` gets the number of finished
+    /// runs and of all runs. If it returns false, no other run begins, and the results hold the
+    /// cases finished by then.
     ///
     /// # Errors
     /// If a case is impossible.
     pub fn run(&self, threads: usize, progress: impl Fn(usize, usize) -> bool + Sync) -> Result<Results, RunFailure> {
-        // A case that is there twice is run once.
+        // A case that occurs twice is run once.
         let mut distinct: Vec<&Planned> = Vec::new();
         let mut place = BTreeMap::new();
         let index: Vec<usize> = self
@@ -148,7 +151,7 @@ impl Experiment {
         Ok(Sample::new(&case.scenario, seed, offered, value, report))
     }
 
-    /// Sets what each case reaches of the case that differs in the policy only.
+    /// Sets each case's share of the value of the case that differs only in its policy.
     fn relate(&self, cases: &mut [Case]) {
         let Some(reference) = &self.relative_to else { return };
         let key = |case: &Case| format!("{} {:?}", case.workload, case.point);
@@ -164,7 +167,7 @@ impl Experiment {
     }
 }
 
-/// What of a policy a run depends on.
+/// Describes the parts of the policy that a run depends on, by model.
 fn models_of(case: &Planned) -> Vec<String> {
     let of = |model: &downbeat_sim::ModelProfile| {
         let policy = &case.policy;
@@ -191,7 +194,8 @@ impl Case {
         }
     }
 
-    /// The run that plots show: the one whose value is next to the median; `None` where there is no value.
+    /// Returns the run that plots show: the one whose value is nearest to the median; `None` if no
+    /// run has a value.
     pub(super) fn typical(&self) -> Option<&Sample> {
         self.value?.typical(&self.samples)
     }

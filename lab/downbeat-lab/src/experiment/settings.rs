@@ -1,4 +1,4 @@
-//! What a workload of an experiment can set.
+//! The settings of a workload of an experiment.
 
 use std::path::{Path, PathBuf};
 
@@ -12,31 +12,33 @@ use downbeat_sim::{ModelProfile, profiles};
 use downbeat_sim::{Network, UnknownDelay};
 use downbeat_sim::{Popularity, Scenario, Shape};
 
-/// What a workload of an experiment can set, and a sweep vary.
+/// The settings of a workload, which a sweep can vary.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Settings {
-    /// Shown in tables and plots.
+    /// The name in tables and plots.
     pub name: Option<String>,
     /// The models, in full.
     pub models: Vec<ModelProfile>,
     /// A csv file of models, from the folder of the experiment.
     pub profiles: Option<PathBuf>,
-    /// Of those, the ones of these names, in this order.
+    /// Picks the models of these names, in this order.
     pub pick: Option<Names>,
-    /// Of those, the first so many; if there are fewer, from the first again, as copies.
+    /// Then takes this many models from the front. If there are fewer, it starts again from the
+    /// first, as copies.
     pub count: Option<u32>,
-    /// Of those, the ones with a strong (`beta / alpha > 2`) or weak batching effect (Symphony §5.1).
+    /// Then keeps the models with a strong (`beta / alpha > 2`) or weak batching effect (Symphony
+    /// §5.1).
     pub effect: Option<Effect>,
-    /// Each of them so many times.
+    /// Then takes each model this many times.
     pub copies: Option<u32>,
-    /// Instead of each model's own.
+    /// Replaces each model's own `alpha`.
     pub alpha_ms: Option<f64>,
-    /// Instead of each model's own.
+    /// Replaces each model's own `beta`.
     pub beta_ms: Option<f64>,
-    /// Instead of each model's own.
+    /// Replaces each model's own SLO.
     pub slo_ms: Option<f64>,
-    /// Instead of each model's own SLO, `2 l(b)` of this batch size.
+    /// Replaces each model's own SLO by `2 l(b)` of this batch size.
     pub slo_batch: Option<u32>,
     /// `poisson` (the default), `constant` or `gamma:K`.
     pub arrivals: Option<String>,
@@ -44,27 +46,28 @@ pub(super) struct Settings {
     pub popularity: Option<String>,
     /// Requests per second of all models together. A search of a capacity chooses its own.
     pub rate: Option<f64>,
-    /// `steady` (the default), `twitter`, `maf:SECONDS`, `wandering:SECONDS`, `rising:FROM,TO,REQUESTS,STEPS`.
+    /// `steady` (the default), `twitter`, `maf:SECONDS`, `wandering:SECONDS`,
+    /// `rising:FROM,TO,REQUESTS,STEPS`.
     pub shape: Option<String>,
     /// A change of the rate as `[milliseconds, factor]`, one after another.
     pub stretches: Option<Vec<(f64, f64)>>,
     /// Devices.
     pub devices: Option<u32>,
-    /// Devices for each model, rounded up.
+    /// The number of devices for each model, rounded up.
     pub devices_per_model: Option<f64>,
-    /// The largest batch; by default as far as the SLO allows.
+    /// The largest batch; by default the largest that the SLO allows.
     pub max_batch: Option<u32>,
     /// Standard deviation of an execution time, as a share of it.
     pub noise: Option<f64>,
-    /// `d_ctrl`: what a message to a device may take, in microseconds.
+    /// `d_ctrl`: the budget of a message to a device, in microseconds.
     pub control_us: Option<f64>,
-    /// `d_data`: what fetching an item's inputs may take.
+    /// `d_data`: the budget of fetching an item's inputs, in microseconds.
     pub data_us: Option<f64>,
-    /// From the end of a batch to the client's answer.
+    /// The time from the end of a batch to the client's answer, in microseconds.
     pub reply_us: Option<f64>,
-    /// What they take: `budget` (the default: always all of it), or `lognormal:RATIO`.
+    /// The actual delays: `budget` (the default: always all of it), or `lognormal:RATIO`.
     pub delay: Option<String>,
-    /// Stands for `{timeout}` in the names of policies.
+    /// The value of `{timeout}` in the names of policies.
     pub timeout: Option<f64>,
 }
 
@@ -72,19 +75,19 @@ pub(super) struct Settings {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(untagged)]
 pub(super) enum Names {
-    /// One.
+    /// A single name.
     One(String),
-    /// Several.
+    /// A list of names.
     Many(Vec<String>),
 }
 
-/// How much a batch gains.
+/// The strength of a model's batching effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Effect {
     /// `beta / alpha > 2`.
     Strong,
-    /// Less.
+    /// `beta / alpha` of at most 2.
     Weak,
 }
 
@@ -92,14 +95,14 @@ pub(super) enum Effect {
 const STRONG: f64 = 2.0;
 /// The longest delay of a message: an hour.
 const MAX_DELAY_US: f64 = 3.6e9;
-/// More models and copies are not simulated: the feed of arrivals has no room for them.
+/// The largest number of models and copies: the feed of arrivals has no room for more.
 const MAX_MODELS: usize = 1 << 20;
 
 impl Settings {
-    /// What they describe. Files are looked for in `folder`.
+    /// Returns the scenario that the settings describe. Relative paths start in `folder`.
     ///
     /// # Errors
-    /// In words, if a setting is wrong or missing.
+    /// A message in words, if a setting is wrong or missing.
     pub fn scenario(&self, folder: &Path, warm_up: Duration, span: Duration) -> Result<Scenario, String> {
         let models = self.models(folder)?;
         let devices = match (self.devices, self.devices_per_model) {

@@ -19,7 +19,7 @@ impl fmt::Display for Results {
 }
 
 impl Results {
-    /// The name of what is measured, with the unit.
+    /// The name of the measured quantity, with its unit.
     pub(super) fn value_name(&self) -> &'static str {
         match self.measure {
             Measure::Capacity => "capacity r/s",
@@ -28,7 +28,7 @@ impl Results {
         }
     }
 
-    /// What the table is of.
+    /// The conditions that the table was measured under.
     pub(super) fn conditions(&self) -> String {
         let seeds: Vec<String> = self.seeds.iter().map(ToString::to_string).collect();
         let seeds = seeds.join(", ");
@@ -48,7 +48,7 @@ impl Results {
         )
     }
 
-    /// Why a case has no value, in a sentence.
+    /// A sentence that tells why a case has no value.
     fn why_none(&self, case: &Case) -> Option<String> {
         let sample = case.samples.iter().find(|sample| sample.value.is_none())?;
         let mut of: Vec<String> = vec![case.workload.clone()];

@@ -8,54 +8,61 @@ use downbeat_core::{Duration, Time};
 
 use super::process::model_of;
 
-/// How old what a scheduler knows of others can be while there is trouble: the longest pause, what wires take, and how long a peer is silent before it is lost.
+/// The greatest age of a scheduler's knowledge of others during trouble: the longest pause, plus
+/// the time on wires, plus the silence after which a peer is lost.
 const KNOWN_WITHIN: Duration = Duration::from_millis(1_000);
 
 /// A model that a backend has loaded.
 #[derive(Clone, Copy, Debug)]
 struct Copy {
     since: Time,
-    /// When a scheduler was told of it first.
+    /// The time when a scheduler first heard that the backend has the model.
     offered: Option<Time>,
-    /// By whom the backend was told to give it up, and when in that one's words.
+    /// The scheduler that told the backend to give the model up, and the time in that scheduler's
+    /// stamps.
     told: Option<(NodeId, Option<Stamp>)>,
 }
 
-/// What is known of a backend that lives.
+/// The state of a living backend.
 #[derive(Debug)]
 struct Living {
     since: Time,
-    /// It was told to go.
+    /// True once the backend was told to drain.
     is_draining: bool,
-    /// Models that it could not load when it tried last.
+    /// Models whose last load failed.
     failed: BTreeSet<usize>,
 }
 
-/// Looks at which models backends have loaded, and at what they are told. Calm is when nothing but joins, drains and moves has happened for a while: no process killed, stopped or slow, no wire cut, no connection
-/// between a scheduler and another ended.
+/// Checks which models backends have loaded, and which orders they get. The network is calm if
+/// nothing but joins, drains and moves has happened for a while: no process killed, stopped or
+/// slow, no wire cut, no connection between a scheduler and another process ended.
 ///
-/// - *last copy stays*: who has a model is told to give it up only while another one has it that was not told so; in calm at that moment, otherwise within the time in which whoever says so must have heard of its end,
-///   or that the model is there.
-///   A backend that leaves is let go, in calm, only while others have its models, or if none that stays can load them. (In trouble whoever leads may see nobody else at all.)
-/// - *moves refuse nothing*: in calm, no request is refused for its model being unknown or removed while a backend that stays has had it all the time.
-/// - *runs where it is loaded*: a backend begins batches only of models that it has, and gives none up that it runs.
+/// - *last copy stays*: a backend is ordered to give a model up only while another backend has the
+///   model and no such order. In calm that holds at this moment. In trouble it held within the time
+///   after which the scheduler must have heard that the other copy ended, or that this one exists.
+///   A draining backend is let go, in calm, only while others have its models, or if no staying
+///   backend can load them. (In trouble a leader may see no other backend at all.)
+/// - *moves refuse nothing*: in calm, no request is refused because its model is unknown or removed
+///   while a staying backend has had the model all the time.
+/// - *runs where it is loaded*: a backend begins batches only of models that it has, and gives no
+///   model up that it runs.
 #[derive(Debug)]
 pub(super) struct CopyJudge {
-    /// How long after trouble there is calm, and how long after an event all have heard of it.
+    /// The time from trouble to calm, and from an event until all have heard of the event.
     settles: Duration,
     troubled_until: Time,
     copies: BTreeMap<(usize, NodeId), Copy>,
-    /// When a copy of a model came to its end last, other than by being told.
+    /// The time when a copy of a model was last lost, other than by an order to give it up.
     ended: BTreeMap<usize, Time>,
     living: BTreeMap<NodeId, Living>,
     said: BTreeSet<(NodeId, Stamp)>,
     let_go: BTreeSet<(NodeId, NodeId)>,
-    /// The last question how to divide models had no answer.
+    /// True if the last search for a division of the models found none.
     has_no_plan: bool,
 }
 
 impl CopyJudge {
-    /// `settles`: how long after an event all have heard of it, if nothing goes wrong.
+    /// `settles`: the time until all have heard of an event, if nothing goes wrong.
     pub fn new(settles: Duration) -> Self {
         CopyJudge {
             settles,
@@ -69,7 +76,7 @@ impl CopyJudge {
         }
     }
 
-    /// Something goes wrong until then.
+    /// Records that trouble lasts until then.
     pub fn troubled(&mut self, until: Time) {
         self.troubled_until = self.troubled_until.max(until);
     }
@@ -78,30 +85,30 @@ impl CopyJudge {
         now >= self.troubled_until + self.settles
     }
 
-    /// There is a plan, or there could be none.
+    /// Records whether the last search found no plan.
     pub fn planned(&mut self, has_no_plan: bool) {
         self.has_no_plan = has_no_plan;
     }
 
-    /// Whether there was no plan when one was asked for last.
+    /// Returns true if the last search found no plan.
     pub fn has_no_plan(&self) -> bool {
         self.has_no_plan
     }
 
-    /// A backend begins, or is there already.
+    /// Records a backend that begins, or that is already known.
     pub fn begins(&mut self, now: Time, backend: NodeId) {
         let living = || Living { since: now, is_draining: false, failed: BTreeSet::new() };
         self.living.entry(backend).or_insert_with(living);
     }
 
-    /// A backend is to go.
+    /// Records that a backend was told to drain.
     pub fn drains(&mut self, backend: NodeId) {
         if let Some(living) = self.living.get_mut(&backend) {
             living.is_draining = true;
         }
     }
 
-    /// A backend tried to load a model.
+    /// Records that a backend tried to load a model.
     pub fn loaded(&mut self, now: Time, backend: NodeId, model: usize, is_there: bool) {
         let Some(living) = self.living.get_mut(&backend) else { return };
         if is_there {
@@ -112,14 +119,14 @@ impl CopyJudge {
         }
     }
 
-    /// A backend has a model no more.
+    /// Records that a backend no longer has a model.
     pub fn unloads(&mut self, now: Time, backend: NodeId, model: usize) {
         if self.copies.remove(&(model, backend)).is_some_and(|copy| copy.told.is_none()) {
             self.ended.insert(model, now);
         }
     }
 
-    /// A process is dead.
+    /// Records that a process is dead.
     pub fn died(&mut self, now: Time, process: NodeId) {
         self.living.remove(&process);
         let of = self.copies.keys().filter(|(_, backend)| *backend == process);
@@ -129,7 +136,8 @@ impl CopyJudge {
         }
     }
 
-    /// A backend and a scheduler have no link any more: what the one was told and has not heard does not come.
+    /// Records that a backend and a scheduler have lost their link: an order that has not arrived
+    /// is lost.
     pub fn lost(&mut self, backend: NodeId, scheduler: NodeId) {
         for ((_, at), copy) in &mut self.copies {
             if *at == backend && copy.told.is_some_and(|(by, _)| by == scheduler) {
@@ -138,7 +146,7 @@ impl CopyJudge {
         }
     }
 
-    /// One says something to another, perhaps once more; what is wrong with it.
+    /// Records a message, perhaps a repeated one. Returns the rule that the message breaks.
     pub fn sent(&mut self, now: Time, from: NodeId, to: NodeId, message: &Message<u64>) -> Option<String> {
         match message {
             Message::Offer(offer) => {
@@ -146,7 +154,7 @@ impl CopyJudge {
                 for model in offer.models.iter().filter_map(|model| model_of(&model.model)) {
                     let Some(copy) = self.copies.get_mut(&(model, from)) else { continue };
                     copy.offered.get_or_insert(now);
-                    // It may have been told to keep it after all.
+                    // A later message may have told the backend to keep the model.
                     copy.told = copy.told.filter(|(_, said)| *said > heard);
                 }
                 None
@@ -159,7 +167,8 @@ impl CopyJudge {
         }
     }
 
-    /// Of whom those that a scheduler did not tell to give a model up.
+    /// Returns true if another backend has the model and `scheduler` has not told that backend to
+    /// give it up.
     fn has_another(&self, model: usize, but: NodeId, scheduler: NodeId) -> bool {
         let mut others = self.copies.range((model, NodeId(0))..=(model, NodeId(u64::MAX)));
         others.any(|((_, at), copy)| *at != but && copy.told.is_none_or(|(by, _)| by != scheduler))
@@ -178,7 +187,8 @@ impl CopyJudge {
             if has(model) || copy.told.is_some_and(|(by, _)| by == from) {
                 continue;
             }
-            // Of one that was offered just now, or while the scheduler stood still, that one may not have heard.
+            // The scheduler may not have heard of the end of a copy that was offered just now, or
+            // while the scheduler stood still.
             let heard_within = if self.is_calm(now) { self.settles } else { KNOWN_WITHIN };
             let is_known = copy.offered.is_some_and(|offered| offered + heard_within <= now);
             let ended = self.ended.get(&model).is_some_and(|ended| *ended + KNOWN_WITHIN >= now);
@@ -216,7 +226,7 @@ impl CopyJudge {
         wrong
     }
 
-    /// A request of a model ends; what is wrong with that.
+    /// Records the end of a request. Returns the rule that the end breaks, in words.
     pub fn request_ends(&self, now: Time, model: usize, end: &RequestEnd<u64>) -> Option<String> {
         let RequestEnd::Refused(Refusal::Rejected(Reject::UnknownModel) | Refusal::Dropped(DropReason::ModelRemoved)) =
             end

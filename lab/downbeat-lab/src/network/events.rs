@@ -1,11 +1,12 @@
-//! What is to happen, in the order of time.
+//! The queue of coming events, in the order of time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use downbeat_core::Time;
 
-/// What is to happen, in the order of time, and of those at one time in the order in which they were said.
+/// The queue of coming events, in the order of time. Events of one time come in the order in which
+/// they were added.
 #[derive(Debug)]
 pub(super) struct Events<E> {
     heap: BinaryHeap<Reverse<(Time, u64, u32)>>,

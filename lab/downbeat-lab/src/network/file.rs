@@ -1,6 +1,7 @@
-//! A network as a file: what a [`NetworkScenario`] is made of, in TOML.
+//! A network as a TOML file: the text form of a [`NetworkScenario`].
 //!
-//! `experiments/networks/` has examples. Times are milliseconds; hosts are named `frontend-0`, `scheduler-1`, `backend-2`.
+//! `experiments/networks/` has examples. Times are milliseconds. Hosts have names such as
+//! `frontend-0`, `scheduler-1` and `backend-2`.
 
 use std::path::{Path, PathBuf};
 
@@ -16,38 +17,38 @@ use super::sub_clusters::{MODEL_BYTES, SubClusters};
 use crate::numbers::{Number, Share, millis, some_millis, spoken, yes};
 use downbeat_sim::policy::Policy;
 
-/// A network that was read.
+/// A network that was read from a file.
 #[derive(Clone, Debug)]
 pub struct NetworkFile {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// What a reader should know.
+    /// A note for readers.
     pub note: String,
     /// The network.
     pub scenario: NetworkScenario,
 }
 
-/// Why a file is no network. Lines and columns count from 1.
+/// The reason why a file is no network. Lines and columns count from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum BadNetwork {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] std::io::Error),
-    /// Something is wrong at a place of the file.
+    /// A value in the file is wrong.
     #[error("{}:{line}:{column}: {message}", file.display())]
     At {
         /// The file.
         file: PathBuf,
         /// The line.
         line: usize,
-        /// The character of the line.
+        /// The column, in characters.
         column: usize,
-        /// What is wrong, and what was expected.
+        /// The wrong part, and the expected form.
         message: String,
     },
 }
 
-/// What is wrong, at which byte.
+/// The position of an error in bytes, and its message.
 type Misplaced = (usize, String);
 
 #[derive(Deserialize)]
@@ -57,7 +58,7 @@ struct Text {
     #[serde(default)]
     note: String,
     seed: Option<u64>,
-    /// Clients come until then.
+    /// The time when clients stop sending.
     #[serde(deserialize_with = "millis")]
     span_ms: Duration,
     #[serde(default)]
@@ -66,22 +67,22 @@ struct Text {
     schedulers: Number<1, 16>,
     #[serde(default)]
     backends: Number<1, 256>,
-    /// Of each backend.
+    /// The slots of each backend.
     #[serde(default)]
     slots: Number<1, 64>,
-    /// A store allots epochs.
+    /// If true, a store allots epochs.
     #[serde(default)]
     store: bool,
     sub_clusters: Option<SubClustersText>,
     #[serde(default)]
     noise: Share,
-    /// The share of the requests whose clients go before they are answered.
+    /// The share of the requests whose clients go before the answer.
     #[serde(default)]
     cancelled: Share,
     /// The share of the requests that their model fails.
     #[serde(default)]
     failed: Share,
-    /// Backends that are not there at first.
+    /// Backends that are absent at first.
     #[serde(default)]
     absent: Vec<Spanned<HostName>>,
     #[serde(default)]
@@ -98,34 +99,34 @@ struct Text {
 struct WiresText {
     #[serde(deserialize_with = "some_millis")]
     delay_ms: Option<Duration>,
-    /// The 99.99th percentile, as so many medians.
+    /// The 99.99th percentile of the delay, in medians.
     spread: Option<Number<1, 1000>>,
     loss: Share,
     doubled: Share,
-    /// Frames overtake each other.
+    /// If true, frames overtake each other.
     reorder: bool,
     #[serde(deserialize_with = "some_millis")]
     redial_ms: Option<Duration>,
 }
 
-/// Whoever leads says which models backends have.
+/// Sub-clusters: the leader decides which models each backend has.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SubClustersText {
     count: Number<1, 64>,
-    /// How often models are divided anew; not by time if it is not said.
+    /// The interval of the divisions of the models. Without it, no division happens by time.
     #[serde(default, deserialize_with = "some_millis")]
     plan_every_ms: Option<Duration>,
     most_moves: Option<Number<0, 1000>>,
-    /// What a backend takes to load a model.
+    /// The typical time to load a model.
     #[serde(deserialize_with = "millis")]
     load_ms: Duration,
     /// The share of the loads that fail.
     #[serde(default)]
     load_fails: Share,
-    /// Models that the memory of a device holds.
+    /// The number of models that a device's memory holds.
     holds: Option<Number<1, 1000>>,
-    /// Backends begin with all models.
+    /// If true, backends begin with all models.
     #[serde(default)]
     begins_loaded: bool,
 }
@@ -156,11 +157,11 @@ struct ModelText {
     beta_ms: Duration,
     #[serde(default)]
     max_batch: Number<1, 1024, 8>,
-    /// Requests a second, of all frontends together.
+    /// Requests a second, from the clients of all frontends together.
     rate: Spanned<f64>,
     #[serde(default, deserialize_with = "some_millis")]
     slo_ms: Option<Duration>,
-    /// As with `downbeat simulate --policy`.
+    /// The policy, in the words of `downbeat simulate --policy`.
     #[serde(default, deserialize_with = "spoken")]
     policy: Option<Policy>,
     #[serde(default = "yes")]
@@ -187,31 +188,31 @@ impl<'de> Deserialize<'de> for HostName {
     }
 }
 
-/// Exactly one of the names says what happens.
+/// A fault. Exactly one of the names tells its kind.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FaultText {
     #[serde(deserialize_with = "millis")]
     at_ms: Duration,
     kill: Option<Spanned<HostName>>,
-    /// Nobody is told that its connections have ended.
+    /// If true, no peer is told that its connections have ended.
     #[serde(default)]
     silently: bool,
     pause: Option<Spanned<HostName>>,
     slow: Option<Spanned<HostName>>,
     /// These hosts and all others do not hear each other.
     cut: Option<Vec<Spanned<HostName>>>,
-    /// Only what they send is lost.
+    /// If true, only messages from these hosts are lost.
     #[serde(default)]
     one_way: bool,
     /// Wires lose this share of the frames.
     loss: Option<Share>,
     drain: Option<Spanned<HostName>>,
     join: Option<Spanned<HostName>>,
-    /// The model that is asked for so often from now on, from 0.
+    /// The model, from 0, whose rate changes from now on.
     busy: Option<Number<0, 1000>>,
     rate: Option<f64>,
-    /// Models are divided anew.
+    /// If true, the models are divided anew.
     #[serde(default)]
     divide: bool,
     #[serde(default)]
@@ -231,13 +232,14 @@ impl NetworkFile {
     /// Reads a network.
     ///
     /// # Errors
-    /// If it cannot be read, is no network, or says something that cannot be: with the line.
+    /// If the file cannot be read, is no network, or has an impossible value. The error has the
+    /// line.
     pub fn read(file: &Path) -> Result<NetworkFile, BadNetwork> {
         let text = std::fs::read_to_string(file).map_err(|error| BadNetwork::Read(file.to_owned(), error))?;
         NetworkFile::parse(&text, file)
     }
 
-    /// As [`NetworkFile::read`], of what is in `file`.
+    /// Parses `text`, the contents of `file`, as [`NetworkFile::read`] does.
     ///
     /// # Errors
     /// As [`NetworkFile::read`].
@@ -254,7 +256,7 @@ impl NetworkFile {
         })
     }
 
-    /// Runs it, with each of these seeds; with its own if there are none.
+    /// Runs the network with each of these seeds, or with the file's own seed if there are none.
     pub fn run(&self, seeds: &[u64]) -> NetworkResults {
         let own = [self.scenario.seed];
         let seeds = if seeds.is_empty() { &own } else { seeds };
@@ -347,7 +349,8 @@ impl WiresText {
 impl TimingText {
     fn resolve(&self) -> Timing {
         let usual = Timing::default();
-        // A process that talks all the time does nothing else.
+        // A process that sends all the time does nothing else, so no interval is shorter than 100
+        // us.
         let some = |ms: Option<Duration>, usual| ms.map_or(usual, |ms| ms.max(Duration::from_micros(100)));
         Timing {
             heartbeat: some(self.heartbeat_ms, usual.heartbeat),

@@ -1,18 +1,18 @@
-//! The rules that frontends, schedulers and backends keep, judged from outside.
+//! A judge of the rules that frontends, schedulers and backends must keep.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use downbeat_core::roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, RequestEnd, RequestKey};
 use downbeat_core::{Duration, Time};
 
-/// A rule that was broken. The first one of a run counts: what follows may follow from it.
+/// A broken rule. Only the first one of a run counts: the others may be its consequences.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Broken {
-    /// When, since the run's begin.
+    /// The time since the run's begin.
     pub at: Time,
-    /// Which rule.
+    /// The name of the rule.
     pub rule: &'static str,
-    /// What happened.
+    /// The event that broke the rule.
     pub what: String,
 }
 
@@ -22,45 +22,52 @@ struct Asked {
     deadline: Time,
     input: u64,
     may_repeat: bool,
-    /// It was answered, or its client has gone.
+    /// True once the request was answered, or its client has gone.
     is_over: bool,
-    /// How often it has begun to run.
+    /// The number of times that it has begun to run.
     runs: u32,
-    /// Where it runs, and since when.
+    /// The places where it runs, with the start of each run.
     running: Vec<(NodeId, BatchKey, Time)>,
-    /// The batches that its inputs were sent to, and what was left then at most.
+    /// The batches that its inputs were sent to, with the most time that was left then.
     inputs: Vec<(BatchKey, Duration)>,
 }
 
-/// Looks at what processes do, all by one time, and says which rules are broken:
+/// Watches all processes by one clock, and reports broken rules:
 ///
-/// - *ends once*: each request that a frontend was asked ends exactly once, unless its client has gone or its frontend is dead, and with its own answer;
-/// - *epochs grow*: a backend obeys no lower epoch than before, and no slot begins a batch of a lower one than before;
-/// - *one backend*: a request runs in two places at once only if its frontend and one of them have lost each other, and twice only if its model may;
-/// - *budgets shrink*: nobody says, or is given, more time than is left until the client's deadline and was said before;
-/// - *own epochs*: where a store allots epochs, no two schedulers lead in one of the same number;
-/// - *nothing waits*: once everything is mended, everything ends, and nobody keeps anything.
+/// - *ends once*: each request that a frontend was asked ends exactly once, unless its client has
+///   gone or its frontend is dead, and with its own answer;
+/// - *epochs grow*: a backend obeys no lower epoch than before, and no slot begins a batch of a
+///   lower epoch than before;
+/// - *one backend*: a request runs in two places at once only if its frontend and one of the two
+///   have lost each other, and twice only if its model may;
+/// - *budgets shrink*: no process states, or is given, more time than is left until the client's
+///   deadline, or more than was stated before;
+/// - *own epochs*: where a store allots epochs, no two schedulers lead in epochs of the same
+///   number;
+/// - *nothing waits*: once all faults are mended, every request ends, and no process keeps any
+///   state of a request.
 ///
 /// The rules of models that move are in `copies.rs`.
 #[derive(Debug)]
 pub struct NetworkJudge {
     has_store: bool,
-    /// How long before a request begins to run its backend may have claimed it.
+    /// The longest time between a backend's claim of a request and the start of its run.
     claimed_before: Duration,
     requests: HashMap<RequestKey, Asked>,
-    /// Requests that have not ended, of frontends that live.
+    /// Requests of living frontends that have not ended.
     open: BTreeSet<RequestKey>,
     obeyed: BTreeMap<NodeId, Epoch>,
     slots: BTreeMap<(NodeId, u32), Epoch>,
     led: BTreeMap<u64, NodeId>,
-    /// By frontend and backend: when they have lost each other last.
+    /// By frontend and backend: the time when the two last lost each other.
     lost: BTreeMap<(NodeId, NodeId), Time>,
     repeated: u64,
     broken: Option<Broken>,
 }
 
 impl NetworkJudge {
-    /// Of a run with or without a store that allots epochs; `claimed_before`: how long before a request begins to run its backend may have claimed it.
+    /// Makes the judge of a run with or without a store that allots epochs. `claimed_before`: the
+    /// longest time between a backend's claim of a request and the start of its run.
     pub fn new(has_store: bool, claimed_before: Duration) -> Self {
         NetworkJudge {
             has_store,
@@ -76,29 +83,29 @@ impl NetworkJudge {
         }
     }
 
-    /// How often a request began to run that had run before.
+    /// Returns how often a request began to run again.
     pub fn repeated(&self) -> u64 {
         self.repeated
     }
 
-    /// The first rule that was broken.
+    /// Returns the first rule that was broken.
     pub fn broken(&self) -> Option<&Broken> {
         self.broken.as_ref()
     }
 
-    /// Requests that have not ended, of frontends that live.
+    /// Returns the number of open requests of living frontends.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// A rule is broken.
+    /// Records that a rule is broken.
     pub fn breaks(&mut self, at: Time, rule: &'static str, what: impl FnOnce() -> String) {
         if self.broken.is_none() {
             self.broken = Some(Broken { at, rule, what: what() });
         }
     }
 
-    /// A client asks.
+    /// Records that a client asks.
     pub fn asked(&mut self, now: Time, request: RequestKey, deadline: Time, input: u64, may_repeat: bool) {
         let (running, inputs) = (Vec::new(), Vec::new());
         let asked = Asked { at: now, deadline, input, may_repeat, is_over: false, runs: 0, running, inputs };
@@ -108,13 +115,13 @@ impl NetworkJudge {
         }
     }
 
-    /// A client has gone. Whether its request was open.
+    /// Records that a client has gone. Returns true if its request was open.
     pub fn cancelled(&mut self, request: RequestKey) -> bool {
         self.open.remove(&request);
         self.requests.get_mut(&request).is_some_and(|asked| !std::mem::replace(&mut asked.is_over, true))
     }
 
-    /// A frontend ends a request. Whether in time.
+    /// Records that a frontend ends a request. Returns true if it ends in time.
     pub fn ended(&mut self, now: Time, request: RequestKey, end: &RequestEnd<u64>) -> bool {
         self.open.remove(&request);
         let Some(asked) = self.requests.get_mut(&request) else {
@@ -147,7 +154,8 @@ impl NetworkJudge {
         now <= deadline
     }
 
-    /// A process says something; it has `from`'s requests, if it is a frontend.
+    /// Records a process's message. A request's number in the message is the sender's, a
+    /// frontend's.
     pub fn sent(&mut self, now: Time, frame: &Frame<u64>) {
         for message in &frame.messages {
             match message {
@@ -184,7 +192,8 @@ impl NetworkJudge {
         }
     }
 
-    /// A backend begins a batch: each member with its inputs, and what is left by the backend's time.
+    /// Records that a backend begins a batch: each member with its inputs, and the time left by the
+    /// backend's clock.
     pub fn begins(
         &mut self,
         now: Time,
@@ -239,7 +248,8 @@ impl NetworkJudge {
         if is_second {
             self.breaks(now, "one backend", || format!("{request:?} runs twice, and its model must not"));
         }
-        // Whichever of the two the frontend has lost: the one that goes on without it may begin later.
+        // The frontend may have lost either of the two: the place that goes on without its frontend
+        // may begin later.
         let lost_since = |peer: NodeId| self.lost.get(&(request.frontend, peer)).is_some_and(|lost| *lost >= earliest);
         let is_both_had = |other: &NodeId| !lost_since(*other) && !lost_since(backend);
         if let Some(other) = others.into_iter().find(is_both_had) {
@@ -247,7 +257,7 @@ impl NetworkJudge {
         }
     }
 
-    /// A backend is done with a batch.
+    /// Records that a backend is done with a batch.
     pub fn is_done(&mut self, backend: NodeId, batch: BatchKey, members: &[RequestKey]) {
         for request in members {
             if let Some(asked) = self.requests.get_mut(request) {
@@ -256,7 +266,7 @@ impl NetworkJudge {
         }
     }
 
-    /// A backend obeys a scheduler.
+    /// Records that a backend obeys a scheduler.
     pub fn obeys(&mut self, now: Time, backend: NodeId, epoch: Epoch) {
         let last = self.obeyed.entry(backend).or_insert(Epoch::NONE);
         if epoch < *last {
@@ -267,7 +277,7 @@ impl NetworkJudge {
         }
     }
 
-    /// A scheduler leads.
+    /// Records that a scheduler leads.
     pub fn leads(&mut self, now: Time, scheduler: NodeId, epoch: Epoch) {
         let other = self.led.insert(epoch.number, scheduler).filter(|other| *other != scheduler);
         if let Some(other) = other
@@ -277,13 +287,13 @@ impl NetworkJudge {
         }
     }
 
-    /// One of two has lost the other.
+    /// Records that one of two processes has lost the other.
     pub fn lost(&mut self, now: Time, a: NodeId, b: NodeId) {
         self.lost.insert((a, b), now);
         self.lost.insert((b, a), now);
     }
 
-    /// A process is dead. How many requests died with it.
+    /// Records that a process is dead. Returns the number of requests that died with it.
     pub fn died(&mut self, process: NodeId) -> u64 {
         let from = RequestKey { frontend: process, number: 0 };
         let to = RequestKey { frontend: process, number: u64::MAX };
@@ -294,7 +304,7 @@ impl NetworkJudge {
         dead.len() as u64
     }
 
-    /// The run is over, long after everything was mended.
+    /// Ends the run, long after all faults were mended.
     pub fn finish(&mut self, now: Time) {
         let open = self.open.len();
         if let Some(request) = self.open.first().copied() {

@@ -1,8 +1,10 @@
-//! Frontends, schedulers and backends apart under virtual time, with everything that can go wrong between them.
+//! Separate frontends, schedulers and backends under virtual time, with every fault that can happen
+//! between them.
 //!
-//! A [`NetworkScenario`] is a cluster of the production state machines of [`downbeat_core::roles`]: each process has
-//! a clock of its own, wires delay, lose, double, reorder and are cut, processes are killed, stopped for a while, slow, and started anew. The [`NetworkJudge`] looks at
-//! what processes do from outside, and knows nothing of how they do it. A run follows from its seed.
+//! A [`NetworkScenario`] is a cluster of the production state machines of [`downbeat_core::roles`].
+//! Each process has a clock of its own. Wires delay, lose, double and reorder frames, and are cut.
+//! Processes are killed, paused, slowed, and started anew. The [`NetworkJudge`] watches the
+//! processes from outside, and knows nothing of their inner state. A run follows from its seed.
 //!
 //! | file | what |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What came of a run of a network.
+//! The outcome of a run of a network.
 
 use std::fmt;
 
@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use super::judge::Broken;
 
-/// What came of a run of a network.
+/// The outcome of a run of a network.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct NetworkOutcome {
-    /// Of all random numbers.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// Requests that frontends were asked.
+    /// Requests that clients sent to frontends.
     pub requests: u64,
     /// Answered in time.
     pub good: u64,
@@ -21,23 +21,23 @@ pub struct NetworkOutcome {
     pub late: u64,
     /// Failed by their model.
     pub failed: u64,
-    /// Given up, or not taken in.
+    /// Given up, or refused on arrival.
     pub refused: u64,
-    /// Not run by their deadline.
+    /// Not run by their deadlines.
     pub too_late: u64,
-    /// Lost with a backend, and not to be run again.
+    /// Lost with a backend, and not repeated.
     pub lost: u64,
-    /// Their clients went first.
+    /// Cancelled: their clients went first.
     pub cancelled: u64,
     /// Lost with their frontend.
     pub died: u64,
-    /// What clients wanted of a model that no frontend had heard of.
+    /// Client requests for a model that no frontend had heard of.
     pub unserved: u64,
     /// Requests that began to run a second time.
     pub repeated: u64,
-    /// How often a scheduler began to lead.
+    /// The number of times that a scheduler began to lead.
     pub leads: u64,
-    /// How often models were divided.
+    /// The number of times that models were divided.
     pub plans: u64,
     /// Batches that began.
     pub batches: u64,
@@ -45,14 +45,15 @@ pub struct NetworkOutcome {
     pub frames: u64,
     /// Faults that happened.
     pub faults: u64,
-    /// For each of them: when, and the longest time without any answer that is not over before it, in the 150 ms from it on.
+    /// For each fault: the time, and the longest gap between answers until 150 ms later. The first
+    /// gap begins with the last answer before the fault.
     pub gaps: Vec<(Time, Duration)>,
-    /// The rule that was broken.
+    /// The first broken rule, if any.
     pub broken: Option<Broken>,
 }
 
 impl NetworkOutcome {
-    /// Requests that ended, in whatever way, or died.
+    /// Returns the number of requests that ended in any way, or died.
     pub fn ended(&self) -> u64 {
         let NetworkOutcome { good, late, failed, refused, too_late, lost, cancelled, died, .. } = self;
         good + late + failed + refused + too_late + lost + cancelled + died
@@ -85,16 +86,16 @@ impl NetworkOutcome {
     }
 }
 
-/// What came of the runs of a network from a file.
+/// The outcomes of the runs of a network from a file.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct NetworkResults {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// What a reader should know.
+    /// A note for readers.
     pub note: String,
-    /// What goes wrong, in words, in the order of [`NetworkOutcome::gaps`].
+    /// The faults in words, in the order of [`NetworkOutcome::gaps`].
     pub faults: Vec<String>,
-    /// By seed.
+    /// The outcome of each seed.
     pub runs: Vec<NetworkOutcome>,
 }
 
@@ -143,23 +144,23 @@ impl fmt::Display for NetworkResults {
     }
 }
 
-/// What came of networks that were drawn from seeds one after another.
+/// The outcomes of networks that were drawn from consecutive seeds.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct SeedResults {
     /// The first seed.
     pub first: u64,
-    /// How many.
+    /// The number of runs.
     pub runs: u64,
-    /// Requests that each was to get, about.
+    /// The approximate number of requests of each run.
     pub requests_each: u64,
-    /// Seeds with which a rule was broken, and which.
+    /// The seeds with a broken rule, with that rule.
     pub broken: Vec<(u64, Broken)>,
     /// The counts of all runs.
     pub sum: NetworkOutcome,
 }
 
 impl SeedResults {
-    /// Of seeds from this one on.
+    /// Makes an empty sum of runs from this seed on.
     pub fn new(first: u64, requests_each: u64) -> Self {
         let sum = NetworkOutcome { seed: first, ..NetworkOutcome::default() };
         SeedResults { first, runs: 0, requests_each, broken: Vec::new(), sum }

@@ -1,4 +1,4 @@
-//! A process: its clock, its machine, its slots.
+//! A process of a network: its clock, its state machine, its slots.
 
 use std::collections::VecDeque;
 
@@ -12,22 +12,22 @@ use downbeat_core::{Duration, Time};
 use super::scenario::{Host, NetworkScenario};
 use super::sub_clusters::{MODEL_BYTES, SubClusters};
 
-/// What tensors are: which request's they are.
+/// Stands for tensors: the number of the request that they belong to.
 pub(super) type Tensors = u64;
 
-/// What comes to a process.
+/// An input of a process.
 #[derive(Clone, Debug)]
 pub(super) enum Inbound {
     Frame(Frame<Tensors>),
     Connected(Hello),
     Disconnected(NodeId),
-    /// A client's request, by its model.
+    /// A client's request for a model.
     Request {
         model: usize,
         input: u64,
     },
     Cancel(u64),
-    /// A batch is done on a slot.
+    /// A slot is done with a batch.
     Ran {
         batch: BatchKey,
         model: usize,
@@ -35,13 +35,13 @@ pub(super) enum Inbound {
         took: Duration,
         outcomes: Vec<(RequestKey, Outcome<Tensors>)>,
     },
-    /// The store's answer: the epoch that it allots, and the plan that it has.
+    /// The store's answer: the epoch that it allots, and the plan that it keeps.
     Epoch(Option<u64>, Option<SubClusterPlan>),
-    /// The answer to the question of that number which models share a sub-cluster.
+    /// The answer to the question of this number: the sub-cluster of each model, or an error.
     Planned(u64, Result<Vec<u32>, String>),
-    /// Somebody wants models to be divided anew.
+    /// An administrator asks to divide the models anew.
     Divide,
-    /// A model is loaded or unloaded, or that failed.
+    /// A model is loaded or unloaded, or the attempt failed.
     Done {
         model: usize,
         doing: Doing,
@@ -50,26 +50,26 @@ pub(super) enum Inbound {
     Drain,
 }
 
-/// The machine of a process.
+/// The state machine of a process.
 #[derive(Debug)]
 pub(super) enum Machine {
     Frontend(Box<FrontendNode<Tensors>>),
     Scheduler(Box<SchedulerNode<Tensors>>),
     Backend(Box<BackendNode<Tensors>>),
-    /// It is dead.
+    /// The process is dead.
     None,
 }
 
-/// How a backend has a model.
+/// A model's state on a backend.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Copy {
-    /// Not at all, or not yet.
+    /// The backend does not have the model, or not yet.
     No,
-    /// It could not be loaded when that was tried last.
+    /// The last load failed.
     Failed,
-    /// Loaded; so many batches of it have not ended.
+    /// The model is loaded. The number counts its batches that have not ended.
     Loaded(u32),
-    /// On its way out.
+    /// The backend is unloading the model.
     Unloading,
 }
 
@@ -79,28 +79,28 @@ pub(super) struct Process {
     pub hello: Hello,
     pub host: Host,
     pub machine: Machine,
-    /// What its clock shows at the run's begin.
+    /// The reading of its clock at the run's begin.
     clock: Duration,
-    /// It does nothing until it is told to go on.
+    /// True while the process is paused: it does nothing.
     pub is_paused: bool,
-    /// What came meanwhile.
+    /// The inputs that came during the pause.
     pub inbox: VecDeque<Inbound>,
-    /// Until when what is sent to it comes later, and by how much.
+    /// Until when its inputs are delayed, and by how much.
     pub slow: (Time, Duration),
-    /// What came to it last, if it is slow: nothing overtakes.
+    /// The arrival of the last delayed input, which later inputs must not overtake.
     pub slow_until: Time,
-    /// When it is woken up next.
+    /// The next wake-up.
     pub wakes_at: Time,
-    /// By slot: when it is free.
+    /// By slot: the time when it is free.
     pub slots: Vec<Time>,
-    /// By model: how it has it, if it is a backend.
+    /// By model: its state here, if the process is a backend.
     pub copies: Vec<Copy>,
-    /// Models that it has heard of, if it is a frontend.
+    /// By model: whether the process, if a frontend, has heard of the model.
     pub models: Vec<bool>,
 }
 
 impl Process {
-    /// The process of a host, from now on.
+    /// Starts the process of a host.
     pub fn new(scenario: &NetworkScenario, host: Host, node: NodeId, clock: Duration, now: Time) -> Self {
         let timing = scenario.timing;
         let (role, name) = match host {
@@ -170,17 +170,17 @@ impl Process {
         self.hello.node
     }
 
-    /// What its clock shows.
+    /// Returns the reading of its clock at `now`.
     pub fn local(&self, now: Time) -> Time {
         now + self.clock
     }
 
-    /// When its clock shows that.
+    /// Returns the time when its clock shows `local`.
     pub fn global(&self, local: Time) -> Time {
         Time::from_nanos(local.as_nanos().saturating_sub(self.clock.as_nanos()))
     }
 
-    /// When it wants to be woken up.
+    /// Returns the time when its machine wants to be woken up.
     pub fn timeout(&self) -> Option<Time> {
         let due = match &self.machine {
             Machine::Frontend(node) => node.poll_timeout(),
@@ -191,7 +191,7 @@ impl Process {
         due.map(|(at, _)| self.global(at))
     }
 
-    /// Does what is due.
+    /// Handles a due timeout.
     pub fn handle_timeout(&mut self, now: Time) {
         let local = self.local(now);
         match &mut self.machine {
@@ -202,7 +202,7 @@ impl Process {
         }
     }
 
-    /// Something comes that all have to do with.
+    /// Handles an input that any role may get.
     pub fn handle(&mut self, now: Time, inbound: Inbound) {
         let local = self.local(now);
         match (&mut self.machine, inbound) {
@@ -230,7 +230,7 @@ impl Process {
         }
     }
 
-    /// A client asks a frontend; the number of the request there.
+    /// Hands a client's request to a frontend. Returns the frontend's number for the request.
     pub fn ask(&mut self, now: Time, model: usize, input: u64, slo: Option<Duration>) -> Option<u64> {
         let local = self.local(now);
         let Machine::Frontend(node) = &mut self.machine else { return None };
@@ -245,7 +245,7 @@ impl Process {
         Some(node.handle_request(local, request))
     }
 
-    /// What it has that is not over.
+    /// Returns the number of items that its machine still keeps.
     pub fn keeps(&self) -> usize {
         match &self.machine {
             Machine::Frontend(node) => node.open(),
@@ -256,7 +256,7 @@ impl Process {
     }
 }
 
-/// The queue of a model.
+/// Returns the queue of a model.
 pub(super) fn queue(model: usize) -> QueueKey {
     QueueKey { model: model_name(model), version: 1, shape: Vec::new() }
 }
@@ -265,12 +265,12 @@ pub(super) fn model_name(model: usize) -> String {
     format!("m{model}")
 }
 
-/// The model of a name.
+/// Returns the model of a name.
 pub(super) fn model_of(name: &str) -> Option<usize> {
     name.strip_prefix('m')?.parse().ok()
 }
 
-/// What a backend with these copies says that it has.
+/// Returns the offer of a backend with these copies.
 pub(super) fn offer(scenario: &NetworkScenario, copies: &[Copy]) -> Offer {
     let slots = scenario.roles.slots;
     let model = |(number, model): (usize, &super::scenario::NetworkModel)| OfferedModel {

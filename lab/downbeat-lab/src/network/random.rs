@@ -1,4 +1,4 @@
-//! Networks that nobody chose, and what goes wrong with them.
+//! Networks drawn from a seed, with faults.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy};
 use downbeat_core::roles::SubClusterOptions;
@@ -10,9 +10,9 @@ use super::scenario::{Fault, Host, NetworkModel, NetworkScenario, Roles, Timing,
 use super::sub_clusters::SubClusters;
 use downbeat_sim::random;
 
-/// Most seconds in which clients come.
+/// The longest time in which clients send, in seconds.
 const LONGEST_S: f64 = 4.0;
-/// Fewest.
+/// The shortest such time.
 const SHORTEST_S: f64 = 0.3;
 
 fn micros(rng: &mut Pcg64, range: std::ops::Range<u64>) -> Duration {
@@ -25,7 +25,7 @@ fn chance(rng: &mut Pcg64, share: f64) -> bool {
 }
 
 impl NetworkScenario {
-    /// A network with faults that follows from the seed, with about so many requests.
+    /// Draws a network with faults from the seed, with about this many requests.
     pub fn random(seed: u64, requests: u64) -> Self {
         let mut rng = random(seed, 3);
         let rng = &mut rng;
@@ -91,7 +91,8 @@ impl NetworkScenario {
 }
 
 impl NetworkScenario {
-    /// Has sub-clusters in a third of the cases: in some of these nothing goes wrong but that backends join and go.
+    /// Adds sub-clusters in a third of the cases. In some of these cases the only faults are joins
+    /// and drains of backends.
     fn divide(&mut self, rng: &mut Pcg64) {
         if !chance(rng, 0.33) {
             return;
@@ -155,7 +156,7 @@ fn fault(rng: &mut Pcg64, scenario: &NetworkScenario) -> Fault {
     let hosts = scenario.hosts();
     let Roles { schedulers, backends, .. } = scenario.roles;
     let host = match rng.random_range(0..3) {
-        // Schedulers and backends are what the rules are about.
+        // Faults hit schedulers and backends more often, because the rules are about them.
         0 => Host::Scheduler(rng.random_range(0..schedulers)),
         1 => Host::Backend(rng.random_range(0..backends)),
         _ => hosts[rng.random_range(0..hosts.len())],

@@ -1,4 +1,4 @@
-//! A run of a network: what happens when.
+//! A run of a network: the loop over its events.
 
 mod faults;
 mod models;
@@ -23,23 +23,23 @@ use super::scenario::{Fault, Host, NetworkScenario};
 use super::wires::Wiring;
 use downbeat_sim::random;
 
-/// How long after everything was mended everything has to have ended.
+/// The time within which everything must have ended after all faults were mended.
 const ENDS_WITHIN: Duration = Duration::from_millis(20_000);
-/// How often that is looked at.
+/// The interval of the checks for that.
 const LOOKS_EVERY: Duration = Duration::from_millis(5);
-/// What an answer of the store takes.
+/// The time of an answer of the store.
 const STORE: Duration = Duration::from_millis(1);
-/// What asking it takes while it is away.
+/// The time of an unanswered question while the store is away.
 const STORE_AWAY: Duration = Duration::from_millis(20);
-/// How long after a fault answers that fail to come are put down to it.
+/// A gap between answers counts towards a fault within this time.
 const GAP_WITHIN: Duration = Duration::from_millis(150);
 
 #[derive(Debug)]
 enum Event {
-    /// Something comes to a process.
+    /// An input reaches a process.
     Comes(usize, Inbound),
     Wakes(usize),
-    /// A process looks whether it is connected to whom it has to be.
+    /// A process checks its connection to a host that it must be connected to.
     Dials(usize, Host),
     /// A client of a frontend asks for a model.
     Asks(usize, usize),
@@ -59,26 +59,26 @@ pub(super) struct NetworkRun<'a> {
     wiring: Wiring,
     processes: Vec<Process>,
     by_node: BTreeMap<NodeId, usize>,
-    /// The process of a host, dead or alive.
+    /// The process of each host, dead or alive.
     by_host: BTreeMap<Host, usize>,
     connections: BTreeSet<(usize, usize)>,
-    /// When a connection ended last.
+    /// The end of the last connection between two processes.
     ended: BTreeMap<(usize, usize), Time>,
-    /// Backends that begin anew once they have gone.
+    /// Draining backends, with the delay of their next begin.
     drains: BTreeMap<usize, Option<Duration>>,
     store: (u64, Time),
-    /// The plan that the store has.
+    /// The plan that the store keeps.
     kept_plan: Option<SubClusterPlan>,
     /// By model: requests a second.
     rates: Vec<f64>,
     is_mended: bool,
     judge: NetworkJudge,
     copies: CopyJudge,
-    /// By request: its model, where models move.
+    /// By request: its model, if models move between backends.
     models: BTreeMap<RequestKey, usize>,
     outcome: NetworkOutcome,
     next_input: u64,
-    /// When answers came, for gaps.
+    /// The times of answers, for gaps.
     answers: Vec<Time>,
     is_over: bool,
 }
@@ -117,7 +117,7 @@ impl<'a> NetworkRun<'a> {
         }
     }
 
-    /// Runs it to its end, or to the first rule that is broken.
+    /// Runs to the end, or to the first broken rule.
     pub fn run(mut self) -> NetworkOutcome {
         for host in self.scenario.hosts() {
             let is_absent = matches!(host, Host::Backend(n) if self.scenario.absent.contains(&n));
@@ -188,7 +188,7 @@ impl<'a> NetworkRun<'a> {
         }
     }
 
-    /// Something comes to a process, now or, if it stands still, when it goes on.
+    /// Delivers an input to a process: now, or after its pause.
     fn comes(&mut self, at: usize, inbound: Inbound) {
         let now = self.now;
         let process = &mut self.processes[at];
@@ -226,7 +226,7 @@ impl<'a> NetworkRun<'a> {
         self.pump(at);
     }
 
-    /// Takes what a process does, and has it woken up when it wants.
+    /// Carries out the outputs of a process, and schedules its next wake-up.
     fn pump(&mut self, at: usize) {
         loop {
             let local = self.processes[at].local(self.now);
@@ -331,7 +331,7 @@ impl<'a> NetworkRun<'a> {
             BackendOutput::Lost(peer) => self.close(at, peer),
             BackendOutput::Drained => {
                 let restart_after = self.drains.remove(&at).flatten();
-                // Once everything is mended all are there.
+                // Once all faults are mended, every host must have its process.
                 let restart_after = restart_after.or(self.is_mended.then_some(Duration::ZERO));
                 self.dies(at, false);
                 if let Some(after) = restart_after {
@@ -409,7 +409,7 @@ impl<'a> NetworkRun<'a> {
         process.slow_until
     }
 
-    /// A process closes its connection to another.
+    /// Closes a process's connection to another process.
     fn close(&mut self, at: usize, peer: NodeId) {
         self.judge.lost(self.now, self.processes[at].node(), peer);
         self.copies_part(self.processes[at].node(), peer);
@@ -421,7 +421,7 @@ impl<'a> NetworkRun<'a> {
         }
     }
 
-    /// The other one of a connection hears of its end, if it can.
+    /// Tells the other process of the end of a connection, if the message can reach it.
     fn tell_end(&mut self, at: usize, other: usize) {
         let hosts = (self.processes[at].host, self.processes[other].host);
         if !self.wiring.is_cut(self.now, hosts.0, hosts.1) {
@@ -431,7 +431,8 @@ impl<'a> NetworkRun<'a> {
         }
     }
 
-    /// A process looks whether it is connected to a host that it has to be connected to, and looks again later.
+    /// Checks a process's connection to a host that it must be connected to, and checks again
+    /// later.
     fn dial(&mut self, at: usize, host: Host) {
         if self.processes[at].is_dead() {
             return;
@@ -442,14 +443,14 @@ impl<'a> NetworkRun<'a> {
         self.events.push(self.now + self.scenario.wires.redial, Event::Dials(at, host));
     }
 
-    /// A process connects to a host, if that goes.
+    /// Connects a process to a host, if both are able to.
     fn connect(&mut self, at: usize, host: Host) {
         let Some(other) = self.by_host.get(&host).copied() else { return };
         let answers = !self.processes[other].is_dead() && !self.processes[other].is_paused;
         let mine = self.processes[at].host;
         let is_cut = self.wiring.is_cut(self.now, mine, host) || self.wiring.is_cut(self.now, host, mine);
         let ended = self.ended.get(&pair(at, other)).copied();
-        // The end of the last one has to be heard before.
+        // The end of the last connection must be heard first.
         let is_early = ended.is_some_and(|ended| self.now < ended + self.scenario.wires.redial);
         if !answers || is_cut || is_early || !self.connections.insert(pair(at, other)) {
             return;
@@ -536,12 +537,12 @@ impl<'a> NetworkRun<'a> {
         }
     }
 
-    /// Something goes wrong for so long.
+    /// Records that trouble lasts this long.
     fn troubled(&mut self, lasts: Duration) {
         self.copies.troubled(self.now + lasts);
     }
 
-    /// Two have no link any more.
+    /// Records that two processes have lost their link.
     fn copies_part(&mut self, a: NodeId, b: NodeId) {
         for (a, b) in [(a, b), (b, a)] {
             let of = |node: NodeId| Some(&self.processes[*self.by_node.get(&node)?]);
@@ -553,14 +554,14 @@ impl<'a> NetworkRun<'a> {
         }
     }
 
-    /// A batch is done.
+    /// Records that a batch has ended.
     fn batch_ends(&mut self, at: usize, model: usize) {
         if let Some(Copy::Loaded(batches)) = self.processes[at].copies.get_mut(model) {
             *batches = batches.saturating_sub(1);
         }
     }
 
-    /// Looks whether everything has ended, and nobody keeps anything.
+    /// Checks that every request has ended, and that no process keeps any.
     fn look(&mut self) {
         let late = self.now > Time::ZERO + self.scenario.span + ENDS_WITHIN;
         let is_done = |process: &Process| process.keeps() == 0;

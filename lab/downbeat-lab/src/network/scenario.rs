@@ -1,4 +1,4 @@
-//! What a run of a network is made of.
+//! The scenario of a run: processes, models, wires, timing and faults.
 
 use std::fmt;
 
@@ -31,7 +31,7 @@ impl fmt::Display for Host {
     }
 }
 
-/// How many there are of each.
+/// The number of processes of each role.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Roles {
     /// Frontends.
@@ -49,51 +49,51 @@ pub struct Roles {
 pub struct NetworkModel {
     /// `l(b)`.
     pub profile: LatencyProfile,
-    /// Requests a second, of all frontends together.
+    /// Requests a second, from the clients of all frontends together.
     pub rate: f64,
-    /// How long its requests may take; `None`: they have no deadline.
+    /// The time from arrival to deadline; `None`: requests have no deadline.
     pub slo: Option<Duration>,
-    /// When a batch may start.
+    /// The policy that chooses a batch's start.
     pub dispatch: DispatchPolicy,
-    /// What is given up.
+    /// The policy that chooses requests to drop.
     pub drop: DropPolicy,
-    /// Whether a request may run twice.
+    /// True if a request may run twice.
     pub may_repeat: bool,
 }
 
-/// What wires do, all of them alike.
+/// The behaviour of all wires, which are alike.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Wires {
-    /// The median of a frame's way.
+    /// The median delay of a frame.
     pub delay: Duration,
-    /// The 99.99th percentile, as so many medians; the distribution is lognormal.
+    /// The 99.99th percentile of the delay, in medians; the distribution is lognormal.
     pub spread: f64,
     /// Share of the frames that are lost.
     pub loss: f64,
-    /// Share that comes twice.
+    /// Share of the frames that come twice.
     pub doubled: f64,
-    /// Whether frames keep their order.
+    /// True if frames keep their order.
     pub in_order: bool,
-    /// From the end of a connection to a new one.
+    /// The time from the end of a connection to a new one.
     pub redial: Duration,
 }
 
-/// How long processes wait for each other.
+/// The time limits between processes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Timing {
     /// Longest silence between schedulers.
     pub heartbeat: Duration,
     /// Silence of a leader after which another takes over.
     pub takeover_after: Duration,
-    /// Longest silence of others.
+    /// Longest silence of other processes.
     pub peer_heartbeat: Duration,
     /// Silence after which a peer is lost.
     pub lost_after: Duration,
-    /// How long a batch waits for inputs.
+    /// Longest wait of a batch for its inputs.
     pub fetch_within: Duration,
-    /// How often a request is tried again whose backend was lost.
+    /// The number of retries of a request whose backend was lost.
     pub tries: u8,
-    /// How late a process wakes up, at most.
+    /// The largest lateness of a process's wake-up.
     pub wakes_late: Duration,
 }
 
@@ -125,74 +125,76 @@ impl Default for Wires {
     }
 }
 
-/// What goes wrong.
+/// A fault or another change of the network.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Fault {
-    /// A process ends at once; another one begins there after a while, if that is said.
+    /// A process ends at once. Another one may begin on its host after a while.
     Kill {
-        /// Where.
+        /// The host.
         host: Host,
-        /// When another one begins there.
+        /// The time from the end to the begin of another process on this host; `None`: no other
+        /// process begins.
         restart_after: Option<Duration>,
-        /// Its machine ends too: nobody is told that connections have ended.
+        /// The machine fails too: no peer is told that its connections have ended.
         silently: bool,
     },
-    /// A process does nothing for a while; what is sent to it waits (`SIGSTOP`).
+    /// A process does nothing for a while, and messages to it wait (`SIGSTOP`).
     Pause {
-        /// Where.
+        /// The host.
         host: Host,
-        /// How long.
+        /// The duration.
         lasts: Duration,
     },
-    /// What a process is sent comes so much later for a while.
+    /// Messages to a process come later for a while.
     Slow {
-        /// Where.
+        /// The host.
         host: Host,
-        /// How long.
+        /// The duration.
         lasts: Duration,
-        /// How much later.
+        /// The delay of each message.
         by: Duration,
     },
     /// These hosts and all others do not hear each other for a while.
     Cut {
         /// The hosts of one side.
         hosts: Vec<Host>,
-        /// How long.
+        /// The duration.
         lasts: Duration,
-        /// Only what they send is lost, not what is sent to them.
+        /// If true, only messages from these hosts are lost, not messages to them.
         one_way: bool,
     },
     /// Wires lose a share of the frames for a while.
     Lossy {
         /// The share.
         loss: f64,
-        /// How long.
+        /// The duration.
         lasts: Duration,
     },
-    /// A backend finishes what it has and goes; another one begins there after a while, if that is said.
+    /// A backend finishes its batches and goes. Another one may begin on its host after a while.
     Drain {
         /// Its number.
         backend: u32,
-        /// When another one begins there, after it has gone.
+        /// The time from the end to the begin of another backend on this host; `None`: no other
+        /// backend begins.
         restart_after: Option<Duration>,
     },
-    /// A backend that was not there at first begins.
+    /// A backend begins that was absent at first.
     Join {
         /// Its number.
         backend: u32,
     },
-    /// Clients ask for a model more often from now on, or less.
+    /// The rate of a model changes from now on.
     Rate {
-        /// Which, from 0.
+        /// The model's number, from 0.
         model: usize,
-        /// Requests a second, of all frontends together.
+        /// Requests a second, from the clients of all frontends together.
         rate: f64,
     },
-    /// Somebody asks the scheduler that leads to divide models anew.
+    /// An administrator asks the leader to divide the models anew.
     Divide,
     /// The store that allots epochs is away for a while.
     StoreAway {
-        /// How long.
+        /// The duration.
         lasts: Duration,
     },
 }
@@ -225,20 +227,20 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What a run of a network is made of.
+/// The scenario of a run of a network.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NetworkScenario {
-    /// Of all random numbers.
+    /// The seed of all random numbers.
     pub seed: u64,
-    /// How many there are of each.
+    /// The number of processes of each role.
     pub roles: Roles,
-    /// What is served.
+    /// The models.
     pub models: Vec<NetworkModel>,
-    /// What wires do.
+    /// The behaviour of the wires.
     pub wires: Wires,
-    /// How long processes wait for each other.
+    /// The time limits between processes.
     pub timing: Timing,
-    /// Whether a store allots epochs.
+    /// True if a store allots epochs.
     pub has_store: bool,
     /// Sub-clusters; `None`: all backends have all models.
     pub sub_clusters: Option<SubClusters>,
@@ -246,23 +248,24 @@ pub struct NetworkScenario {
     pub cancelled: f64,
     /// Share of the requests that a model fails.
     pub failed: f64,
-    /// How much longer or shorter than its profile a batch takes at most, as a share.
+    /// The largest deviation of a batch's time from its profile, as a share.
     pub noise: f64,
-    /// Clients come from 0 until then; then everything is mended, and what is open has to end.
+    /// Clients send from 0 until then. Then all faults are mended, and every open request has to
+    /// end.
     pub span: Duration,
-    /// What goes wrong, and when.
+    /// The faults, with their times.
     pub faults: Vec<(Time, Fault)>,
-    /// Backends that are not there at first.
+    /// Backends that are absent at first.
     pub absent: Vec<u32>,
 }
 
 impl NetworkScenario {
-    /// Runs it.
+    /// Runs the scenario.
     pub fn run(&self) -> NetworkOutcome {
         NetworkRun::new(self).run()
     }
 
-    /// All hosts.
+    /// Returns all hosts.
     pub fn hosts(&self) -> Vec<Host> {
         let Roles { frontends, schedulers, backends, .. } = self.roles;
         let frontends = (0..frontends).map(Host::Frontend);

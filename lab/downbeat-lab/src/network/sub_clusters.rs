@@ -1,22 +1,23 @@
-//! Sub-clusters of a network whose scheduler says which models backends have.
+//! Sub-clusters of a network whose scheduler decides which models each backend loads.
 
 use downbeat_core::Duration;
 use downbeat_core::roles::SubClusterOptions;
 
-/// Sub-clusters, and how backends come to have models. Each backend could load all of them.
+/// Sub-clusters, and the loading of models by backends. Each backend could load every model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SubClusters {
-    /// How models are divided.
+    /// The options of the division.
     pub options: SubClusterOptions,
-    /// What a backend takes to load a model, from half to one and a half of this; unloading takes a quarter of that.
+    /// The typical time to load a model: a load takes half to one and a half of this, unloading a
+    /// quarter.
     pub load_time: Duration,
-    /// Share of the loads that fail, until everything is mended.
+    /// Share of the loads that fail, until all faults are mended.
     pub load_fails: f64,
-    /// Bytes for models that each device has, of which a model takes [`MODEL_BYTES`]; `None`: not known.
+    /// Bytes for models on each device, of which a model takes [`MODEL_BYTES`]; `None`: unknown.
     pub memory: Option<u64>,
-    /// Backends begin with all models; otherwise with none.
+    /// True if backends begin with all models, false if they begin with none.
     pub begins_loaded: bool,
 }
 
-/// What each model takes.
+/// The bytes of each model.
 pub const MODEL_BYTES: u64 = 1 << 20;

@@ -1,4 +1,4 @@
-//! What becomes of a frame.
+//! The wires of a network: they delay, lose, double and reorder frames.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::scenario::{Host, Wires};
 
 /// The 99.99th percentile of the standard normal distribution.
 const Z_9999: f64 = 3.719;
-/// How much longer than the median a frame takes that is overtaken, at most, in medians.
+/// The longest delay of an overtaken frame, in medians.
 const OVERTAKEN: f64 = 20.0;
 
 /// The wires between all hosts.
@@ -21,11 +21,11 @@ pub(super) struct Wiring {
     wires: Wires,
     delay: LogNormal<f64>,
     rng: Pcg64,
-    /// Which hosts are on one side of a cut, until when, and whether only what they send is lost.
+    /// Each cut: the hosts of its one side, its end, and whether only their messages are lost.
     cuts: Vec<(Vec<Host>, Time, bool)>,
-    /// A share that is lost besides, until then.
+    /// An additional share of lost frames, until this time.
     lossy: (f64, Time),
-    /// By direction: when the last frame comes.
+    /// By direction: the arrival of the last frame.
     last: BTreeMap<(NodeId, NodeId), Time>,
 }
 
@@ -45,13 +45,13 @@ impl Wiring {
         self.lossy = (share, until);
     }
 
-    /// Everything is well from now on, but for what wires always do.
+    /// Ends all faults of the wires; their usual losses and delays go on.
     pub fn mend(&mut self) {
         self.cuts.clear();
         self.lossy.0 = 0.0;
     }
 
-    /// Whether nothing that one host sends comes to the other.
+    /// Returns true if no frame from one host reaches the other.
     pub fn is_cut(&mut self, now: Time, from: Host, to: Host) -> bool {
         self.cuts.retain(|(_, until, _)| *until > now);
         self.cuts.iter().any(|(hosts, _, one_way)| {
@@ -60,12 +60,12 @@ impl Wiring {
         })
     }
 
-    /// What a message takes that is neither lost nor doubled.
+    /// Draws the delay of a frame that is neither lost nor doubled.
     pub fn delay(&mut self) -> Duration {
         Duration::from_secs_f64(self.delay.sample(&mut self.rng))
     }
 
-    /// When a frame comes: never, once, or twice.
+    /// Returns the arrivals of a frame: none, one, or two.
     pub fn send(&mut self, now: Time, from: (NodeId, Host), to: (NodeId, Host)) -> [Option<Time>; 2] {
         if self.is_cut(now, from.1, to.1) {
             return [None, None];

@@ -1,7 +1,7 @@
-//! A world as a file: what a [`WorldScenario`] is made of, in TOML.
+//! A world as a TOML file: the text form of a [`WorldScenario`].
 //!
-//! `experiments/worlds/` has examples. Times are milliseconds; devices and models are named, and `[model.settings]` are those of the policy, as in
-//! `[[device.groups]]` of the server.
+//! `experiments/worlds/` has examples. Times are milliseconds. Devices and models have names.
+//! `[model.settings]` are the settings of the policy, as in `[[device.groups]]` of the server.
 
 mod model;
 
@@ -23,42 +23,42 @@ use crate::device::{Calibration, DeviceLimits};
 use downbeat_sim::Arrivals;
 use downbeat_sim::{Delay, Network};
 
-/// A world that was read, with what its parts are called.
+/// A world that was read from a file, with the names of its parts.
 #[derive(Clone, Debug)]
 pub struct WorldFile {
-    /// What it shows.
+    /// The title.
     pub title: String,
-    /// What a reader should know.
+    /// A note for readers.
     pub note: String,
     /// The world.
     pub scenario: WorldScenario,
-    /// By device.
+    /// The name of each device.
     pub devices: Vec<String>,
-    /// By model: its name, and its policy's.
+    /// The name of each model, and of its policy.
     pub models: Vec<(String, String)>,
 }
 
-/// Why a file is no world. Lines and columns count from 1.
+/// The reason why a file is no world. Lines and columns count from 1.
 #[derive(Debug, thiserror::Error)]
 pub enum BadWorld {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read {}", .0.display())]
     Read(PathBuf, #[source] std::io::Error),
-    /// Something is wrong at a place of the file.
+    /// A value in the file is wrong.
     #[error("{}:{line}:{column}: {message}", file.display())]
     At {
         /// The file.
         file: PathBuf,
         /// The line.
         line: usize,
-        /// The character of the line.
+        /// The column, in characters.
         column: usize,
-        /// What is wrong, and what was expected.
+        /// The wrong part, and the expected form.
         message: String,
     },
 }
 
-/// What is wrong, at which byte.
+/// The position of an error in bytes, and its message.
 type Misplaced = (usize, String);
 
 #[derive(Deserialize)]
@@ -68,12 +68,13 @@ struct Text {
     #[serde(default)]
     note: String,
     seed: Option<u64>,
-    /// Clients send until then.
+    /// The time when clients stop sending.
     #[serde(deserialize_with = "millis")]
     span_ms: Duration,
     #[serde(default)]
     noise: Share,
-    /// Shards of the cluster's scheduler, which is worked off next, and how late.
+    /// The shards of the cluster's scheduler, the order in which they are worked off, and the delay
+    /// of their messages.
     #[serde(default)]
     shards: Number<1, 64>,
     #[serde(default)]
@@ -82,7 +83,8 @@ struct Text {
     delay_ms: Duration,
     #[serde(default)]
     network: NetworkText,
-    /// A calibration that `downbeat-lab calibrate` wrote, from the folder of the file: all devices are such.
+    /// A calibration that `downbeat-lab calibrate` wrote, with a path from the folder of the file.
+    /// All devices use it.
     calibration: Option<Spanned<PathBuf>>,
     device: Vec<DeviceText>,
     model: Vec<ModelText>,
@@ -106,7 +108,7 @@ struct NetworkText {
 #[serde(deny_unknown_fields)]
 struct DeviceText {
     name: Spanned<String>,
-    /// Compute units; 100 unless the calibration says it.
+    /// Compute units; the default is the calibration's number, or 100.
     units: Option<Spanned<Number<1, 65536>>>,
     /// By partition: slots for the batches of the cluster's scheduler.
     slots: Option<Vec<Number<0, 64>>>,
@@ -118,10 +120,11 @@ struct DeviceText {
 #[serde(deny_unknown_fields)]
 struct ClientText {
     model: Spanned<String>,
-    /// So many alike.
+    /// The number of such clients.
     #[serde(default)]
     count: Number<1, 1000>,
-    /// Requests a second, whatever becomes of them; without: the next once the last is answered, after `think_ms`.
+    /// Requests a second, independent of answers. Without a rate, the next request follows the last
+    /// answer after `think_ms`.
     rate: Option<Spanned<f64>>,
     #[serde(default, deserialize_with = "spoken")]
     arrivals: Option<Arrivals>,
@@ -129,17 +132,17 @@ struct ClientText {
     think_ms: Duration,
     #[serde(default)]
     requests: Number<1, 10_000_000, 10_000_000>,
-    /// 1 to so many items a request.
+    /// A request has 1 to this many items.
     #[serde(default)]
     items: Number<1, 1024>,
-    /// Requests are of one of so many levels.
+    /// Each request has one of this many levels.
     priority_levels: Option<Spanned<Number<1, 16>>>,
     /// The share of requests whose clients go away.
     #[serde(default)]
     leaves: Share,
 }
 
-/// Exactly one of the names says what happens.
+/// A fault. Exactly one of the names tells its kind.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct FaultText {
@@ -147,30 +150,30 @@ struct FaultText {
     at_ms: Duration,
     lost: Option<Spanned<String>>,
     back: Option<Spanned<String>>,
-    /// The next launch that begins there takes so much longer.
+    /// The next launch that begins on this device takes longer.
     late: Option<Spanned<String>>,
     #[serde(default, deserialize_with = "some_millis")]
     by_ms: Option<Duration>,
-    /// A device gets these partitions, with so many slots each.
+    /// A device gets these partitions, with this many slots each.
     divide: Option<Spanned<String>>,
     slots: Option<Vec<Number<0, 64>>>,
-    /// A model comes, afresh if it is there.
+    /// A model is loaded. A loaded one is reloaded.
     load: Option<Spanned<String>>,
     remove: Option<Spanned<String>>,
-    /// All clients of a model go.
+    /// All clients of a model go away.
     leave: Option<Spanned<String>>,
-    /// Messages of the cluster's scheduler wait up to so long from now on.
+    /// Messages of the cluster's scheduler wait up to this long from now on.
     #[serde(default, deserialize_with = "some_millis")]
     delay_ms: Option<Duration>,
 }
 
-/// Units of a device of which nothing is said, and of a model.
+/// The default units of a device, and of a model.
 const UNITS: u32 = 100;
-/// Partitions that a device may have.
+/// The most partitions of a device.
 const MOST_PARTITIONS: usize = 64;
-/// Stages that a model is cut into.
+/// The most stages of a model.
 const MOST_STAGES: usize = 64;
-/// Clients of a world: they may all come at one instant.
+/// The most clients of a world: their requests may all come at one instant.
 const MOST_CLIENTS: usize = 10_000;
 /// The highest rate of a client, requests a second.
 const MOST_RATE: f64 = 1e6;
@@ -179,13 +182,13 @@ impl WorldFile {
     /// Reads a world.
     ///
     /// # Errors
-    /// If it cannot be read, is no world, or says something that cannot be: with the line.
+    /// If the file cannot be read, is no world, or has an impossible value. The error has the line.
     pub fn read(file: &Path) -> Result<WorldFile, BadWorld> {
         let text = std::fs::read_to_string(file).map_err(|error| BadWorld::Read(file.to_owned(), error))?;
         WorldFile::parse(&text, file)
     }
 
-    /// As [`WorldFile::read`], of what is in `file`.
+    /// Parses `text`, the contents of `file`, as [`WorldFile::read`] does.
     ///
     /// # Errors
     /// As [`WorldFile::read`].
@@ -204,7 +207,7 @@ impl WorldFile {
     }
 }
 
-/// The number of what has this name.
+/// Returns the number of the item with this name.
 fn find(names: &[&Spanned<String>], what: &str, name: &Spanned<String>) -> Result<usize, Misplaced> {
     names.iter().position(|known| known.get_ref() == name.get_ref()).ok_or_else(|| {
         let known: Vec<&str> = names.iter().map(|known| known.get_ref().as_str()).collect();
@@ -212,7 +215,7 @@ fn find(names: &[&Spanned<String>], what: &str, name: &Spanned<String>) -> Resul
     })
 }
 
-/// Names, of which none is there twice.
+/// Returns the names, or an error if a name occurs twice.
 fn distinct<'a>(
     what: &str,
     names: impl Iterator<Item = &'a Spanned<String>>,

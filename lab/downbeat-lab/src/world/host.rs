@@ -1,4 +1,4 @@
-//! One device of the world: its scheduler, and what carries its decisions out.
+//! One device of the world: its scheduler, and the emulated device that carries its decisions out.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,18 +14,18 @@ use super::ledger::{Ending, Failure};
 use super::run::Outside;
 use crate::device::{Completed, ContendedDevice, DeviceLimits, Direction, EmulatedModel, LaunchChecker, Work};
 
-/// What a device has done that others want to know.
+/// An event of a device that the world must learn of.
 #[derive(Debug)]
 pub(crate) enum Done {
     /// A request ended.
     Request(RequestId, Ending),
     /// A batch of the cluster's scheduler is done.
     Batch(DeviceId, BatchId),
-    /// Lanes of a model are asked for.
+    /// The device's scheduler asks for lanes of a model.
     Prepare(ModelId),
 }
 
-/// One device: its scheduler, and what carries its decisions out.
+/// One device: its scheduler, and the emulated device that carries its decisions out.
 #[derive(Debug)]
 pub(crate) struct Host {
     number: usize,
@@ -33,26 +33,26 @@ pub(crate) struct Host {
     pub checker: LaunchChecker,
     limits: DeviceLimits,
     count: u32,
-    /// Its partitions, and those that have gone.
+    /// The emulated device, with its partitions and the removed ones.
     device: ContendedDevice,
     models: BTreeMap<ModelId, EmulatedModel>,
-    /// Those that have not ended here.
+    /// Requests that have not ended on this device.
     requests: BTreeMap<RequestId, Member>,
-    /// What was launched on each lane: the first runs.
+    /// The launches of each lane. The first one runs.
     lanes: BTreeMap<LaneId, VecDeque<LaunchId>>,
-    /// Lanes that models have.
+    /// Lanes that models hold.
     held: BTreeSet<LaneId>,
     flights: BTreeMap<LaunchId, Flight>,
-    /// The slots of batches of the cluster's scheduler, by its names for them.
+    /// The slot of each batch of the cluster's scheduler.
     granted: BTreeMap<BatchId, DeviceId>,
-    /// Begins of copies.
+    /// The begin of each copy under way.
     copies: BTreeMap<(Direction, u64), Time>,
     noise: Option<(Normal<f64>, Pcg64)>,
     /// The next launch takes this much longer.
     pub late: Duration,
-    /// It is not there.
+    /// True while the device is lost.
     pub lost: bool,
-    /// When time was last passed, and how much of it something ran.
+    /// The time up to which [`Host::advance`] has passed.
     passed: Time,
     pub busy: Duration,
     pub done: VecDeque<Done>,
@@ -63,7 +63,7 @@ struct Member {
     model: ModelId,
     length: u32,
     size: u32,
-    /// A launch of its brings its outputs back itself.
+    /// True if each launch of this model copies its outputs back itself.
     with_host: bool,
 }
 
@@ -75,19 +75,19 @@ struct Flight {
     start: Time,
 }
 
-/// What a launch is at.
+/// The step that a launch has reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
-    /// It waits behind another.
+    /// The launch waits behind another one.
     Behind,
-    /// The host joins its inputs.
+    /// The host joins the inputs.
     Gather,
     CopyIn,
     Compute,
     CopyOut,
 }
 
-/// A copy's name says whose it is: a launch's or a request's.
+/// Names a copy. The name tells whether the copy belongs to a launch or to a request.
 fn launch_copy(launch: LaunchId) -> u64 {
     launch.0 * 2 + 1
 }
@@ -97,7 +97,8 @@ fn request_copy(request: RequestId) -> u64 {
 }
 
 impl Host {
-    /// A device, by its number, of one partition and without models; what runs is judged under this seed.
+    /// Makes the device of this number, with one partition and without models. The checker of its
+    /// launches prints this seed.
     pub fn new(number: usize, seed: u64, limits: DeviceLimits, noise: Option<(Normal<f64>, Pcg64)>) -> Self {
         Host {
             number,
@@ -127,23 +128,23 @@ impl Host {
         self.device.used_unit_nanos()
     }
 
-    /// The lanes of a model, and what they are for.
+    /// Returns the lanes of a model with their purposes.
     pub fn lanes(&self, model: usize) -> Vec<(LaneId, LaneSpec)> {
         let lanes = self.scheduler.lanes(ModelId(model as u32)).iter();
         lanes.filter_map(|lane| Some((*lane, self.scheduler.lane(*lane)?))).collect()
     }
 
-    /// The most slots of its rings that were in use at a time.
+    /// Returns the most slots of its rings that were ever in use at a time.
     pub fn most_slots(&self) -> u32 {
         self.models.keys().map(|model| self.scheduler.stats(*model).most_occupied).max().unwrap_or(0)
     }
 
-    /// Into how many parts it is divided.
+    /// Returns the number of partitions.
     pub fn partitions(&self) -> u32 {
         self.count
     }
 
-    /// When something is done if nothing is added.
+    /// Returns the time of the next completion, if no work is added.
     pub fn next_event(&self) -> Option<Time> {
         self.device.next_event()
     }
@@ -153,14 +154,14 @@ impl Host {
         self.scheduler.handle_layout(now, layout)?;
         let count = layout.shared_lanes.len();
         self.count = count as u32;
-        // What runs in a partition that goes ends there.
+        // A launch that runs in a removed partition ends there.
         for partition in 0..self.device.partitions().max(count) {
             self.device.set_units(now, partition, self.limits.units / count as u32);
         }
         Ok(())
     }
 
-    /// A model comes, changes or goes.
+    /// Adds, changes or removes a model.
     pub fn model(
         &mut self,
         now: Time,
@@ -178,7 +179,7 @@ impl Host {
         Ok(())
     }
 
-    /// A request is routed here.
+    /// Takes in a request that the world routed to this device.
     pub fn request(&mut self, now: Time, request: &DeviceRequest) -> Result<(), DeviceReject> {
         let taken = self.scheduler.handle_request(now, request);
         self.checker.request(now, request, taken.is_ok());
@@ -193,7 +194,7 @@ impl Host {
         self.requests.insert(request.id, Member { model, length, size, with_host: false });
     }
 
-    /// A batch of the cluster's scheduler is here.
+    /// Takes in a batch of the cluster's scheduler.
     pub fn batch(
         &mut self,
         now: Time,
@@ -211,7 +212,7 @@ impl Host {
         Ok(())
     }
 
-    /// A client has gone: whether its request was here, and is no more.
+    /// Learns that a client has gone. Returns true if its request was on this device and has left.
     pub fn cancel(&mut self, now: Time, model: ModelId, request: RequestId) -> bool {
         let was_there = self.scheduler.handle_cancel(now, model, request);
         if was_there {
@@ -221,7 +222,7 @@ impl Host {
         was_there
     }
 
-    /// Lets time pass, and carries out what is done by then.
+    /// Lets time pass up to `now`, and handles every completion until then.
     pub fn advance(&mut self, now: Time, outside: &mut dyn Outside) {
         if !self.flights.is_empty() {
             self.busy += now.since(self.passed);
@@ -232,7 +233,7 @@ impl Host {
         }
     }
 
-    /// Carries out what the device's scheduler has decided.
+    /// Carries out the decisions of the device's scheduler.
     pub fn carry_out(&mut self, now: Time, outside: &mut dyn Outside) {
         while let Some(output) = self.scheduler.poll_output() {
             match output {
@@ -303,7 +304,7 @@ impl Host {
         }
     }
 
-    /// A launch has its lane.
+    /// Begins a launch that has its lane.
     fn begin(&mut self, now: Time, id: LaunchId, outside: &mut dyn Outside) {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         flight.start = now;
@@ -336,7 +337,7 @@ impl Host {
         self.device.launch_in(now, partition, launch.lane, launch.id.0, work);
     }
 
-    /// What a launch has to do in its partition.
+    /// Returns the work of a launch in its partition.
     fn work(&mut self, launch: &Launch) -> Work {
         let units = self.device.units(self.partition(launch));
         let mut work = self.models[&launch.model].work(launch.segments, launch.computed_rows, launch.length, units);
@@ -362,7 +363,7 @@ impl Host {
         }
     }
 
-    /// A request's input is on the device.
+    /// Learns that a request's input is on the device.
     fn input(&mut self, now: Time, request: RequestId, outside: &mut dyn Outside) {
         self.checker.input(now, request);
         if let Some(model) = self.checker.model_of(request) {
@@ -376,7 +377,7 @@ impl Host {
         self.done.push_back(Done::Request(request, Ending::Replied));
     }
 
-    /// The step that a launch is at is done.
+    /// Moves a launch to its next step after the current one is done.
     fn proceed(&mut self, now: Time, id: LaunchId, outside: &mut dyn Outside) {
         let Some(flight) = self.flights.get_mut(&id) else { return };
         let model = &self.models[&flight.launch.model];
@@ -423,13 +424,13 @@ impl Host {
         }
     }
 
-    /// The device is not there any more: its models go, and what runs on it fails, now.
+    /// Loses the device: its models go, and everything that runs on it fails at once.
     pub fn lose(&mut self, now: Time, outside: &mut dyn Outside) {
         self.lost = true;
         self.late = Duration::ZERO;
         let failed = Ending::Failed(Failure::Lost(self.number));
         for model in self.models.keys().copied().collect::<Vec<_>>() {
-            // One that is not there may go.
+            // The scheduler may not know the model, which is fine.
             let _ = self.scheduler.handle_model(now, model, None);
             self.carry_out(now, outside);
         }
@@ -462,7 +463,7 @@ impl Host {
         }
     }
 
-    /// All models have gone: nothing is left.
+    /// Asserts that the scheduler keeps nothing after all models have gone.
     pub fn check_empty(&self, now: Time, seed: u64) {
         self.checker.end(now);
         let number = self.number;

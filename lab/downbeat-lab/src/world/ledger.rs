@@ -1,45 +1,47 @@
-//! Judges from outside what becomes of each request, and of each batch that a slot is granted.
+//! A checker of the fate of each request, and of each batch that a slot is granted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use downbeat_core::{BatchId, DeviceId, ModelId, RequestId, Time};
 
-/// How a request that was accepted ended.
+/// The ending of an accepted request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// It was answered.
+    /// The request was answered.
     Replied,
-    /// Its scheduler gave it up.
+    /// The scheduler dropped the request.
     Dropped,
-    /// Its client went away, and it was still there.
+    /// The client went away while the request was still in the system.
     Cancelled,
-    /// It was answered with an error.
+    /// The request was answered with an error.
     Failed(Failure),
 }
 
-/// What a request was answered with an error for: only what went wrong may be a reason.
+/// The reason for an error answer: only a fault may be one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
-    /// Its device, by number, was lost while it was there.
+    /// The device of this number was lost with the request on board.
     Lost(usize),
-    /// Its batch came to a device, by number, that has lost the slot or the model meanwhile.
+    /// The batch came to a device, by number, that had lost the slot or the model meanwhile.
     Refused(usize),
 }
 
-/// Judges from outside what becomes of each request, and of each batch that a slot is granted, by what was told to the schedulers and by them
-/// alone; each failure panics and prints the seed.
+/// Checks each request, and each batch that a slot is granted, by the messages to and from the
+/// schedulers alone. Each failure panics and prints the seed.
 ///
-/// A request that is accepted ends exactly once. One is answered with an error only if its device is lost, or has changed since its batch was sent. A batch has
-/// members of one model, each in one batch only, and as many items as it says. A slot has one batch, with a network two. At the end nothing is left.
+/// An accepted request ends exactly once. A request is answered with an error only if its device is
+/// lost, or has changed since its batch was sent. A batch has members of one model, each in one
+/// batch only, and as many items as it states. A slot has one batch, with a network two. At the end
+/// no request and no batch is left.
 #[derive(Debug)]
 pub struct Ledger {
     seed: u64,
-    /// By request id.
+    /// All requests, by id.
     requests: Vec<KnownRequest>,
     open: u64,
-    /// What each slot was granted, and is not done.
+    /// The batches that each slot was granted and has not completed.
     slots: BTreeMap<DeviceId, Vec<BatchId>>,
-    /// Batches that a slot may have.
+    /// The most batches that a slot may have.
     depth: usize,
     lost: BTreeSet<usize>,
     /// Devices whose slots or models have changed, or that were lost.
@@ -50,16 +52,16 @@ pub struct Ledger {
 struct KnownRequest {
     model: ModelId,
     size: u32,
-    /// It is in a batch of the cluster's scheduler.
+    /// True once the request is in a batch of the cluster's scheduler.
     batched: bool,
-    /// `None`: it is in the system.
+    /// `None` while the request is in the system.
     ending: Option<Ending>,
-    /// `None`: its scheduler has not said it yet.
+    /// `None` until its scheduler accepts or refuses the request.
     accepted: Option<bool>,
 }
 
 impl Ledger {
-    /// Of a run with this seed; whether batches may be sent to a slot that has one.
+    /// Makes the ledger of a run with this seed. `ahead`: a busy slot may be sent its next batch.
     pub fn new(seed: u64, ahead: bool) -> Self {
         Ledger {
             seed,
@@ -72,7 +74,7 @@ impl Ledger {
         }
     }
 
-    /// A request is handed in; requests count from zero.
+    /// Records a request that is handed in. Requests count from zero.
     pub fn request(&mut self, now: Time, id: RequestId, model: ModelId, size: u32) {
         assert!(id.0 == self.requests.len() as u64, "seed {}, {now}: the world counts its requests", self.seed);
         self.requests.push(KnownRequest { model, size, batched: false, ending: None, accepted: None });
@@ -85,7 +87,7 @@ impl Ledger {
         known.unwrap_or_else(|| panic!("seed {seed}, {now}: {id} was never there"))
     }
 
-    /// It is accepted or refused.
+    /// Records that the request is accepted or refused.
     pub fn taken(&mut self, now: Time, id: RequestId, accepted: bool) {
         let seed = self.seed;
         let known = self.known(now, id);
@@ -94,7 +96,7 @@ impl Ledger {
         self.open -= u64::from(!accepted);
     }
 
-    /// A request ended.
+    /// Records the end of a request.
     pub fn end_request(&mut self, now: Time, id: RequestId, ending: Ending) {
         let seed = self.seed;
         let known = self.known(now, id);
@@ -119,7 +121,7 @@ impl Ledger {
         }
     }
 
-    /// The cluster's scheduler sends a batch to a slot.
+    /// Records a batch that the cluster's scheduler sends to a slot.
     pub fn granted(
         &mut self,
         now: Time,
@@ -151,14 +153,14 @@ impl Ledger {
         assert!(items == size && size > 0, "seed {seed}, {now}: {batch} has {items} items and says {size}");
     }
 
-    /// A batch that a slot was granted is done.
+    /// Records that a slot has completed a batch.
     pub fn completed(&mut self, now: Time, slot: DeviceId, batch: BatchId) {
         let there =
             self.slots.get_mut(&slot).and_then(|there| Some(there.remove(there.iter().position(|b| *b == batch)?)));
         assert!(there.is_some(), "seed {}, {now}: {slot} completes {batch}, which it does not have", self.seed);
     }
 
-    /// A device is lost, or there again.
+    /// Records that a device is lost, or has returned.
     pub fn lost(&mut self, device: usize, lost: bool) {
         self.changed(device);
         if lost {
@@ -168,12 +170,12 @@ impl Ledger {
         }
     }
 
-    /// A device has other slots or models than before.
+    /// Records that a device's slots or models have changed.
     pub fn changed(&mut self, device: usize) {
         self.changed.insert(device);
     }
 
-    /// The run is over: everything has ended.
+    /// Asserts at the end of the run that every request has ended.
     pub fn end(&self, now: Time) {
         let seed = self.seed;
         let is_open = |known: &KnownRequest| known.accepted != Some(false) && known.ending.is_none();

@@ -1,4 +1,5 @@
-//! The cluster's scheduler in the world: `driver`'s cluster, whose shards and matchmaker are worked off by one thread, in virtual time.
+//! The cluster's scheduler in the world. One thread works off the shards and the matchmaker of
+//! `driver`'s cluster, in virtual time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,33 +14,35 @@ use rand_pcg::Pcg64;
 
 use downbeat_sim::random;
 
-/// Which of the shards and the matchmaker is worked off next, of those that have something to do.
+/// The order in which the shards and the matchmaker are worked off when several have something to
+/// do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Order {
-    /// One after another, as one thread does it that has posted something.
+    /// Round robin, as one thread does after it posts a message.
     #[default]
     InTurn,
-    /// Whichever the seed says, and as many messages at a time as it says: an order that threads may come to.
+    /// The seed chooses the mailbox and the number of messages taken at a time: an order that
+    /// threads could produce.
     Seeded,
 }
 
-/// What comes to a shard.
+/// An event that is posted to a shard.
 pub(crate) enum Event {
     Submit(Request),
     Cancel(ModelId, RequestId),
 }
 
-/// What a shard says.
+/// An answer of a shard.
 pub(crate) enum Said {
-    /// Whether a request was accepted.
+    /// A request was accepted (true) or refused.
     Taken(RequestId, bool),
-    /// A request whose client has gone has left.
+    /// A request whose client has gone has left its queue.
     Cancelled(RequestId),
     Decided(Output),
 }
 
-/// The virtual clock, and what the shards have said and nobody has heard yet.
+/// The virtual clock, and the answers of the shards that the world has not read.
 #[derive(Default)]
 pub(crate) struct Virtual {
     now_ns: AtomicU64,
@@ -54,7 +57,7 @@ impl Virtual {
 
 impl Handler for Virtual {
     type Event = Event;
-    /// The tickets of what waits.
+    /// The tickets of waiting requests.
     type RequestTable = BTreeMap<RequestId, Ticket>;
 
     fn now(&self) -> Time {
@@ -94,35 +97,36 @@ impl Handler for Virtual {
     }
 }
 
-/// A cluster of so many shards (at least one), without models and devices.
+/// Makes a cluster of this many shards (at least one), without models and devices.
 pub(crate) fn cluster(shards: u32, kinds: u32, network: NetworkBudget) -> Cluster<Virtual> {
     let shards = (shards.max(1) as usize).min(MAX_SHARDS);
     let setup = Setup { kinds, network, ..Setup::new(0) };
     Cluster::new(Virtual::default(), vec![BTreeMap::new(); shards], setup)
 }
 
-/// The shards and the matchmaker of a cluster, in the hands of one thread: what is posted waits until they are worked off in an order that
-/// follows from the seed.
+/// The shards and the matchmaker of a cluster, run by one thread: posted messages wait until the
+/// thread works the mailboxes off, in an order that follows from the seed.
 ///
-/// A mailbox that has something to do, a message or a timer, is worked off at once, or up to so much later as messages are delayed: the thread that
-/// would do it is kept from it. A mailbox keeps its order, as it does on threads. What threads do within one message is not taken apart: that is for
-/// `just loom`.
+/// A mailbox with a message or a due timer is worked off at once, or later by up to the delay, as
+/// if its thread had been held up. A mailbox keeps its order, as it does on threads. Interleavings
+/// within the handling of one message are not explored; `just loom` explores them.
 pub(crate) struct Mailboxes<'c> {
     cluster: &'c Cluster<Virtual>,
     shards: Vec<OwnShard<'c, Virtual>>,
     matchmaker: OwnMatchmaker<'c, Virtual>,
     order: Order,
     rng: Pcg64,
-    /// The most that messages are delayed.
+    /// The longest delay of a message.
     pub delay: Duration,
-    /// By mailbox, the matchmaker's being the last: when it is worked off, since it has something to do.
+    /// For each mailbox with something to do, the time when it is worked off. The matchmaker's is
+    /// the last.
     due: Vec<Option<Time>>,
     /// The mailbox that was worked off last.
     last: usize,
 }
 
 impl<'c> Mailboxes<'c> {
-    /// All mailboxes of a cluster.
+    /// Takes all mailboxes of a cluster.
     pub fn new(cluster: &'c Cluster<Virtual>, order: Order, seed: u64) -> Self {
         Mailboxes {
             cluster,
@@ -136,34 +140,34 @@ impl<'c> Mailboxes<'c> {
         }
     }
 
-    /// Time goes on to `now`.
+    /// Moves the time on to `now`.
     pub fn set_time(&self, now: Time) {
         self.cluster.handler().now_ns.store(now.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Posts something, and works off what may be by now.
+    /// Posts a message, and works off the mailboxes that are due.
     pub fn post<R>(&mut self, post: impl FnOnce(&Cluster<Virtual>) -> R) -> R {
         let posted = post(self.cluster);
         self.work();
         posted
     }
 
-    /// Says something that nobody works off: it is found with the next message.
+    /// Posts a message without working any mailbox off: its mailbox finds it with the next message.
     pub fn tell(&self, tell: impl FnOnce(&Cluster<Virtual>)) {
         tell(self.cluster);
     }
 
-    /// What was said next.
+    /// Takes the next answer of a shard.
     pub fn hear(&mut self) -> Option<Said> {
         self.cluster.handler().said().pop_front()
     }
 
-    /// When a mailbox is to be worked off next.
+    /// Returns the time when the next mailbox is due.
     pub fn next_event(&self) -> Option<Time> {
         (0..self.due.len()).filter_map(|mailbox| self.due[mailbox].or_else(|| self.timer(mailbox))).min()
     }
 
-    /// Works mailboxes off until none has anything to do that may be done by now.
+    /// Works mailboxes off until none is due.
     pub fn work(&mut self) {
         let now = self.cluster.handler().now();
         loop {
@@ -192,14 +196,14 @@ impl<'c> Mailboxes<'c> {
         }
     }
 
-    /// Messages are delayed no more, and what was comes now.
+    /// Ends all delays: delayed messages are handled now.
     pub fn settle(&mut self) {
         self.delay = Duration::ZERO;
         self.due.fill(None);
         self.work();
     }
 
-    /// Devices, and those of them without a batch.
+    /// Returns the number of devices, and the number of devices without a batch.
     pub fn devices(&self) -> (u32, u32) {
         (self.matchmaker.devices(), self.matchmaker.free_devices())
     }
@@ -218,7 +222,7 @@ impl<'c> Mailboxes<'c> {
         (chance * count as f64) as usize
     }
 
-    /// Half of the time nothing is delayed, so that what is overtakes and is overtaken.
+    /// Half of all messages are not delayed, so that they overtake delayed ones.
     fn draw_delay(&mut self) -> Duration {
         if self.delay == Duration::ZERO || self.below(2) == 0 {
             return Duration::ZERO;

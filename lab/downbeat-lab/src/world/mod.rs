@@ -1,8 +1,12 @@
-//! One world under virtual time: models of both kinds, the cluster scheduler, devices with partitions, clients, and what goes wrong.
+//! One world under virtual time: models of both kinds, the cluster scheduler, partitioned devices,
+//! clients and faults.
 //!
-//! What decides in it is what decides in the server: a [`Cluster`](downbeat_driver::Cluster) of one shard or several makes the batches of `exclusive` models and grants them the
-//! shared lanes of the devices, each a slot; one thread works its mailboxes off, in an order and with delays that follow from the seed. Every device has a [`DeviceScheduler`](downbeat_core::device::DeviceScheduler) for all models on it, whoever makes their batches. Only
-//! what carries the decisions out is emulated: a [`ContendedDevice`](crate::device::ContendedDevice) for each device.
+//! The deciding code is the server's. A [`Cluster`](downbeat_driver::Cluster) of one shard or
+//! several makes the batches of `exclusive` models and grants them the shared lanes of the devices,
+//! each a slot. One thread works its mailboxes off, in an order and with delays that follow from
+//! the seed. Every device has a [`DeviceScheduler`](downbeat_core::device::DeviceScheduler) for all
+//! models on it, with every policy. Only the execution is emulated: a
+//! [`ContendedDevice`](crate::device::ContendedDevice) stands in for each device.
 //!
 //! | file | what |
 //! |---|---|

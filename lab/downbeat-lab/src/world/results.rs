@@ -1,4 +1,4 @@
-//! What came of the worlds of a file, as tables and as JSON.
+//! The results of the worlds of a file, as tables and as JSON.
 
 use std::fmt;
 
@@ -10,23 +10,23 @@ use super::file::WorldFile;
 use super::scenario::{ModelOutcome, WorldReport, WorldScenario};
 use downbeat_sim::BadArrivals;
 
-/// What came of a world, with each seed.
+/// The results of one world, with each seed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct WorldResults {
     /// [`WorldFile::title`].
     pub title: String,
     /// [`WorldFile::note`].
     pub note: String,
-    /// By seed.
+    /// The results of each seed.
     pub runs: Vec<WorldRun>,
 }
 
-/// What came of it with one seed.
+/// The results with one seed.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct WorldRun {
     /// The seed.
     pub seed: u64,
-    /// When the last event was, seconds.
+    /// The time of the last event, in seconds.
     pub end_s: f64,
     /// The models, in the order of the file.
     pub models: Vec<ModelRow>,
@@ -41,10 +41,10 @@ pub struct ModelRow {
     pub name: String,
     /// Its policy.
     pub policy: String,
-    /// What came of its requests.
+    /// The outcomes of its requests.
     #[serde(flatten)]
     pub outcome: ModelOutcome,
-    /// From arrival to answer on average; `None`: nothing was answered.
+    /// The mean time from arrival to answer; `None` without answers.
     pub mean_ms: Option<f64>,
     /// Half of the answers took at most this.
     pub p50_ms: Option<f64>,
@@ -59,14 +59,15 @@ pub struct DeviceRow {
     pub name: String,
     /// The time in which something ran on it.
     pub busy_s: f64,
-    /// As a share of the run.
+    /// The busy time as a share of the run.
     pub busy_share: f64,
     /// Launches.
     pub launches: u64,
 }
 
 impl WorldFile {
-    /// Runs the world with each of these seeds; none: with the file's. Panics, with the seed, as [`WorldScenario::run`].
+    /// Runs the world with each of these seeds, or with the file's seed if there are none. Panics,
+    /// with the seed, as [`WorldScenario::run`] does.
     ///
     /// # Errors
     /// As [`WorldScenario::run`].
@@ -110,7 +111,7 @@ impl WorldFile {
 }
 
 impl WorldResults {
-    /// What `of` a run, with its seed, which is shown if there are several.
+    /// The rows that `of` takes from each run. A column shows the seed if there are several runs.
     fn rows<'a, T>(&'a self, of: fn(&'a WorldRun) -> &'a Vec<T>) -> Table<(u64, &'a T)> {
         let table = Table::of(self.runs.iter().flat_map(|run| of(run).iter().map(|row| (run.seed, row))));
         if self.runs.len() > 1 { table.number("seed", |(seed, _)| *seed) } else { table }

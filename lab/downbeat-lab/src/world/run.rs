@@ -1,4 +1,4 @@
-//! The event loop of the world, and what goes wrong in it.
+//! The event loop of the world, and the faults that it injects.
 
 mod changes;
 
@@ -20,37 +20,39 @@ use crate::device::{DeviceLimits, Direction, EmulatedModel};
 use downbeat_sim::Network;
 use downbeat_sim::random;
 
-/// Who makes a model's batches.
+/// The scheduler that makes a model's batches.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Serving {
-    /// The cluster's scheduler, for the slots of all devices: the policy `exclusive`.
+    /// The cluster's scheduler makes them, for the slots of all devices: the policy `exclusive`.
     Cluster(ModelOptions),
-    /// A policy on each of these devices, by number. A request goes to the one that is predicted to be free first.
+    /// A policy on each of these devices, by number, makes them. A request goes to the device that
+    /// is predicted to be free first.
     Devices(ModelSpec, Vec<usize>),
 }
 
-/// Something that happens to the world beside requests.
+/// A change of the world, other than a request.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Fault {
-    /// A device, by number, is lost: what is there fails, and its slots go.
+    /// A device, by number, is lost: its requests and batches fail, and its slots go.
     Lost(usize),
-    /// It is there again, as it was, but for the models: they come afresh.
+    /// A lost device returns as it was. Its models are loaded afresh.
     Back(usize),
-    /// The next launch that begins on a device takes so much longer.
+    /// The next launch that begins on a device takes this much longer.
     Late(usize, Duration),
-    /// A device is divided otherwise. One that cannot be stays as it is.
+    /// A device gets another layout. The device keeps its layout if the new one is refused.
     Layout(usize, Layout),
-    /// A model, by number, comes, afresh if it is there: reloaded, or under another policy.
+    /// A model, by number, is loaded. A loaded one is reloaded, perhaps under another policy.
     Load(usize, Serving),
-    /// A model goes.
+    /// A model is removed.
     Remove(usize),
-    /// All clients of a model that wait go away.
+    /// Every client that waits for an answer of this model goes away.
     Leave(usize),
-    /// From now on, messages between the shards and the matchmaker of the cluster's scheduler, and those to them, wait up to so long.
+    /// From now on, messages to the shards and the matchmaker of the cluster's scheduler, and
+    /// between them, wait up to this long.
     Delay(Duration),
 }
 
-/// A request that comes now.
+/// A request that arrives now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ask {
     pub model: usize,
@@ -58,30 +60,32 @@ pub(crate) struct Ask {
     pub length: u32,
     /// Its priority level.
     pub level: u32,
-    /// [`Time::MAX`]: none.
+    /// The deadline; [`Time::MAX`] means none.
     pub deadline: Time,
 }
 
-/// What is outside of the world: where requests come from, and who looks on.
+/// The world's surroundings: the source of requests, and the observer of launches and endings.
 pub(crate) trait Outside {
-    /// When the next request comes.
+    /// Returns the time of the next request.
     fn next_arrival(&self) -> Option<Time>;
 
-    /// The next request comes, under this name.
+    /// Hands over the next request, which the world calls `request`.
     fn arrive(&mut self, now: Time, request: RequestId) -> Ask;
 
-    /// It was accepted or refused. Gives when its client will go away, if it will.
+    /// Learns that the request was accepted or refused. Returns the time when its client will go
+    /// away, if it will.
     fn arrived(&mut self, now: Time, request: RequestId, accepted: bool) -> Option<Time>;
 
-    /// A request that was accepted ended.
+    /// Learns that an accepted request ended.
     fn ended(&mut self, now: Time, request: RequestId, ending: Ending);
 
     fn launched(&mut self, _device: usize, _: &Launch) {}
 
-    /// A launch has its lane.
+    /// Learns that a launch has its lane.
     fn began(&mut self, _now: Time, _device: usize, _: &Launch) {}
 
-    /// A launch is done. Gives the members whose answers are final, though not all of the model's segments, `all`, have run.
+    /// Learns that a launch is done. Returns the members whose answers are final although some of
+    /// the model's `all` segments have not run.
     fn completed(
         &mut self,
         _now: Time,
@@ -93,26 +97,26 @@ pub(crate) trait Outside {
         Vec::new()
     }
 
-    /// A copy is done.
+    /// Learns that a copy is done.
     fn copied(&mut self, _now: Time, _start: Time, _: Direction) {}
 
     fn noted(&mut self, _device: usize, _: &Note) {}
 
-    /// Something that is to happen now, beside what was said before the run.
+    /// Returns a change that happens now, in addition to the faults that were set before the run.
     fn change(&mut self, _now: Time) -> Option<Fault> {
         None
     }
 
-    /// Whether to end the run, whatever is left.
+    /// Returns true to end the run, even if events are left.
     fn is_over(&mut self, _now: Time) -> bool {
         false
     }
 }
 
-/// Events at one instant that can only mean that somebody wants to be called again and again.
+/// This many events at one instant mean that a state machine asks to be called again and again.
 const STUCK: u32 = 100_000;
 
-/// The world: the cluster's scheduler, devices, and what is between them.
+/// The world: the cluster's scheduler, the devices, and the messages between them.
 pub(crate) struct World<'c> {
     seed: u64,
     now: Time,
@@ -120,14 +124,16 @@ pub(crate) struct World<'c> {
     pub hosts: Vec<Host>,
     kinds: Vec<DeviceKind>,
     models: Vec<ServedModel>,
-    /// Models of the cluster's scheduler.
+    /// The models of the cluster's scheduler.
     clustered: BTreeMap<ModelId, usize>,
-    /// Those that have gone too: what was decided just before may still be for them.
+    /// All slots, with removed ones: a batch that was decided just before the removal may name a
+    /// removed slot.
+    /// one.
     slots: BTreeMap<DeviceId, Slot>,
     network: Network,
-    /// Batches on their way, by when they are there.
+    /// Batches on their way, by their time of arrival.
     sent: BTreeMap<(Time, u64), SentBatch>,
-    /// Lanes that are being made.
+    /// Lanes that are being prepared.
     preparing: VecDeque<(Time, usize, ModelId)>,
     preparation: Duration,
     faults: VecDeque<(Time, Fault)>,
@@ -141,15 +147,15 @@ pub(crate) struct World<'c> {
 
 struct ServedModel {
     emulated: EmulatedModel,
-    /// `None`: it is not there.
+    /// `None` while the model is not loaded.
     serving: Option<Serving>,
-    /// Where its queue is.
+    /// The model's queue at the cluster's scheduler.
     clustered: Option<QueueHandle>,
-    /// Devices that have it.
+    /// The devices that have the model loaded.
     on: BTreeSet<usize>,
 }
 
-/// A request that was accepted and has not ended.
+/// An accepted request that has not ended.
 struct Open {
     request: DeviceRequest,
     place: Place,
@@ -157,14 +163,14 @@ struct Open {
 
 #[derive(Clone, Copy)]
 enum Place {
-    /// In the queue of the cluster's scheduler, or on its way there.
+    /// The request is in the queue of the cluster's scheduler, or on its way there.
     Queue(QueueHandle),
-    /// Its batch is on its way.
+    /// The request's batch is on its way to a device.
     OnItsWay,
     Device(usize),
 }
 
-/// A device as the cluster's scheduler knows it.
+/// A slot, which is a device to the cluster's scheduler.
 #[derive(Clone, Copy)]
 struct Slot {
     host: usize,
@@ -179,7 +185,7 @@ struct SentBatch {
 }
 
 impl<'c> World<'c> {
-    /// Without devices and models, with a cluster that was made for this network.
+    /// Makes a world without devices and models, with a cluster that was made for this network.
     pub fn new(seed: u64, network: Network, cluster: &'c Cluster<Virtual>, order: Order) -> Self {
         World {
             seed,
@@ -204,7 +210,7 @@ impl<'c> World<'c> {
         }
     }
 
-    /// Another device, of one partition without slots; its number.
+    /// Adds a device of one partition without slots. Returns its number.
     pub fn add_device(&mut self, limits: DeviceLimits, kind: DeviceKind, noise: f64) -> usize {
         let number = self.hosts.len();
         let noise = (noise > 0.0).then(|| Normal::new(1.0, noise).ok()).flatten();
@@ -214,19 +220,19 @@ impl<'c> World<'c> {
         number
     }
 
-    /// Another model, which is not loaded; its number.
+    /// Adds a model that is not loaded. Returns its number.
     pub fn add_model(&mut self, emulated: EmulatedModel) -> usize {
         self.models.push(ServedModel { emulated, serving: None, clustered: None, on: BTreeSet::new() });
         self.models.len() - 1
     }
 
-    /// What happens, in order of time.
+    /// Sets the faults of the run.
     pub fn set_faults(&mut self, mut faults: Vec<(Time, Fault)>) {
         faults.sort_by_key(|(at, _)| *at);
         self.faults = faults.into();
     }
 
-    /// Puts a model on one device, with this policy, which decides about its requests.
+    /// Puts a model on one device. This policy decides about its requests.
     pub fn place(&mut self, model: usize, device: usize, policy: DeviceModel) {
         let ServedModel { emulated, on, .. } = &mut self.models[model];
         let placed = self.hosts[device].model(self.now, ModelId(model as u32), Some((emulated, policy)));
@@ -236,8 +242,8 @@ impl<'c> World<'c> {
         self.ledger.changed(device);
     }
 
-    /// Runs until nothing happens any more, or the outside says so: whether it came to its end. Panics, with the seed, if one of the schedulers
-    /// breaks a rule.
+    /// Runs until no event is left, or until `outside` ends the run. Returns true if no event is
+    /// left. Panics, with the seed, if one of the schedulers breaks a rule.
     pub fn run(&mut self, outside: &mut dyn Outside) -> bool {
         let (mut at, mut events) = (self.now, 0);
         self.decide(outside);
@@ -258,13 +264,14 @@ impl<'c> World<'c> {
             events = if now > at { 0 } else { events + 1 };
             at = now;
             assert!(events < STUCK, "seed {}, {now}: time does not go on", self.seed);
-            // At one instant: completions, batches that are there, what goes wrong, arrivals, clients that go, timers.
+            // The order at one instant: completions, batches that arrive, faults, arrivals, clients
+            // that go, timers.
             for host in &mut self.hosts {
                 host.advance(now, outside);
             }
             let due = |time: Option<Time>| time.is_some_and(|at| at <= now);
             if due(device) {
-                // That was all.
+                // A device's completions were the only events.
             } else if due(sent) {
                 self.deliver();
             } else if due(fault) {
@@ -298,7 +305,8 @@ impl<'c> World<'c> {
         }
     }
 
-    /// The run came to its end: nothing is left, and what was made for models goes with them.
+    /// Checks at the end of the run that no request is left, removes all models, and checks that
+    /// their state went with them.
     pub fn finish(&mut self, outside: &mut dyn Outside) {
         for model in 0..self.models.len() {
             self.remove(model);
@@ -315,7 +323,7 @@ impl<'c> World<'c> {
         }
     }
 
-    /// The time.
+    /// The world's time.
     pub fn now(&self) -> Time {
         self.now
     }
@@ -332,7 +340,7 @@ impl<'c> World<'c> {
         if let Some(place) = *clustered {
             self.requests.insert(id, Open { request, place: Place::Queue(place) });
             let asked = Request { id, model: place.model, deadline, queue_expiry: Time::MAX, level, size };
-            // Whether it is accepted is heard later.
+            // The shard's acceptance or refusal is heard later.
             self.cluster.post(|cluster| cluster.post(place, Event::Submit(asked)));
             return;
         }
@@ -343,7 +351,7 @@ impl<'c> World<'c> {
         self.taken(id, device.is_some(), outside);
     }
 
-    /// A request was accepted or refused.
+    /// Records that a request was accepted or refused.
     fn taken(&mut self, id: RequestId, accepted: bool, outside: &mut dyn Outside) {
         self.ledger.taken(self.now, id, accepted);
         let leave = outside.arrived(self.now, id, accepted);
@@ -357,14 +365,14 @@ impl<'c> World<'c> {
     fn leave(&mut self, id: RequestId, outside: &mut dyn Outside) {
         let Some(Open { request, place }) = self.requests.get(&id) else { return };
         match *place {
-            // Whether it left is heard later.
+            // The shard's confirmation is heard later.
             Place::Queue(place) => self.cluster.post(|cluster| cluster.post(place, Event::Cancel(place.model, id))),
             Place::Device(device) => {
                 if self.hosts[device].cancel(self.now, request.model, id) {
                     self.end(id, Ending::Cancelled, outside);
                 }
             }
-            // It is answered all the same.
+            // The batch is answered all the same.
             Place::OnItsWay => {}
         }
         self.decide(outside);
@@ -376,7 +384,7 @@ impl<'c> World<'c> {
         outside.ended(self.now, id, ending);
     }
 
-    /// Carries out all that was decided.
+    /// Carries out every decision of the schedulers.
     fn decide(&mut self, outside: &mut dyn Outside) {
         let now = self.now;
         loop {
@@ -411,7 +419,8 @@ impl<'c> World<'c> {
         }
     }
 
-    /// Tells the cluster's scheduler until when models with lanes of their own have work where its slots are.
+    /// Tells the cluster's scheduler until when each slot's device is busy with models that have
+    /// lanes of their own.
     fn tell_loads(&self) {
         for (id, Slot { host, lane, .. }) in self.slots.iter().filter(|(_, slot)| slot.present) {
             let scheduler = &self.hosts[*host].scheduler;
@@ -446,7 +455,7 @@ impl<'c> World<'c> {
         }
     }
 
-    /// The next batch is at its device.
+    /// Delivers the next batch to its device.
     fn deliver(&mut self) {
         let Some((_, SentBatch { slot, host, batch })) = self.sent.pop_first() else { return };
         let now = self.now;

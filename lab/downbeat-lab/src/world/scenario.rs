@@ -1,4 +1,4 @@
-//! What there is in the world, what is asked of it and what goes wrong, and a report of what came of it.
+//! The parts of a world: devices, models, clients and faults. A report tells the outcome.
 
 use std::collections::BTreeMap;
 
@@ -15,83 +15,87 @@ use crate::device::{DeviceLimits, EmulatedModel};
 use downbeat_sim::Network;
 use downbeat_sim::{ArrivalStream, Arrivals, BadArrivals, random};
 
-/// A world: devices, models, clients, and what goes wrong. Everything follows from it and its seed.
+/// A world: devices, models, clients and faults. A run is determined by the world and its seed.
 #[derive(Clone, Debug, Default)]
 pub struct WorldScenario {
     /// The devices.
     pub devices: Vec<WorldDevice>,
     /// The models.
     pub models: Vec<WorldModel>,
-    /// Who asks for what.
+    /// The clients.
     pub clients: Vec<Client>,
-    /// What goes wrong, and when.
+    /// The faults, with their times.
     pub faults: Vec<(Time, Fault)>,
-    /// Between the cluster's scheduler and the devices, for the batches that it makes.
+    /// The network between the cluster's scheduler and the devices, for the batches that the
+    /// scheduler makes.
     pub network: Network,
-    /// In how many parts the cluster's scheduler has the models' queues, at most [`downbeat_driver::MAX_SHARDS`]; 0 is taken as 1.
+    /// The number of shards of the cluster's scheduler, at most [`downbeat_driver::MAX_SHARDS`]; 0
+    /// is taken as 1.
     pub shards: u32,
-    /// Which of them is worked off next.
+    /// The order in which shards are worked off.
     pub order: Order,
-    /// Standard deviation of what a launch takes as a share of its model's time; 0: exactly that.
+    /// Standard deviation of a launch's time, as a share of its model's time. With 0 a launch takes
+    /// exactly that time.
     pub noise: f64,
-    /// Chooses all random numbers.
+    /// The seed of all random numbers.
     pub seed: u64,
 }
 
 /// A device.
 #[derive(Clone, Debug)]
 pub struct WorldDevice {
-    /// What its launches share; each partition has an equal part of its units.
+    /// The resources that its launches share; each partition has an equal part of its units.
     pub limits: DeviceLimits,
     /// Its partitions, and the slots in each.
     pub layout: Layout,
-    /// Its kind: by it the cluster's scheduler knows what a batch takes.
+    /// Its kind, which selects the profile that the cluster's scheduler uses.
     pub kind: DeviceKind,
 }
 
 /// A model.
 #[derive(Clone, Debug)]
 pub struct WorldModel {
-    /// What its launches have to do.
+    /// The emulated work of its launches.
     pub emulated: EmulatedModel,
-    /// Who makes its batches at the start; `None`: it is not loaded.
+    /// The scheduler of its batches at the start; `None`: the model is not loaded.
     pub serving: Option<Serving>,
 }
 
-/// Somebody who sends requests to one model.
+/// A client that sends requests to one model.
 #[derive(Clone, Debug)]
 pub struct Client {
     /// The model, by number.
     pub model: usize,
-    /// When it sends.
+    /// The times at which it sends.
     pub pattern: Pattern,
-    /// How many requests it sends, at most.
+    /// The most requests that it sends.
     pub requests: u64,
-    /// Until when it sends.
+    /// The time when it stops sending.
     pub until: Time,
-    /// The most items of a request; each has 1 to so many.
+    /// The most items of a request; each request has 1 up to this many.
     pub most_items: u32,
-    /// The greatest length; each has 1 to so much. 0: none.
+    /// The greatest length; each request has 1 up to this much. 0: requests have no length.
     pub most_length: u32,
-    /// The lowest priority level, 0 the highest; each is of one of them.
+    /// The lowest priority level, 0 being the highest; each request draws its level.
     pub lowest_level: u32,
-    /// How long an answer may take; `None`: there is no deadline.
+    /// The time from arrival to deadline; `None`: requests have no deadline.
     pub slo: Option<Duration>,
-    /// The share of requests whose clients go away, at a time up to twice the deadline (or a second).
+    /// The share of requests whose clients go away, within twice the SLO (or a second without one).
     pub leaves: f64,
 }
 
-/// When a client sends.
+/// The times at which a client sends.
 #[derive(Clone, Copy, Debug)]
 pub enum Pattern {
-    /// Whatever becomes of what it sent before, so many a second.
+    /// At this many requests per second, whether or not earlier ones are answered.
     Open(Arrivals, f64),
-    /// So long after its last request ended.
+    /// This long after its last request ended.
     Closed(Duration),
 }
 
 impl Client {
-    /// One that sends the next request of one item once the last has ended, whenever that is.
+    /// A client without think time: it sends a request of one item as soon as the last one has
+    /// ended.
     pub fn closed(model: usize, requests: u64) -> Self {
         Client {
             model,
@@ -107,44 +111,44 @@ impl Client {
     }
 }
 
-/// What came of a model's requests: each is counted once.
+/// The outcomes of a model's requests. Each request is counted once.
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize)]
 pub struct ModelOutcome {
-    /// All.
+    /// All requests.
     pub offered: u64,
     /// Answered by their deadlines.
     pub good: u64,
-    /// Answered after them.
+    /// Answered after their deadlines.
     pub late: u64,
-    /// Given up by a scheduler.
+    /// Dropped by a scheduler.
     pub dropped: u64,
-    /// Refused when they came.
+    /// Rejected on arrival.
     pub rejected: u64,
-    /// Clients that went away.
+    /// Cancelled, because their clients went away.
     pub cancelled: u64,
-    /// Answered with an error, because something went wrong.
+    /// Answered with an error, because of a fault.
     pub failed: u64,
-    /// From arrival to answer, of those that were answered, in the order of answers.
+    /// The times from arrival to answer, in the order of the answers.
     #[serde(skip)]
     pub latencies: Vec<Duration>,
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct WorldReport {
-    /// By model.
+    /// The outcomes of each model.
     pub models: Vec<ModelOutcome>,
-    /// By device: the time in which something ran on it.
+    /// By device: the time in which a launch ran on it.
     pub busy: Vec<Duration>,
-    /// By device: launches.
+    /// By device: the number of launches.
     pub launches: Vec<u64>,
-    /// When the last event was.
+    /// The time of the last event.
     pub end: Time,
 }
 
 impl WorldScenario {
-    /// Runs it until nothing happens any more. Panics, with the seed, if a scheduler breaks one of the rules of [`super::Ledger`] or
-    /// [`LaunchChecker`](crate::device::LaunchChecker).
+    /// Runs the world until no event is left. Panics, with the seed, if a scheduler breaks one of
+    /// the rules of [`super::Ledger`] or [`LaunchChecker`](crate::device::LaunchChecker).
     ///
     /// # Errors
     /// If a client's arrival process has no positive, finite rate and shape.
@@ -200,11 +204,11 @@ impl WorldScenario {
 struct Crowd<'a> {
     clients: &'a [Client],
     rng: Pcg64,
-    /// By client; `None`: it sends once it has its answer.
+    /// By client; `None`: it sends after its last request has ended.
     streams: Vec<Option<ArrivalStream>>,
-    /// By client, when it sends next.
+    /// By client, the time of its next request.
     next: Vec<Option<Time>>,
-    /// By client, what it has not sent.
+    /// By client, the number of requests left to send.
     left: Vec<u64>,
     /// Requests that have not ended.
     open: BTreeMap<RequestId, SentRequest>,
@@ -231,7 +235,7 @@ impl Crowd<'_> {
         &mut self.report.models[self.clients[client].model]
     }
 
-    /// A request has ended: its client may send another.
+    /// Ends a request: its client may send another one.
     fn over(&mut self, now: Time, client: usize) {
         if let Pattern::Closed(think) = self.clients[client].pattern
             && self.left[client] > 0
@@ -269,7 +273,7 @@ impl Outside for Crowd<'_> {
         if !accepted {
             self.open.remove(&request);
             self.outcome(client).rejected += 1;
-            // It does not ask again at once.
+            // A refused client waits 1 ms before its next request.
             self.over(now + Duration::from_millis(1), client);
             return None;
         }

@@ -23,8 +23,9 @@ struct Model {
     rate: f64,
 }
 
-/// Runs `cluster` through arrivals of `(millisecond, model)` in their order and writes down what it decides, a line each:
-/// the time (`+`: a nanosecond later), and `r1 r2 on d0`, `drop r1`, `reject r1` or `stop d0`.
+/// Runs `cluster` through arrivals of `(millisecond, model)` in their order. Returns its decisions,
+/// one a line: the time (`+`: a nanosecond later), then `r1 r2 on d0`, `drop r1`, `reject r1` or
+/// `stop d0`.
 fn timeline(mut cluster: impl Cluster, devices: u32, models: &[Model], arrivals: &[(f64, u32)]) -> String {
     let mut written = String::new();
     for _ in 0..devices {
@@ -82,8 +83,9 @@ fn assert_timeline(got: &str, expected: &[&str]) {
 mod clockwork {
     use super::*;
 
-    /// r0 goes at once, alone, until 6. Then 4 wait, due at 12.5, 13, 15 and 16. From 6, the head r1 has 6.5: batches of 1 (l = 6)
-    /// fit it, one of 2 (l = 7) does not: its latest start, 5.5, has passed.
+    /// r0 runs at once, alone, until 6. Then four requests wait, due at 12.5, 13, 15 and 16. At 6,
+    /// the head r1 has 6.5 left: a batch of 1 (l = 6) fits. A batch of 2 (l = 7) does not, because
+    /// its latest start, 5.5, has passed.
     #[test]
     fn the_largest_batch_that_meets_the_heads_deadline_goes() {
         let models = [Model { profile: B5, slo: 12.0, rate: 1.0 }];
@@ -93,8 +95,9 @@ mod clockwork {
         assert_timeline(&got, &expected);
     }
 
-    /// Another head's deadline leaves room: at 6, r1 is due at 13: sizes 1 and 2 may start until 7 and 6, size 3 until 5.
-    /// The earliest latest start that has not passed is that of 2, at 6.
+    /// A later head has more time left: at 6, r1 is due at 13. Sizes 1 and 2 may start
+    /// until 7 and 6, size 3 until 5. The earliest latest start that has not passed is the one of
+    /// size 2, at 6.
     #[test]
     fn a_candidate_may_start_at_its_latest_start() {
         let models = [Model { profile: B5, slo: 12.0, rate: 1.0 }];
@@ -102,7 +105,8 @@ mod clockwork {
         assert_timeline(&got, &["0: r0 on d0", "6: r1 r2 on d0", "8.5+: drop r3"]);
     }
 
-    /// At 6: r1 of m1 (due 30.5, latest start 24.5) came first, r2 of m0 (due 13, latest 7) has to start first.
+    /// At 6: r1 of m1 (due 30.5, latest start 24.5) came first. But r2 of m0 (due 13) has to start
+    /// first, at 7 at the latest.
     #[test]
     fn the_earliest_latest_start_goes_first() {
         let models = [Model { profile: B5, slo: 12.0, rate: 1.0 }, Model { profile: B5, slo: 30.0, rate: 1.0 }];
@@ -110,8 +114,8 @@ mod clockwork {
         assert_timeline(&got, &["0: r0 on d0", "6: r2 on d0", "12: r1 on d0"]);
     }
 
-    /// At 6: r1 of m0 (due 19) may start until 13. m1 has five due at 22 and more: as one batch (l = 10) they may start
-    /// until 12, although their deadline is later.
+    /// At 6: r1 of m0 (due 19) may start until 13. m1 has five requests due at 22 and later. As one
+    /// batch (l = 10) they may start until 12, although their deadline is later.
     #[test]
     fn a_larger_batch_has_to_start_earlier() {
         let models = [Model { profile: B5, slo: 18.0, rate: 1.0 }, Model { profile: B5, slo: 20.0, rate: 1.0 }];
@@ -121,7 +125,8 @@ mod clockwork {
         assert_timeline(&got, &["0: r0 on d0", "6: r2 r3 r4 r5 r6 on d0", "13+: drop r1"]);
     }
 
-    /// Until 6 the device runs r0. r1, due at 8.5, would end at 12; a free device could have met it.
+    /// The device runs r0 until 6. r1, due at 8.5, would end at 12; a free device could have met
+    /// its deadline.
     #[test]
     fn what_no_device_can_meet_is_rejected_at_arrival() {
         let models = [Model { profile: B5, slo: 8.0, rate: 1.0 }];
@@ -139,7 +144,8 @@ mod clockwork {
 mod shepherd {
     use super::*;
 
-    /// Three are less than 3.03 times one, four are not. The work on r0 is lost; it waits again, and could start until 6.
+    /// Three requests are less than 3.03 times one, four are not. The work on r0 is lost; r0 waits
+    /// again, and could start until 6.
     #[test]
     fn four_take_the_device_of_one_and_three_do_not() {
         let models = [Model { profile: B5, slo: 12.0, rate: 1.0 }];
@@ -153,7 +159,7 @@ mod shepherd {
         }
     }
 
-    /// As above with an SLO of 25: r0 runs after those that stopped it, at 2 + l(4) = 11.
+    /// As above with an SLO of 25: r0 runs after the batch that stopped it, at 2 + l(4) = 11.
     #[test]
     fn who_was_stopped_waits_again() {
         let models = [Model { profile: B5, slo: 25.0, rate: 1.0 }];
@@ -162,7 +168,8 @@ mod shepherd {
         assert_timeline(&got, &["0: r0 on d0", "2: stop d0", "2: r1 r2 r3 r4 on d0", "11: r0 r5 on d0"]);
     }
 
-    /// At 6, m0 has two and m1 three: the larger goes first, although it can wait longer.
+    /// At 6, m0 has two requests and m1 three: the larger batch goes first, although it can wait
+    /// longer.
     #[test]
     fn a_free_device_takes_the_largest_candidate() {
         let models = [Model { profile: B5, slo: 30.0, rate: 1.0 }, Model { profile: B5, slo: 40.0, rate: 1.0 }];
@@ -171,12 +178,14 @@ mod shepherd {
         assert_timeline(&got, &["0: r0 on d0", "6: r3 r4 r5 on d0", "14: r1 r2 on d0"]);
     }
 
-    /// d0 runs one of m0, then d1 one of m1 with which another of m1 did not go; four of m0 at 3 take the device of one:
-    /// of d0 and d1, both of size 1, the first. With d0 at size 2 it would be d1.
+    /// d0 runs one request of m0, then d1 one of m1, without a second one of m1. Four of m0 at 3
+    /// preempt the smallest batch: of d0 and d1, both of size 1, the first. With size 2 on d0, the
+    /// choice would be d1.
     #[test]
     fn the_smallest_batch_is_stopped() {
         let models = [Model { profile: B5, slo: 30.0, rate: 1.0 }, Model { profile: (5.0, 5.0), slo: 40.0, rate: 1.0 }];
-        // r0 until 6 on d0, r1 until 11 on d1; then r2 and r3 from 6 until 13 on d0; then four of m0 at 7.
+        // r0 until 6 on d0, r1 until 11 on d1; then r2 and r3 from 6 until 13 on d0; then four of
+        // m0 at 7.
         let arrivals = [(0.0, 0), (1.0, 1), (2.0, 0), (2.0, 0), (7.0, 0), (7.0, 0), (7.0, 0), (7.0, 0)];
         let got = timeline(Shepherd::new(Gather::Prefix), 2, &models, &arrivals);
         let expected =
@@ -184,7 +193,8 @@ mod shepherd {
         assert_timeline(&got, &expected);
     }
 
-    /// At 6: r1 (due 12.5) has 6.5, enough for one. r2 to r4 (due 17) have 11: three are 8. The largest batch passes r1 over.
+    /// At 6: r1 (due 12.5) has 6.5 left, enough for a batch of one. r2 to r4 (due 17) have 11,
+    /// enough for three (l = 8). The largest batch passes r1 over.
     #[test]
     fn the_largest_of_any_passes_heads_over() {
         let models = [Model { profile: B5, slo: 12.0, rate: 1.0 }];
@@ -204,21 +214,22 @@ mod nexus {
         Nexus::new(NexusOptions { frontends, ..NexusOptions::default() })
     }
 
-    /// SLO 16: 2 * l(3) = 16, so that both devices are planned for batches of 3, and the frontend alternates. r0 and r1 go at once; d0 gets r2
-    /// and r4, r6, r8, of which three go at 6.
+    /// SLO 16: 2 * l(3) = 16, so both devices are planned for batches of 3, and the frontend
+    /// alternates. r0 and r1 go at once. d0 gets r2, r4, r6 and r8, and runs three of these at 6.
     #[test]
     fn one_frontend_alternates_between_saturated_devices() {
         let models = [Model { profile: B5, slo: 16.0, rate: 500.0 }];
         let arrivals: Vec<(f64, u32)> = [0.0, 0.0, 3.0, 3.0, 3.5, 3.5, 4.0, 4.0, 4.5, 4.5].map(|at| (at, 0)).into();
         let got = timeline(nexus(1), 2, &models, &arrivals);
-        // At 14, r8 and r9 (due 20.5) have 6.5: alone, 6.
+        // At 14, r8 and r9 (due 20.5) have 6.5 left: enough for a batch of one (6).
         let expected =
             ["0: r0 on d0", "0: r1 on d1", "6: r2 r4 r6 on d0", "6: r3 r5 r7 on d1", "14: r8 on d0", "14: r9 on d1"];
         assert_timeline(&got, &expected);
     }
 
-    /// One device, planned for 3 (SLO 16). At 14, r4 (due 21.9) could be met alone, but a batch of 3 takes until 22: r4 goes, so that
-    /// r5 to r7 (due 23) run together. Without them it is served.
+    /// One device, planned for 3 (SLO 16). At 14, r4 (due 21.9) could be met alone, but a batch of
+    /// 3 takes until 22. r4 is dropped, so that r5 to r7 (due 23) run together. Without these
+    /// requests r4 is served.
     #[test]
     fn early_drop_keeps_the_planned_batch() {
         let models = [Model { profile: B5, slo: 16.0, rate: 100.0 }];
@@ -237,8 +248,8 @@ mod nexus {
         assert_timeline(&got, &["0: r0 on d0", "6: r2 on d0", "12: r1 r3 on d0"]);
     }
 
-    /// The declared rates give m1 a device of its own (d0) and let it share the other with m0. After an epoch of 10 s in which nobody
-    /// asked for m1, it is the other way round.
+    /// The declared rates give m1 a device of its own (d0) and a share of the other, beside m0.
+    /// After an epoch of 10 s without requests for m1, the roles are swapped.
     #[test]
     fn a_new_epoch_brings_a_new_plan() {
         let models = [Model { profile: B5, slo: 40.0, rate: 1.0 }, Model { profile: B5, slo: 40.0, rate: 1000.0 }];
@@ -250,7 +261,8 @@ mod nexus {
         assert!(got.ends_with("10000: r1000 on d0\n10000: r1001 on d1\n"));
     }
 
-    /// With eight frontends, two requests that follow each other may meet on one device while another is free.
+    /// With eight frontends, two consecutive requests may meet on one device while another device
+    /// is free.
     #[test]
     fn frontends_know_nothing_of_each_other() {
         let models = [Model { profile: B5, slo: 16.0, rate: 1000.0 }];
@@ -277,8 +289,8 @@ fn systems() -> [Baseline; 5] {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any cluster, any load: the checker has no objection to any baseline, every request that counts is accounted for, and
-    /// without noise nothing is late.
+    /// For any baseline and load: the checker has no objection, every counted request is accounted
+    /// for, and without noise no request is late.
     #[test]
     fn every_run_is_by_the_rules(
         models in prop::collection::vec(

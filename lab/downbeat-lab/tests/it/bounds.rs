@@ -1,4 +1,5 @@
-//! The bounds against the paper's figures, against all schedules of tiny traces, and against what policies do.
+//! The bounds against the paper's figures, against all schedules of tiny traces, and against
+//! measured policies.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile, Time};
@@ -51,8 +52,10 @@ fn fluid_bounds_of_single_models_and_of_both_mixes() {
     assert_eq!((ti1080.len(), of(&ti1080, 64)), (35, 7_776.0));
 }
 
-/// l(b) = b + 5, SLO 12: at 800/s, 4 come within 3.75 and take 9: 12.75 is too long, 3 take 2.5 + 8. So at most 3 until 4 come within 3, at 1,000/s.
-/// One device does 3 / 8 ms = 375/s, at which even 2 take 2.67 + 7; 3 take 5.33 + 8. So 2 / 7 ms = 286/s, at which 2 take 3.5 + 7.
+/// l(b) = b + 5, SLO 12. At 800/s, 4 requests come within 3.75 and take 9: 12.75 is too long, so at
+/// most 3 fit (2.5 + 8). At 1,000/s, 4 come within 3. One device serves 3 / 8 ms = 375/s, at which
+/// 3 take 5.33 + 8: too long. Two take 2.67 + 7, which fits. So one device serves 2 / 7 ms = 286/s,
+/// at which 2 take 3.5 + 7.
 #[test]
 fn the_fluid_bound_by_hand() {
     let rate = fluid(&[load((1.0, 5.0, 12.0), 1.0)], 1).unwrap();
@@ -63,8 +66,9 @@ fn the_fluid_bound_by_hand() {
     assert_eq!(fluid(&[load((1.0, 5.0, 5.9), 1.0)], 1), None, "l(1) = 6");
 }
 
-/// The fewest requests that any schedule loses: tries all sequences of batches. A batch goes to the device that is free first, as soon as it
-/// is free and all members are there: in the order of their starts, no schedule does better.
+/// Returns the fewest requests that any schedule loses, by trying all sequences of batches. A batch
+/// goes to the device that is free first, as soon as the device is free and all members have
+/// arrived. In the order of their starts, no schedule does better.
 fn fewest_lost(trace: &Trace) -> u32 {
     let requests: Vec<(usize, Time)> = trace
         .models
@@ -74,7 +78,7 @@ fn fewest_lost(trace: &Trace) -> u32 {
         .collect();
     fn best(trace: &Trace, requests: &[(usize, Time)], left: u32, free: &mut [Time]) -> u32 {
         let mut fewest = left.count_ones();
-        // All subsets of what is left.
+        // All subsets of the remaining requests.
         let mut members = left;
         while members > 0 {
             let of: Vec<(usize, Time)> =
@@ -101,7 +105,7 @@ fn fewest_lost(trace: &Trace) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// On tiny traces, no more is said to be lost than the best of all schedules loses.
+    /// On tiny traces, the bound never exceeds the loss of the best of all schedules.
     #[test]
     fn no_schedule_of_a_tiny_trace_loses_less(
         models in prop::collection::vec(
@@ -128,7 +132,8 @@ proptest! {
     }
 }
 
-/// Ten at once, due in 10; l(b) = b + 5 lets one device serve five. The bound finds it.
+/// Ten requests at once, due in 10; with l(b) = b + 5 one device can serve five. The bound finds
+/// this.
 #[test]
 fn the_bound_bites_where_arrivals_crowd() {
     let arrivals = vec![Time::ZERO; 10];
@@ -139,7 +144,8 @@ fn the_bound_bites_where_arrivals_crowd() {
     assert!(trace.impossible(0.4) && !trace.impossible(0.6));
 }
 
-/// l(b) = b + 5, SLO 12, one device: r0 at 0, then three at 1. With r0 first (until 6), l(3) = 8 would end at 14, after 13. All four end at 1 + 9 = 10.
+/// l(b) = b + 5, SLO 12, one device: r0 comes at 0, then three at 1. With r0 first (until 6), l(3)
+/// = 8 would end at 14, after 13. All four together end at 1 + 9 = 10.
 #[test]
 fn foresight_waits_for_what_will_come() {
     let arrivals = [0, 1, 1, 1].map(|ms| Time::ZERO + Duration::from_millis(ms)).to_vec();
@@ -148,7 +154,8 @@ fn foresight_waits_for_what_will_come() {
     assert_eq!((trace.foreseen_bad(10), fewest_lost(&trace)), (Some(0), 0));
 }
 
-/// Two models share a device that can do one batch by their deadlines: one of them is lost as a whole, or as good as.
+/// Two models share a device that can run one batch by their deadlines: nearly all requests of one
+/// model are lost.
 #[test]
 fn models_pay_for_the_same_device() {
     let part = |n| ModelTrace {
@@ -163,7 +170,8 @@ fn models_pay_for_the_same_device() {
     assert!(trace.impossible(0.45));
 }
 
-/// On the very arrivals that a policy was measured with, what it serves is possible, and what is impossible it does not serve.
+/// On the same arrivals: a load that a policy served is possible, and no policy serves an
+/// impossible load.
 #[test]
 fn no_policy_does_what_is_impossible() {
     let simulation = Simulation {

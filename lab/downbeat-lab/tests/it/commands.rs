@@ -90,7 +90,7 @@ fn what_a_device_simulation_cannot_do_is_said() {
     refuses(&["figure", "e2bird-99"], "e2bird-table-1");
 }
 
-/// A world of the repository as tables and as JSON, and one that is none.
+/// Prints a world of the repository as tables and as JSON, and rejects a file that is no world.
 #[test]
 fn a_world_from_a_file() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../experiments/worlds/three_models_two_devices.toml");

@@ -1,4 +1,5 @@
-//! Abacus' claims on the emulated A100, with short runs and a predictor that cannot be better. What is missed is in `lab/docs/abacus.md`.
+//! Abacus' claims on the emulated A100, with short runs and a perfect predictor.
+//! `lab/docs/abacus.md` lists the claims that do not hold.
 
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::{GroupPart, Predictor};
@@ -209,7 +210,7 @@ fn a_trained_predictor_says_how_far_it_is_off_and_serves_a_run() {
     assert!(report.ratios.len() > 20 && off < 0.25, "{off:.3} of {}", report.ratios.len());
     let baseline = run(OverlapServing::Fcfs, &[Architecture::Vgg19, Architecture::ResNet50], 100.0);
     assert!(report.violations() < baseline.violations(), "{:.3}", report.violations());
-    // A model that it was not trained for: one query at a time.
+    // The predictor was not trained for this model, so queries run one at a time.
     let other = run(serving, &[Architecture::Vgg16, Architecture::ResNet50], 100.0);
     assert_eq!((other.stats.together, other.ratios.len()), (0, 0));
 }
@@ -258,7 +259,7 @@ fn cluster(by: SpreadBy, serving: OverlapServing, devices: usize, rate: f64) -> 
 fn section_7_6_clockwork_drops_and_more_devices_answer_more() {
     let clockwork = |devices| cluster(SpreadBy::Clockwork, OverlapServing::Fcfs, devices, 900.0);
     let (few, many) = (clockwork(2), clockwork(4));
-    // A launch deviates by 4.1%: those that began with nothing to spare may be late.
+    // A launch deviates by 4.1%: requests that began with no time to spare may be late.
     assert!(few.late < 30 && few.dropped > 40, "{} late, {} dropped", few.late, few.dropped);
     assert!(many.in_time > few.in_time, "{} of {}", many.in_time, few.in_time);
     let abacus = |devices| cluster(SpreadBy::Turn, ABACUS, devices, 900.0);

@@ -1,4 +1,5 @@
-//! `auto` with its rehearsal in the world: what it finds there, and that a change loses nothing.
+//! `auto` with its rehearsal in the world: it finds a suitable policy, and a change loses no
+//! request.
 
 use downbeat_core::device::PolicyName;
 use downbeat_core::{Duration, Time};
@@ -8,7 +9,8 @@ use downbeat_lab::device::{
 };
 use downbeat_sim::Arrivals;
 
-/// A model that keeps a third of its device busy and takes 2 ms an item and 4 ms a batch, of at most 8: so many requests a second, within 60 ms.
+/// A model that keeps a third of its device busy. Its batches of at most 8 take 2 ms an item and 4
+/// ms more. It gets this many requests a second, due within 60 ms.
 fn workload(rate: f64) -> RandomDeviceWorkload {
     let limits = DeviceLimits { copy_bytes_per_second: f64::INFINITY, ..DeviceLimits::plain(30) };
     let law = SegmentLaw { fixed_us: 1_000.0, work_us: 5_000.0, units_per_item: 10.0, most_units: 10.0 };
@@ -32,7 +34,8 @@ fn workload(rate: f64) -> RandomDeviceWorkload {
     }
 }
 
-/// Two such models on a device that a launch of either keeps busy as a whole, each with the candidate that is chosen for it, guarded.
+/// Two such models on one device. A launch of either keeps the whole device busy. Each model runs
+/// its chosen candidate, under the guard.
 fn side_by_side(choose: [fn(&MeasuredForAuto) -> usize; 2]) -> AutoOutcome {
     let mut workload = workload(70.0);
     workload.limits.units = 10;
@@ -47,17 +50,19 @@ fn side_by_side(choose: [fn(&MeasuredForAuto) -> usize; 2]) -> AutoOutcome {
     AutoRun { workload: &workload, span, settled: Duration::ZERO, seed: 3 }.run(&measured, Played::Auto).unwrap()
 }
 
-/// The candidate of `windowed` that waits the least.
+/// Returns the candidate of `windowed` that waits the least.
 fn at_once(measured: &MeasuredForAuto) -> usize {
     measured.candidates.iter().position(|one| one.candidate.policy == PolicyName::WINDOWED).unwrap()
 }
 
-/// The one that waits the longest, for as long as its largest batch takes.
+/// Returns the candidate of `windowed` that waits the longest, for as long as its largest batch
+/// takes.
 fn late(measured: &MeasuredForAuto) -> usize {
     measured.candidates.iter().rposition(|one| one.candidate.policy == PolicyName::WINDOWED).unwrap()
 }
 
-/// Without a window a model fares as under `exclusive`, on what the other leaves of the device; alone there it would do better, which is no reason to go back.
+/// Without a window a model fares as under `exclusive`, on the share that the other model leaves.
+/// Alone on the device it would do better, which is no reason to go back.
 #[test]
 fn the_guard_does_not_blame_a_policy_for_what_other_models_do() {
     let outcome = side_by_side([at_once, at_once]);
@@ -82,21 +87,22 @@ fn play(rate: f64, seconds: u64, played: impl Fn(&MeasuredForAuto) -> (usize, Pl
     run.run(&measured, played).unwrap()
 }
 
-/// One batch after another (8 in 20 ms: 400 requests a second) is not enough, two side by side are: from `exclusive` it goes to a policy that has them, and then
-/// all are good.
+/// One batch after another (8 in 20 ms: 400 requests a second) is not enough, two side by side are.
+/// `auto` goes from `exclusive` to a policy with two lanes, and then every request is good.
 #[test]
 fn a_change_in_service_finds_what_suits_and_loses_nothing() {
     let from_exclusive = play(480.0, 16, |_| (0, Played::Rehearsed));
     let (at, change) = from_exclusive.changes.first().expect("it does better");
     assert!(*at < Time::ZERO + Duration::from_millis(10_000), "{at}");
     assert!(change.faithful && change.best.policy.makes_batches() && change.best.policy != PolicyName::WINDOWED);
-    // The world's checkers panic where a request has no end or two.
+    // The world's checkers panic if a request has no end or two ends.
     assert_eq!(from_exclusive.lost, 0);
     let stays = play(480.0, 16, |_| (0, Played::Auto));
     assert!(stays.good() < 0.85 && from_exclusive.good() > stays.good() + 0.08, "{stays:?} {from_exclusive:?}");
 }
 
-/// Half of what one batch after another could do: no request is bad under either policy, so that none may be lost on the way from one to the other.
+/// The load is half of the rate of one batch after another. No request is bad under either policy,
+/// so a change between the policies must lose none.
 #[test]
 fn between_policies_no_request_is_given_up() {
     let slow = |measured: &MeasuredForAuto| {
@@ -104,13 +110,13 @@ fn between_policies_no_request_is_given_up() {
         (measured.candidates.iter().rposition(is_slow).unwrap(), Played::Rehearsed)
     };
     let outcome = play(200.0, 16, slow);
-    // The guard or the rehearsal, whoever is first.
+    // The guard or the rehearsal acts, whichever comes first.
     assert!(outcome.lost_policies + outcome.changes.len() as u64 > 0 && outcome.lost == 0, "{outcome:?}");
     assert!(outcome.last[0].policy != PolicyName::WINDOWED, "{outcome:?}");
     assert_eq!(outcome.good(), 1.0, "{outcome:?}");
 }
 
-/// What the rehearsal leaves is among the best of what the world, device and all, makes of each candidate.
+/// The rehearsal's choice is among the best candidates, as the world with its devices ranks them.
 #[test]
 fn it_ranks_policies_as_the_world_does() {
     const RATE: f64 = 480.0;

@@ -1,4 +1,5 @@
-//! The emulated devices against what the papers measured: one test for each claim. What constants were fitted to says so; nothing else is.
+//! The emulated devices against the papers' measurements: one test for each claim. Fitted constants
+//! are marked as fitted; all other figures are held out.
 
 use downbeat_core::Duration;
 use downbeat_lab::device::{
@@ -33,7 +34,7 @@ const GSLICE_TABLE_5: [(Architecture, u32, f64); 7] = [
     (Architecture::Vgg19, 32, 63.12),
 ];
 
-/// The logarithms of what a platform is off by.
+/// Returns the logarithms of a platform's errors.
 fn errors(platform: Platform, published: &[(Architecture, u32, f64)]) -> Vec<f64> {
     let off = |(architecture, batch, latency): &(Architecture, u32, f64)| {
         (EmulatedModel::new(*architecture, platform).time(*batch, 0).as_millis_f64() / latency).ln()
@@ -57,8 +58,8 @@ fn gslice_table_5_two_constants_meet_seven_latencies_within_11_percent() {
     within(Platform::V100_TENSORRT, &GSLICE_TABLE_5, 0.11);
 }
 
-/// Held out: nothing is fitted to AlexNet, nor to one picture of ResNet-50. "~1 millisecond" of AlexNet's 460 images/s (§4.4) is inference, 0.7 ms the host
-/// after it; 5.86 ms are from table 2's GUE.
+/// Held out: neither AlexNet nor one picture of ResNet-50 was fitted. "~1 millisecond" of AlexNet's
+/// 460 images/s (§4.4) is inference, 0.7 ms the host after it; 5.86 ms are from table 2's GUE.
 #[test]
 fn gslice_section_4_4_unfitted_pictures_take_the_published_time() {
     let alone = |architecture| on_v100(architecture).time(1, 0).as_millis_f64();
@@ -67,7 +68,8 @@ fn gslice_section_4_4_unfitted_pictures_take_the_published_time() {
     assert!((alone(Architecture::ResNet50) / 5.86 - 1.0).abs() < 0.05, "{:.2} ms", alone(Architecture::ResNet50));
 }
 
-/// A fully connected layer for few rows takes what reading its weights takes; two, each on a half of the units, take what reading both takes.
+/// A fully connected layer for few rows takes the time of reading its weights. Two layers, each on
+/// half of the units, take the time of reading both.
 #[test]
 fn fully_connected_layers_read_their_weights_and_two_share_the_bandwidth() {
     let operators = Architecture::Vgg19.operators(true, 0);
@@ -84,13 +86,13 @@ fn fully_connected_layers_read_their_weights_and_two_share_the_bandwidth() {
     assert!((two / (2e3 * reads) - 1.0).abs() < 0.03 && two > 1.5 * one, "{one:.3}, {two:.3} ms");
 }
 
-/// What a product takes on a whole device.
+/// Returns the time of a product on a whole device.
 fn product(rows: u64, columns: u64, batch: u32) -> f64 {
     let operator = Operator { weights: 0, ..Operator::matrix("product", rows, 576, columns) };
     Platform::TITAN_TENSORRT.kernel(&operator, batch, 72).run.as_secs_f64()
 }
 
-/// `[bs*3136,576] x [576,64]`: a batch only makes it longer, so that there is something to split (policy II).
+/// `[bs*3136,576] x [576,64]`: a batch only makes it longer, so that a split gains (policy II).
 #[test]
 fn dvabatch_section_3_2_figure_5_gemm_a_prefers_a_batch_of_1() {
     for batch in [2, 4, 8, 16, 32, 64] {
@@ -100,7 +102,8 @@ fn dvabatch_section_3_2_figure_5_gemm_a_prefers_a_batch_of_1() {
     assert!(product(3136, 64, 2) >= 2.0 * product(3136, 64, 1), "two take at least twice as long");
 }
 
-/// `[bs*49,576] x [576,512]`: the time does not increase until the batch is larger than 8; then batching gains little.
+/// `[bs*49,576] x [576,512]`: the time does not increase until the batch is larger than 8; then
+/// batching gains little.
 #[test]
 fn dvabatch_section_3_2_figure_5_gemm_b_prefers_a_batch_of_8() {
     for batch in [2, 4, 8] {
@@ -124,7 +127,8 @@ fn e2bird_section_7_1_figure_9_a_convolution_grows_as_a_ladder() {
     assert!((3.5..=4.5).contains(&line), "64 items take {line:.2} times as long as 16");
 }
 
-/// E²bird §3.2, figure 3: gaps are between batches, so that within one the device always has a kernel.
+/// E²bird §3.2, figure 3: gaps are between batches, so that within a batch the device always has a
+/// kernel.
 #[test]
 fn e2bird_figure_3_one_stream_keeps_the_device_busy_in_a_batch() {
     let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
@@ -133,7 +137,8 @@ fn e2bird_figure_3_one_stream_keeps_the_device_busy_in_a_batch() {
     assert!(busy > 0.95, "{busy:.3}");
 }
 
-/// E²bird figure 12 and table 4: a few large batches are better than one, in rank; 32 of one about four times as slow (fitted: crowding).
+/// E²bird figure 12 and table 4: a few large batches are better than one, in rank. 32 batches of
+/// one are about four times as slow (fitted: crowding).
 #[test]
 fn e2bird_figure_12_many_small_batches_are_four_times_as_slow() {
     let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);
@@ -162,8 +167,10 @@ fn throughput(served: &[Served]) -> f64 {
     served.iter().map(|served| served.throughput).sum()
 }
 
-/// GSLICE figures 2 and 3: the light the model the smaller the share beyond which more units are of little use. 90% of the whole device's throughput come with half
-/// of the units for ResNet-50 (the paper, which names no share of the throughput, has its knee at 60%) and for AlexNet (30%). VGG-19's 70% is missed: three quarters.
+/// GSLICE figures 2 and 3: the lighter the model, the smaller the share beyond which more units are
+/// of little use. For 90% of the whole device's throughput, ResNet-50 needs 40 to 60% of the units
+/// and AlexNet 20 to 40%. (The paper names no share of the throughput; its knees are at 60% and
+/// 30%.) VGG-19's knee of 70% is missed: this share gives about three quarters of the throughput.
 #[test]
 fn gslice_figure_2_units_beyond_the_knee_are_of_little_use() {
     let share = |architecture, percent: u32| {
@@ -181,8 +188,8 @@ fn gslice_figure_2_units_beyond_the_knee_are_of_little_use() {
     assert!((0.7..0.9).contains(&heavy), "VGG-19: {heavy:.2} of the throughput with 70%");
 }
 
-/// GSLICE §2.1.2, figure 1: shares of 25, 25 and 50% serve almost 50% more than free sharing; ResNet-50 takes three times as long in that (fitted:
-/// interference, to within a seventh).
+/// GSLICE §2.1.2, figure 1: shares of 25, 25 and 50% serve almost 50% more than free sharing.
+/// ResNet-50 then takes three times as long (fitted: interference, to within a seventh).
 #[test]
 fn gslice_section_2_1_2_figure_1_shares_beat_free_sharing() {
     let (resnet, vgg) = (on_v100(Architecture::ResNet50), on_v100(Architecture::Vgg19));
@@ -206,7 +213,9 @@ fn gslice_figure_1_time_slices_make_a_large_model_thrice_as_slow() {
     assert!((2.5..3.5).contains(&slower), "{slower:.2} times as long");
 }
 
-/// GSLICE §4.4: a second stream fills what the host and short kernels leave idle, +66% for ResNet-50. (More here, and that eight are no better than two is not met.)
+/// GSLICE §4.4: a second stream fills the idle time of the host and of short kernels, +66% for
+/// ResNet-50. (The gain is larger here, and eight streams are better than two, unlike in the
+/// paper.)
 #[test]
 fn gslice_section_4_4_a_second_stream_fills_what_the_host_leaves_idle() {
     let resnet = on_v100(Architecture::ResNet50);
@@ -230,7 +239,7 @@ fn abacus_section_3_2_figure_3_vgg_makes_others_wait_much_longer() {
     assert!(others < vgg / 2.0, "{others:.0} ms beside the others, {vgg:.0} beside VGG");
 }
 
-/// Abacus §5.2: 100 runs of what takes about 16 ms deviate by less than 1 ms, and not by nothing.
+/// Abacus §5.2: 100 runs of about 16 ms deviate by less than 1 ms, and not by zero.
 #[test]
 fn abacus_section_5_2_runs_deviate_by_less_than_a_millisecond() {
     let model = EmulatedModel::new(Architecture::ResNet152, Platform::TITAN_CUDNN);

@@ -1,4 +1,5 @@
-//! The checker of device policies notices each broken rule: a judge that never objects is none.
+//! The checker of device policies notices each broken rule. A checker that never objects is
+//! useless.
 
 use downbeat_core::device::{
     DeviceRequest, InputSource, LaneId, LaneSpec, Launch, LaunchId, PartitionId, RingRun, SegmentRange,
@@ -8,7 +9,8 @@ use downbeat_lab::device::LaunchChecker;
 
 const NOW: Time = Time::from_nanos(1_000);
 
-/// Two models of two segments, each with a ring of 8 slots; r0 to r3 with a length of 5, all with their inputs in slots 0 to 3.
+/// Two models of two segments, each with a ring of 8 slots; r0 to r3 with a length of 5, all with
+/// their inputs in slots 0 to 3.
 fn checker() -> LaunchChecker {
     let mut checker = LaunchChecker::new(42);
     checker.model(ModelId(0), 2, 8);
@@ -60,7 +62,7 @@ fn run(checker: &mut LaunchChecker, launch: &Launch) {
 fn a_run_by_the_rules_passes() {
     let mut checker = checker();
     run(&mut checker, &launch(0, &[0, 1]));
-    // One that exits after the first segment is complete.
+    // A request that exits after the first segment is complete.
     let first = Launch { segments: SegmentRange::new(0, 1), ..launch(1, &[2]) };
     begin(&mut checker, &first);
     checker.completion(NOW, &first, &first.members);
@@ -111,7 +113,7 @@ fn two_launches_on_a_lane() {
     begin(&mut checker, &launch(1, &[1]));
 }
 
-/// With one behind the one that runs, as a lane may have, a third is too many.
+/// A lane may have a second launch behind the running one; a third is too many.
 #[test]
 #[should_panic(expected = "l2 gets x2 while it runs [x0, x1]")]
 fn three_launches_on_a_lane() {

@@ -1,4 +1,5 @@
-//! A device that launches share: nothing is faster than alone, nothing is lost, and no more is used than there is.
+//! A device that launches share: no launch is faster than alone, none is lost, and no more than all
+//! units are used.
 
 use downbeat_core::device::{LaneId, SegmentRange};
 use downbeat_core::{Duration, Time};
@@ -32,7 +33,7 @@ fn at(ns: u64) -> Time {
     Time::from_nanos(ns)
 }
 
-/// Runs until nothing is under way: what is done when.
+/// Runs until no work is under way. Returns the completions with their times.
 fn drain(device: &mut ContendedDevice) -> Vec<(u64, Completed)> {
     let mut done = Vec::new();
     while let Some(next) = device.next_event() {
@@ -72,7 +73,8 @@ fn beyond_that_all_slow_down_in_proportion() {
     let mut device = ContendedDevice::new(limits(), 2);
     device.launch(Time::ZERO, LaneId(0), 7, work(&[kernel(0, 1000, 72)]));
     device.launch(Time::ZERO, LaneId(1), 8, work(&[kernel(0, 3000, 36)]));
-    // 108 units are wanted: two thirds of the speed until the first is done at 1500, 2000 are left of the other.
+    // 108 units are wanted. Both run at two thirds of the speed until the first is done at 1500;
+    // 2000 are left of the other.
     assert_ends(&drain(&mut device), [(7, 1500), (8, 3500)]);
 }
 
@@ -82,8 +84,9 @@ fn in_order_the_first_takes_what_it_can_use_and_the_rest_is_left_over() {
     device.launch(Time::ZERO, LaneId(0), 7, work(&[kernel(0, 1000, 60)]));
     device.launch(Time::ZERO, LaneId(1), 8, work(&[kernel(0, 1000, 24), kernel(0, 500, 72)]));
     device.launch(Time::ZERO, LaneId(2), 9, work(&[kernel(0, 1000, 72)]));
-    // 12 of 24 units are left for the second until 1000, when half of it is done; the third gets nothing until then and two thirds of the
-    // units after. At 1500 it has the device, 667 of it are left; the second's other kernel waits behind it.
+    // Until 1000 the second gets 12 of 24 units, and half of it is done. The third gets nothing
+    // until then, and two thirds of the units after. At 1500 it has the device, with 667 of its
+    // work left; the second's other kernel waits behind it.
     assert_eq!(launch_ends(&drain(&mut device)), [(7, 1000), (9, 2167), (8, 2667)]);
 }
 
@@ -141,7 +144,7 @@ fn stages_are_the_whole_in_parts_of_nearly_equal_time() {
         assert_eq!(model.segment_count(), 4, "{architecture}");
         let profile = model.profile(&[64], 32).unwrap();
         let whole = EmulatedModel::new(architecture, Platform::TITAN_TENSORRT).time(32, 64).as_nanos();
-        // A stage more costs what is before its first kernel, and issuing that.
+        // One more stage costs the launch overhead and the issue of one more launch.
         let Platform { launch_overhead, issue, .. } = Platform::TITAN_TENSORRT;
         let more = 3 * (launch_overhead + issue).as_nanos();
         let found = profile.total(32, 64).as_nanos();
@@ -170,7 +173,8 @@ fn the_host_issues_ahead_and_a_gap_is_between_kernels() {
     let kernels = [kernel(100, 1000, 72), kernel(100, 50, 72), kernel(100, 50, 72)];
     let mut device = ContendedDevice::new(limits, 1);
     device.launch(Time::ZERO, LaneId(0), 7, work(&kernels));
-    // The second is issued while the first runs and begins 10 after it; the third may be issued only from 1100 on and binds.
+    // The second is issued while the first runs, and begins 10 after it. The third may be issued
+    // only from 1100 on and is the bottleneck.
     assert_eq!(launch_ends(&drain(&mut device)), [(7, 1250)]);
     assert_eq!(work(&kernels).alone(&limits).as_nanos(), 1250);
     let waiting = DeviceLimits { ahead: 0, ..limits };
@@ -188,7 +192,8 @@ fn small_demands_for_bandwidth_are_met_and_others_share_the_rest() {
     }
     device.advance(Time::ZERO);
     assert!((0.999..=1.0).contains(&device.drawn_bandwidth()), "{}", device.drawn_bandwidth());
-    // Across partitions too: 4 tenths are left for each of the two, half of what they want; alone they have a tenth more.
+    // Across partitions too: 4 tenths are left for each of the two, half of their demand; alone
+    // they have a tenth more.
     let ends = launch_ends(&drain(&mut device));
     assert_eq!((ends[0], ends[1].0, ends[2].0), ((0, 900), 1, 2));
     assert!(ends[1..].iter().all(|(_, end)| end.abs_diff(1_620) <= 2), "{ends:?}");
@@ -205,7 +210,7 @@ fn kernels_disturb_each_other_inside_a_partition_and_not_across() {
         }
         launch_ends(&drain(&mut device))
     };
-    // Half of the units are another's: half as long again.
+    // Another launch has half of the units: half as long again.
     assert!(run(&[72], [0, 0]).iter().all(|(_, end)| end.abs_diff(1500) <= 1));
     assert_eq!(run(&[36, 36], [0, 1]), [(0, 1000), (1, 1000)]);
 }
@@ -218,7 +223,7 @@ fn time_slices_give_all_units_to_one_after_another() {
     for lane in 0..2 {
         device.launch(Time::ZERO, LaneId(lane), u64::from(lane), work(&[kernel(0, takes, 10)]));
     }
-    // One slice each, then the half that is left of each.
+    // One slice each, then the remaining half of each.
     let slice = SLICE.as_nanos();
     assert_eq!(launch_ends(&drain(&mut device)), [(0, slice * 5 / 2), (1, slice * 3)]);
 }
@@ -228,7 +233,8 @@ fn kernels() -> impl Strategy<Value = Vec<(u64, u64, u32)>> {
 }
 
 proptest! {
-    /// Launches at random times on lanes of their own: none is faster than alone, unit-nanoseconds are conserved, all end.
+    /// Launches at random times on lanes of their own: none is faster than alone, unit-nanoseconds
+    /// are conserved, all end.
     #[test]
     fn work_is_conserved_and_nothing_is_faster_than_alone(
         launches in prop::collection::vec((0..3000u64, 0..300u64, kernels()), 1..10),

@@ -1,4 +1,5 @@
-//! The papers' figures are made, and what they claim holds on the emulated device in short runs, or does not: lab/docs/e2bird.md and dvabatch.md.
+//! The papers' figures on the emulated device in short runs. Some claims hold and some do not:
+//! lab/docs/e2bird.md and dvabatch.md.
 
 use downbeat_core::Duration;
 use downbeat_lab::device::{
@@ -14,10 +15,11 @@ fn number(figure: &Figure, row: usize, column: usize) -> f64 {
     figure.table[row][column].parse().unwrap()
 }
 
-/// ResNet152, one batch at a time: what comes at 220 requests/s is more than NO_Wait's small batches do, if nobody joins them.
+/// ResNet152, one batch at a time: 220 requests/s are more than NO_Wait's small batches serve,
+/// because no request joins a running batch.
 #[test]
 fn e2bird_figure_2_opt_wait_overtakes_no_wait_where_a_batch_is_made_ahead() {
-    // One seed.
+    // This test uses one seed.
     let figure = make("e2bird-2", 300);
     let row = |row: usize| [2, 3, 4, 5, 6, 7].map(|column| number(&figure, row, column));
     let [frozen, frozen_opt, frozen_static, no_wait, opt_wait, fixed] = row(1);
@@ -44,7 +46,7 @@ fn dvabatch_figure_21_stages_cost_one_request_little() {
     }
 }
 
-/// A model under a policy at a rate, on a server that makes so many batches ahead.
+/// Runs a model under a policy at a rate, on a server that makes this many batches ahead.
 fn run(
     platform: Platform,
     architecture: Architecture,
@@ -80,7 +82,8 @@ fn e2bird_figure_14_lanes_hold_more_of_a_deep_network() {
     assert!(held(NEbird) && !held(OptWait));
 }
 
-/// As in the paper. What holds VGG back: few rows of a fully connected layer take what reading its weights takes, which each lane does for itself.
+/// As in the paper. One thing holds VGG back: few rows of a fully connected layer take the time of
+/// reading its weights, which each lane reads for itself.
 #[test]
 fn e2bird_figure_14_lanes_hold_more_of_vgg() {
     let throughput = |policy| cudnn(Vgg19, policy, 800.0).throughput;
@@ -94,7 +97,8 @@ fn dvabatch_figure_14_resnet152_is_twice_as_fast_at_high_load() {
     assert!(to(1) < 0.5 && to(1) < to(0) && to(0) < 0.9, "{:.2}, {:.2}", to(0), to(1));
 }
 
-/// The paper has a shorter latency for VGG19, too. Here small batches compute at a lower rate, and two pairs of buffers mean smaller batches.
+/// The paper has a shorter latency for VGG19, too. Here small batches compute at a lower rate, and
+/// two pairs of buffers mean smaller batches.
 #[test]
 fn dvabatch_figure_14_vgg19_is_slower_by_its_small_batches() {
     let to = |platform| {

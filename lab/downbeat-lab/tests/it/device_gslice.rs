@@ -1,4 +1,5 @@
-//! GSLICE's claims on the emulated V100, with short runs. What is missed is in `lab/docs/gslice.md`.
+//! GSLICE's claims on the emulated V100, with short runs. `lab/docs/gslice.md` lists the claims
+//! that do not hold.
 
 use downbeat_core::device::spatial::{ShareReason, SpatialOptions};
 use downbeat_core::{Duration, Time};
@@ -39,7 +40,7 @@ fn figure_1_shares_beat_free_sharing_and_turns_in_throughput() {
 fn figures_2_and_3_knees_differ_by_model_and_grow_with_the_batch() {
     let figure = make("gslice-2");
     let knee = |model: &str| number(&rows(&figure, &[model])[0][9]);
-    // 30%, 60% and 70% in the paper: the order is met, the shares at 95% of the throughput are not.
+    // 30%, 60% and 70% in the paper. The order holds, the shares at 95% of the throughput do not.
     assert!(knee("alexnet") < knee("resnet50") && knee("resnet50") < knee("vgg19"), "{figure}");
     let figure = make("gslice-3");
     let knees: Vec<f64> = figure.table[1..].iter().map(|row| number(&row[9])).collect();
@@ -76,7 +77,8 @@ fn figure_10_shares_beat_default_mps_and_heavy_models_hold_up_no_light() {
         let [free, slab, gslice] =
             ["default MPS", "MPS+SLAB", "GSLICE"].map(|mode| rows(&figure, &[combination, mode])[0].clone());
         assert!(number(&gslice[6]) >= 5.0 * number(&free[6]), "{figure}");
-        // All images/s are fewer than under MPS+SLAB, where AlexNet has what it wants; with VGG-19 beside it ResNet-50 has next to none there.
+        // The sum of all images/s is lower than under MPS+SLAB, where AlexNet gets all that it can
+        // use. With VGG-19 beside it, ResNet-50 gets next to nothing under MPS+SLAB.
         if combination != "C2" {
             let ms = number(gslice[3].split('(').nth(1).unwrap());
             assert!(ms <= 25.0, "ResNet-50 keeps its SLO in {combination}: {figure}");
@@ -94,7 +96,8 @@ fn figures_12c_and_14_slab_settles_in_500_ms_and_beats_clipper() {
             ["SLAB", "Clipper's code", "Clipper's paper"].map(|rule| rows(&figure, &[slo, rule])[0]);
         assert!(number(&slab[5]) < 500.0 && number(&slab[5]) < number(&code[5]), "{figure}");
         assert!(number(&slab[3]) <= number(slo) && number(&slab[2]) > number(&code[2]), "{figure}");
-        // Adding one until it is late has more, of which much is late. At 100 ms it has not been late yet in so short a run.
+        // Growing the batch by one until it is late gives a higher rate, with many late answers. At
+        // 100 ms no batch was late in so short a run.
         assert!(slo == "100" || paper[8].starts_with('+') && number(&paper[2]) > number(&slab[2]), "{figure}");
     }
     assert!(number(&rows(&figure, &["100", "Clipper's paper"])[0][5]) > 1_000.0, "{figure}");
@@ -110,7 +113,7 @@ fn figure_15_a_new_model_waits_for_the_room_of_another() {
     let (gslice, free) = (of("GSLICE", "vgg19"), of("SLAB on default MPS", "vgg19"));
     assert_eq!(gslice[1][6], "30%", "{figure}");
     assert_eq!(gslice.last().unwrap()[6], "100%", "{figure}");
-    // Both run, each in its share: under free sharing VGG-19 is left with batches of one.
+    // Both models run, each in its share: under free sharing VGG-19 has only batches of one.
     assert!(number(&gslice[1][3]) > 1.5 * number(&free[1][3]), "{figure}");
     assert!(number(&gslice.last().unwrap()[3]) > 5.0 * number(&gslice[1][3]), "{figure}");
 }
@@ -138,11 +141,13 @@ fn figure_16_shares_tune_themselves_and_service_goes_on_meanwhile() {
     assert!(changed == at(14) && (32..=48).contains(&share), "{:?}", vgg.shares);
     assert!(matches!(vgg.asked[1].2, ShareReason::TooSmall { .. }) && resnet.asked[1].2 == ShareReason::TooLarge);
     let ((before, _), (after, ms)) = (vgg.within(at(0), at(14)), vgg.within(at(15), at(20)));
-    // The paper's answers all; here what lacks is less than the 5% at which a share changes.
+    // The paper's system answers all requests; here the lack is less than the 5% at which a share
+    // changes.
     assert!(before < 28.0 && after >= 0.95 * 35.0 && ms < 50.0, "{before}, {after}, {ms}");
     let (rate, ms) = resnet.within(at(1), at(20));
     assert!((rate - 35.0).abs() < 0.5 && ms < 50.0, "{rate}, {ms}");
-    // Between two launches, and without lanes that stand by for as long as it takes to make some.
+    // The change happens between two launches. Without standby lanes, the pause lasts as long as
+    // making new lanes.
     assert!(vgg.longest_pause(at(0), at(20)) < Duration::from_millis(60), "never without service");
     let paused = |report: &SharingReport| report.longest_pause(at(0), at(20)).as_millis_f64();
     let restarted = restarted.play().unwrap();
@@ -169,7 +174,7 @@ fn a_reserve_answers_bursts_in_time_and_an_exact_share_does_not() {
     assert!(with > without + 0.1, "{with}, {without}");
 }
 
-/// What two streams answer is measured over the time in which either runs.
+/// The throughput of two streams is measured over the time in which either runs.
 #[test]
 fn a_model_with_two_streams_does_not_shrink_as_if_both_always_ran() {
     let slo = Duration::from_millis(25);

@@ -1,4 +1,4 @@
-//! Calibrations: what is measured of an emulated device with known constants gives those constants back.
+//! Calibrations: measurements of an emulated device with known constants give these constants back.
 
 use downbeat_lab::device::{
     Architecture, CalibratedModel, CalibratedPair, Calibration, EmulatedModel, MeasuredPoint, Platform, SegmentLaw,
@@ -60,7 +60,7 @@ proptest! {
     }
 }
 
-/// 32 items use 64 units: whether there is a limit above that, nothing says.
+/// 32 items use 64 units: the measurements cannot show a limit above that.
 #[test]
 fn constants_that_no_measurement_shows_are_taken_to_be_large() {
     let mut calibration = Calibration::new("emulated", UNITS, 8);
@@ -70,7 +70,7 @@ fn constants_that_no_measurement_shows_are_taken_to_be_large() {
     assert!(is_close(found.units_per_item, 2.0) && is_close(found.most_units, f64::from(UNITS)), "{found:?}");
 }
 
-/// What pairs of `calibration` take on a device with this sharing and crowding.
+/// Adds the times of pairs on a device with this sharing and crowding.
 fn with_pairs(calibration: &mut Calibration, sharing: Sharing, crowding_permille: u32, issue_share: f64) {
     calibration.fit().unwrap();
     calibration.device.issue_share = issue_share;
@@ -110,9 +110,11 @@ fn sharing_and_crowding_are_found_again_from_pairs() {
     }
 }
 
-/// A network of many operators on a GPU of a paper, described by one segment and by six. More segments are no closer: each has steps of whole waves,
-/// which the law has not and which the sum of many operators smooths. TensorRT's convolutions by Winograd's algorithm are not described as well: their blocks are four
-/// times as large, and what they compute whatever the batch shrinks with the units, where the law's fixed time does not.
+/// A network of many operators on a GPU of a paper, described by one segment and by six. Six
+/// segments are no closer: each has steps of whole waves, which the law lacks and which the sum of
+/// many operators smooths. TensorRT's convolutions by Winograd's algorithm fit less well. Their
+/// blocks are four times as large. The part of their time that does not depend on the batch shrinks
+/// with the units, unlike the law's fixed time.
 #[test]
 fn one_segment_or_six_describe_small_blocks_within_15_percent() {
     let error_with = |stages: usize, platform: Platform| {

@@ -1,4 +1,5 @@
-//! Device policies under virtual time: every decision is judged, equal seeds give equal runs.
+//! Device policies under virtual time: a checker judges every decision, and equal seeds give equal
+//! runs.
 
 use downbeat_core::Duration;
 use downbeat_core::device::PolicyName;
@@ -26,7 +27,7 @@ fn equal_seeds_give_equal_runs_and_others_do_not() {
     assert_ne!(run(1).latencies_ms, run(2).latencies_ms);
 }
 
-/// E²bird §8.2: at low load nobody waits for a batch or behind one.
+/// E²bird §8.2: at low load no request waits for a batch or behind one.
 #[test]
 fn e2bird_section_8_2_elastic_halves_the_latency_at_low_load() {
     let (simulation, tuning) = simulation(Architecture::ResNet152, 10.0, 200, 1);
@@ -37,7 +38,7 @@ fn e2bird_section_8_2_elastic_halves_the_latency_at_low_load() {
     assert!(static_ > windowed, "dummies cost time: {static_:.1} ms");
 }
 
-/// E²bird §5.2: copies of the next inputs overlap with what runs.
+/// E²bird §5.2: copies of the next inputs overlap with running launches.
 #[test]
 fn e2bird_section_5_2_the_device_computes_while_inputs_are_copied() {
     let (mut simulation, tuning) = simulation(Architecture::ResNet50, 2_000.0, 600, 1);
@@ -58,7 +59,7 @@ fn padding_is_what_was_computed_and_not_asked_for() {
     assert!(alone.run(tuning.policy(DevicePolicyName::NoWait).unwrap()).unwrap().padding < 0.02, "nobody is batched");
 }
 
-/// DVABatch §7.1: the number of stages is found by eight tries.
+/// DVABatch §7.1: eight tries find the number of stages.
 #[test]
 fn dvabatch_section_7_1_stages_are_found_by_trying() {
     let (simulation, tuning) = simulation(Architecture::BertBase, 1.0, 200, 1);
@@ -69,7 +70,8 @@ fn dvabatch_section_7_1_stages_are_found_by_trying() {
     assert!(peak(20) < peak(stages), "many stages cost a launch each: {tried:?}");
 }
 
-/// What the table of policies has is simulated by its name; what only runs batches of the scheduler is not.
+/// Every policy in the table is simulated by its name, except a policy that only runs the
+/// scheduler's batches.
 #[test]
 fn every_policy_of_the_table_that_makes_batches_can_be_simulated() {
     for policy in PolicyName::all() {
@@ -92,7 +94,8 @@ fn policies() -> impl Strategy<Value = DevicePolicyName> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, ..ProptestConfig::default() })]
 
-    /// The checker judges every decision of random runs, in which clients go away and rates change from low to far too high.
+    /// The checker judges every decision of random runs, in which clients go away and rates change
+    /// from low to far too high.
     #[test]
     fn random_runs_keep_every_rule(
         name in policies(),

@@ -1,4 +1,4 @@
-//! The experiments of the repository run, and what an experiment file says is checked.
+//! The experiments of the repository run, and an experiment file is checked.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../experiments")
 }
 
-/// Every file of `experiments/`, a fraction of a second of each, under the checker: none may rot.
+/// Runs a fraction of a second of every file of `experiments/`, under the checker, so that none
+/// breaks unnoticed.
 #[test]
 fn every_experiment_of_the_repository_runs() {
     let entries = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());

@@ -1,4 +1,4 @@
-//! Tests of the lab: figures of the papers, outside checkers, worlds and networks that go wrong.
+//! Tests of the lab: figures of the papers, outside checkers, worlds and networks with faults.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod baselines;

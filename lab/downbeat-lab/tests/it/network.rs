@@ -1,11 +1,11 @@
-//! Frontends, schedulers and backends on a network that goes wrong, under an outside judge.
+//! Frontends, schedulers and backends on a faulty network, under an outside judge.
 
 use std::path::{Path, PathBuf};
 
 use downbeat_core::Duration;
 use downbeat_lab::network::{NetworkFile, NetworkOutcome, NetworkScenario};
 
-/// A run of a seed, which keeps all rules.
+/// Runs a seed, which must keep all rules.
 fn judged(seed: u64, requests: u64) -> NetworkOutcome {
     let outcome = NetworkScenario::random(seed, requests).run();
     assert_eq!(outcome.broken, None, "seed {seed} of {requests} requests: {outcome:?}");
@@ -13,7 +13,8 @@ fn judged(seed: u64, requests: u64) -> NetworkOutcome {
     outcome
 }
 
-/// The aim of issue 18, in small: no rule is broken whatever goes wrong. `downbeat-lab network --seeds A..B` runs more.
+/// The aim of issue 18, in small: no rule is broken under any fault. The command
+/// `downbeat-lab network --seeds A..B` runs more.
 #[test]
 fn no_rule_is_broken_under_random_faults() {
     let mut all = NetworkOutcome::default();
@@ -24,7 +25,7 @@ fn no_rule_is_broken_under_random_faults() {
     assert!(all.repeated > 0 && all.lost > 0 && all.too_late > 0 && all.died > 0, "{all:?}");
 }
 
-/// Seeds with which rules were broken once, or the judge was wrong: `docs/results/cluster.md` says how.
+/// Seeds that once broke a rule, or showed an error of the judge: see `docs/results/cluster.md`.
 #[test]
 fn no_rule_is_broken_again_that_was_broken_once() {
     for seed in [
@@ -39,7 +40,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../experiments/networks")
 }
 
-/// The network of that name, with some seeds, none of which breaks a rule; prints the gaps in answers.
+/// Runs the network of that name with some seeds, none of which may break a rule. Prints the gaps
+/// between answers.
 fn runs(name: &str) -> Vec<NetworkOutcome> {
     let network = NetworkFile::read(&folder().join(format!("{name}.toml"))).unwrap_or_else(|error| panic!("{error}"));
     let results = network.run(&[1, 2]);
@@ -51,12 +53,13 @@ fn runs(name: &str) -> Vec<NetworkOutcome> {
     results.runs
 }
 
-/// The longest time without an answer around any fault.
+/// Returns the longest time without an answer around any fault.
 fn gap(run: &NetworkOutcome) -> Duration {
     run.gaps.iter().map(|(_, gap)| *gap).max().unwrap()
 }
 
-/// Every file of `experiments/networks/`: none may rot, and one seed is one run.
+/// Runs every file of `experiments/networks/`, so that none breaks unnoticed. Equal seeds give
+/// equal runs.
 #[test]
 fn every_network_of_the_repository_runs_and_can_be_run_again() {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -94,7 +97,8 @@ fn a_spare_that_is_killed_is_missed_by_nobody() {
     }
 }
 
-/// Only what ran there is run again: at most a batch of 16 for each of its two slots and one more that was sent ahead, and what must not run twice is lost.
+/// Only requests of the killed backend run again: at most a batch of 16 for each of its two slots,
+/// and one more that was sent ahead. Requests that must not run twice are lost.
 #[test]
 fn of_a_backend_that_is_killed_only_what_ran_there_is_handed_in_again() {
     let all = runs("backend_killed");
@@ -104,7 +108,9 @@ fn of_a_backend_that_is_killed_only_what_ran_there_is_handed_in_again() {
     assert!(all.iter().any(|run| run.repeated > 0), "{all:?}");
 }
 
-/// Nobody is there from 0.35 s to 1.1 s. Until 0.55 s frontends take requests, 2000 a second without a deadline, which are refused then; from then on they do not know the models.
+/// No backend is present from 0.35 s to 1.1 s. Until 0.55 s frontends accept requests, 2000 a
+/// second without a deadline, which are refused then. From then on frontends do not know the
+/// models.
 #[test]
 fn requests_of_a_model_without_a_backend_are_refused_until_one_is_back() {
     for run in runs("backends_gone") {
@@ -120,7 +126,7 @@ fn of_a_frontend_that_is_killed_only_its_own_requests_are_lost() {
     }
 }
 
-/// Both halves are served; what the cut itself costs is what was on its way across it.
+/// Both halves are served. The cut costs only the messages on their way across it.
 #[test]
 fn two_leaders_of_a_split_network_are_not_both_obeyed_by_anybody() {
     for name in ["split", "split_with_store"] {
@@ -138,7 +144,8 @@ fn backends_join_and_are_drained_without_a_loss() {
     }
 }
 
-/// Symphony §4.4: no request is lost or refused because models move, a backend goes, or whoever says so is killed meanwhile.
+/// Symphony §4.4: no request is lost or refused because models move, a backend goes, or the leader
+/// is killed meanwhile.
 #[test]
 fn models_move_between_sub_clusters_without_a_refusal() {
     for run in runs("sub_clusters") {

@@ -1,4 +1,4 @@
-//! The judge of networks notices each kind of misdeed.
+//! The judge of networks notices each broken rule.
 
 use downbeat_core::roles::{BatchKey, Epoch, Frame, Member, Message, NodeId, Outcome, Refusal, RequestEnd, RequestKey};
 use downbeat_core::{BatchId, Duration, Time};
@@ -25,7 +25,7 @@ fn judge(may_repeat: bool) -> NetworkJudge {
     judge
 }
 
-/// The request's inputs are sent to a batch, with so much left.
+/// Sends the request's inputs to a batch, with this much time left.
 fn inputs(judge: &mut NetworkJudge, at: Time, batch: BatchKey, left: Duration) {
     let messages = vec![Message::Inputs { batch, granted: vec![(0, left, INPUT)], gone: Vec::new() }];
     let frame =
@@ -33,7 +33,7 @@ fn inputs(judge: &mut NetworkJudge, at: Time, batch: BatchKey, left: Duration) {
     judge.sent(at, &frame);
 }
 
-/// It begins to run in a batch that was sent its inputs 1 ms before.
+/// Begins the request in a batch that was sent its inputs 1 ms before.
 fn begins(judge: &mut NetworkJudge, at: Time, on: (NodeId, u32), batch: BatchKey, payload: u64) {
     let sent = Time::from_nanos(at.as_nanos().saturating_sub(1_000_000));
     inputs(judge, sent, batch, ms(50).since(sent));

@@ -1,11 +1,11 @@
-//! Policies judged by random workloads.
+//! Policies judged on random workloads.
 
 use downbeat_core::Duration;
 use downbeat_lab::judgement::{Judge, Judged};
 use downbeat_lab::policy::POLICIES;
 use downbeat_lab::random_workloads::RandomWorkload;
 
-/// Small enough for a debug build: a fraction of a second of each.
+/// Draws a workload and makes it small enough for a debug build: a fraction of a second.
 fn drawn(number: u32) -> RandomWorkload {
     let mut workload = RandomWorkload::draw(1, number);
     workload.scenario.models.truncate(2);
@@ -45,7 +45,8 @@ fn a_ratio_is_of_the_best_mean_of_the_others() {
 fn a_judgement_says_how_ratios_are_spread_and_how_noisy_they_are() {
     let judge = judge("eager+head", &["eager"]);
     let mut one = judged(&judge, 2);
-    // As if: ratios of 0.5, 0.9, 1, 1.1 and none, with arrivals that move each by 0.1 to both sides.
+    // Made-up ratios of 0.5, 0.9, 1, 1.1 and none, with arrivals that move each by 0.1 to both
+    // sides.
     let workloads = [Some(0.9), Some(0.5), None, Some(1.1), Some(1.0)].map(|ratio| {
         one.ratio = ratio;
         one.ratios = [-0.1, 0.1].map(|by| ratio.map(|ratio: f64| ratio + by)).to_vec();
@@ -54,7 +55,7 @@ fn a_judgement_says_how_ratios_are_spread_and_how_noisy_they_are() {
     let judgement = judge.judgement(1, workloads.to_vec(), 3);
     let spread = judgement.spread.unwrap();
     assert_eq!((spread.count, spread.least, spread.tenth_percentile, spread.at_one), (4, 0.5, 0.5, 0.5));
-    // The standard deviation of one is 0.1 * sqrt(2), of the mean of two 0.1.
+    // One ratio's standard deviation is 0.1 * sqrt(2), that of the mean of two is 0.1.
     assert!((spread.noise.unwrap() - 0.1).abs() < 1e-12, "{spread:?}");
     let text = judgement.to_string();
     for expected in

@@ -1,10 +1,11 @@
-//! Slots of devices: their sizes follow from what the whole cluster holds.
+//! Slots of devices: their sizes follow from the load of the whole cluster.
 
 use downbeat_core::{Duration, LatencyProfile};
 use downbeat_lab::slots::{SlotLayout, SlotModel, SlotProblem};
 use proptest::prelude::*;
 
-/// A model whose batches take `fixed + each * b` ms on `knee` steps or more, and in proportion longer on fewer.
+/// A model whose batches take `fixed + each * b` ms on `knee` steps or more. On fewer steps they
+/// take proportionally longer.
 fn model(rate: f64, slo_ms: f64, (fixed, each, knee): (f64, f64, u32), steps: u32) -> SlotModel {
     let profile = |on: u32| {
         let slower = f64::from(knee) / f64::from(on.min(knee));
@@ -25,7 +26,7 @@ fn a_model_with_a_low_knee_gets_slots_of_its_knee() {
 
 #[test]
 fn a_model_that_gains_by_batches_and_units_keeps_whole_devices() {
-    // What a half takes is twice as long, and its batches have half of the time.
+    // Batches on a half take twice as long, and have half of the time.
     let plan = problem(vec![model(1.0, 30.0, (8.0, 0.2, 4), 4)], 2, 4).choose().unwrap();
     assert_eq!(plan.layout.to_string(), "2 x 4");
 }
@@ -36,7 +37,7 @@ fn a_model_that_needs_a_whole_device_leaves_the_others_to_be_cut() {
     let plan = problem(models, 3, 4).choose().unwrap();
     assert!(plan.layout.0.contains(&vec![4]), "{}", plan.layout);
     assert!(plan.layout.0.contains(&vec![1, 1, 1, 1]), "{}", plan.layout);
-    // The first meets its SLO on the whole one alone.
+    // The first model meets its SLO only on the whole device.
     assert!(plan.dearness[0][0].is_infinite() && plan.dearness[0][3] == 1.0, "{:?}", plan.dearness);
 }
 
@@ -56,7 +57,8 @@ fn no_layout_meets_an_slo_that_a_whole_device_does_not() {
 }
 
 proptest! {
-    /// A look at every layout finds no better one by more than a percent, and none is worse than whole devices.
+    /// A search over every layout finds no layout that is better by more than a percent, and the
+    /// chosen one is never worse than whole devices.
     #[test]
     fn the_search_is_within_a_percent_of_the_best_of_all_layouts(
         of in prop::collection::vec((0.2..3.0f64, 8.0..60.0f64, (0.5..4.0f64, 0.1..2.0f64, 1..6u32)), 1..4),

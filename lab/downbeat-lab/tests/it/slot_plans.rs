@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::commands::{run, stderr, stdout};
 
-/// Models of an emulated device, and what was measured of them on each fifth of it.
+/// Models of an emulated device, with measurements on each fifth of it.
 struct Measured {
     folder: tempfile::TempDir,
 }
@@ -71,7 +71,7 @@ impl Measured {
 fn models_with_a_knee_of_half_a_device_get_halves_that_both_run_on() {
     let measured = Measured::new(&[("a", 0.5), ("b.c", 0.5)]);
     let file = measured.path("slots.toml");
-    // Fifths: halves there are not.
+    // The device has fifths, not halves.
     measured.keep("a", 0.5, 50);
     measured.keep("b.c", 0.5, 50);
     let arguments = ["a", "b.c", "--slo-ms", "160", "--rate", "30,a=60", "--policy", "deferred", "--toml", &file];

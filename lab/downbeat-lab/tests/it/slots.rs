@@ -57,7 +57,8 @@ fn a_pinned_model_runs_on_its_devices_in_turn_and_nowhere_else() {
     assert!((count(0, 2) / count(0, 0) - 3.0).abs() < 0.05, "{} {}", count(0, 0), count(0, 2));
 }
 
-/// A device in slots of these units, each of which serves the network at this rate; mean busy share.
+/// Returns the mean busy share of a device in slots of these units, each of which serves the
+/// network at this rate.
 fn busy(units: &[u32], planned: bool) -> f64 {
     let platform = Platform::V100_TENSORRT;
     let model = EmulatedModel::new(Architecture::Vgg19, platform);

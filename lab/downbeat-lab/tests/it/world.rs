@@ -1,5 +1,5 @@
-//! The whole world under virtual time: both kinds of models on the same devices, clients, and what goes wrong. Everything that is decided is judged
-//! from outside, so a run that ends is a run by the rules.
+//! The whole world under virtual time: both kinds of models on the same devices, clients and
+//! faults. Checkers judge every decision, so a run that ends has kept the rules.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, NetworkBudget, PriorityLevel, TimeoutAction};
 use downbeat_core::device::{
@@ -23,7 +23,7 @@ fn at(time: u64) -> Time {
     Time::ZERO + ms(time)
 }
 
-/// 4 ms, and 1 ms an item, in so many equal segments.
+/// 4 ms, and 1 ms an item, in this many equal segments.
 fn profile(segments: usize) -> SegmentProfile {
     SegmentProfile::even(&LatencyProfile::linear(ms(1), ms(4), 8).unwrap(), segments)
 }
@@ -96,13 +96,14 @@ fn run(scenario: &WorldScenario) -> WorldReport {
     scenario.run().unwrap()
 }
 
-/// Each request is in one of the counts.
+/// Returns the sum of the counts: each request is in exactly one.
 fn ended(outcome: &ModelOutcome) -> u64 {
     let ModelOutcome { rejected, good, late, dropped, cancelled, failed, .. } = outcome;
     rejected + good + late + dropped + cancelled + failed
 }
 
-/// Two devices, and one model on each of them or in the cluster; a client in a closed loop for each.
+/// Two devices, with one model on each of them or in the cluster. Each model has a client in a
+/// closed loop.
 fn one_client_each(servings: Vec<Serving>, requests: u64) -> WorldScenario {
     WorldScenario {
         devices: vec![device(&[1]), device(&[1])],
@@ -113,7 +114,8 @@ fn one_client_each(servings: Vec<Serving>, requests: u64) -> WorldScenario {
     }
 }
 
-/// Where the batches of a model are made by a policy of each device, both devices work: requests go to the one that is free first, whatever runs there.
+/// If policies on each device make a model's batches, both devices work. Requests go to the device
+/// that is free first, with all its work counted.
 #[test]
 fn two_windowed_models_and_two_clients_keep_two_devices_equally_busy() {
     let both = || Serving::Devices(windowed(0, 1), vec![0, 1]);
@@ -124,7 +126,8 @@ fn two_windowed_models_and_two_clients_keep_two_devices_equally_busy() {
     assert!(report.models.iter().all(|model| model.latencies.iter().all(|took| *took == alone)), "nobody waits");
 }
 
-/// Two `windowed` models and an `exclusive` one, a client each, on two devices: whoever is told where to go last goes where less is.
+/// Two `windowed` models and an `exclusive` one, a client each, on two devices. A request always
+/// goes to the device with less work.
 #[test]
 fn two_windowed_models_and_an_exclusive_one_keep_two_devices_equally_busy() {
     let both = || Serving::Devices(windowed(0, 1), vec![0, 1]);
@@ -138,7 +141,8 @@ fn two_windowed_models_and_an_exclusive_one_keep_two_devices_equally_busy() {
     }
 }
 
-/// The cluster's scheduler hears what policies of devices run, and takes the slot where there is least of it, or none.
+/// The cluster's scheduler hears of the work of the devices' policies, and takes the slot with the
+/// least other work, or with none.
 #[test]
 fn an_exclusive_model_goes_where_no_windowed_one_is() {
     let on = |devices| Serving::Devices(windowed(0, 1), devices);
@@ -149,14 +153,15 @@ fn an_exclusive_model_goes_where_no_windowed_one_is() {
         assert!(report.models.iter().all(|model| model.latencies.iter().all(|took| *took == ms(5))), "each is alone");
         assert_eq!(report.launches, [report.models[0].good, report.models[1].good], "with a device to itself");
     }
-    // Where both are loaded it waits for neither.
+    // If both devices have other work, the model waits for neither.
     let mut scenario = one_client_each(vec![on(vec![0]), on(vec![1]), eager()], 100);
     scenario.clients[2].pattern = Pattern::Closed(ms(3));
     let report = run(&scenario);
     assert!(report.models[2].latencies.iter().all(|took| *took <= ms(10)), "{:?}", report.models[2].latencies);
 }
 
-/// Without other models, batches of the cluster's scheduler are spread over the slots as it decides, and partitions run side by side.
+/// Without other models, the cluster's scheduler spreads its batches over the slots, and partitions
+/// run side by side.
 #[test]
 fn slots_in_two_partitions_run_two_batches_side_by_side() {
     let scenario = |shared: &[u32], units| WorldScenario {
@@ -174,7 +179,7 @@ fn slots_in_two_partitions_run_two_batches_side_by_side() {
     assert!(one.end > two.end, "one slot runs one batch after another");
 }
 
-/// A model in another partition is not disturbed, one in the same is.
+/// A model in another partition is not disturbed, a model in the same partition is.
 #[test]
 fn partitions_keep_models_apart() {
     let latency = |partition| {
@@ -233,7 +238,7 @@ fn a_model_that_goes_drops_what_waits_and_refuses_what_comes() {
     }
 }
 
-/// What the former policy has taken in it brings to its end, so that nobody notices.
+/// The former policy finishes the requests that it has taken in, so that clients notice no change.
 #[test]
 fn a_model_switched_between_policies_of_its_devices_loses_nothing() {
     let on = |spec| Serving::Devices(spec, vec![0, 1]);
@@ -248,7 +253,7 @@ fn a_model_switched_between_policies_of_its_devices_loses_nothing() {
     assert_eq!(outcome.good, 200, "{outcome:?}");
 }
 
-/// Batches that are on their way to slots that go are answered with an error.
+/// Batches on their way to removed slots are answered with an error.
 #[test]
 fn a_layout_that_takes_slots_fails_only_what_is_on_its_way() {
     let mut scenario = one_client_each(vec![eager()], 100);
@@ -262,8 +267,8 @@ fn a_layout_that_takes_slots_fails_only_what_is_on_its_way() {
     assert_eq!(outcome.good + outcome.failed, 200, "{outcome:?}");
 }
 
-/// Two models of the cluster's scheduler in two shards, one of which is loaded afresh all the time, while whoever works a shard or the matchmaker off is late:
-/// grants meet queues that have gone or changed.
+/// Two models of the cluster's scheduler in two shards. One of them is reloaded all the time, while
+/// the work of shards and matchmaker is late: grants meet queues that have gone or changed.
 fn hectic(delay: Duration, order: Order) -> WorldScenario {
     let mut scenario = one_client_each(vec![eager(), eager()], 2_000);
     for client in &mut scenario.clients {
@@ -276,7 +281,7 @@ fn hectic(delay: Duration, order: Order) -> WorldScenario {
     scenario
 }
 
-/// The checkers say that no device is lost and that each request is answered once.
+/// The checkers assert that no device is lost and that each request is answered once.
 #[test]
 fn messages_that_are_late_between_shards_and_matchmaker_lose_nothing() {
     for order in [Order::InTurn, Order::Seeded] {
@@ -289,7 +294,7 @@ fn messages_that_are_late_between_shards_and_matchmaker_lose_nothing() {
     }
 }
 
-/// In whatever order: one run, one report.
+/// For each order of the mailboxes, a seed gives one report.
 #[test]
 fn the_order_of_the_mailboxes_follows_from_the_seed() {
     let report = |seed, order| run(&WorldScenario { seed, ..hectic(ms(1), order) });
@@ -347,7 +352,7 @@ fn fault() -> impl Strategy<Value = (Time, Fault)> {
         (0..4usize).prop_map(Fault::Leave),
         (0..40_000u64).prop_map(|us| Fault::Delay(Duration::from_micros(us))),
     ];
-    // Some at the same instant.
+    // Some faults come at the same instant.
     (prop_oneof![0..300u64, Just(50u64)], fault).prop_map(|(time, fault)| (at(time), fault))
 }
 
@@ -389,7 +394,7 @@ fn scenario() -> impl Strategy<Value = WorldScenario> {
     (prop::collection::vec(layout(), 3), models, clients, faults, remote, noise, mailboxes, any::<u64>()).prop_map(
         |(layouts, models, clients, mut faults, network, noise, (shards, order, delay), seed)| {
             faults.push(delay);
-            // Each device is there at the end, with a slot, so that nobody waits for ever.
+            // Each device is present at the end, with a slot, so that no request waits for ever.
             for device in 0..3 {
                 let layout = Layout { shared_lanes: vec![1] };
                 faults.extend([(at(400), Fault::Back(device)), (at(400), Fault::Layout(device, layout))]);
@@ -416,7 +421,8 @@ fn scenario() -> impl Strategy<Value = WorldScenario> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever goes wrong and whoever makes the batches: each request ends once, and nothing is left. The checkers say the rest.
+    /// Under all faults and policies, each request ends once, and no state is left. The checkers
+    /// assert the other rules.
     #[test]
     fn random_worlds_keep_every_rule(scenario in scenario()) {
         let report = run(&scenario);

@@ -1,4 +1,4 @@
-//! The checker of the world notices each broken rule: a judge that never objects is none.
+//! The checker of the world notices each broken rule. A checker that never objects is useless.
 
 use downbeat_core::{BatchId, DeviceId, ModelId, RequestId, Time};
 use downbeat_lab::world::{Ending, Failure, Ledger};

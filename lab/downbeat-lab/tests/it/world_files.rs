@@ -1,4 +1,5 @@
-//! The worlds of the repository run under the checkers, and what a file of a world says is checked.
+//! The worlds of the repository run under the checkers, and the contents of a world file are
+//! checked.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +9,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../experiments/worlds")
 }
 
-/// The world of that name, with some seeds.
+/// Runs the world of that name, with some seeds.
 fn runs(name: &str) -> Vec<WorldRun> {
     let world = WorldFile::read(&folder().join(format!("{name}.toml"))).unwrap_or_else(|error| panic!("{error}"));
     world.run(&[1, 2, 3]).unwrap().runs
@@ -18,7 +19,8 @@ fn model<'a>(run: &'a WorldRun, name: &str) -> &'a ModelRow {
     run.models.iter().find(|model| model.name == name).unwrap()
 }
 
-/// Every file of `experiments/worlds/`, under the checkers: none may rot. Each request is in one of the counts.
+/// Runs every file of `experiments/worlds/` under the checkers, so that none breaks unnoticed. Each
+/// request is in one of the counts.
 #[test]
 fn every_world_of_the_repository_runs() {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -67,7 +69,8 @@ fn a_model_in_a_partition_of_its_own_is_not_disturbed() {
         let row = |text: &str| parse(text).unwrap().run(&[seed]).unwrap().runs.remove(0);
         let (busy, idle) = (row(&text), row(&alone));
         assert!(model(&busy, "job").outcome.good > 100 && model(&idle, "job").outcome.offered == 1);
-        // The arrivals are the same, and who goes away is drawn from what others draw from.
+        // The arrivals are equal in both runs. The clients that leave may differ, because all other
+        // draws share one stream.
         let median = |run: &WorldRun| model(run, "interactive").p50_ms.unwrap();
         assert!((median(&busy) - median(&idle)).abs() < 1.0, "{} and {} ms", median(&busy), median(&idle));
     }
@@ -91,7 +94,7 @@ model = "m"
 rate = 100
 "#;
 
-/// What is wrong is said with its place and what was expected.
+/// An error names the place, and the expected form.
 #[test]
 fn what_is_no_world_is_told_where() {
     assert!(parse(SMALL).is_ok());

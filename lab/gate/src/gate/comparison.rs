@@ -3,13 +3,16 @@
 use crate::gate::counts::Counts;
 use crate::gate::ways::Way;
 
-/// How far a count may be off: a part of the whole.
+/// The tolerance of a count, as a share of the written count.
 const TOLERANCE: f64 = 0.01;
-/// The same of calls and switches of the operating system, where a way goes from process to process.
+/// The tolerance of calls and switches of the operating system, if a way goes from process to
+/// process.
 const TOLERANCE_ACROSS: f64 = 0.10;
-/// The same where the server answers a client: a lone request also wakes the alarm's thread, whose waits are not always as many.
+/// The tolerance where the server answers a client: a lone request also wakes the alarm's thread,
+/// whose number of waits varies.
 const TOLERANCE_OF_SERVER: f64 = 0.05;
-/// A difference of this much is never reported: one request in a hundred may do more than the others.
+/// A difference of this much is never reported: one request in a hundred may do more than the
+/// others.
 const LEAST: f64 = 0.02;
 
 /// The advice behind a list of differences.
@@ -19,7 +22,7 @@ If a number rose, make the change cheaper: `downbeat-gate features WAY` says whe
 write the new number by `just counts --write` in the same commit, and say in its message which rose and why.
 If a number fell, write the lower one by the same command, so that it cannot rise again unseen.";
 
-/// Each difference of a way, in words.
+/// Returns each difference of a way, in words.
 pub fn compare(way: Way, written: Option<&Counts>, counted: &Counts) -> Vec<String> {
     let Some(written) = written else {
         return vec![format!("{}: there are no numbers yet; write them by `just counts --write`", way.name())];
@@ -29,7 +32,8 @@ pub fn compare(way: Way, written: Option<&Counts>, counted: &Counts) -> Vec<Stri
         let tolerance = match is_of_system {
             true if way.crosses() => TOLERANCE_ACROSS,
             true if way.has_client() => TOLERANCE_OF_SERVER,
-            // The alarm's thread takes atomic steps, too: three runs of one binary differed by 0.9%.
+            // The alarm's thread takes atomic steps, too: three runs of one binary differed by
+            // 0.9%.
             false if way.has_client() && name == "atomics" => TOLERANCE_OF_SERVER,
             _ => TOLERANCE,
         };

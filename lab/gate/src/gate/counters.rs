@@ -27,21 +27,21 @@ pub enum Counter {
     ClockReads,
     /// System calls that wait for another thread, or wake one.
     Futexes,
-    /// How often a thread of the process gave its core up, to wait.
+    /// The number of times that a thread of the process gave its core up, to wait.
     Switches,
 }
 
-/// Makes the calling thread a client: the counters leave out all that it does from now on.
+/// Makes the calling thread a client: the counters leave out all its work from now on.
 pub fn be_client() {
     IS_CLIENT.set(true);
 }
 
-/// Whether the calling thread stands for a client.
+/// Returns true if the calling thread stands for a client.
 pub fn is_client() -> bool {
     IS_CLIENT.get()
 }
 
-/// Counts something. Threads run in turn here, so that a load and a store will do.
+/// Adds to a counter. Threads run in turn here, so a load and a store suffice.
 pub fn count(counter: Counter, by: u64) {
     if !is_client() {
         let counter = &COUNTERS[counter as usize];
@@ -52,7 +52,7 @@ pub fn count(counter: Counter, by: u64) {
 /// The counts so far, by [`Counter`].
 pub fn counted() -> [u64; KINDS] {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the kernel writes one rusage there, and zeros are one.
+    // SAFETY: the kernel writes one rusage there, and all zeros are a valid rusage.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
         usage.assume_init()
@@ -69,7 +69,8 @@ fn allocated(bytes: usize) {
     count(Counter::Bytes, bytes as u64);
 }
 
-// SAFETY: every call is passed on to the inner allocator as it came, and counting allocates nothing.
+// SAFETY: every call is passed on to the inner allocator as it came, and counting allocates
+// nothing.
 unsafe impl GlobalAlloc for CountedAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         allocated(layout.size());

@@ -33,13 +33,14 @@ pub struct Counts {
     pub futex_calls: f64,
     /// Looks at a clock.
     pub clock_reads: f64,
-    /// How often a thread gave its core up to wait; of ways from process to process.
+    /// The number of times that a thread gave its core up to wait, for ways from process to
+    /// process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub context_switches: Option<f64>,
 }
 
 impl Counts {
-    /// Each by its name, and whether it goes through the operating system.
+    /// Returns each count with its name, and whether it goes through the operating system.
     pub fn named(&self) -> Vec<(&'static str, f64, bool)> {
         let mut named = vec![
             ("instructions", self.instructions, false),
@@ -76,10 +77,10 @@ pub struct CountsFile {
 }
 
 impl CountsFile {
-    /// Reads the file; where there is none there are no numbers.
+    /// Reads the file; a missing file has no counts.
     ///
     /// # Errors
-    /// If it is not as it should be.
+    /// If the file is malformed.
     pub fn read(path: &Path) -> Result<CountsFile> {
         match std::fs::read_to_string(path) {
             Ok(text) => toml::from_str(&text).with_context(|| format!("{}", path.display())),
@@ -93,7 +94,7 @@ impl CountsFile {
         self.ways.get(&way.name())
     }
 
-    /// Notes what a way costs.
+    /// Sets the cost of a way.
     pub fn set(&mut self, way: Way, counts: Counts) {
         RUSTC.clone_into(&mut self.rustc);
         self.ways.insert(way.name(), counts);
@@ -102,7 +103,7 @@ impl CountsFile {
     /// Writes the file.
     ///
     /// # Errors
-    /// Of the file.
+    /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> Result<()> {
         let text = format!("{HEAD}\n{}", toml::to_string(self)?);
         std::fs::write(path, text).with_context(|| format!("{}", path.display()))

@@ -13,12 +13,13 @@ pub struct Choice {
     /// Only functions whose names contain this text.
     #[arg(long, default_value = "downbeat")]
     only: String,
-    /// Print the callers of functions with this in their names, and how often each calls in a request. `clock_gettime` says who looks at a clock.
+    /// Print the callers of functions with this in their names, and how often each calls in a
+    /// request. `clock_gettime` shows the callers that read a clock.
     #[arg(long)]
     callers: Option<String>,
 }
 
-/// Prints it, the largest first.
+/// Prints the functions, the largest first.
 pub fn print(measured: &Measured, choice: &Choice) {
     let Measured { requests, counts, profile, atomics, system_calls } = measured;
     let each = |count: i64| count as f64 / *requests as f64;

@@ -1,7 +1,8 @@
-//! Which of the instructions that ran take a lock, or are atomic.
+//! Finds the instructions that took a lock, or were atomic.
 //!
-//! The processor's instruction says so itself: the prefix `lock`, or an exchange with memory. A counting variant of `driver::sync` would see the driver's locks alone. This
-//! sees the locks of every crate, in the code that serves.
+//! The instruction itself shows this: the prefix `lock`, or an exchange with memory. A counting
+//! variant of `driver::sync` would see only the driver's locks. This method sees the locks of every
+//! crate, in the code that serves.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -26,9 +27,9 @@ struct Frame {
 
 /// An atomic instruction that reads and writes memory.
 pub struct Atomic {
-    /// How often it ran.
+    /// The number of times that it ran.
     pub count: i64,
-    /// Whether it takes a lock.
+    /// True if it takes a lock.
     pub is_lock: bool,
     /// The function of the program that it is in.
     pub function: String,
@@ -42,7 +43,7 @@ pub fn atomics(by_place: &BTreeMap<Place, i64>) -> Result<Vec<Atomic>> {
     let mut found = Vec::new();
     let objects: BTreeSet<&String> = by_place.keys().map(|(object, _)| object).collect();
     for object in objects {
-        // What is in no file was made as it ran.
+        // Code that is in no file was made at run time.
         let Ok(bytes) = fs::read(object) else { continue };
         let segments = segments(&bytes).with_context(|| format!("{object} is no program"))?;
         let own = by_place.iter().filter(|((of, _), _)| of == object);
@@ -62,7 +63,7 @@ pub fn atomics(by_place: &BTreeMap<Place, i64>) -> Result<Vec<Atomic>> {
     Ok(found)
 }
 
-/// Whether a function takes a lock at once: not one that waits for it, or gives it back.
+/// Returns true if a function takes a lock at once, instead of waiting for it or giving it back.
 fn takes(frame: &Frame) -> bool {
     if !LOCKS.iter().any(|file| frame.line.contains(file)) {
         return false;
@@ -102,7 +103,8 @@ fn instruction<'a>(bytes: &'a [u8], segments: &[Segment], address: u64) -> &'a [
     bytes.get(at..bytes.len().min(at + LONGEST)).unwrap_or_default()
 }
 
-/// Whether an instruction reads and writes memory as one: it has the prefix `lock`, or is an exchange with memory.
+/// Returns true if an instruction reads and writes memory as one: it has the prefix `lock`, or is
+/// an exchange with memory.
 fn is_atomic(instruction: &[u8]) -> bool {
     const LOCK: u8 = 0xf0;
     let is_prefix = |byte: &&u8| matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65);
@@ -117,7 +119,8 @@ fn is_atomic(instruction: &[u8]) -> bool {
     matches!(code, [0x86 | 0x87, operands, ..] if operands >> 6 != 3)
 }
 
-/// By address: the functions inlined there, the innermost first, and last the function that they were inlined into.
+/// Returns, by address, the functions inlined there, the innermost first. The last one is the
+/// function that they were inlined into.
 fn functions_at(object: &str, addresses: &[u64]) -> Result<HashMap<u64, Vec<Frame>>> {
     let mut tool = Command::new("addr2line")
         .args(["--exe", object, "--functions", "--inlines", "--demangle", "--addresses"])
@@ -153,7 +156,8 @@ mod tests {
 
     #[test]
     fn locked_and_exchanging_instructions_are_told_from_others() {
-        // lock cmpxchg [rdi], ecx; lock xadd [rax], rcx behind a segment prefix; xchg [rdi], al; xchg [rax], rcx.
+        // lock cmpxchg [rdi], ecx; lock xadd [rax], rcx behind a segment prefix; xchg [rdi], al;
+        // xchg [rax], rcx.
         let atomic: [&[u8]; 4] =
             [&[0xf0, 0x0f, 0xb1, 0x0f], &[0x64, 0xf0, 0x48, 0x0f, 0xc1, 0x08], &[0x86, 0x07], &[0x48, 0x87, 0x08]];
         assert!(atomic.into_iter().all(is_atomic));

@@ -1,4 +1,4 @@
-//! Runs a way under callgrind, and reads what came of it.
+//! Runs a way under callgrind, and reads the results.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,33 +15,33 @@ use crate::gate::profile::Profile;
 use crate::gate::still::HANDSHAKE;
 use crate::gate::ways::Way;
 
-/// What a way cost.
+/// The cost of a way.
 pub struct Measured {
-    /// Requests that the difference of both parts stands for.
+    /// The number of requests in the difference of both parts.
     pub requests: u64,
-    /// What one of them cost.
+    /// The cost of one request.
     pub counts: Counts,
-    /// What all of them did.
+    /// The profile of all requests.
     pub profile: Profile,
-    /// Their atomic instructions.
+    /// The atomic instructions of all requests.
     pub atomics: Vec<Atomic>,
-    /// Their system calls, by name.
+    /// The system calls of all requests, by name.
     pub system_calls: BTreeMap<String, i64>,
 }
 
-/// The counts of the second part less those of the first, for all processes together.
+/// The counts of the second part less the counts of the first, for all processes together.
 #[derive(Default)]
 struct Difference {
     profile: Profile,
     counters: [i64; KINDS],
-    /// By name.
+    /// The system calls, by name.
     system_calls: BTreeMap<String, i64>,
 }
 
-/// Counts what a request costs on this way.
+/// Counts the cost of a request on this way.
 ///
 /// # Errors
-/// If valgrind is not there, or the way cannot be gone.
+/// If valgrind is missing, or the way fails.
 pub fn measure(way: Way) -> Result<Measured> {
     ensure!(
         std::arch::is_x86_feature_detected!("avx2"),
@@ -49,7 +49,7 @@ pub fn measure(way: Way) -> Result<Measured> {
     );
     let difference = run(way, under_callgrind)?;
     let requests = way.requests();
-    // Noise around none is none.
+    // A negative count is noise around zero.
     let each = |count: i64| (100.0 * count as f64 / requests as f64).round().max(0.0) / 100.0;
     let of_client = |(name, _): &(&String, &i64)| name.contains("server::ask_as_client");
     let client: i64 = difference.profile.by_function.iter().filter(of_client).map(|(_, count)| count).sum();
@@ -84,7 +84,8 @@ fn under_callgrind(folder: &Path) -> Command {
     command
 }
 
-/// Without callgrind: processes wait as they do in service. On one core each answer comes after its process has begun to wait.
+/// Without callgrind, processes wait as they do in service. On one core each answer comes after its
+/// process has begun to wait.
 fn on_one_core(_folder: &Path) -> Command {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let allowed = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or("0");
@@ -94,7 +95,7 @@ fn on_one_core(_folder: &Path) -> Command {
     command
 }
 
-/// Has requests go a way, in a process that `prefix` is the beginning of the command line of.
+/// Runs a way in a process whose command line begins with `prefix`.
 fn run(way: Way, prefix: impl FnOnce(&Path) -> Command) -> Result<Difference> {
     let folder = tempfile::tempdir()?;
     let [folder_variable, requests_variable] = part::VARIABLES;
@@ -122,7 +123,8 @@ impl Difference {
     fn read(&mut self, way: Way, path: &Path) -> Result<()> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if let Some(of) = name.strip_prefix("profile.") {
-            // The process and the part; what is left at the end has none.
+            // The name holds the process and the part; the counts after the last part have no
+            // number.
             let Some(part) = of.split_once('.').and_then(|(_, part)| part.parse().ok()) else { return Ok(()) };
             let profile = Profile::read(&fs::read_to_string(path)?).with_context(|| name.to_owned())?;
             self.profile.add(&profile, times(part));
@@ -138,7 +140,8 @@ impl Difference {
         Ok(())
     }
 
-    /// Reads lines as `SYSCALL[13064,1](257) sys_openat ( ...`: process, thread, number, name. Two marks are around each part.
+    /// Reads lines as `SYSCALL[13064,1](257) sys_openat ( ...`: process, thread, number, name. Two
+    /// marks are around each part.
     fn read_calls(&mut self, way: Way, text: &str) {
         let handshake = format!(", {HANDSHAKE}, ");
         let mut marks = 0;
@@ -153,7 +156,7 @@ impl Difference {
     }
 }
 
-/// What a part counts: the second less the first.
+/// The weight of a part in the difference: the second part counts, the first is subtracted.
 fn times(part: u32) -> i64 {
     match part {
         1 => -1,
@@ -162,7 +165,7 @@ fn times(part: u32) -> i64 {
     }
 }
 
-/// The thread and the name of the call that a line of valgrind's begins with.
+/// Returns the thread and the name of the call at the begin of a line of valgrind's.
 fn call_of(line: &str) -> Option<(u32, &str)> {
     let rest = &line[line.find("SYSCALL[")?..];
     let (who, rest) = rest.split_once(']')?;

@@ -1,4 +1,4 @@
-//! The gate, where it can count: on Linux and x86-64.
+//! The gate on platforms where it can count: Linux on x86-64.
 
 mod comparison;
 mod counters;
@@ -28,7 +28,7 @@ use crate::gate::ways::Way;
 #[global_allocator]
 static ALLOCATOR: CountedAllocator = CountedAllocator(Mimalloc);
 
-/// Counts what a request costs, and compares with the numbers in the tree.
+/// Counts the cost of a request, and compares with the numbers in the tree.
 #[derive(Parser)]
 #[command(name = "downbeat-gate")]
 struct Arguments {
@@ -37,7 +37,7 @@ struct Arguments {
     /// The ways to count; all of them by default.
     #[arg(value_enum)]
     ways: Vec<Way>,
-    /// Write what was counted to the file, instead of comparing.
+    /// Write the counts to the file, instead of comparing.
     #[arg(long)]
     write: bool,
     /// The numbers.
@@ -47,7 +47,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Print what a request costs by function: instructions, locks and other atomic instructions, and its system calls.
+    /// Print the cost of a request by function: instructions, locks and other atomic instructions,
+    /// and its system calls.
     Features {
         /// The way.
         #[arg(value_enum)]
@@ -55,7 +56,7 @@ enum Task {
         #[command(flatten)]
         choice: features::Choice,
     },
-    /// Have requests go a way: what is run under valgrind.
+    /// Run requests on a way: the command that runs under valgrind.
     #[command(hide = true)]
     Run {
         #[arg(value_enum)]
@@ -66,7 +67,7 @@ enum Task {
     ExecutorProcess,
 }
 
-/// Does what the command line says.
+/// Carries out the command line.
 pub fn main() -> ExitCode {
     match work(Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
@@ -78,7 +79,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Whether all is as it should be.
+/// Runs a command. Returns true if all counts are as expected.
 fn work(Arguments { command, ways, write, file }: Arguments) -> Result<bool> {
     match command {
         Some(Task::Run { way }) => way.run(&Plan::of_environment()?)?,
@@ -92,7 +93,7 @@ fn work(Arguments { command, ways, write, file }: Arguments) -> Result<bool> {
     Ok(true)
 }
 
-/// Counts, and writes or compares; whether all is as it is written.
+/// Counts, and writes or compares. Returns true if all counts are as written.
 fn count(ways: &[Way], write: bool, file: &Path) -> Result<bool> {
     let mut written = CountsFile::read(file)?;
     let mut differences = Vec::new();

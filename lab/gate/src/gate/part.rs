@@ -1,4 +1,4 @@
-//! The parts of a run that are counted: the first has so many requests, the second twice as many.
+//! The counted parts of a run: the first has N requests, the second 2N.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -14,18 +14,18 @@ use crate::gate::{still, valgrind};
 /// Requests before the first part, in a world that stands still.
 pub const WARM_UP: u64 = 200;
 
-/// What a process is run for, as its variables of the environment say.
+/// The task of a process, from its environment variables.
 pub struct Plan {
-    /// Where it leaves what it has counted.
+    /// The folder for its counts.
     folder: PathBuf,
-    /// Requests of the first part.
+    /// The number of requests of the first part.
     requests: u64,
 }
 
-/// The folder, and how many requests the first part has.
+/// The variables with the folder and the number of requests of the first part.
 pub const VARIABLES: [&str; 2] = ["DOWNBEAT_GATE_FOLDER", "DOWNBEAT_GATE_REQUESTS"];
 
-/// By launch, for a process that only sees launches: an executor.
+/// The plan of a process that sees only launches: an executor.
 static BY_LAUNCH: OnceLock<Plan> = OnceLock::new();
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
@@ -38,12 +38,13 @@ impl Plan {
         Ok(Plan { folder: variable(folder)?.into(), requests: variable(requests)?.parse()? })
     }
 
-    /// A folder for what a way needs, which is removed after the run.
+    /// Returns a folder for the way's files, which is removed after the run.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Runs both parts of a way, and ends the process: threads that stand still cannot be waited for. `requests` has so many go by.
+    /// Runs both parts of a way, and ends the process: threads that stand still cannot be joined.
+    /// `requests` runs this many requests.
     pub fn run(&self, requests: impl FnMut(u64) -> Result<()>) -> ! {
         let status = match self.run_parts(requests) {
             Ok(()) => 0,
@@ -87,7 +88,8 @@ fn begin() -> [u64; KINDS] {
     counters::counted()
 }
 
-/// A system call that nothing else makes, so that a part begins and ends in a list of system calls.
+/// Makes a system call that no other code makes, so that it marks the begin and the end of a part
+/// in a trace.
 fn mark() {
     // SAFETY: it has no arguments.
     unsafe { libc::getppid() };
@@ -96,7 +98,7 @@ fn mark() {
 /// From now on launches end the parts of this process.
 ///
 /// # Errors
-/// If it was not started for that.
+/// If the process was not started for counting.
 pub fn count_by_launch() -> Result<()> {
     let plan = Plan::of_environment()?;
     anyhow::ensure!(BY_LAUNCH.set(plan).is_ok(), "once");
@@ -105,7 +107,7 @@ pub fn count_by_launch() -> Result<()> {
     Ok(())
 }
 
-/// A launch has taken its time.
+/// Counts a launch.
 pub fn launched() {
     let Some(plan) = BY_LAUNCH.get() else { return };
     static BEFORE: [AtomicU64; KINDS] = [const { AtomicU64::new(0) }; KINDS];

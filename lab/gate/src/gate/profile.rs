@@ -1,22 +1,23 @@
-//! A file of callgrind: how often each instruction ran, and the instructions of each function with those of its callees.
+//! A file of callgrind: the number of runs of each instruction, and the instructions of each
+//! function with its callees.
 
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Context as _, Result};
 
-/// A place in a program or library: the file, and the address that its symbols have.
+/// A place in a program or library: the file, and the address as in its symbols.
 pub type Place = (String, u64);
 
-/// What some threads did in a part of a run.
+/// The work of some threads in a part of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     /// Instructions.
     pub total: i64,
-    /// How often each ran.
+    /// By instruction: how often it ran.
     pub by_place: BTreeMap<Place, i64>,
-    /// By function: instructions in it, with all that it called.
+    /// By function: the instructions in it and in its callees.
     pub by_function: BTreeMap<String, i64>,
-    /// By the function that is called, and by the one that calls: how often.
+    /// By callee, by caller: the number of calls.
     pub calls: BTreeMap<String, BTreeMap<String, i64>>,
 }
 
@@ -24,7 +25,7 @@ impl Profile {
     /// Reads a file of callgrind's, with positions that are addresses.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is no such file.
     pub fn read(text: &str) -> Result<Profile> {
         let mut reader = Reader::default();
         for (index, line) in text.lines().enumerate() {
@@ -33,7 +34,7 @@ impl Profile {
         Ok(reader.profile)
     }
 
-    /// Adds what another thread did, or takes it away: `times` is 1 or -1.
+    /// Adds another thread's work, or subtracts it: `times` is 1 or -1.
     pub fn add(&mut self, other: &Profile, times: i64) {
         self.total += times * other.total;
         for (place, count) in &other.by_place {
@@ -76,7 +77,7 @@ struct Reader {
     object: String,
     function: String,
     called: String,
-    /// The next line says what a call took.
+    /// True if the next line gives the cost of a call.
     is_call: bool,
 }
 
@@ -110,7 +111,7 @@ impl Reader {
             None => self.profile.by_function.entry(self.function.clone()).or_default(),
         };
         if std::mem::take(&mut self.is_call) {
-            // What a function takes that calls itself is counted once.
+            // A function that calls itself is counted once.
             *of_function += if self.called == self.function { 0 } else { count };
             return Ok(());
         }

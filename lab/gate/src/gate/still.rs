@@ -1,10 +1,13 @@
 //! A world that stands still: time passes when this program says so, and nothing begins by itself.
 //!
-//! The functions below take the place of libc's in this program, as the linker finds a program's own functions first. Our crates and our dependencies all get their time here,
-//! and no line of the server was changed for that. Before [`stand_still`] the functions do what libc does.
+//! The functions below take the place of libc's in this program, as the linker finds a program's
+//! own functions first. Our crates and our dependencies all get their time here, and no line of the
+//! server was changed for that. Before [`stand_still`] the functions do what libc does.
 //!
-//! From then on the clocks show the time that [`pass`] has set. An emulated launch sleeps briefly: time passes, and the thread goes on. A thread that sleeps longer, or waits with
-//! a limit, waits until another thread wakes it. So the watchdog, the alarms and the rehearsal run nothing and add to no count.
+//! From then on the clocks show the time that [`pass`] has set. An emulated launch sleeps briefly:
+//! time passes, and the thread goes on. A thread that sleeps longer, or waits with a limit, waits
+//! until another thread wakes it. So the watchdog, the alarms and the rehearsal run nothing and add
+//! to no count.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_long, c_void};
@@ -16,7 +19,8 @@ use crate::gate::part;
 /// The longest sleep that is a launch, nanoseconds.
 const BRIEF: u64 = 1_000_000;
 const SECOND: u64 = 1_000_000_000;
-/// The most threads that the gate's own wake-up wakes. No other wake-up has this number, so that a list of system calls tells them apart.
+/// The most threads that the gate's own wake-up wakes. No other wake-up has this number, so that a
+/// list of system calls tells them apart.
 pub const HANDSHAKE: u32 = 77_777;
 /// The clock of the day is ahead of the other clocks by this, nanoseconds.
 const START: u64 = 1_700_000_000 * SECOND;
@@ -30,7 +34,7 @@ static NOW: AtomicU64 = AtomicU64::new(0);
 static BUSY: AtomicU32 = AtomicU32::new(0);
 static NEVER: AtomicU32 = AtomicU32::new(0);
 
-/// From now on time stands still, but for [`pass`].
+/// Stops time, except for [`pass`].
 pub fn stand_still() {
     let monotonic = raw_clock(libc::CLOCK_MONOTONIC);
     NOW.store(monotonic, Ordering::SeqCst);
@@ -41,12 +45,12 @@ fn is_still() -> bool {
     STILL.load(Ordering::Relaxed)
 }
 
-/// Lets so many nanoseconds pass.
+/// Lets this many nanoseconds pass.
 pub fn pass(nanos: u64) {
     NOW.store(NOW.load(Ordering::Relaxed) + nanos, Ordering::Relaxed);
 }
 
-/// Waits until no thread has anything to do, so that a request never finds the end of the one before.
+/// Waits until no thread has any work, so that no request meets the end of the one before.
 pub fn wait_until_idle() {
     loop {
         let busy = BUSY.load(Ordering::SeqCst);
@@ -57,7 +61,8 @@ pub fn wait_until_idle() {
     }
 }
 
-/// Marks a thread that has waited before. From its first wait to its end the thread is counted while it is busy.
+/// Marks a thread that has waited before. From its first wait to its end the thread is counted
+/// while it is busy.
 struct Known;
 
 impl Drop for Known {
@@ -70,19 +75,19 @@ thread_local! {
     static KNOWN: Cell<Option<Known>> = const { Cell::new(None) };
 }
 
-/// The thread begins to wait.
+/// Records that the thread begins to wait.
 fn begin_wait() {
     if is_client() {
         return;
     }
-    // A thread that is ending is counted no more.
+    // A thread that is ending is no longer counted.
     let was_known = KNOWN.try_with(|known| known.replace(Some(Known)).map(std::mem::forget).is_some());
     if was_known != Ok(false) {
         add_busy(-1);
     }
 }
 
-/// The calling thread stands for a client from now on, and is not counted.
+/// Makes the calling thread a client, which is not counted.
 pub fn be_client() {
     drop(KNOWN.take());
     counters::be_client();
@@ -122,10 +127,10 @@ fn sleep_for_good() -> ! {
     }
 }
 
-/// A system call.
+/// Makes a system call.
 ///
 /// # Safety
-/// That of the call.
+/// As for the system call.
 unsafe fn raw(number: c_long, arguments: [usize; 6]) -> isize {
     let [a, b, c, d, e, f] = arguments;
     let result;
@@ -141,7 +146,7 @@ unsafe fn raw(number: c_long, arguments: [usize; 6]) -> isize {
     result
 }
 
-/// A system call's result as libc gives it.
+/// Returns a system call's result as libc does.
 fn result(result: isize) -> isize {
     if (-4095..0).contains(&result) {
         // SAFETY: the place of errno is the thread's own.
@@ -166,7 +171,7 @@ extern "C" fn clock_gettime(clock: c_int, time: *mut libc::timespec) -> c_int {
     0
 }
 
-/// Sleeps so long in a world that stands still.
+/// Sleeps this long in a world that stands still.
 fn sleep_still(nanos: u64) -> c_int {
     if nanos > BRIEF {
         sleep_for_good();
@@ -190,7 +195,7 @@ extern "C" fn nanosleep(asked: *const libc::timespec, left: *mut libc::timespec)
         // SAFETY: the caller has a timespec there.
         return sleep_still(unsafe { nanos(asked) });
     }
-    // SAFETY: what the caller promises libc.
+    // SAFETY: the caller's promise to libc.
     result(unsafe { raw(libc::SYS_nanosleep, [asked as usize, left as usize, 0, 0, 0, 0]) }) as c_int
 }
 
@@ -208,29 +213,30 @@ extern "C" fn clock_nanosleep(
         return sleep_still(asked.saturating_sub(now));
     }
     let arguments = [clock as usize, flags as usize, asked as usize, left as usize, 0, 0];
-    // SAFETY: what the caller promises libc. This function gives the error itself.
+    // SAFETY: the caller's promise to libc. This function returns the error itself.
     -unsafe { raw(libc::SYS_clock_nanosleep, arguments) } as c_int
 }
 
-/// libc's has any number of arguments; the calling convention is the same as long as none is a floating-point number.
+/// libc's function has any number of arguments; the calling convention is the same as long as none
+/// is a floating-point number.
 #[unsafe(no_mangle)]
 extern "C" fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
     let arguments = [a, b, c, d, e, f];
     match number {
         libc::SYS_futex => result(futex_call(arguments)) as c_long,
         libc::SYS_getrandom => getrandom(a as *mut c_void, b, 0) as c_long,
-        // SAFETY: what the caller promises libc.
+        // SAFETY: the caller's promise to libc.
         number => result(unsafe { raw(number, arguments) }) as c_long,
     }
 }
 
-/// A thread waits for another, or wakes some.
+/// Lets a thread wait for another, or wakes some.
 fn futex_call(mut arguments: [usize; 6]) -> isize {
     count(Counter::Futexes, 1);
     let waits = match arguments[1] as c_int & 0x7f {
         libc::FUTEX_WAIT | libc::FUTEX_WAIT_BITSET => true,
         libc::FUTEX_WAKE => false,
-        // SAFETY: what the caller promises libc.
+        // SAFETY: the caller's promise to libc.
         _ => return unsafe { raw(libc::SYS_futex, arguments) },
     };
     if is_client() {
@@ -238,7 +244,7 @@ fn futex_call(mut arguments: [usize; 6]) -> isize {
         return unsafe { raw(libc::SYS_futex, arguments) };
     }
     if !waits {
-        // Counted before they wake, so that no thread is busy and not counted.
+        // The threads are counted before they wake, so that every busy thread is counted.
         let most = (arguments[2] as i32).clamp(0, MOST_WOKEN);
         add_busy(most);
         // SAFETY: as above.
@@ -252,18 +258,18 @@ fn futex_call(mut arguments: [usize; 6]) -> isize {
     begin_wait();
     // SAFETY: as above.
     let waited = unsafe { raw(libc::SYS_futex, arguments) };
-    // The thread that wakes another has counted that one as busy.
+    // The waking thread has counted this one as busy.
     if waited != 0 {
         end_wait();
     }
     waited
 }
 
-/// Seeds that are the same in each run.
+/// Returns seeds that are the same in each run.
 #[unsafe(no_mangle)]
 extern "C" fn getrandom(bytes: *mut c_void, length: usize, _flags: u32) -> isize {
     for index in 0..length {
-        // SAFETY: the caller has so many bytes there.
+        // SAFETY: the caller has this many bytes there.
         unsafe { bytes.cast::<u8>().add(index).write((index as u8).wrapping_mul(151) ^ 0x5a) };
     }
     length as isize
@@ -276,7 +282,7 @@ extern "C" fn epoll_wait(epoll: c_int, events: *mut libc::epoll_event, most: c_i
         begin_wait();
     }
     let arguments = [epoll as usize, events as usize, most as usize, limit as usize, 0, 0];
-    // SAFETY: what the caller promises libc.
+    // SAFETY: the caller's promise to libc.
     let ready = result(unsafe { raw(libc::SYS_epoll_wait, arguments) });
     if limit != 0 {
         end_wait();

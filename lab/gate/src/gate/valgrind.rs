@@ -1,6 +1,8 @@
-//! Client requests: the messages of a program to the callgrind that it runs under. Without callgrind they do nothing.
+//! Client requests: the messages of a program to the callgrind that it runs under. Without
+//! callgrind they do nothing.
 //!
-//! The numbers come from `callgrind.h` and `valgrind.h`. Those files say that the numbers never change.
+//! The numbers come from `callgrind.h` and `valgrind.h`. Those files say that the numbers never
+//! change.
 
 const TOOL: u64 = (b'C' as u64) << 24 | (b'T' as u64) << 16;
 const DUMP: u64 = TOOL;
@@ -24,8 +26,9 @@ pub fn dump() {
 
 fn request(number: u64) {
     let arguments = [number, 0, 0, 0, 0, 0];
-    // SAFETY: the rotations leave RDI as it was (64 and 128 bits in all), and RBX is exchanged with itself. Valgrind knows the sequence, reads the six words that RAX points
-    // to, and puts an answer in RDX.
+    // SAFETY: the rotations leave RDI as it was (64 and 128 bits in all), and RBX is exchanged with
+    // itself. Valgrind knows the sequence, reads the six words that RAX points to, and puts an
+    // answer in RDX.
     unsafe {
         std::arch::asm!(
             "rol rdi, 3",

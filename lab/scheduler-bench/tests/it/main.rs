@@ -1,4 +1,5 @@
-//! The scheduler's benchmark measures what it says, and says what it cannot measure.
+//! The scheduler's benchmark measures the documented quantities, and reports the ones that it
+//! cannot measure.
 
 use clap::Parser;
 use downbeat_scheduler_bench::{Measurement, SchedulerArgs, measure};
@@ -14,7 +15,8 @@ fn run(seconds: &str, words: &[&str]) -> anyhow::Result<Measurement> {
     measure(&Command::try_parse_from(words)?.args)
 }
 
-/// Runs at a pace of 2,000/s in real time, longer where the machine is so busy that no batch leaves in time; with the requests that are due.
+/// Runs at a pace of 2,000/s in real time, longer if the machine is so busy that no batch leaves in
+/// time. Returns the number of due requests too.
 fn run_paced(words: &[&str]) -> (u64, Measurement) {
     let words: Vec<&str> = words.iter().copied().chain(["--rate", "2000"]).collect();
     let tries = [("0.2", 400), ("2", 4_000), ("20", 40_000)];
@@ -22,7 +24,7 @@ fn run_paced(words: &[&str]) -> (u64, Measurement) {
     tried.find_map(Result::ok).expect("batches leave within 20 s")
 }
 
-/// The default load is one that the devices can serve, in batches worth the name.
+/// The devices can serve the default load, in batches of a fair size.
 #[test]
 fn below_capacity_nearly_all_is_served_in_large_batches() {
     for policy in ["deferred", "latest"] {
@@ -46,11 +48,13 @@ fn a_paced_run_measures_latencies() {
     let (due, run) = run_paced(&["--models", "4", "--devices", "16"]);
     let latency = run.latency_us.unwrap();
     assert!(latency.p50 > 0.0 && latency.p50 <= latency.p99 && latency.p99 <= latency.max, "{latency:?}");
-    // Without a pace there are more by orders of magnitude; the run may be longer where the machine is busy.
+    // Without a pace there are orders of magnitude more requests; the run may be longer on a busy
+    // machine.
     assert!((due / 4..25 * due).contains(&run.requests), "{due} are due: {run}");
 }
 
-/// With the matchmaker apart, also on more threads than there are cores: nothing is lost, and what is paced is served.
+/// With a separate matchmaker, also on more threads than there are cores: no request is lost, and a
+/// paced load is served.
 #[test]
 fn threads_share_the_load() {
     for threads in ["1", "3"] {
@@ -85,7 +89,8 @@ fn what_cannot_be_measured_is_refused_by_flag() {
     }
 }
 
-/// As in a server: nothing is lost however many threads post, in one shard or several, and what comes is served in batches.
+/// As in a server: no request is lost with any number of threads, in one shard or several, and the
+/// load is served in batches.
 #[test]
 fn whoever_posts_works() {
     for (threads, shards) in [("1", "2"), ("3", "1")] {

@@ -1,4 +1,4 @@
-//! What each fault does to the run, and how everything is mended.
+//! The effect of each fault on the run, and the end of all faults.
 
 use downbeat_core::{Duration, Time};
 
@@ -96,7 +96,7 @@ impl NetworkRun<'_> {
         self.pump(at);
     }
 
-    /// Everything is well from now on, and all are there.
+    /// Mends all faults, and starts every missing process.
     pub(super) fn mend(&mut self) {
         self.is_mended = true;
         self.wiring.mend();

@@ -1,4 +1,4 @@
-//! How backends of a run come to have models, and who divides them.
+//! The loading of models by backends in a run, and the division of models among sub-clusters.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ use rand::RngExt;
 use super::{Event, NetworkRun};
 use crate::network::process::{Copy, Inbound, Machine, model_of, offer};
 
-/// What an answer to the question how models are divided takes.
+/// The time of an answer to the question how to divide the models.
 const DIVIDING: Duration = Duration::from_millis(2);
-/// How long a search for it may take.
+/// The longest search for a division.
 const SEARCH: Duration = Duration::from_millis(1_000);
 
 impl NetworkRun<'_> {
@@ -45,7 +45,7 @@ impl NetworkRun<'_> {
         self.events.push(self.now + Duration::from_secs_f64(took), Event::Comes(at, done));
     }
 
-    /// It has done so, or has not.
+    /// Ends a backend's attempt to load or unload a model.
     pub(super) fn model_done(&mut self, at: usize, model: usize, doing: Doing, result: Result<(), String>) {
         let (now, scenario) = (self.now, self.scenario);
         let process = &mut self.processes[at];
@@ -62,7 +62,7 @@ impl NetworkRun<'_> {
         let offered = offer(scenario, &process.copies);
         let Machine::Backend(backend) = &mut process.machine else { return };
         let name = crate::network::process::model_name(model);
-        // Either may come first.
+        // The result and the new offer may come in either order.
         if self.rng.random() {
             backend.handle_done(local, &name, result);
             backend.handle_offer(local, offered);
@@ -79,7 +79,7 @@ impl NetworkRun<'_> {
         self.events.push(self.now + DIVIDING, Event::Comes(at, Inbound::Planned(wanted.number, planned)));
     }
 
-    /// The store keeps a plan, if there is one and it is not away.
+    /// Keeps a plan in the store, if there is a store and it is not away.
     pub(super) fn keep_plan(&mut self, plan: SubClusterPlan) {
         let is_there = self.scenario.has_store && self.store.1 <= self.now;
         if is_there && self.kept_plan.as_ref().is_none_or(|kept| kept.stamp < plan.stamp) {
@@ -87,7 +87,9 @@ impl NetworkRun<'_> {
         }
     }
 
-    /// *The layout is reached*: sub-clusters are of even size, and each backend has exactly the models of its own, and each model is somewhere. A model whose load failed may be missing there, and stays elsewhere.
+    /// *The layout is reached*: sub-clusters are of even size, each backend has exactly the models
+    /// of its sub-cluster, and each model has a backend. A model whose load failed may be missing
+    /// in its sub-cluster, and then stays elsewhere.
     pub(super) fn check_layout(&self) -> Result<(), String> {
         let Some(clusters) = &self.scenario.sub_clusters else { return Ok(()) };
         if let Some(at) = self.drains.keys().find(|at| !self.processes[**at].is_dead()) {

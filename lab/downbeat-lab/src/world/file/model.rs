@@ -1,4 +1,4 @@
-//! A model of a world, as it is written.
+//! A model of a world, as written in its file.
 
 use std::collections::BTreeMap;
 
@@ -24,37 +24,38 @@ pub(super) struct ModelText {
     #[serde(default, deserialize_with = "some_millis")]
     pub beta_ms: Option<Duration>,
     pub units: Option<Number<1, 65536>>,
-    /// In place of these: a model of the calibration.
+    /// Replaces these by a model of the calibration.
     pub calibrated: Option<Spanned<String>>,
     #[serde(default)]
     pub max_batch: Number<1, 1024, 8>,
-    /// From arrival to deadline of its requests.
+    /// The time from arrival to deadline of its requests.
     #[serde(default, deserialize_with = "some_millis")]
     pub slo_ms: Option<Duration>,
     pub policy: Option<Spanned<PolicyName>>,
     #[serde(default)]
     pub settings: BTreeMap<Spanned<String>, Spanned<toml::Value>>,
-    /// Where its policy makes batches: all devices, if none is named.
+    /// The devices where its policy makes batches. The default is all devices.
     #[serde(default)]
     pub devices: Vec<Spanned<String>>,
     pub partition: Option<Spanned<Number<0, 63>>>,
-    /// With the policy `exclusive`: the scheduler's policy, as with `downbeat simulate --policy`.
+    /// The scheduler's policy, for the policy `exclusive`. The value is one that
+    /// `downbeat simulate --policy` takes.
     pub dispatch: Option<Spanned<String>>,
-    /// Items that may wait, of each priority level.
+    /// The most waiting items of each priority level.
     #[serde(default)]
     pub queue_bound: Number<0, 1_000_000, 1000>,
     #[serde(default)]
     pub priority_levels: Number<1, 16>,
-    /// Give up requests that are hopeless.
+    /// If true, hopeless requests are dropped.
     #[serde(default = "yes")]
     pub drop: bool,
-    /// It is there from the start.
+    /// If true, the model is loaded from the start.
     #[serde(default = "yes")]
     pub loaded: bool,
 }
 
 impl ModelText {
-    /// What it is, who makes its batches, and what that is called.
+    /// Returns the emulated model, the maker of its batches, and the name of its policy.
     pub fn resolve(
         &self,
         calibration: Option<&Calibration>,
@@ -101,7 +102,7 @@ impl ModelText {
     fn settings(&self, policy: PolicyName) -> Result<WrittenSettings, Misplaced> {
         let mut settings = WrittenSettings::new();
         for (key, spanned) in &self.settings {
-            // What is no number there is none here either.
+            // A value that is no number in TOML is none in JSON either.
             let value = serde_json::to_value(spanned.get_ref()).unwrap_or_default();
             policy.read_one(key.get_ref(), &value).map_err(|error| match error {
                 BadSettings::Unknown { .. } => (key.span().start, error.to_string()),
@@ -155,7 +156,7 @@ impl ModelText {
         settings.spec(model)
     }
 
-    /// For the cluster's scheduler.
+    /// Returns the options of the model at the cluster's scheduler.
     fn options(&self, profile: &SegmentProfile) -> Result<ModelOptions, Misplaced> {
         let at = self.dispatch.as_ref().map_or(self.name.span().start, |dispatch| dispatch.span().start);
         let text = self.dispatch.as_ref().map_or("adaptive", |dispatch| dispatch.get_ref());

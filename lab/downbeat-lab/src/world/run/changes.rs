@@ -1,4 +1,4 @@
-//! What changes in a world while it runs: what goes wrong, how devices are divided, and which models are there.
+//! Changes of a world while it runs: faults, device layouts, and loaded models.
 
 use downbeat_core::device::{ExclusiveOptions, LaneId, Layout, PartitionId, PolicyOptions};
 use downbeat_core::{ModelId, RequestId};
@@ -57,7 +57,7 @@ impl World<'_> {
         }
     }
 
-    /// The lanes that are slots.
+    /// Returns the lanes that are slots.
     fn lanes(&self, device: usize) -> Vec<LaneId> {
         let scheduler = &self.hosts[device].scheduler;
         let lanes = |partition| scheduler.shared_lanes(PartitionId(partition)).to_vec();
@@ -82,7 +82,7 @@ impl World<'_> {
         }
     }
 
-    /// Loads a model, afresh if it is there.
+    /// Loads a model. A loaded one is reloaded.
     pub fn load(&mut self, model: usize, serving: &Serving) {
         self.leave_cluster(model);
         let stays = |device: &usize| match serving {
@@ -103,7 +103,7 @@ impl World<'_> {
         self.models[model].serving = Some(serving.clone());
     }
 
-    /// Puts a model on a device, if it is to be there and the device is there.
+    /// Puts a model on a device, if the device is present and is among those that the model names.
     fn put(&mut self, model: usize, serving: &Serving, device: usize) {
         let built = match serving {
             _ if self.hosts[device].lost => return,
@@ -123,7 +123,7 @@ impl World<'_> {
     fn take(&mut self, model: usize, device: usize) {
         self.models[model].on.remove(&device);
         self.ledger.changed(device);
-        // One that goes is never refused.
+        // A removal is never refused.
         let _ = self.hosts[device].model(self.now, ModelId(model as u32), None);
     }
 

@@ -1,4 +1,4 @@
-//! A client that speaks gRPC, as plainly as may be: each request is the same but for its stream's number.
+//! A minimal gRPC client. Its requests differ only in the stream's number.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -123,7 +123,8 @@ fn request() -> ModelInferRequest {
     }
 }
 
-/// The headers of a call (RFC 7541). The first call puts most of them into the dynamic table, and later calls refer to that table.
+/// The headers of a call (RFC 7541). The first call puts most of them into the dynamic table, and
+/// later calls refer to that table.
 fn headers(first: bool) -> Vec<u8> {
     const POST: u8 = 0x83;
     const HTTP: u8 = 0x86;

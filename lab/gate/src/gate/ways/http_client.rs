@@ -1,4 +1,4 @@
-//! A client that speaks HTTP, as plainly as may be.
+//! A minimal HTTP client.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

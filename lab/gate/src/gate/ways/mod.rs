@@ -1,4 +1,4 @@
-//! The ways that are counted.
+//! The ways whose cost is counted.
 
 mod executor;
 mod grpc_client;
@@ -17,15 +17,16 @@ use crate::gate::part::Plan;
 pub enum Way {
     /// An inference over HTTP, its tensors in binary form.
     HttpBinary,
-    /// The same, its tensors in JSON.
+    /// An inference over HTTP, its tensors in JSON.
     HttpJson,
     /// An inference over gRPC.
     Grpc,
     /// A request posted to the scheduler, and its part of a grant and a completion: one model.
     Scheduler,
-    /// The same with 1,000 models.
+    /// The way of `Scheduler` with 1,000 models.
     Scheduler1000,
-    /// A request between a frontend, a scheduler and a backend that are processes of their own, without sockets.
+    /// A request between a frontend, a scheduler and a backend that are processes of their own,
+    /// without sockets.
     Roles,
     /// A batch run by an executor process: both processes.
     Executor,
@@ -42,7 +43,7 @@ impl Way {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    /// Requests of the first part.
+    /// Returns the number of requests of the first part.
     pub fn requests(self) -> u64 {
         match self {
             Way::HttpBinary | Way::HttpJson | Way::Grpc | Way::Executor => 500,
@@ -51,20 +52,21 @@ impl Way {
         }
     }
 
-    /// Whether its first thread stands for a client, and is not counted.
+    /// Returns true if the first thread stands for a client, which is not counted.
     pub fn has_client(self) -> bool {
         matches!(self, Way::HttpBinary | Way::HttpJson | Way::Grpc)
     }
 
-    /// Whether it goes from process to process, so that what the operating system does is not the same each time.
+    /// Returns true if the way goes from process to process, so that the operating system's share
+    /// varies.
     pub fn crosses(self) -> bool {
         self == Way::Executor
     }
 
-    /// Has requests go this way.
+    /// Runs requests on this way.
     ///
     /// # Errors
-    /// If the way cannot be laid, or a request fails.
+    /// If the way cannot be set up, or a request fails.
     pub fn run(self, plan: &Plan) -> Result<()> {
         match self {
             Way::HttpBinary => server::run_http(plan, &http_client::binary_request()),

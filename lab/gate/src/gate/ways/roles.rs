@@ -1,4 +1,5 @@
-//! A frontend, a scheduler and a backend that are apart: their machines, and each frame between them written as bytes and read again. Requests bring the tensor of `mlp`.
+//! A separate frontend, scheduler and backend: their state machines, with each frame between them
+//! encoded and decoded. Requests carry the tensor of `mlp`.
 
 use std::collections::VecDeque;
 use std::pin::pin;
@@ -107,7 +108,7 @@ impl World {
                 _ => world.backend.handle_connected(time, &hello(peer)),
             }
         }
-        // Until the scheduler leads, and all have heard of it.
+        // The scheduler must lead, and all nodes must have heard of it.
         for _ in 0..10 {
             world.time += HEARTBEAT;
             world.exchange()?;
@@ -139,7 +140,7 @@ impl World {
         self.exchange()
     }
 
-    /// Has the nodes work until none has anything to say.
+    /// Lets the nodes work until none has a message to send.
     fn exchange(&mut self) -> Result<()> {
         self.frontend.handle_timeout(self.time);
         self.scheduler.handle_timeout(self.time);
@@ -195,7 +196,7 @@ impl World {
         Ok(())
     }
 
-    /// Writes a frame as bytes, and reads it again.
+    /// Encodes a frame as bytes, and decodes it again.
     fn carry(&mut self, frame: &Frame<Tensors>) -> Result<Frame<Tensors>> {
         self.outbox.put_frame(frame, None)?;
         self.bytes.clear();

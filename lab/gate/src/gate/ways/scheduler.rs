@@ -1,4 +1,5 @@
-//! The scheduler as a server runs it: the thread that posts a request works it off, and a completed batch makes place for the next.
+//! The scheduler as a server runs it: the thread that posts a request works it off, and a completed
+//! batch makes place for the next.
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -21,7 +22,7 @@ const LOAD: f64 = 0.7;
 const SEED: u64 = 1;
 
 thread_local! {
-    /// The batches at their devices: their ends.
+    /// The batches at their devices, with their ends.
     static RUNNING: RefCell<BinaryHeap<Reverse<(Time, DeviceId, BatchId)>>> = const { RefCell::new(BinaryHeap::new()) };
 }
 
@@ -57,7 +58,7 @@ impl Handler for Devices {
     }
 }
 
-/// Counts requests of so many models.
+/// Counts requests of this many models.
 pub fn run(plan: &Plan, models: u32) -> Result<()> {
     let (dispatch, drop) = (DispatchPolicy::Adaptive { consolidate: false }, DropPolicy::Adaptive);
     let mut workload = Workload::new(models, DEVICES, MAX_BATCH, dispatch, drop, SEED);

@@ -1,7 +1,8 @@
-//! The server: frontend, `Serving`, driver, and the launch on the frontend's thread, with an engine that computes nothing.
+//! The server way: frontend, `Serving`, driver, and the launch on the frontend's thread, with an
+//! engine that computes nothing.
 //!
-//! The client has a thread of its own, and the server answers on the frontends' thread. One waits while the other runs. The sockets are real, so that a request's system calls
-//! are counted.
+//! The client has a thread of its own, and the server answers on the frontends' thread. One waits
+//! while the other runs. The sockets are real, so that a request's system calls are counted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -21,7 +21,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
         BYTES.with(|bytes| bytes.set(bytes.get() + layout.size() as u64));
-        // SAFETY: the caller's promises are those that the system's allocator asks for.
+        // SAFETY: our caller keeps the promises that the system's allocator asks for.
         unsafe { System.alloc(layout) }
     }
 
@@ -135,7 +135,8 @@ fn allocates_nothing(journal: fn(Scheduler) -> Journal<Scheduler>) {
     assert_eq!(allocations, 0, "allocations for 20,000 requests in {batches} batches");
 }
 
-/// A log is a file that anybody may have written. A length in it that is beyond the file takes no such memory.
+/// Anybody may have written the file of a log. A length that is larger than the file must not make
+/// the reader allocate that much.
 #[test]
 fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
     // 2^60, as postcard writes it.
@@ -152,7 +153,7 @@ fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
         (device, &[0x40, 0, 1, 0, 1]),
         // A refusal of so many bytes.
         (device, &[0x41]),
-        // So many launches together.
+        // A group of so many launches.
         (device, &[0x42, 2]),
     ];
     for (number, (header, entry)) in cases.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What `auto` chooses, and when it goes back.
+//! The choices of `auto`, and the cases in which it returns to `exclusive`.
 
 use downbeat_core::device::{
     AutoGuard, AutoInputs, DeviceUse, GuardEnd, GuardOptions, GuardState, LaneMix, MARGIN, Overlap, OverlapPoint,
@@ -34,7 +34,7 @@ fn inputs(profile: SegmentProfile) -> AutoInputs {
     }
 }
 
-/// Two lanes that do so many thousandths of what one does.
+/// Two lanes that together do `permille` thousandths of one lane's work.
 fn overlap(permille: u64) -> Overlap {
     let point =
         |batch| OverlapPoint { batch, alone: Duration::from_nanos(permille), together: Duration::from_nanos(2000) };
@@ -47,7 +47,8 @@ fn gain(inputs: &AutoInputs, permille: u64, policy: &str) -> f64 {
 }
 
 proptest! {
-    /// Whatever a model takes: where two lanes do no more than one, there is nothing to gain by several batches, smaller ones and more launches.
+    /// If two lanes do no more than one, several batches at once, smaller batches and more launches
+    /// gain nothing. This holds for every latency table.
     #[test]
     fn without_overlap_it_is_exclusive(
         times in prop::collection::vec(1u64..100_000, 1..48),
@@ -185,7 +186,7 @@ impl Requests {
         let profile = linear(100, 900, 8);
         let options = GuardOptions { profile, max_batch: 8, launch: us(0), at_once: 1, drop };
         let mut requests = Requests { guard: AutoGuard::new(options), sent: 0, others: 0.0 };
-        // What is not compared.
+        // The guard compares none of these requests.
         requests.send(64, 1, 0, LONG, GuardEnd::Answered);
         requests
     }

@@ -1,4 +1,5 @@
-//! Groups of operators on a device (Abacus §6): launches of several models that begin together, the barrier, what fails, comes and goes.
+//! Groups of operators on a device (Abacus §6): launches of several models that begin together, the
+//! barrier, failures, and models that come and go.
 
 use downbeat_core::device::overlap::{FeatureLayout, FeatureModel, Layer, LearnedPredictor, Mlp};
 use downbeat_core::device::*;
@@ -10,7 +11,8 @@ fn at(ms: u64) -> Time {
     Time::ZERO + Duration::from_millis(ms)
 }
 
-/// 40 ms, and in a group of two up to 50 ms, by how many operators of the second are in it.
+/// Predicts 40 ms, and up to 50 ms for a group of two: the more operators of the second, the
+/// longer.
 fn predictor() -> LearnedPredictor {
     let known = |model| FeatureModel { model: ModelId(model), operators: OPERATORS };
     let layout = FeatureLayout { models: (0..3).map(known).collect(), at_once: 2 };

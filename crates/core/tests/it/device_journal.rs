@@ -114,7 +114,8 @@ fn a_log_has_the_objects_of_the_lines_of_json_before() {
     has(r#"{"at":12000000,"decision":{"Reply":{"request":0,"launch":0}}}"#);
 }
 
-/// A log of a device on which batches are made ahead has the number in the model's options; one without is of a build that made none.
+/// A device that makes batches ahead has their number in the model's options in its log. A log
+/// without the number is from a build that made none.
 #[test]
 fn a_log_with_frozen_batches_plays_again() {
     let options = WindowedOptions { max_batch: 1, ahead: 1, ..windowed() };
@@ -208,8 +209,9 @@ fn a_policy_is_found_by_its_name_in_the_table() {
     assert!(matches!(other.build(), Err(BadPolicy::Options { policy: "elastic", .. })));
 }
 
-/// A policy that is not in the table: answers each request after a launch of its own. All that there is to one is from here to the end of its
-/// `impl`s; with its `ENTRY` as a line of the table it could be named.
+/// A policy that is not in the table: it answers each request after a launch of its own. A policy
+/// needs only the code from here to the end of its `impl`s. With its `ENTRY` as a line of the table
+/// a configuration could name it.
 #[derive(Debug)]
 struct Toy {
     profile: SegmentProfile,
@@ -315,7 +317,7 @@ proptest! {
         does_no_harm(&bytes);
     }
 
-    /// Digits are changed, which are those of a policy's options.
+    /// Changes digits of the log, which are the digits of a policy's options.
     #[test]
     fn no_options_in_a_log_do_harm(policy in 0..2u32, changes in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..12)) {
         let mut bytes = log(if policy == 0 { spec(&windowed()) } else { spec(&elastic()) });

@@ -95,11 +95,11 @@ enum Step {
     Share(u32),
     /// To another partition, or back.
     Move(usize, u32),
-    /// What was asked for is there, or cannot be made.
+    /// A model's lanes are ready, or cannot be made.
     Prepared(usize, bool),
     Switch(usize),
     Limit(usize, u32),
-    /// Groups are predicted to take so long, milliseconds, or nobody can say it.
+    /// The predictor says that a group takes so many milliseconds. None: there is no predictor.
     Predict(Option<f32>),
 }
 
@@ -149,7 +149,7 @@ struct World {
     models: BTreeMap<ModelId, Kind>,
     gone: BTreeSet<ModelId>,
     requests: BTreeMap<RequestId, Known>,
-    /// What each lane has: the first runs, since when.
+    /// The launches of each lane: the first one runs, since the time in `since`.
     lanes: BTreeMap<LaneId, VecDeque<Launch>>,
     since: BTreeMap<LaneId, Time>,
     ends: BTreeSet<(Time, LaneId)>,
@@ -159,9 +159,9 @@ struct World {
     /// Models that wait for lanes.
     preparing: Vec<ModelId>,
     switches: u32,
-    /// Whose batches were launched, and what they were granted as.
+    /// The launched batches: each with its model and the batch as which it was granted.
     batches: BTreeMap<BatchId, (ModelId, Option<BatchId>)>,
-    /// Models that have run in groups, and whose requests may be given up by what is predicted.
+    /// Models that have run in groups. A prediction may make the arbiter give up their requests.
     grouped: BTreeSet<ModelId>,
     /// Their lanes.
     group_lanes: BTreeSet<LaneId>,
@@ -412,7 +412,7 @@ impl World {
                 assert!(!told || to < 2 && !lanes.is_empty());
             }
             Step::Prepared(n, made) => {
-                // Of those that go, too.
+                // The chosen model may be one that goes.
                 let Some(model) = self.preparing.get(n % self.preparing.len().max(1)).copied() else { return };
                 self.prepared(now, model, made);
             }
@@ -437,7 +437,8 @@ impl World {
             Step::Cancel(n) => {
                 let Some((request, known)) = self.requests.iter().nth(n % self.requests.len().max(1)) else { return };
                 let (request, model, is_open) = (*request, known.model, known.is_open);
-                // Before it is told: the launch that it is in goes on.
+                // The request is closed before the scheduler learns of the cancel: a launch that
+                // holds it goes on.
                 if is_open {
                     self.close(request);
                     self.cancelled += 1;

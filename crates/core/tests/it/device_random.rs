@@ -128,7 +128,7 @@ proptest! {
         run(policy, profile, 0, true, &arrivals);
     }
 
-    /// What is given out is given out once, in order, and all of it comes back.
+    /// The ring gives each slot to one owner at a time, in order, and gets all slots back.
     #[test]
     fn ring(slots in 1..20u32, steps in prop::collection::vec((any::<bool>(), 1..6u32, any::<prop::sample::Index>()), 1..80)) {
         let mut ring = InputRing::new(slots);

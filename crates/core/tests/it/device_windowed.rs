@@ -1,4 +1,5 @@
-//! Batches that `windowed` makes ahead, as the Triton did that DVABatch was measured on: to the rest of the device they wait, as what is in no batch does.
+//! Batches that `windowed` makes ahead, as in the Triton that DVABatch measured. For the rest of
+//! the device such a batch waits like a request in no batch.
 
 use downbeat_core::device::*;
 use downbeat_core::{Duration, LatencyProfile, ModelId, RequestId, Time};

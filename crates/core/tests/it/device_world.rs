@@ -6,7 +6,7 @@ use std::fmt::Write;
 use downbeat_core::device::*;
 use downbeat_core::{BatchId, Duration, ModelId, RequestId, Time};
 
-/// What is known of a request.
+/// The state of a request.
 struct Known {
     request: DeviceRequest,
     arrival: Time,
@@ -25,12 +25,12 @@ pub struct World {
     scheduler: DeviceScheduler,
     profile: SegmentProfile,
     ring_slots: u32,
-    /// What bringing an input takes.
+    /// How long the transfer of an input takes.
     transfer: Duration,
     /// Requests that are answered after a segment: by id.
     exits: BTreeMap<RequestId, u16>,
     requests: BTreeMap<RequestId, Known>,
-    /// Also of those whose clients have gone.
+    /// Ring slots of requests, also of those with a client that has gone.
     slots: BTreeMap<RequestId, RingRun>,
     busy: BTreeMap<LaneId, LaunchId>,
     launches: BTreeMap<(Time, LaunchId), (Time, Launch)>,
@@ -101,7 +101,7 @@ impl World {
         assert_eq!(there, self.requests.contains_key(&request), "{request} is there or not");
         if there {
             self.say(now, &format!("{request} cancelled"));
-            // What runs of it runs on, and nobody is told.
+            // A launch that runs with this request goes on, and the request gets no reply.
             self.requests.remove(&request);
             self.cancelled += 1;
         }
@@ -181,7 +181,7 @@ impl World {
                 DeviceOutput::Admit { request, slots, .. } => {
                     assert!(slots.first < self.ring_slots && slots.count <= self.ring_slots);
                     assert!(self.slots.insert(request, slots).is_none(), "{request} is admitted once");
-                    // It may have been cancelled between.
+                    // The request may have been cancelled during the transfer.
                     let size = self.requests.get(&request).map_or(slots.count, |known| known.request.size);
                     assert_eq!(slots.count, size);
                     self.copies_until = self.copies_until.max(now) + self.transfer;

@@ -141,7 +141,8 @@ proptest! {
                 Event::Take => {
                     let (mut a, mut b) = (Vec::new(), Vec::new());
                     let departures = [exact.take(now, KIND, Time::ZERO, &mut a), lazy.take(now, KIND, Time::ZERO, &mut b)];
-                    // Since when the window is open is told of the last update.
+                    // The comparison leaves out the start of the window: each queue reports it as
+                    // of its last update.
                     let [x, y] = departures.map(|d| d.map(|d| (d.size, d.start, d.expected, d.reason.latest, d.reason.left)));
                     prop_assert_eq!(x, y);
                     prop_assert_eq!(a, b);

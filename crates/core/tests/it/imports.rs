@@ -1,4 +1,5 @@
-//! What the `use` lines of this crate and of `driver` say: `core` is pure, and no files import each other.
+//! Checks the `use` lines of this crate and of `driver`: `core` is pure, and no files import each
+//! other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,5 @@
-//! The decision log: what is written is what happened, it plays again, and nothing in a file can do harm.
+//! The decision log: it holds the run as it happened, it can be replayed, and a damaged file does
+//! no harm.
 
 use downbeat_core::cluster::*;
 use downbeat_core::journal::cluster::*;
@@ -36,7 +37,7 @@ fn options(alpha_us: u64, kinds: bool, dispatch: DispatchPolicy) -> ModelOptions
     }
 }
 
-/// What came of a trial.
+/// The record of a trial.
 fn trial(changed: bool, behaviour: Option<Behaviour>) -> TrialRecord {
     let tried = |behaviours: Vec<Option<Behaviour>>, bad: f64| Tried {
         behaviours,
@@ -57,7 +58,7 @@ fn trial(changed: bool, behaviour: Option<Behaviour>) -> TrialRecord {
     TrialRecord::new(7, &decision)
 }
 
-/// A step of a run; the numbers choose among what is there.
+/// A step of a run. Its numbers choose among the devices, models and requests of the moment.
 #[derive(Clone, Debug)]
 enum Step {
     Request { us: u64, id: u64, model: u32, slo_us: Option<u64>, expiry_us: Option<u64>, level: u32, size: u32 },
@@ -118,7 +119,7 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Runs the steps; the log with what went in and what came out.
+/// Runs the steps. Returns the log and the records of all inputs and outputs.
 fn record(steps: &[Step]) -> (Vec<u8>, Vec<Record<ClusterRecords>>) {
     let mut journal = Journal::on(Scheduler::new());
     let (mut log, mut records, mut tickets, mut running) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -378,7 +379,7 @@ fn candidates_that_change_together_play_again() {
     assert_eq!(replay(&log).unwrap().divergence, None);
 }
 
-/// A completion names its batch by its own number, whatever the order.
+/// In every order, a completion names its batch by the batch's own number.
 #[test]
 fn a_journal_that_is_off_writes_nothing() {
     let mut journal = Journal::off(Scheduler::new());
@@ -389,7 +390,8 @@ fn a_journal_that_is_off_writes_nothing() {
     assert_eq!(journal.machine().stats().stray_completions, 1);
 }
 
-/// One that changes something has a line for each candidate, one that does not has the numbers of what goes on.
+/// A trial that changes something has a line for each candidate. A trial that changes nothing has
+/// only the numbers of the behaviour that stays.
 #[test]
 fn a_trial_is_told_and_takes_few_bytes() {
     let aim = Some(Behaviour { wait: 50, throughput: 94, size: 75, limit: 90, margin: 5 });

@@ -1,4 +1,5 @@
-//! What a scheduler plans with for messages, by model and by the backends that have it (Symphony §4.3, appendix D).
+//! The time that a scheduler plans for messages, by model and by the backends that serve it
+//! (Symphony §4.3, appendix D).
 
 use downbeat_core::Duration;
 use downbeat_core::cluster::Reject;
@@ -6,7 +7,8 @@ use downbeat_core::roles::*;
 
 use crate::scheduler_node::{World, model, ms, numbers, offer};
 
-/// What a way that takes no time is measured to take: the least that is told apart.
+/// The measured time of a way that takes no time: the smallest value that the measurement can tell
+/// apart.
 const WAY: Duration = Duration::from_nanos(1024);
 
 fn us(us: u64) -> Duration {
@@ -55,7 +57,8 @@ fn a_backend_that_does_not_have_a_model_costs_it_no_time() {
     world.pass(ms(100));
     assert_eq!(starts_in(&mut world, frontend, near, 0), us(110) + WAY);
     assert_eq!(starts_in(&mut world, frontend, far, 1), us(4_500) + WAY);
-    // Nor do the replies of the other: 5 ms of work, and what messages take, are within 6 ms here and not there.
+    // The other backend's replies cost the model no time either. 5 ms of work and the messages fit
+    // into 6 ms on the near backend, and not on the far one.
     for (queue, backend, is_planned) in [(0, near, true), (1, far, false)] {
         world.ask_of(frontend, queue, &[77], ms(6));
         assert_eq!(world.plans(backend).len(), usize::from(is_planned));

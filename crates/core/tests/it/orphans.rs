@@ -38,7 +38,7 @@ fn requests_of_a_lost_model_are_refused_and_frontends_learn_of_it() {
     assert_eq!(world.node.requests(), 0);
     world.ask(frontend, &[2], Duration::MAX);
     assert_eq!(world.refused(frontend), [(2, Refusal::Rejected(Reject::UnknownModel))]);
-    // Whoever comes after all is as welcome as anybody.
+    // A backend that comes after all is as welcome as any other.
     let late = world.backend(3, vec![], offer(1, vec![model("m", ms(5), 1)]));
     assert_eq!(lists(&world.heard(frontend)), [["m", "n"]]);
     world.ask(frontend, &[3], Duration::MAX);

@@ -1,4 +1,4 @@
-//! What is out of the ordinary has a clear outcome: one test for each, named after it.
+//! Every unusual event has a clear outcome: one test for each, named after it.
 
 use downbeat_core::cluster::*;
 use downbeat_core::profile::ProfileError;
@@ -137,7 +137,7 @@ fn empty_cluster_keeps_requests_until_they_are_hopeless() {
     assert_eq!((s.devices(), s.free_devices(), s.expected_free()), (0, 0, Time::MAX));
     s.handle_request(at(0), request(0, at(10))).unwrap();
     s.handle_request(at(0), request(1, Time::MAX)).unwrap();
-    // First the batch of both expires, then what is left of it.
+    // First the batch of both expires, then the batch of the remaining request.
     let mut dropped = None;
     while dropped.is_none() {
         let (due, _) = s.poll_timeout().unwrap();
@@ -208,7 +208,8 @@ fn a_foreign_completion_is_counted_and_ignored() {
 fn time_going_backwards_is_taken_as_standing_still() {
     let mut s = scheduler(1);
     s.handle_timeout(at(50));
-    // Judged as of 50: a deadline of 40 is over, whatever the caller's clock says.
+    // The scheduler judges as of 50, its latest time: a deadline of 40 is over, though the caller's
+    // clock says 10.
     let allowed = Duration::ZERO;
     let rejected = s.handle_request(at(10), request(0, at(40)));
     assert_eq!(rejected, Err(Reject::DeadlineImpossible { needed: Duration::from_millis(6), allowed }));

@@ -186,7 +186,8 @@ fn made_up(inputs: usize) -> (Vec<f32>, Vec<f32>, Vec<Layer>) {
 #[test]
 fn a_perceptron_is_its_layers_with_relu_between_them() {
     let layer = |weights: &[f32], biases: &[f32]| Layer { weights: weights.to_vec(), biases: biases.to_vec() };
-    // (x - 1) / 2 = (1, -2): the first hidden value is 1*3 + -2*1 + 0.5 = 1.5, the second 1*1 + -2*4 = -7, which ReLU makes 0.
+    // (x - 1) / 2 = (1, -2). The first hidden value is 1*3 + -2*1 + 0.5 = 1.5. The second is 1*1 +
+    // -2*4 = -7, and ReLU makes it 0.
     let layers = vec![layer(&[3.0, 1.0, 1.0, 4.0], &[0.5, 0.0]), layer(&[2.0, 100.0], &[-1.0])];
     let mlp = Mlp::new(vec![1.0; 2], vec![2.0; 2], layers).unwrap();
     assert_eq!(mlp.infer(&[3.0, -3.0]), [2.0_f32.exp()]);

@@ -46,7 +46,7 @@ impl World {
         }
     }
 
-    /// The batch that was started, if there is one.
+    /// The batch that was started, if any.
     fn started(&mut self) -> Option<(DeviceId, BatchId)> {
         match self.scheduler.poll_output()? {
             Output::Dispatch { device, batch, .. } => Some((device, batch)),

@@ -1,4 +1,4 @@
-//! Random events against a checker that knows only what went in and what came out.
+//! Random events against a checker that knows only the scheduler's inputs and outputs.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use downbeat_core::{
 };
 use proptest::prelude::*;
 
-/// An event; the numbers choose among what is there.
+/// An event. Its numbers choose among the devices, models and requests of the moment.
 #[derive(Clone, Debug)]
 enum Event {
     Wait { us: u64, punctual: bool },
@@ -184,7 +184,8 @@ struct Outside {
     accepted: u64,
     answered: u64,
     outputs: Vec<Output>,
-    /// Of a higher level than a batch that was sent: they were given up for it, which is said after it.
+    /// Requests of a higher level than a batch that was sent. The scheduler gave them up for this
+    /// batch, and reports their drops after the batch.
     passed_over: Vec<RequestId>,
 }
 
@@ -194,7 +195,8 @@ impl Outside {
         self.queued.values().filter(of).map(|q| u64::from(q.request.size)).sum()
     }
 
-    /// The kinds that the model may run on: those there is a device of, or all of them.
+    /// The kinds that the model may run on: those of devices that exist, or all of them if none
+    /// exists.
     fn kinds_of(&self, model: ModelId) -> Vec<DeviceKind> {
         let profiles = &self.models[model.0 as usize].0.profiles;
         let all = (0..KINDS).map(DeviceKind).filter(|kind| profiles.get(*kind).is_some());
@@ -211,7 +213,8 @@ impl Outside {
         self.network(request.model, kind).delay(request.size) + profile.latency(request.size)
     }
 
-    /// What messages take for a model's batches on a kind of device. Of kinds that nothing is known of, the worst; so of those of a model with one profile for all.
+    /// The time that messages take for a model's batches on a kind of device. An unknown kind
+    /// counts as the worst kind. So does every kind of a model with one profile for all kinds.
     fn network(&self, model: ModelId, kind: DeviceKind) -> NetworkBudget {
         let Some(networks) = self.networks.get(&model) else { return self.network };
         let one_profile = self.models[model.0 as usize].0.profiles.iter().all(|(kind, _)| kind.is_none());
@@ -234,7 +237,7 @@ impl Outside {
         !self.kinds_of(request.model).into_iter().any(|kind| self.fits(request, kind))
     }
 
-    /// The model whose limit holds for it.
+    /// The model whose limit holds for `model`.
     fn limit_of(&self, model: ModelId) -> ModelId {
         let shared = self.models[model.0 as usize].0.shares_limit.filter(|other| other.0 < model.0);
         shared.map_or(model, |other| self.limit_of(other))
@@ -242,7 +245,7 @@ impl Outside {
 
     fn max_in_flight(&self, model: ModelId) -> u32 {
         let ModelOptions { max_in_flight, shares_limit, .. } = &self.models[self.limit_of(model).0 as usize].0;
-        // There was none to share it with.
+        // The model that it shares a limit with does not exist.
         if shares_limit.is_some() { 1 } else { *max_in_flight }
     }
 
@@ -269,7 +272,7 @@ impl Outside {
         self.kinds_of(model).into_iter().map(pace).min().unwrap()
     }
 
-    /// How long what waits in the request's level and those above takes at least.
+    /// A lower bound for the wait behind the requests of the request's level and the levels above.
     fn wait_before(&self, request: &Request) -> Duration {
         let options = &self.models[request.model.0 as usize].0;
         let items: u64 = (0..=request.level).map(|level| self.weight(request.model, level)).sum();
@@ -311,7 +314,7 @@ impl Outside {
                 let result = self.scheduler.handle_request(self.now, request);
                 let reply = self.worst_network(request.model).reply;
                 let request = Request { deadline: request.deadline - reply, ..request };
-                // What was due before the request comes first; it may have made room.
+                // Outputs that were due before the request come first; they may have made room.
                 let before = self.collect_until(id);
                 assert_eq!(result.map(|_| ()), self.expected_answer(&request), "{request:?}");
                 if let Ok(ticket) = result {
@@ -440,7 +443,7 @@ impl Outside {
         self.judge_state();
     }
 
-    /// What `handle_request` should say, from what is queued now.
+    /// The answer that `handle_request` should give, judged by the queue of the moment.
     fn expected_answer(&self, request: &Request) -> Result<(), Reject> {
         let Some((options, true)) = self.models.get(request.model.0 as usize) else { return Err(Reject::UnknownModel) };
         let Some(level) = options.levels.get(request.level as usize) else { return Err(Reject::UnknownLevel) };
@@ -572,7 +575,7 @@ impl Outside {
         }
     }
 
-    /// What must hold after every event.
+    /// Checks the invariants that hold after every event.
     fn judge_state(&mut self) {
         // Everything due at this instant has been done by now.
         self.scheduler.handle_timeout(self.now);
@@ -648,7 +651,7 @@ fn run(models: &[ModelOptions], devices: &[DeviceKind], events: &[Event]) -> Vec
     outside.outputs
 }
 
-/// Who is sent where and who is dropped, without the reasons.
+/// The batches with their devices and the drops, without the reasons.
 fn decisions(outputs: &[Output]) -> Vec<(Option<DeviceId>, Vec<RequestId>)> {
     let decision = |output: &Output| match output {
         Output::Dispatch { device, members, .. } => (Some(*device), members.clone()),
@@ -686,7 +689,7 @@ proptest! {
         prop_assert_eq!(decisions(&timeout), decisions(&eager));
     }
 
-    /// The ends of what a [`Behaviour`] can be are the fixed policies, where no batch is sent ahead.
+    /// At the limits of a [`Behaviour`] are the fixed policies, where no batch is sent ahead.
     #[test]
     fn behaviours_reach_from_eager_to_deferred_and_from_head_to_window_drop(
         model in models(),
@@ -700,7 +703,8 @@ proptest! {
         };
         let mut events: Vec<Event> = events.into_iter().filter(kept).collect();
         if aims {
-            // What window drop aims at follows from the mean of the SLOs, which the one takes before the first second is over and the other when it drops.
+            // Window drop's aim follows from the mean of the SLOs. One scheduler takes this mean
+            // before the first second is over, the other when it drops.
             let slos = events.iter_mut().filter_map(|event| match event {
                 Event::Request { slo_us: Some(slo), .. } => Some(slo),
                 _ => None,
@@ -718,7 +722,8 @@ proptest! {
     }
 }
 
-/// What is dropped for a batch is said after it. Found by the test above, once in hundreds of runs.
+/// The scheduler reports a batch first, then the drops that made it possible. Found by the test
+/// above, once in hundreds of runs.
 #[test]
 fn who_is_given_up_for_a_batch_is_not_passed_over_by_a_lower_level_in_it() {
     let us = Duration::from_micros;
@@ -755,7 +760,8 @@ fn who_is_given_up_for_a_batch_is_not_passed_over_by_a_lower_level_in_it() {
     assert_eq!(decided[batch + 1], (None, sent(&[3])));
 }
 
-/// Who may not wait for long joins one whose time in the queue is its own: it leaves when its own is up. Found by a test above, once in thousands of runs.
+/// A request with a bound on its wait joins a request that has its own time in the queue. The
+/// second one leaves when its own time is up. Found by a test above, once in thousands of runs.
 #[test]
 fn the_first_who_may_not_wait_for_long_is_looked_for() {
     let level = || PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject };

@@ -25,7 +25,7 @@ fn tagged(link: u64, number: u64) -> Message<P> {
     Message::Cancel(vec![link, number])
 }
 
-/// One side, with what it has said and heard.
+/// One side of a link, with the messages that it sent and received.
 struct Side {
     links: Links<P>,
     peer: u64,
@@ -85,7 +85,7 @@ impl Side {
 struct World {
     now: Time,
     sides: [Side; 2],
-    /// Frames on their way, to whom.
+    /// Frames on their way, each with the index of the receiver.
     wire: VecDeque<(usize, Frame<P>)>,
     /// Messages in frames so far.
     sent: usize,
@@ -191,7 +191,7 @@ proptest! {
         for (what, pick) in steps {
             world.step(what, pick);
         }
-        // What was on its way may still come. Then all is well within a while.
+        // Frames on their way may still arrive. After that, all is well within a while.
         world.calm(800);
         for side in &world.sides {
             prop_assert!(side.is_up, "they find each other");

@@ -1,4 +1,5 @@
-//! Whatever peers say, of whatever size and at whatever time: no node panics, and none keeps what it was not given.
+//! No message of a peer, of any size and at any time, makes a node panic. No node keeps a request
+//! or tensor that it was not given.
 
 use downbeat_core::cluster::{DropReason, Reject};
 use downbeat_core::roles::*;
@@ -19,7 +20,7 @@ fn hello(node: NodeId, role: Role) -> Hello {
     Hello { protocol: PROTOCOL, node, role, name: String::new(), address: String::new() }
 }
 
-/// What is done to a node: what, by whom, and numbers.
+/// An action on a node: its kind, its peer, and numbers.
 #[derive(Clone, Debug)]
 struct Step {
     what: u8,

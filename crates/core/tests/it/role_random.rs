@@ -1,4 +1,5 @@
-//! Frontends and backends with schedulers that plan anything, over wires that lose, double, reorder and end: each request ends once, and what must not run twice does not.
+//! Frontends and backends with schedulers that plan anything, over wires that lose, double, reorder
+//! and end. Each request ends once, and a request that must not run twice does not.
 //!
 //! `ROLE_SEED=17 cargo test -p downbeat-core --test it -- role_random` plays that seed alone.
 
@@ -22,7 +23,7 @@ enum Node {
     Scheduler(Planner),
 }
 
-/// What a backend's slots do.
+/// The work in a backend's slots.
 #[derive(Default)]
 struct Engine {
     /// By slot: the batches, when the first is done.
@@ -126,7 +127,7 @@ impl World {
         }
     }
 
-    /// One side has closed, or is gone; the other hears of it, now or never.
+    /// One side has closed or is gone; the other side hears of the end now or never.
     fn disconnect(&mut self, a: NodeId, b: NodeId) {
         if !self.wires.remove(&(a.min(b), a.max(b))) {
             return;
@@ -256,7 +257,7 @@ impl World {
         for member in &members {
             assert_eq!(member.payload, member.request.number, "somebody else's inputs");
             if let Some(deadline) = self.open.get(&member.request) {
-                // What has none left has none left when it comes.
+                // A budget that was zero when it was sent is still zero on arrival.
                 let grew = if member.deadline > self.now { member.deadline.since(*deadline) } else { Duration::ZERO };
                 assert!(grew <= LONGEST_WAY + TICK, "a budget grew by {grew} on the way");
             }
@@ -355,7 +356,7 @@ impl World {
         }
     }
 
-    /// A scheduler says what is not so.
+    /// A scheduler sends messages that are not true.
     fn talk_nonsense(&mut self) {
         let numbers = [0, 1, self.random.next() % 40, u64::MAX];
         let epoch = Epoch { number: self.random.next() % (self.epoch + 1), rank: self.random.below(3) as u32 };
@@ -387,7 +388,7 @@ impl World {
     fn tick(&mut self) {
         self.now += TICK;
         for scheduler in self.ids(|role| matches!(role, Role::Scheduler { .. })) {
-            // Whoever is not connected dials again, sooner or later.
+            // Each node without a connection dials again, sooner or later.
             for other in self.ids(|role| !matches!(role, Role::Scheduler { .. })) {
                 if self.is_calm || self.random.one_in(60) {
                     self.connect(scheduler, other);

@@ -1,4 +1,4 @@
-//! Scenario files: a script, a line of dashes, and the timeline that is made of it.
+//! Scenario files: a script, a line of dashes, and the resulting timeline.
 
 use std::path::PathBuf;
 

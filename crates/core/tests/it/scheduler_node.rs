@@ -24,7 +24,7 @@ pub struct World {
     pub node: SchedulerNode<P>,
     pub now: Time,
     peers: BTreeMap<NodeId, Links<P>>,
-    /// What each peer has heard and not yet looked at.
+    /// The messages that each peer has received and the test has not yet looked at.
     heard: BTreeMap<NodeId, Vec<Message<P>>>,
     pub notes: Vec<String>,
     /// Epochs in which it led.
@@ -124,7 +124,7 @@ impl World {
         self.say(from, Message::Requests(numbers.iter().map(one).collect()));
     }
 
-    /// Everything that is said comes.
+    /// Delivers all messages on their way.
     pub fn exchange(&mut self) {
         loop {
             let mut moved = false;
@@ -303,7 +303,8 @@ fn members_that_a_backend_missed_are_given_back() {
     assert_eq!((world.refused(frontend), world.node.requests()), (vec![(1, Refusal::Lost)], 0));
 }
 
-/// What more devices would mend counts as bad, and two slots of a device are busy half of its time each.
+/// A request counts as bad if more devices would have helped. Two slots of a device are busy half
+/// of the device's time each.
 #[test]
 fn requests_and_busy_time_are_counted_for_advice_on_devices() {
     let mut world = World::leading();
@@ -356,7 +357,7 @@ fn requests_of_an_unoffered_model_are_refused_after_the_settle_time() {
     assert_eq!(world.refused(frontend), [(1, Refusal::Rejected(Reject::UnknownModel))]);
 }
 
-/// Its offer may be lost on the way again and again.
+/// The backend's offer may be lost on the way again and again.
 #[test]
 fn a_backend_that_is_here_and_has_not_said_what_it_offers_is_waited_for() {
     let mut world = World::leading();
@@ -388,7 +389,7 @@ fn a_backend_that_never_says_what_it_offers_is_not_waited_for_for_ever() {
     assert_eq!(world.refused(frontend), [(0, Refusal::Rejected(Reject::UnknownModel))]);
 }
 
-/// It went on while another one led, and the frontend had not heard of that.
+/// The frontend did not go away while another scheduler led, and had not heard of the change.
 #[test]
 fn a_scheduler_that_leads_again_forgets_its_old_requests() {
     let mut world = World::leading();
@@ -549,7 +550,8 @@ fn a_leader_that_hears_of_a_higher_epoch_stands_by_and_forgets() {
     world.heard(backend);
     world.ask(frontend, &[1], ms(100));
     assert_eq!(world.plans(backend), []);
-    // It takes over from that one, with the next number, at once when its connection ends.
+    // The node takes over from the other scheduler when the connection ends, at once and with the
+    // next number.
     world.disconnect(other);
     assert_eq!(world.led[1..], [Epoch { number: 2, rank: 1 }]);
     assert!(world.heard(frontend).contains(&Message::Leads(Epoch { number: 2, rank: 1 })));
@@ -623,7 +625,8 @@ fn anything() -> impl Strategy<Value = Message<P>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever peers say, in whatever order, nothing panics; and once all frontends are gone and all backends lost nothing is kept.
+    /// Nothing panics for any messages of peers in any order. Once all frontends are gone and all
+    /// backends lost, the node keeps nothing.
     #[test]
     fn nonsense_harms_nobody(steps in prop::collection::vec((0u8..12, 1u64..7, anything()), 1..60)) {
         let mut world = World::leading();

@@ -53,8 +53,8 @@ fn only_the_newest_candidate_counts() {
     assert_eq!(matchmaker.poll_grant(at(9)), None);
 }
 
-/// "RankThread sends a GPU Granted message and marks the GPU as unavailable": it grants it to nobody else until the queue
-/// has said when it will be free.
+/// "RankThread sends a GPU Granted message and marks the GPU as unavailable": no other queue gets
+/// the device until this queue has said when the device will be free.
 #[test]
 fn a_granted_device_is_unavailable_until_the_queue_answers() {
     let mut matchmaker = Matchmaker::new();
@@ -98,8 +98,8 @@ fn a_declined_device_goes_to_the_next_model() {
     assert_eq!(matchmaker.poll_grant(at(5)).map(|grant| grant.model), Some(models[1]));
 }
 
-/// A candidate that is sent before the queue knows of a grant may hold the requests that the grant takes: it gets no device until
-/// the answer, and then the newest counts.
+/// A candidate sent before the queue knows of a grant may hold requests that the grant takes. It
+/// gets no device until the answer, and then the newest candidate counts.
 #[test]
 fn a_model_with_an_open_grant_gets_no_second_one() {
     let mut matchmaker = Matchmaker::new();
@@ -120,7 +120,8 @@ fn a_model_with_an_open_grant_gets_no_second_one() {
     assert_eq!(matchmaker.poll_grant(at(2)), Some(Grant { model, device: devices[1], kind: KIND, free_at: at(0) }));
 }
 
-/// A device may leave while its grant is open; whatever the answer, it is gone, and holds no batch of the model.
+/// A device may leave while its grant is open. After either answer it is gone, and holds no batch
+/// of the model.
 #[test]
 fn a_device_that_leaves_before_the_answer_is_gone() {
     for started in [true, false] {
@@ -165,8 +166,9 @@ fn a_grant_for_a_removed_model_is_declined() {
     assert_eq!(matchmaker.poll_grant(at(1)), Some(Grant { model: models[1], device, kind: KIND, free_at: at(0) }));
 }
 
-/// "When the ModelThread receives GPU Granted, it updates the candidate and sends out the finalized batch": what came in the meantime is in
-/// it, if it fits, and the next candidate is of the rest.
+/// "When the ModelThread receives GPU Granted, it updates the candidate and sends out the finalized
+/// batch": the batch includes requests that came in the meantime, if they fit. The next candidate
+/// holds the rest.
 #[test]
 fn a_granted_queue_updates_its_candidate_first() {
     let mut queue = queue(DropPolicy::HeadDrop);

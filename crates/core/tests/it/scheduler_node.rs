@@ -389,7 +389,8 @@ fn a_backend_that_never_says_what_it_offers_is_not_waited_for_for_ever() {
     assert_eq!(world.refused(frontend), [(0, Refusal::Rejected(Reject::UnknownModel))]);
 }
 
-/// The frontend did not go away while another scheduler led, and had not heard of the change.
+/// Another scheduler led for a while, and the frontend has not heard of the new lead: it uses an
+/// alias of an earlier one.
 #[test]
 fn a_scheduler_that_leads_again_forgets_its_old_requests() {
     let mut world = World::leading();

@@ -15,9 +15,9 @@ const TIMING: LinkTiming =
 /// Bytes that are read at once.
 const READ_BYTES: usize = 256 << 10;
 
-/// One end of a connection. Whoever it is connected to is the other.
+/// One end of a connection.
 pub struct Peer {
-    /// Who the other is.
+    /// The peer's introduction.
     pub other: Hello,
     links: Links<()>,
     stream: TcpStream,

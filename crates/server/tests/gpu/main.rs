@@ -117,7 +117,7 @@ fn assert_same(what: &str, expected: &InferResponse, got: &InferResponse) {
     }
 }
 
-/// Sends many requests at once, and compares their answers with those of the CPU.
+/// Sends many requests at once, and compares their answers with the CPU's answers.
 async fn answers_as_the_cpu(models: &[&'static str], policy: &str, settings: Value) {
     let stand_in = gpus(2);
     let expected = serve(EngineChoice::Rten, models, "exclusive", json!({})).await;
@@ -175,7 +175,8 @@ async fn staged_answers_as_the_cpu() {
     answers_as_the_cpu(&["encoder"], "staged", settings).await;
 }
 
-/// Where requests may be padded and it is known how far, they are, to lengths that come again: then their batches run as graphs.
+/// A model whose requests may be padded by a known length has them padded to a few lengths. Then
+/// its batches run as graphs.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn requests_of_like_lengths_run_as_one_graph() {
@@ -215,7 +216,7 @@ async fn requests_of_like_lengths_run_as_one_graph() {
     stand_in.assert_clean();
 }
 
-/// GSLICE §4: each model runs on its partition of each GPU, whatever makes its batches.
+/// GSLICE §4: each model runs on its partition of each GPU, under every policy.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn models_of_different_partitions_have_no_compute_unit_in_common() {
@@ -321,7 +322,8 @@ fn partitions_that_the_gpu_has_not_keep_the_server_from_starting() {
     stand_in.assert_clean();
 }
 
-/// A model that takes more of a GPU than it may is refused with the numbers, and nothing of it stays there.
+/// A model that takes more of a GPU than it may is refused with the numbers, and leaves nothing on
+/// the GPU.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_model_keeps_within_what_it_may_take() {
@@ -381,7 +383,7 @@ async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
     has_ended(&stand_in).await;
 }
 
-/// What a load request asks for that the server has not told apart from the start.
+/// A load request asks for a single GPU, whose kind the server has not told apart at its start.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn gpus_of_unknown_kinds_are_refused_for_cluster_batches() {
@@ -403,7 +405,8 @@ async fn gpus_of_unknown_kinds_are_refused_for_cluster_batches() {
     stand_in.assert_clean();
 }
 
-/// A GPU that fails answers what it runs with 503, the other one takes over; without any, clients and probes are told.
+/// After a GPU fails, its requests get 503 and the other GPU takes over. Without any GPU, clients
+/// and probes get errors.
 async fn a_lost_gpu(policy: &str) {
     let stand_in = gpus(2);
     let registry = serve(EngineChoice::Cuda, &["digits"], policy, json!({})).await;
@@ -447,7 +450,8 @@ async fn a_lost_gpu_gets_no_more_of_routed_requests() {
     a_lost_gpu("elastic").await;
 }
 
-/// TensorRT itself is not here: a model is loaded for it, and has a private folder beside the profiles for what is compiled.
+/// TensorRT itself is missing in this test. A model is loaded for it, and has a private folder
+/// beside the profiles for compiled files.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn what_tensorrt_compiles_is_kept_beside_the_profiles() {

@@ -1,4 +1,5 @@
-//! What NVML measures and reports, in a process of its own whose loader finds the stand-in by NVML's name.
+//! NVML's measurements and reports, in a process of its own whose loader finds the stand-in by
+//! NVML's name.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -21,7 +22,7 @@ use tokio::task::JoinHandle;
 use crate::http::send;
 use crate::{gpus, has_ended, request, serve};
 
-/// NVML's number of an Xid, of a double-bit ECC error, and of a single-bit one.
+/// NVML's event numbers of an Xid, of a double-bit ECC error, and of a single-bit error.
 const XID: u64 = 8;
 const DOUBLE_BIT: u64 = 2;
 const SINGLE_BIT: u64 = 1;

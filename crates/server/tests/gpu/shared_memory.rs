@@ -162,7 +162,8 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     let (raw_handle, name) = (outputs.handle.clone().into(), "out".to_owned());
     let register = pb::CudaSharedMemoryRegisterRequest { name, raw_handle, device_id: 1, byte_size: 2048 };
     server.grpc.cuda_shared_memory_register(register).await.unwrap();
-    // One client, by its address: each frontend sees what came over the other.
+    // Both connections have one address, so they are one client: each frontend sees the regions of
+    // the other.
     let (_, status) = send(server.http, "GET", "/v2/cudasharedmemory/status", "").await;
     let status: Value = serde_json::from_str(&status).unwrap();
     assert_eq!(
@@ -216,7 +217,7 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     assert_eq!(beyond.code(), Code::InvalidArgument);
     assert!(beyond.message().contains("is beyond its 4096 bytes"), "{beyond}");
 
-    // What is not a region, and what is none of this client's any more.
+    // Handles that are no region, and a region that no longer belongs to this client.
     for (body, expected) in [
         (
             json!({"raw_handle": {"b64": BASE64.encode([1; 64])}, "device_id": 0, "byte_size": 64}),

@@ -1,4 +1,5 @@
-//! The policy `auto` in the server: what it chooses, what it says, and that it goes back without losing a request.
+//! The policy `auto` in the server: its choice, its report, and that it returns to `exclusive`
+//! without losing a request.
 
 use downbeat_core::device::GuardState;
 use downbeat_server::options::{DeviceGroup, PolicyName, ServerOptions};
@@ -124,7 +125,8 @@ async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
     assert_eq!(report.guard.unwrap().state, GuardState::Back);
     assert_eq!(metric(&registry, "downbeat_lanes", "m"), 0.0);
     registry.infer(request("m", 1, 4)).await.unwrap();
-    // It stays so, also where it is loaded again by itself, until somebody asks for it.
+    // The model stays on `exclusive` until a user loads it again. A reload by the server changes
+    // nothing.
     registry.load_again("m").await;
     registry.change_policies().await;
     assert_eq!(policy(&registry).policy, "exclusive");
@@ -133,7 +135,7 @@ async fn a_policy_that_loses_goes_back_to_exclusive_and_no_request_is_lost() {
     assert_eq!((&*report.policy, report.guard.unwrap().windows), ("elastic", 0));
 }
 
-/// Its input rings take more than models may hold; `exclusive` has none.
+/// The policy's input rings take more memory than models may hold; `exclusive` has none.
 #[tokio::test]
 async fn a_policy_that_there_is_no_room_for_is_left_for_exclusive() {
     let models = Models::new();

@@ -1,4 +1,5 @@
-//! The rehearsal of device policies in the server: what it changes under a load, what it leaves, and that no request is lost in a change.
+//! The rehearsal of device policies in the server: its changes under a load, the models that it
+//! leaves alone, and that no change loses a request.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use crate::serving::{Models, metric, ms, request, send};
 /// 200 requests a second.
 const EVERY: Duration = Duration::from_millis(5);
 
-/// Batches wait as long as they may, there are no stages, and a core's time for the rehearsal: what it replays is not optimised here.
+/// Batches wait as long as they may, and there are no stages. The rehearsal gets most of a core,
+/// because the code that it replays is not optimised in tests.
 fn patient(options: &mut ServerOptions) {
     let settings = [("stages".to_owned(), 1.into())].into();
     options.device.groups = vec![DeviceGroup { models: vec!["*".to_owned()], policy: None, settings }];
@@ -60,7 +62,8 @@ async fn a_better_policy_replaces_exclusive_without_losing_a_request() {
             looks.change_policies().await;
         }
     });
-    // A busy machine makes replays differ from what happened, so that many of them are not believed.
+    // A busy machine makes replays differ from the requests' real ends, so the server does not
+    // believe many of them.
     let before = load(&registry, ms(3_600_000), || policy().policy != "exclusive").await;
     let (report, said) = (policy(), status(&registry));
     assert_ne!(report.policy, "exclusive", "{said}");

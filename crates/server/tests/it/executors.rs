@@ -1,4 +1,5 @@
-//! Which batches run beside each other, and what waits for what: on emulated models, which take the time that they say.
+//! Which batches run beside each other, and which wait for others: on emulated models, whose
+//! batches take the configured time.
 
 use std::time::Duration;
 
@@ -162,7 +163,7 @@ async fn a_request_without_a_deadline_is_told_that_the_queue_is_too_long() {
     models.add("m", 1, (0.0, 1_000.0), 4, "max_batch_size: 1");
     let registry = models.serve(|options| options.max_queue_wait = downbeat_core::Duration::from_millis(1)).await;
     let mut answers = Vec::new();
-    // One runs, and ten batches may be waited for.
+    // One batch runs, and ten may wait.
     for _ in 0..12 {
         answers.push(send(&registry, request("m", 1, 4)).await);
     }

@@ -111,7 +111,7 @@ async fn deadlines_are_judged_when_requests_come_and_while_they_wait() {
         for _ in 0..6 {
             running.push(send(&registry, request("m", 1, 4)).await);
         }
-        // Nothing ends before that: whatever the policy, six are enough to be in its way.
+        // No request ends before that: under every policy, six are enough to delay another.
         let error = registry.infer(with_timeout(request("m", 1, 4), ms(210))).await.unwrap_err();
         assert!(error.to_string().contains("could no longer finish by its deadline"), "{policy}: {error}");
         assert!(!running[0].is_finished(), "{policy}: said as soon as it was known");
@@ -257,7 +257,8 @@ async fn a_request_goes_to_the_device_that_will_be_done_first() {
     assert_eq!(rows, [[4, 1], [3, 2]]);
 }
 
-/// Whoever made the batches: the timeline has all that ran on a device, and the device was busy for as long as something ran.
+/// For all policies and models: the timeline holds every batch that ran on a device, and the device
+/// counted as busy for as long as anything ran.
 #[tokio::test]
 async fn a_device_is_busy_while_something_runs_on_it_of_whatever_models() {
     let models = Models::new();
@@ -365,7 +366,8 @@ async fn the_scheduler_prefers_a_device_that_runs_nothing_of_other_policies() {
     assert_eq!(spans(&registry, "exclusive", 0).len(), late + 1, "the first device, where nothing else runs now");
 }
 
-/// Two windowed models and an exclusive one on two devices: a device is idle where nothing of any of them runs, once however many run at a time.
+/// Two windowed models and an exclusive one on two devices. A device is idle while no model runs
+/// there, and busy once however many run at a time.
 #[tokio::test]
 async fn the_advice_counts_what_models_of_all_policies_run() {
     let models = Models::new();
@@ -426,7 +428,7 @@ async fn a_group_of_a_model_that_is_not_there_is_refused_at_start() {
     options.device.groups = vec![group("digit")];
     let error = Registry::open(Arc::new(options.clone())).err().unwrap().to_string();
     assert!(error.contains("has no model 'digit'; did you mean 'digits'?"), "{error}");
-    // Where models come when they are asked for, it may come.
+    // Where models come on request, the model may come later.
     options.model_control = ModelControl::Explicit { load: Vec::new() };
     assert!(Registry::open(Arc::new(options.clone())).is_ok());
     options.model_control = ModelControl::None;

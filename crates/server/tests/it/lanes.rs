@@ -1,4 +1,4 @@
-//! Device policies in the server: whatever decides about batches, a request's answer is the one that it gets alone.
+//! Device policies in the server: under every policy a request gets the same answer as alone.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn options(models: &[&str], policy: &str, settings: Value) -> ServerOptions {
     options.threads = 1;
     options.profiling.enabled = false;
     options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
-    // Of the examples some have an SLO, which a busy machine may not keep: all are to be answered here.
+    // Some examples have an SLO, which a busy machine may not keep. This test needs all answers.
     for name in models {
         options.models.entry((*name).to_owned()).or_default().slo = Some(downbeat_core::Duration::from_millis(600_000));
     }
@@ -290,7 +290,7 @@ async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Regi
     options.profiling.budget = downbeat_core::Duration::from_millis(10);
     options.profiling.cache_dir = Some(cache.path().to_owned());
     let registry = load(options.clone()).await.unwrap();
-    // There may be no time for the segments before.
+    // The first measuring may have had no time for the segments.
     registry.measure_again("encoder").await;
     drop(registry);
     let files: Vec<PathBuf> = std::fs::read_dir(cache.path()).unwrap().map(|entry| entry.unwrap().path()).collect();

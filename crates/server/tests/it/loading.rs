@@ -1,4 +1,5 @@
-//! Models that cannot be served, and those that nearly cannot: said at load, in words, and nothing else is harmed.
+//! Models that cannot be served, or only just: the server reports them at load, in words, and no
+//! other model is harmed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -90,7 +91,8 @@ async fn sizes_that_a_file_declares_are_looked_at_before_memory_is_taken() {
 async fn a_model_that_answers_nothing_is_served_and_says_why() {
     for engine in engines() {
         let folder = folder();
-        // `x` has four elements, and the size that it is given depends on what it holds: 7 or more.
+        // `x` has four elements. The shape that the model computes for it depends on the values of
+        // `x`: 7 or more.
         let size = vec![node("ReduceMax", &["x"], &["most"]), node("Mul", &["most", "zero"], &["nothing"])];
         let size = size.into_iter().chain([
             node("Add", &["nothing", "seven"], &["seventh"]),
@@ -265,7 +267,8 @@ async fn a_division_that_overflows_is_answered_by_rten() {
     assert_eq!(registry.infer(six).await.unwrap().outputs[0].data[..], (-6i32).to_le_bytes());
 }
 
-/// What was found to be faster for the model does not hold where somebody says how many threads it runs on.
+/// The fastest number of threads that the server kept for a model does not hold if the user sets
+/// the number.
 #[tokio::test]
 async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
     let folder = folder();
@@ -283,7 +286,7 @@ async fn threads_that_were_asked_for_are_had_whatever_is_kept() {
             threads
         }
     };
-    // One, unless the machine had other things to do.
+    // The server measures one number of threads, unless the machine had other things to do.
     let measured = kept(&|_| {}).await;
     assert_eq!(measured.len(), 1);
     let with = |chosen: &[usize]| {
@@ -323,7 +326,8 @@ async fn a_shape_is_tried_of_which_nothing_was_measured() {
     }
 }
 
-/// What the operators of a model take that is cut is measured once, and kept with the profiles.
+/// The operators of a model that is cut are measured once, and their times are kept with the
+/// profiles.
 #[tokio::test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_cut_is_kept_and_found_again() {

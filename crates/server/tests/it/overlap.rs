@@ -75,7 +75,8 @@ fn groups(registry: &Registry) -> GroupsReport {
     registry.devices().unwrap().devices[0].groups.clone().unwrap()
 }
 
-/// Clients of both models, each of whom sends the next request when the one before is answered, and gives some up; how many were answered.
+/// Clients of both models. Each sends its next request when the one before is answered, and gives
+/// up some. Returns how many were answered.
 async fn clients(registry: &Registry) -> u32 {
     let client = |number: u64| {
         let registry = registry.clone();
@@ -278,7 +279,7 @@ async fn a_wrong_predictor_is_retrained_and_its_file_stays() {
     assert!(report.mean_error.unwrap() < 5.0, "60 ms in place of 6 are off by 9: {report:?}");
     assert!(metric(&registry, "downbeat_predictor_adoptions_total", "") >= 1.0);
     assert_eq!(std::fs::read(path).unwrap(), before);
-    // What runs goes on.
+    // The running server goes on.
     clients(&registry).await;
     let without = serve(&models, None, |options| options.rehearsal_cpu = 0.9).await;
     clients(&without).await;

@@ -106,7 +106,7 @@ async fn padding_ends_once_service_finds_an_input_that_it_changes() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         assert!(found() && were_wrong > 0, "{policy}: {were_wrong} answers were wrong");
-        // What was in the input ring is answered by now.
+        // The requests that were in the input ring have been answered by now.
         for _ in 0..10 {
             assert_eq!(wrong(&registry, [3, 9, 5]).await, 0, "{policy}");
         }

@@ -1,4 +1,5 @@
-//! Models on partitions of the CPU: each is a slot of its own, and what runs there runs on its cores.
+//! Models on partitions of the CPU: each partition is a slot of its own, and a model's work runs on
+//! the cores of its partition.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ async fn partitions_run_beside_each_other_and_each_one_batch_at_a_time() {
     for _ in 0..3 {
         registry.infer(request("beside", 1, 4)).await.unwrap();
     }
-    // It counts a batch after its answers.
+    // The server counts a batch after its answers.
     until(|| metric(&registry, "downbeat_device_running", "") <= 1.0).await;
     assert!(!slow.is_finished(), "it takes long");
     assert!(!behind.is_finished(), "its partition has something else to do");
@@ -106,7 +107,8 @@ async fn a_model_on_several_partitions_has_a_batch_on_each_at_the_same_time() {
     assert!(!pairs().any(|(a, b)| a.0 == b.0 && meet((a, b))), "one batch at a time on each: {runs:?}");
 }
 
-/// That of exclusive is to be seen only by what waits for what.
+/// An exclusive model has no lanes to look at: other tests see its partition by the batches that
+/// wait for each other.
 #[tokio::test]
 async fn a_device_policy_makes_lanes_on_the_models_partition_only() {
     let Some(cores) = two_cores() else { return };
@@ -129,7 +131,8 @@ async fn a_device_policy_makes_lanes_on_the_models_partition_only() {
     assert!(timeline.devices.iter().all(|d| d.device == 0), "the CPU is one device");
 }
 
-/// Where `GET /v2/devices` says that each model is, and whether somebody put it there.
+/// The device of each model as `GET /v2/devices` reports it, and whether a user put the model
+/// there.
 fn placed(registry: &Registry) -> Vec<(String, u32, bool)> {
     let report = registry.devices().unwrap();
     assert_eq!(report.partitions.iter().map(|part| (part.partition, part.units)).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
@@ -158,7 +161,7 @@ async fn a_model_that_is_moved_by_hand_under_load_answers_each_request_once() {
                     registry.infer(request("m", 1, 4)).await.unwrap();
                     answered += 1;
                 }
-                // It goes away, before its request is launched or after.
+                // The client goes away, before its request is launched or after.
                 let patience = std::time::Duration::from_micros(200 * client);
                 answered += u32::from(tokio::time::timeout(patience, registry.infer(request("m", 1, 4))).await.is_ok());
             }

@@ -22,7 +22,7 @@ fn place(options: &mut ServerOptions, devices: usize, models: &[(&str, &[usize])
     options.placement = models.iter().map(|(name, on)| ((*name).to_owned(), on.to_vec())).collect();
 }
 
-/// Sends `model` sixteen requests at once, and gives the devices that were busy with them.
+/// Sends `model` sixteen requests at once, and returns the devices that they kept busy.
 async fn used(registry: &Registry, model: &'static str, devices: usize) -> Vec<usize> {
     let busy = |device: usize| {
         let label = format!("device=\"{device}\"");
@@ -46,7 +46,7 @@ async fn the_scheduler_sends_a_model_only_to_its_devices() {
     assert_eq!(used(&registry, "a", 4).await, [2]);
     let b = used(&registry, "b", 4).await;
     assert!(!b.is_empty() && b.iter().all(|device| [1, 2].contains(device)), "{b:?}");
-    // One that is not placed is on all.
+    // A model that is not placed is on all devices.
     assert_eq!(used(&registry, "c", 4).await, [0, 1, 2, 3]);
 }
 
@@ -71,7 +71,7 @@ async fn what_a_placed_model_takes_is_learned_where_it_is() {
     }
 }
 
-/// Why a server does not start that is told this.
+/// The reason why a server does not start with these options.
 fn refused(change: impl FnOnce(&mut ServerOptions)) -> String {
     let models = models();
     let mut options = models.options();

@@ -126,7 +126,7 @@ async fn a_model_that_mixes_rows_runs_each_request_alone() {
         "{}",
         served.reason()
     );
-    // A softmax over a single row is one.
+    // A softmax over a single row gives 1.
     assert_eq!(served.wrong(288, |i| i as f32, |_| 1.0).await, 0);
     // The rows of one request belong together.
     let both = [0.0f32, 0.0, 0.0, 0.0, 0.0, 0.0].iter().flat_map(|n| n.to_le_bytes()).collect();

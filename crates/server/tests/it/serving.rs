@@ -1,4 +1,5 @@
-//! The way of a request through registry, driver and device, on emulated models: answered exactly once, on time or told so.
+//! The way of a request through registry, driver and device, on emulated models. Each request is
+//! answered exactly once, on time or with an error.
 
 use std::future::Future;
 use std::path::Path;
@@ -50,7 +51,7 @@ impl Models {
         options.engine = downbeat_server::options::EngineChoice::Emulated;
         options.drop = Some(DropPolicy::Head);
         options.profiling.cache_dir = Some(self.path().join(".profiles"));
-        // Emulated models are not measured, but for what two lanes do together.
+        // For emulated models the server measures only the overlap of two lanes.
         options.profiling.budget = downbeat_core::Duration::from_millis(60_000);
         options
     }
@@ -89,7 +90,8 @@ pub fn with_timeout(mut request: InferRequest, timeout: Duration) -> InferReques
 
 pub type Answer = tokio::task::JoinHandle<Result<InferResponse, ServiceError>>;
 
-/// Sends a request. It is in its queue, on its device or answered when this returns, however busy the machine is.
+/// Sends a request. On return, the request is in its queue, on its device or answered, however busy
+/// the machine is.
 pub async fn send(registry: &Registry, request: InferRequest) -> Answer {
     let registry = registry.clone();
     let mut answer = Box::pin(async move { registry.infer(request).await });
@@ -414,7 +416,7 @@ async fn a_client_that_goes_away_leaves_the_queue() {
     let gone = send(&registry, request("m", 1, 4)).await;
     gone.abort();
     until(|| metric(&registry, "downbeat_requests_not_answered_total", "cancelled") == 1.0).await;
-    // Its place in the queue is free again.
+    // The cancelled request's place in the queue is free again.
     let next = send(&registry, request("m", 1, 4)).await;
     running.await.unwrap().unwrap();
     next.await.unwrap().unwrap();
@@ -702,14 +704,14 @@ async fn a_higher_priority_goes_first() {
     ordinary.await.unwrap().unwrap();
 }
 
-/// Whoever may send requests does not decide who goes first: the model's configuration does.
+/// A client's request cannot decide which request goes first: the model's configuration does.
 #[tokio::test]
 async fn a_priority_means_nothing_to_a_model_without_levels_and_to_other_models() {
     let models = Models::new();
     models.add("m", 1, (1.0, 100.0), 4, "max_batch_size: 1");
     let config = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }";
     models.add("with_levels", 1, (1.0, 100.0), 4, config);
-    // One executor: both models wait for it.
+    // The server has one executor: both models wait for their turn.
     let registry = models.serve(|options| options.devices = 1).await;
     let urgent = |model: &str, priority: u64| {
         let mut request = request(model, 1, 4);
@@ -725,13 +727,13 @@ async fn a_priority_means_nothing_to_a_model_without_levels_and_to_other_models(
         assert!(!second.is_finished(), "a request for {model} went before one that had come earlier");
         second.await.unwrap().unwrap();
     }
-    // A level that there is not is the default one.
+    // A level that does not exist counts as the default level.
     for priority in [0, 3, u64::MAX] {
         registry.infer(urgent("with_levels", priority)).await.unwrap();
     }
 }
 
-/// What came is tried again, and what is best is done and said.
+/// The rehearsal replays the past arrivals, and the server applies and reports the best behaviour.
 #[tokio::test]
 async fn what_adaptive_models_do_is_rehearsed() {
     let models = Models::new();

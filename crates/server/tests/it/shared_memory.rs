@@ -1,4 +1,4 @@
-//! The registered regions, and tensors in them.
+//! The registered regions, and the tensors in a region.
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor, Parameter, Parameters, RequestedOutput};
@@ -9,7 +9,7 @@ use downbeat_server::shared_memory::{MAX_REGIONS, RegionStatus, SharedMemory};
 
 use crate::support::shared_object::SharedObject;
 
-/// Whoever is in this process.
+/// The client in this process.
 const ME: Client = Client::HERE;
 
 fn assert_invalid(result: Result<impl std::fmt::Debug, ServiceError>, expected: &str) {

@@ -1,4 +1,5 @@
-//! Devices whose models move by themselves: what each has of the CPU as models come and go, and that no request is lost by it.
+//! Devices whose models move by themselves: the share of the CPU that each model has as models come
+//! and go. No move loses a request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,8 @@ use tokio::task::JoinHandle;
 use crate::partitions::two_cores;
 use crate::serving::{Models, metric, ms, request, until};
 
-/// Two CPUs and both of them, with `names` in service there, and what the rest of the server does.
+/// A server with two CPU devices and one device of both CPUs, with `names` in service on the last.
+/// `change` sets the rest of the options.
 async fn serve(
     models: &Models,
     names: &[&str],

@@ -115,7 +115,7 @@ async fn a_reload_replaces_no_version_that_answers_with_one_that_does_not() {
         registry.unload_model("m").await.unwrap();
         load(&registry, "m").await.unwrap();
         reshapes(&registry, "m", [4, 6]).await;
-        // Neither answers its trial.
+        // Neither version answers its trial.
         load(&registry, "m").await.unwrap();
         reshapes(&registry, "m", [3, 8]).await;
     }
@@ -179,7 +179,7 @@ async fn a_batch_of_no_rows_is_answered_whatever_makes_batches() {
             }
             assert_eq!(two.unwrap().outputs[0].shape, [2, length], "{policy}, {name}");
         }
-        // A row that nobody paid for takes no memory.
+        // A row that no client sent takes no memory.
         let x = input("x", DataType::Fp32, &[0, 1 << 40], vec![]);
         let error = ask(&registry, "any", vec![x]).await.unwrap_err();
         assert!(error.contains("does not answer a request without rows") || error.contains("at most 16"), "{error}");
@@ -236,7 +236,8 @@ async fn a_policy_for_all_that_would_pad_on_a_cpu_is_left_as_auto_would() {
     }
 }
 
-/// The check of padding has no request that the model answers. So the model is served without padding.
+/// The check of padding finds no request that the model answers. So the server does not pad the
+/// model's requests.
 #[tokio::test]
 async fn a_model_that_cannot_be_tried_padded_is_served_without() {
     let folder = folder();

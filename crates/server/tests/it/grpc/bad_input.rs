@@ -1,4 +1,5 @@
-//! What no client should send. Each time the status and the message are checked, and that a good request is answered.
+//! Requests that no client should send. Each test checks the status and the message, and that a
+//! good request is answered.
 
 use bytes::{Buf, BufMut, Bytes};
 use downbeat_protocol::inference as pb;

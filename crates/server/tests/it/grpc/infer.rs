@@ -89,7 +89,7 @@ async fn the_timeout_of_the_call_bounds_the_request() {
     assert_eq!(timeout_of(None, None).await, None);
     assert_eq!(timeout_of(Some(70), None).await, Some(ParameterChoice::Int64Param(70)));
     assert_eq!(timeout_of(Some(70), hour).await, Some(ParameterChoice::Int64Param(70)));
-    // The client sends what is left of it.
+    // The client sends the time that is left.
     let Some(ParameterChoice::Uint64Param(left)) = timeout_of(None, hour).await else { panic!("no timeout") };
     assert!((3_590_000_000..=3_600_000_000).contains(&left), "{left}");
     let own = timeout_of(Some(7_200_000_000), hour).await;

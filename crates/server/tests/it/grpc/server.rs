@@ -1,4 +1,4 @@
-//! A running frontend and a client of it.
+//! A running frontend and its client.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

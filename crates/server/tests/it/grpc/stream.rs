@@ -93,7 +93,7 @@ async fn no_more_than_the_bound_are_under_way() {
     }
     drop(sender);
     server.service.wait_for_started(4).await;
-    // Another stream is not held up, nor is a single call.
+    // The stream holds up neither another stream nor a single call.
     let (other, mut other_answers) = open(&mut client).await;
     other.send(simple("other").0).await.unwrap();
     assert_eq!(other_answers.message().await.unwrap().unwrap().infer_response.unwrap().id, "other");

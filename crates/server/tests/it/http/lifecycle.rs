@@ -76,7 +76,7 @@ async fn a_leaving_server_ends_each_connection_with_its_answer() {
     let mut late = server.connect().await;
     let reply = late.post("/v2/models/simple/infer", &[], json_request().to_string()).await;
     assert_eq!((reply.status, reply.headers["connection"].as_str()), (200, "close"));
-    // Connected before the drain, and sending only in it.
+    // A client that connects before the drain, and sends only during the drain.
     let mut last = server.connect().await;
     server.stage.send(Stage::Draining).unwrap();
     let reply = last.get("/v2/health/live").await;

@@ -25,7 +25,7 @@ const WARM_UP: usize = 2;
 /// Samples after which there is a row.
 const STRIDE: u64 = 50;
 
-/// What a predictor needs of a sample. Times are milliseconds by the device's clock, a value a run.
+/// A sample for training a predictor. Times are milliseconds by the device's clock, a value a run.
 #[derive(Serialize)]
 struct Sample<'a> {
     /// With the seed, decides what is run.
@@ -41,13 +41,13 @@ struct Sample<'a> {
     length: usize,
     /// Each alone.
     solo_ms: [Vec<f64>; 2],
-    /// Each beside the other, which begins with it.
+    /// Each beside the other. Both begin together.
     beside_ms: [Vec<f64>; 2],
     /// From the begin of the first to the end of the last.
     together_ms: Vec<f64>,
 }
 
-/// What of an earlier sample counts.
+/// The fields of an earlier sample that matter for the next ones.
 #[derive(Deserialize)]
 struct Done {
     sample: u64,
@@ -88,7 +88,7 @@ impl Side<'_> {
     }
 }
 
-/// What is run: which two models, their batches, their ranges.
+/// The measured group: its two models, their batches and their ranges.
 struct Group {
     sides: [usize; 2],
     batches: [usize; 2],
@@ -96,8 +96,9 @@ struct Group {
 }
 
 impl Group {
-    /// The group of a number: pairs and batch sizes in turn, so that each is sampled as often, and ranges at random: at least one model comes to its end, and those that
-    /// have just arrived begin at their first segment (Abacus figure 9).
+    /// The group of a number. Pairs and batch sizes take turns, so that each is sampled as often.
+    /// Ranges are random. At least one model comes to its end, and a model that has just arrived
+    /// begins at its first segment (Abacus figure 9).
     fn of(sample: u64, sides: &[Side<'_>], batches: &[usize]) -> Outcome<Group> {
         let pairs: Vec<[usize; 2]> = (0..sides.len()).flat_map(|a| (a + 1..sides.len()).map(move |b| [a, b])).collect();
         let mut turn = sample as usize;
@@ -198,7 +199,8 @@ fn done(path: &Path) -> Outcome<BTreeSet<u64>> {
     Ok(done)
 }
 
-/// Runs a sample and writes it; gives what side by side takes, of what both take alone.
+/// Runs a sample and writes it. Returns the time side by side, as a fraction of the two times
+/// alone.
 fn sample(index: u64, sides: &mut [Side<'_>], batches: &[usize], file: &mut File) -> Outcome<f64> {
     let group = Group::of(index, sides, batches)?;
     let [a, b] = sides.get_disjoint_mut(group.sides)?;

@@ -1,4 +1,5 @@
-//! Which compute units the blocks of a kernel run on: in each partition, enqueued and as a graph, alone and while the other partition is busy.
+//! The compute units on which the blocks of a kernel run: in each partition, enqueued and as a
+//! graph, alone and while the other partition is busy.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +16,7 @@ use crate::row::Row;
 const STEP: &str = "census";
 /// Blocks for each unit of the device: enough for two partitions to run beside each other for a while.
 const BLOCKS: u32 = 16;
-/// What a block stays, in ticks of a unit's clock: some 50 us.
+/// How long a block stays, in ticks of a unit's clock: some 50 us.
 const TICKS: u64 = 80_000;
 
 /// How many blocks ran on each unit.
@@ -44,7 +45,7 @@ impl fmt::Display for Census {
     }
 }
 
-/// One of two partitions.
+/// A partition of the device, of two.
 struct Side {
     what: String,
     stream: Arc<Stream>,
@@ -63,7 +64,8 @@ impl Side {
         Ok(Side { what, replay, places, stream, begin: Event::timed(device)?, end: Event::timed(device)? })
     }
 
-    /// Begins; a graph is launched in the stream of this side, whoever recorded it.
+    /// Begins on this side's stream. A graph runs in this stream too, no matter which side recorded
+    /// it.
     fn begin(&self, kernel: &Kernel, graph: Option<&Side>) -> Outcome<()> {
         self.stream.record(&self.begin)?;
         match graph {
@@ -128,7 +130,8 @@ fn pair(device: &Arc<Device>, kernel: &Kernel, splitter: &Splitter, units: u32) 
         let beside = one.told(&format!("beside the other{how}"), &one.places, None)?;
         other.told(&format!("beside the other{how}"), &other.places, Some(&beside))?;
     }
-    // Whether the units are those of the stream that recorded a graph, or of the one that it is launched in.
+    // Does a graph run on the units of the stream that recorded it, or of the stream that it is
+    // launched in?
     other.begin(kernel, Some(one))?;
     other.told("a graph recorded in the other", &one.places, None)?;
     Ok(())

@@ -1,4 +1,5 @@
-//! A kernel of our own, where the device itself is asked and no library, and recording it.
+//! A kernel of our own, for questions to the device itself rather than to a library, and a
+//! recording of it as a graph.
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -91,7 +92,7 @@ impl Places {
         Ok(Places { address: unsafe { result::malloc_sync(blocks as usize * 4) }?, blocks })
     }
 
-    /// What the blocks wrote that have run.
+    /// The numbers that the finished blocks wrote.
     pub fn read(&self) -> Result<Vec<u32>, DriverError> {
         let mut units = vec![u32::MAX; self.blocks as usize];
         // SAFETY: both have room for so many.
@@ -107,7 +108,7 @@ impl Drop for Places {
     }
 }
 
-/// What a stream was given, recorded.
+/// A recording of a stream's work.
 pub struct Replay(sys::CUgraphExec);
 
 impl Replay {

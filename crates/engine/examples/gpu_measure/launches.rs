@@ -1,4 +1,5 @@
-//! Between launches: what a thread loses that waits for one before it enqueues the next, and what inputs take to get to the device.
+//! Between launches: the time that a thread loses by waiting for one launch before it enqueues the
+//! next, and the time of inputs on their way to the device.
 
 use std::time::Instant;
 
@@ -92,7 +93,7 @@ impl Drop for Mark {
     }
 }
 
-/// What is between the end of a kernel and the begin of the next one.
+/// Measures the time between the end of a kernel and the begin of the next kernel.
 fn gaps(device: &std::sync::Arc<Device>, kernel: &Kernel, ticks: u64) -> Outcome<()> {
     let (stream, place) = (Stream::new(device)?, Places::new(1)?);
     for (how, waits) in
@@ -152,7 +153,7 @@ fn ahead(subject: &Subject, name: &str) -> Outcome<()> {
     Ok(())
 }
 
-/// What a slot of an input ring takes, and what one copy of all slots would.
+/// Measures the copy of one slot of an input ring, and one copy of all slots.
 fn ring(subject: &Subject, name: &str) -> Outcome<()> {
     let bytes = subject.largest_item();
     let slots = ring_memory::slots(SLOTS, &[bytes])?;
@@ -175,7 +176,8 @@ fn ring(subject: &Subject, name: &str) -> Outcome<()> {
     let (device, stream) = (Device::open(0)?, Stream::new(&Device::open(0)?)?);
     device.free_memory()?;
     let all = bytes * SLOTS as usize;
-    // SAFETY: freed below; used for copies of what it has room for, waited for before that.
+    // SAFETY: freed below; copies stay within the allocated size, and have ended before the memory
+    // is freed.
     unsafe {
         let (to, from) = (result::malloc_sync(all)?, result::malloc_host(all, 0)?.cast::<u8>());
         from.write_bytes(1, all);

@@ -47,8 +47,9 @@ pub fn shares(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// The time without service when a model goes to another share (GSLICE §4.3): what is between the end of a launch here and the begin of the next one there,
-/// beyond what is between two launches in one place.
+/// The time without service when a model goes to another share (GSLICE §4.3). This is the time from
+/// the end of a launch on one share to the begin of the next on the other. The time between two
+/// launches on one share is subtracted.
 pub fn switch(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     let units = half()?;
     for name in &arguments.models {

@@ -16,7 +16,7 @@ use crate::Outcome;
 use crate::arguments::Arguments;
 use crate::subject::{item_shape, random};
 
-/// Answers on standard output what is asked on standard input, see `beside.rs`.
+/// Answers the requests of standard input on standard output, see `beside.rs`.
 pub fn serve(arguments: &Arguments) -> Outcome<()> {
     let environment = match start() {
         Ok(environment) => environment,

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub struct Row {
     pub step: String,
     pub model: String,
-    /// What was measured, or who ran.
+    /// The measured thing, or the runtime that ran.
     pub what: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch: Option<usize>,

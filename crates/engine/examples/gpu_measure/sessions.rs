@@ -1,4 +1,5 @@
-//! What lanes, their sessions and partitions take: memory of the device and time, each when it is made and at the first run of each size.
+//! The cost of lanes, their sessions and partitions: memory of the device and time, each when it is
+//! made and at the first run of each size.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -54,7 +55,8 @@ impl Meter<'_> {
     }
 }
 
-/// A model's weights are copied with its first lane, sessions are made with a lane or at its first run of a size, graphs at that run.
+/// A model's weights are copied with its first lane. Sessions are made with a lane or at its first
+/// run of a size, graphs at a run of the size.
 fn lanes(
     engine: &dyn Engine,
     arguments: &Arguments,
@@ -69,7 +71,7 @@ fn lanes(
     let meter = Meter::start(device)?;
     let subject = Subject::load(engine, path, cut, largest)?;
     meter.row(name, format!("{what}: loaded, with a ring"))?.and(format!("the file has {file} MiB")).print();
-    // Those of a partition, last, show whether they take more there.
+    // The lane in a partition comes last, and shows whether sessions cost more in a partition.
     let mut kept = Vec::new();
     for (lane, share) in
         [("first lane", Share::Whole), ("second lane", Share::Whole), ("lane in a half", Share::Units(half()?))]

@@ -1,4 +1,4 @@
-//! A model to be measured, with inputs for it.
+//! A model to measure, with its inputs.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ pub fn span(lane: &dyn Lane) -> f64 {
     lane.last_run().and_then(|span| span.took()).map_or(f64::NAN, |took| took.as_nanos() as f64 / 1e6)
 }
 
-/// An item's sizes, those that vary being [`LENGTH`].
+/// An item's sizes, with [`LENGTH`] for each size that varies.
 pub fn item_shape(spec: &TensorSpec) -> Vec<usize> {
     spec.dims.iter().skip(1).map(|d| usize::try_from(*d).unwrap_or(LENGTH)).collect()
 }

@@ -1,4 +1,5 @@
-//! A model by itself, cut, on two lanes, and beside other runtimes: all in turns, so that whatever else the machine does hits all alike.
+//! A model by itself, cut, on two lanes, and beside other runtimes. All take turns, so that other
+//! work of the machine slows all alike.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ const STEP: &str = "throughput";
 const MOST: usize = 50;
 const ROUND: Duration = Duration::from_millis(60);
 
-/// What takes turns.
+/// A way to run the model that takes turns with the others.
 struct Turn<'a> {
     what: String,
     /// Runs it so often and gives the milliseconds of each.
@@ -141,7 +142,7 @@ impl Lanes<'_> {
         );
         // Others set this size up while they are not measured, all at once.
         beside.iter_mut().for_each(|other| drop(other.ask(name, batch, 1)));
-        // What they cannot do they say again when it is their turn.
+        // Errors can wait: a runtime that cannot do a size reports this again in its turn.
         beside.iter_mut().for_each(|other| drop(other.answer()));
         let lanes = std::cell::RefCell::new((first, second));
         let mut turns = vec![
@@ -210,7 +211,7 @@ fn repeat(runs: usize, subject: &Subject, lane: &mut dyn Lane, batch: usize, fro
     (0..runs).map(|_| subject.run(lane, batch, from)).collect()
 }
 
-/// Two lanes, each on a thread; the times are those of pairs.
+/// Runs two lanes, each on a thread; a time is that of a pair of launches.
 fn both(
     runs: usize,
     subject: &Subject,

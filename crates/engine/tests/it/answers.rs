@@ -1,4 +1,4 @@
-//! What engines compute.
+//! The answers that engines compute.
 
 use std::path::{Path, PathBuf};
 
@@ -137,7 +137,8 @@ fn outputs_outlive_their_model() {
     }
 }
 
-/// An output that is an input's or a weight's own memory in the engine must not end with them.
+/// The engine may use an input's or a weight's own memory for an output. The output must outlive
+/// both.
 #[test]
 fn outputs_that_are_inputs_or_weights() {
     let folder = folder();

@@ -1,4 +1,5 @@
-//! Lanes on some cores: where their threads, and those of the engine, may run, by what the kernel says of each thread.
+//! Lanes on some cores: where their threads and the engine's threads may run, as the kernel reports
+//! for each thread.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use crate::support::{Random, copy, engines, example, onnxruntime, run};
 fn threads(name: &str) -> Vec<(PathBuf, CoreSet)> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("the kernel says what threads there are");
     let thread = |task: PathBuf| {
-        // It may have ended meanwhile.
+        // The thread may have ended meanwhile.
         let status = std::fs::read_to_string(task.join("status")).ok()?;
         let line = |key: &str| Some(status.lines().find_map(|line| line.strip_prefix(key))?.trim().to_owned());
         (line("Name:")? == name).then_some((task, line("Cpus_allowed_list:")?.parse().ok()?))
@@ -75,7 +76,7 @@ fn threads_of_rten_are_bound_to_the_cores_of_their_lane() {
     }
 }
 
-/// Not by what the thread may use afterwards: it may use all again.
+/// The mask of the thread after the run does not count: the thread may use all cores again.
 #[test]
 fn a_lane_runs_on_its_cores_whatever_thread_runs_it() {
     for (index, engine) in engines().into_iter().enumerate() {
@@ -87,7 +88,7 @@ fn a_lane_runs_on_its_cores_whatever_thread_runs_it() {
         std::thread::scope(|scope| {
             let runs = || {
                 let before = Topology::here().usable();
-                // It is seen in the first runs, as it does nothing else.
+                // The first runs are enough to see the thread, as it does nothing else.
                 for _ in 0..20_000 {
                     if seen.load(Ordering::Relaxed) {
                         break;

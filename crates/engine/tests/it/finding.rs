@@ -1,4 +1,5 @@
-//! How the onnxruntime library is found, or not. A process can load one only once, so that these look in one of their own.
+//! How the onnxruntime library is found, or not. A process can load a library only once, so each
+//! look has a process of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -30,7 +31,7 @@ fn child() {
     println!("available: {names:?}");
 }
 
-/// What [`child`] says.
+/// The report of [`child`].
 fn look(variables: &[(&str, &Path)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
     command.args(["--exact", "finding::child", "--ignored", "--nocapture"]).env_remove("LD_LIBRARY_PATH");

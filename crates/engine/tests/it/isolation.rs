@@ -1,4 +1,5 @@
-//! Models in processes of their own: the same answers, and what becomes of them when such a process ends.
+//! Models in processes of their own: the same answers, and the fate of requests when such a process
+//! ends.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -172,7 +173,7 @@ fn a_model_that_nobody_has_any_more_leaves_no_process() {
     drop(last);
     let patience = Duration::from_millis(20);
     while Path::new(&format!("/proc/{pid}")).exists() {
-        // It fails by never ending.
+        // The test fails by never ending.
         std::thread::park_timeout(patience);
     }
 }

@@ -195,7 +195,7 @@ pub fn text(name: &str, text: &str) -> AttributeProto {
     AttributeProto { name: name.into(), s: text.into(), r#type: STRING, ..AttributeProto::default() }
 }
 
-/// A weight of bytes, signed or not.
+/// A weight of signed or unsigned bytes.
 pub fn bytes(name: &str, elem_type: i32, dims: &[i64], elements: &[u8]) -> TensorProto {
     TensorProto {
         name: name.into(),

@@ -1,5 +1,5 @@
-//! What is said of a machine's GPUs and of what they need, with drivers and libraries made here. A process loads a driver only
-//! once, so that these look in one of their own.
+//! The report on a machine's GPUs and their needs, with drivers and libraries made by the test. A
+//! process loads a driver only once, so each look has a process of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -39,7 +39,7 @@ fn child() {
     }
 }
 
-/// What [`child`] says, with the driver in a folder.
+/// The report of [`child`], with the driver in a folder.
 fn look(driver: &Path, variables: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
     command.args(["--exact", "preflight::child", "--ignored", "--nocapture"]).env("LD_LIBRARY_PATH", driver);
@@ -83,11 +83,12 @@ fn driver(folder: &Path) -> PathBuf {
         }
         #[unsafe(no_mangle)] pub extern "C" fn cuGetErrorString(_: i32, s: *mut *const u8) -> i32 { unsafe { *s = c"told so".as_ptr().cast() }; 0 }
     "#;
-    // What is only looked for and not called until an engine starts, which none does on it.
+    // Functions that the engine only looks for. It calls them when it starts, and no engine starts
+    // on this driver.
     let lacking = cuda::DRIVER_FUNCTIONS.iter().filter(|name| !source.contains(&format!(" {name}(")));
     let lacking = lacking.map(|name| format!("#[unsafe(no_mangle)] pub extern \"C\" fn {name}() -> i32 {{ 801 }}\n"));
     library(&(source.to_owned() + &lacking.collect::<String>()), &driver.join("libcuda.so.1"));
-    // One that is no driver of CUDA 13, as its name would have it.
+    // A driver that by its name is for CUDA 13, and is not.
     std::fs::create_dir_all(folder.join("lacking")).expect("creates");
     library(source, &folder.join("lacking/libcuda.so.1"));
     driver
@@ -251,7 +252,8 @@ fn no_driver() {
     let cache = cache.to_str().expect("is text");
     let driver = folder.path().join("driver");
     std::fs::create_dir_all(&driver).expect("creates");
-    // A file that is no library is as good as none, and is what the loader finds first also where there is a driver.
+    // A file that is no library counts as no driver. The loader finds it first, also on a machine
+    // with a driver.
     std::fs::write(driver.join("libcuda.so.1"), "no library").expect("writes");
     let said = look(&driver, &[("DOWNBEAT_TEST_CACHE", cache), ("CUDA_VISIBLE_DEVICES", "")]);
     let nothing = said.contains("not ready: no NVIDIA driver: libcuda.so.1 does not load (");

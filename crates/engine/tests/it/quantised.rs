@@ -1,5 +1,6 @@
-//! Models with numbers of few bits inside, in the forms that onnxruntime's and other tools write: they are served like others, and give what the same model in
-//! 32-bit floats gives, but for the rounding.
+//! Models with numbers of few bits inside, in the forms that onnxruntime's and other tools write.
+//! They are served like others, and answer like the same model in 32-bit floats, except for the
+//! rounding.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,7 @@ enum Form {
     Pairs,
     /// Operators on integers.
     Operators,
-    /// Activations are quantised by what they happen to be.
+    /// The scale of activations follows from their values in the run.
     Dynamic,
     /// Floats of 8 bits between `QuantizeLinear` and `DequantizeLinear`.
     Floats8,
@@ -75,7 +76,8 @@ fn weights(random: &mut Random, form: Form) -> (Vec<u8>, Vec<f32>) {
     }
 }
 
-/// What [`network`] of [`Form::Floats8`] gives: its activations are rounded so much that plain floats say little of it.
+/// The answer of [`network`] of [`Form::Floats8`]. Its activations are rounded so much that plain
+/// floats come nowhere near.
 fn in_floats8(x: &Tensor) -> Tensor {
     let mut random = Random::new("quantised");
     let width = WIDTH as usize;

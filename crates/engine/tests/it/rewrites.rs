@@ -38,7 +38,7 @@ fn int32(shape: &[usize], elements: &[i32]) -> Tensor {
     numbers(DataType::Int32, shape, elements.iter().map(|n| n.to_le_bytes()))
 }
 
-/// Runs a model on every engine that is here.
+/// Runs a model on every engine of this machine.
 fn expect(what: &str, proto: &ModelProto, x: Tensor, expected: &Tensor) {
     let folder = model::folder();
     let path = model::write(folder.path(), "model.onnx", proto);
@@ -189,7 +189,8 @@ fn what_no_other_operators_give_is_refused() {
     assert!(said.contains("it takes no notice of sequence_lens"), "{said}");
 }
 
-/// Also inside the graphs of an operator, where nothing is known of what comes from outside.
+/// The rewrite also reaches graphs inside an operator, which know nothing about values from
+/// outside.
 #[test]
 fn a_graph_inside_an_operator_is_rewritten_too() {
     const GRAPH: i32 = 5;

@@ -20,8 +20,8 @@ fn stages(engine: &dyn Engine, path: &Path, stages: usize) -> Arc<dyn Model> {
     cut(engine, path, Cut::Stages(stages)).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// A residual network of `layers` dense layers, with an output in the middle (`early`) and at the end (`late`), and a mask that
-/// the last layer reads.
+/// A residual network of `layers` dense layers. It has an output in the middle (`early`), one at
+/// the end (`late`), and a mask that the last layer reads.
 fn two_exits(folder: &Path, layers: usize) -> PathBuf {
     const WIDTH: i64 = 6;
     let mut random = Random::new("two_exits");
@@ -85,8 +85,8 @@ fn segments_one_after_the_other_give_the_answers_of_the_whole() {
     }
 }
 
-/// E²bird and DVABatch rest on this: whoever is in a batch, and whoever leaves or joins it on the way, each row's answer is
-/// the one that it has alone.
+/// E²bird and DVABatch rest on this rule: each row has the same answer as alone, for every batch
+/// and for all rows that leave or join it on the way.
 #[test]
 fn batches_parted_and_joined_at_random_between_segments() {
     let mut random = Random::new("batches_parted_and_joined_at_random");
@@ -389,7 +389,8 @@ fn the_emulated_engine_cuts_its_profile() {
     assert!(named.err().is_some_and(|e| e.to_string().contains("equal stages")));
 }
 
-/// With what was measured of its operators a model is cut again without being run; what was measured of another model counts for nothing.
+/// A model whose operators have been measured is cut again without a run. Measurements of another
+/// model count for nothing.
 #[test]
 fn a_model_is_cut_by_what_is_known_of_its_operators() {
     let Some(engine) = crate::support::onnxruntime() else { return };

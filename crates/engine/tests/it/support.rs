@@ -147,7 +147,8 @@ pub fn assert_close(what: &str, a: &[Tensor], b: &[Tensor], tolerance: f32) {
 
 /// The examples of the repository.
 pub fn example(name: &str) -> PathBuf {
-    // Cargo sets it at run time, too; who carries the tests to another machine sets it there.
+    // Cargo sets the variable at run time, too. A user who carries the tests to another machine
+    // sets it on that machine.
     let crate_folder = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_else(|_| env!("CARGO_MANIFEST_DIR").to_owned());
     Path::new(&crate_folder).join("../../examples/models").join(name).join("1/model.onnx")
 }

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use crate::partitions::two_cores;
 use crate::serving::{Models, metric, ms, request, until};
 
-/// A server with two CPU devices and one device of both CPUs, with `names` in service on the last.
+/// A server with `names` in service. Its partitions are two CPUs, each by itself and both together.
 /// `change` sets the rest of the options.
 async fn serve(
     models: &Models,

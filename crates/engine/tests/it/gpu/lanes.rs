@@ -1,4 +1,5 @@
-//! Lanes: the answers of the whole model on the host, whatever is parted and joined on the device.
+//! Lanes: the answers of the whole model on the host, for all ways to part and join batches on the
+//! device.
 
 use cuda_stand_in::{Count, Kind, Order};
 use downbeat_engine::{Cut, Engine, LoadOptions, Onnxruntime, Place, Share, State, StreamPriority};
@@ -113,7 +114,7 @@ fn a_state_on_the_device_can_be_fetched() {
     on_device.run(0..1, &mut state).expect("runs");
     let fetch = |tensor: &mut downbeat_engine::Tensor| tensor.data.fetch().expect("is there");
     state.tensors.iter_mut().for_each(fetch);
-    // What was fetched is all that the rest needs.
+    // The rest of the model needs only the fetched tensors.
     let fetched = copy(&state.tensors);
     drop(state);
     let mut state = State { tensors: fetched };

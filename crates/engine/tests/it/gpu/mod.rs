@@ -1,7 +1,9 @@
-//! The engine on GPUs, on the stand-in of the driver (`lab/cuda-stand-in`): everything but the kernels, which are onnxruntime's own for the host. Streams of the
-//! stand-in run only when they are waited for, so that a wait that is missing gives wrong answers.
+//! The engine on GPUs, on the stand-in of the driver (`lab/cuda-stand-in`). Everything is tested
+//! but the kernels, which are onnxruntime's own for the host. Streams of the stand-in run only when
+//! a thread waits for them, so that a missing wait gives wrong answers.
 //!
-//! Where the library has its CUDA provider beside it, that runs, on stand-ins of NVIDIA's other libraries: `just gpu-stand-ins`. Those compute perceptrons only.
+//! If the library has its CUDA provider beside it, the tests use the provider, on stand-ins of
+//! NVIDIA's other libraries: `just gpu-stand-ins`. These stand-ins compute perceptrons only.
 
 mod ahead;
 mod faults;

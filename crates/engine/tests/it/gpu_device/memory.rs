@@ -24,7 +24,7 @@ fn batch(ring: &Arc<RingMemory>, first: u32, count: u32) -> Tensor {
     Tensor { datatype: DataType::Fp32, shape: vec![count as usize, elements], data }
 }
 
-/// Neither a second lane nor one of segments takes the weights again.
+/// A second lane or a lane of segments does not copy the weights again.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_weights_are_there_once() {

@@ -57,7 +57,7 @@ impl Gpu {
 
 /// Whether the driver is the stand-in, whose kernels run on the host. To be asked only with a [`Gpu`].
 fn stands_in() -> bool {
-    // SAFETY: a driver is loaded; only the presence of the symbol is asked for.
+    // SAFETY: a driver is loaded; the test only asks whether the symbol is present.
     unsafe { cudarc::driver::sys::culib().get::<unsafe extern "C" fn()>(b"stand_in_view\0") }.is_ok()
 }
 
@@ -72,7 +72,7 @@ fn span(lane: &dyn Lane) -> Span {
     lane.last_run().expect("it has run")
 }
 
-/// What the last launch of a lane took on the device, microseconds.
+/// The time of a lane's last launch on the device, microseconds.
 fn micros(lane: &dyn Lane) -> u64 {
     span(lane).took().expect("the device is there").as_nanos() / 1000
 }

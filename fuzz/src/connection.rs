@@ -19,10 +19,11 @@ use downbeat_server::service::{LoadOverrides, Service};
 
 use crate::memory_service::MemoryService;
 
-/// The longest wait for the server on a connection whose client has sent all and said so. Far beyond what a slow machine takes.
+/// The longest wait for the server after the client has sent all and closed its side. It is far
+/// beyond the time that a slow machine takes.
 const MOST: Duration = Duration::from_secs(60);
 
-/// What begins a connection of HTTP/2: the preface and an empty frame of settings.
+/// The begin of a connection of HTTP/2: the preface and an empty frame of settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// The type of the frame that a server of HTTP/2 begins with, and where it stands.
 const SETTINGS: (usize, u8) = (3, 4);
@@ -72,10 +73,9 @@ impl Frontend {
     }
 }
 
-/// What a client sends before it closes its side of the connection.
+/// Sends bytes to the HTTP frontend, and closes the client's side of the connection.
 ///
-/// # Panics
-/// If the server does not close the connection then, or does not answer the next one.
+/// # Panics If the server then does not close the connection, or does not answer the next one.
 pub fn http_connection(data: &[u8]) {
     let Some(frontend) = Frontend::get() else { return };
     let answer = exchange(frontend.address, data, true);
@@ -107,10 +107,9 @@ pub fn compressed_body(data: &[u8]) {
     assert!(answer.starts_with(b"HTTP/1.1 "), "{}", String::from_utf8_lossy(&answer));
 }
 
-/// What a client sends to the gRPC frontend before it closes its side of the connection.
+/// Sends bytes to the gRPC frontend, and closes the client's side of the connection.
 ///
-/// # Panics
-/// If the server does not close the connection then, or does not answer the next one.
+/// # Panics If the server then does not close the connection, or does not answer the next one.
 pub fn grpc_connection(data: &[u8]) {
     let Some(frontend) = Frontend::get() else { return };
     let answer = exchange(frontend.grpc, data, true);

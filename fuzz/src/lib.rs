@@ -1,8 +1,10 @@
-//! Everything that reads what a peer or a file says, as functions of bytes. Whatever the bytes are, each returns: no panic, no end of
-//! the process, no wait without end; and what was read can be written and read again where there is a writer.
+//! Every reader of a peer's or a file's bytes, as a function of bytes. For all bytes each returns:
+//! no panic, no end of the process, no wait without end. If the format has a writer, the result can
+//! be written and read again.
 //!
-//! `just fuzz` has libFuzzer look for bytes (`fuzz_targets/`), for a minute each; `tests/it` changes the files in `seeds/` at random,
-//! with the stable compiler and in seconds, whenever the workspace's tests run.
+//! `just fuzz` has libFuzzer look for bytes (`fuzz_targets/`), for a minute each. `tests/it`
+//! changes the files in `seeds/` at random, with the stable compiler and in seconds, whenever the
+//! workspace's tests run.
 
 mod connection;
 #[path = "../../crates/server/tests/it/support/memory_service.rs"]
@@ -36,13 +38,14 @@ pub use recipes::{recipe, tokenizer};
 /// A way to read bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name: that of the function, of the program in `fuzz_targets/`, and of the folder in `seeds/`.
+    /// The target's name: of the function, of the program in `fuzz_targets/`, and of the folder in
+    /// `seeds/`.
     pub name: &'static str,
     /// Reads.
     pub run: fn(&[u8]),
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 24] = {
     macro_rules! targets {
         ($($name:ident),*) => { [$(Target { name: stringify!($name), run: $name }),*] };
@@ -91,7 +94,7 @@ pub fn http_infer(data: &[u8]) {
         let binary = http::write_request(&request, http::RequestForm::BINARY).expect("bytes take every tensor");
         let again = http::parse_request("m".into(), String::new(), binary.bytes, binary.header_length);
         let (mut again, _) = again.expect("what was read is written so that it can be read");
-        // It says how answers are wanted, which is no part of the request once read.
+        // The form says how answers are wanted, which a parsed request does not hold.
         for (output, was) in again.outputs.iter_mut().zip(&request.outputs) {
             output.parameters.clone_from(&was.parameters);
         }
@@ -118,10 +121,9 @@ pub fn http_management(data: &[u8]) {
     }
 }
 
-/// The protocol's messages and what is made of them.
+/// The protocol's messages, and the requests made of them.
 ///
-/// # Panics
-/// If what was read does not come out of the wire as it went in.
+/// # Panics If a message that was read changes on its way out and in again.
 pub fn grpc_messages(data: &[u8]) {
     let data = Bytes::copy_from_slice(data);
     if let Ok(message) = inference::ModelInferRequest::decode(data.clone())
@@ -169,7 +171,7 @@ pub fn world(data: &[u8]) {
     let _ = WorldFile::parse(text, Path::new("world.toml"));
 }
 
-/// Most measured points that are fitted here.
+/// The most measured points that this target fits.
 const MOST_MEASURED: usize = 16;
 
 /// A calibration of the emulated device: read, fitted, written.
@@ -185,7 +187,7 @@ pub fn calibration(data: &[u8]) {
     if let Ok(written) = read.write() {
         Calibration::read(&written).expect("what was read is written so that it can be read");
     }
-    // What pairs tell is found by simulating them, which takes seconds and reads nothing.
+    // Fitting pairs simulates them, which takes seconds and reads nothing.
     read.pairs.clear();
     let measured: usize = read.models.iter().map(|model| model.measured.len()).sum();
     if measured <= MOST_MEASURED {
@@ -193,7 +195,7 @@ pub fn calibration(data: &[u8]) {
     }
 }
 
-/// Most pairs of a model and a sub-cluster that are searched here.
+/// The most pairs of a model and a sub-cluster for which this target searches.
 const MOST_SEARCHED: usize = 64;
 
 /// A workload of `downbeat plan`: read, written, and planned where it is small.
@@ -224,7 +226,7 @@ pub fn workload(data: &[u8]) {
     }
 }
 
-/// A stored profile, to the latencies that the scheduler takes from it.
+/// A stored profile, up to the latencies that the scheduler uses.
 pub fn profile_cache(data: &[u8]) {
     let Ok(folder) = tempfile::tempdir() else { return };
     if std::fs::write(folder.path().join("key.json"), data).is_err() {
@@ -244,13 +246,13 @@ fn read_latencies(profile: &LatencyProfile) {
     }
 }
 
-/// What a frontend, a scheduler or a backend says to another, from its first byte.
+/// The bytes that a frontend, a scheduler or a backend sends to another, from the first one on.
 pub fn role_frames(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("there is a thread");
     runtime.block_on(downbeat_server::roles::read_as_peer(data, 1 << 20));
 }
 
-/// Most bytes of the memory that an executor shares here.
+/// The most bytes of memory that this target's executor shares.
 const REGION: usize = 1 << 16;
 
 /// Messages between the server and an executor process.

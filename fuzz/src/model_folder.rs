@@ -29,7 +29,7 @@ impl Folder {
     }
 }
 
-/// Calls `read` with the folder of this thread, where there is room for one.
+/// Calls `read` with the folder of this thread, if the disk has room for a folder.
 pub fn in_folder(read: impl FnOnce(&Folder)) {
     thread_local! {
         static FOLDER: OnceCell<Option<Folder>> = const { OnceCell::new() };

@@ -18,7 +18,7 @@ use mutation::Mutator;
 const ROUNDS: u64 = 500;
 /// Changed files of the target that starts a process for each.
 const PROCESSES: u64 = 100;
-/// What the first file is made with, unless told otherwise.
+/// The seed of the first file, unless a variable sets it.
 const SEED: u64 = 11;
 
 fn number(variable: &str) -> Option<u64> {
@@ -52,7 +52,7 @@ fn seeds(target: &Target) -> Vec<Vec<u8>> {
 }
 
 fn try_one(target: &Target, data: &[u8], what: &str) {
-    // Where the process ends, this is what it ended on.
+    // If the process ends, this file has the bytes that ended it.
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fuzz-{}", target.name));
     std::fs::write(&file, data).unwrap();
     let before = PANICS.load(SeqCst);
@@ -127,7 +127,8 @@ fn model_process() {
     downbeat_engine::isolation::serve().unwrap();
 }
 
-/// A protocol of which nothing is read is not tried: `tools/record_roles.py` records what is said today.
+/// If no frame were read, the fuzzer would not try the protocol. `tools/record_roles.py` records
+/// the messages of today.
 #[test]
 fn recorded_messages_are_of_the_protocol_of_today() {
     let target = TARGETS.iter().find(|target| target.name == "role_frames").unwrap();

@@ -45,7 +45,7 @@ impl Mutator {
         Mutator(Pcg64Mcg::seed_from_u64(seed))
     }
 
-    /// One of `seeds`, changed in one place to eight.
+    /// Returns a random seed file, changed in one place to eight.
     pub fn change(&mut self, seeds: &[Vec<u8>]) -> Vec<u8> {
         let mut data = seeds.choose(&mut self.0).cloned().unwrap_or_default();
         for _ in 0..1 << self.0.random_range(0..4) {

@@ -6,7 +6,7 @@ use downbeat_protocol::inference as proto;
 use downbeat_protocol::inference::grpc_inference_service_server::GrpcInferenceService;
 use tonic::{Request, Response, Status};
 
-/// What a test server or example answers.
+/// The answers of a test server or an example.
 pub trait Answers: Send + Sync + 'static {
     /// To an inference.
     fn infer(

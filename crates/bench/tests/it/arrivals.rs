@@ -1,4 +1,4 @@
-//! The random processes are what they are called, and the same for the same seed.
+//! The random processes have the properties of their names, and are the same for the same seed.
 
 use downbeat_bench::arrivals::{Schedule, Step, Until};
 use downbeat_bench::mix::Mix;

@@ -1,4 +1,4 @@
-//! Every request that was due ends once, whatever a gRPC server does.
+//! Every request that was due ends once, however a gRPC server behaves.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use tonic::{Code, Status};
 use crate::servers::{Server, assert_accounted, bench, plan};
 use crate::service::{Answers, Service};
 
-/// What the server does with an inference.
+/// The server's reaction to an inference.
 #[derive(Clone, Copy)]
 enum Behaviour {
     Answer,
     Fail(Code),
     Hang,
-    /// Fails every second one.
+    /// Fails every second inference.
     Alternate,
 }
 

@@ -1,4 +1,4 @@
-//! Every request that was due ends once, whatever an HTTP server does.
+//! Every request that was due ends once, however an HTTP server behaves.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

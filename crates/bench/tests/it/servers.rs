@@ -66,9 +66,9 @@ impl Server {
         Server { address, connections, stop }
     }
 
-    /// Speaks HTTP/1.1: `answer` gets the head and body of each request, the stream to answer on, and the request's
-    /// number on its connection; it returns whether the connection goes on. Metadata is answered here; statistics are
-    /// not kept.
+    /// Speaks HTTP/1.1. `answer` gets the head and body of each request, the stream to answer on,
+    /// and the request's number on its connection. It returns whether the connection goes on. The
+    /// server answers metadata itself, and keeps no statistics.
     pub fn http(answer: impl Fn(&str, &[u8], &mut TcpStream, u64) -> bool + Send + Sync + 'static) -> Server {
         Server::raw(move |mut stream, _| {
             let _ = stream.set_nodelay(true);

@@ -118,7 +118,7 @@ impl Drop for Member {
     }
 }
 
-/// Waits until something is so.
+/// Waits until `is_so` returns true.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let tries = PATIENCE.as_millis() / 10;
     for _ in 0..tries {
@@ -169,7 +169,7 @@ impl Cluster {
         }
     }
 
-    /// Of these schedulers, which the others find so.
+    /// A cluster of these schedulers, which the other processes find by the flags `found`.
     pub fn around(schedulers: Vec<Member>, found: &[&str], repository: tempfile::TempDir, flags: &[&str]) -> Cluster {
         Cluster::join(schedulers, found, repository, flags, &[])
     }
@@ -214,7 +214,8 @@ impl Cluster {
         http(self.frontend.http, "POST", "/v2/models/digits/infer", &std::fs::read_to_string(REQUEST).unwrap())
     }
 
-    /// What `happens` under load; gives the statuses of all requests that were sent from before it to after it.
+    /// Runs `happens` under load. Returns the statuses of all requests, from before the call to
+    /// after it.
     pub fn under_load(&self, happens: impl FnOnce()) -> Vec<u16> {
         self.under_load_of(&std::fs::read_to_string(REQUEST).unwrap(), 50, happens)
     }
@@ -234,7 +235,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// What `happens` while clients ask a frontend for models in turn; gives the statuses of all requests, of which there are `some` before it and after it.
+/// Runs `happens` while clients ask a frontend for models in turn. Returns the statuses of all
+/// requests. At least `some` come before the call and after it.
 pub fn under_load(frontend: SocketAddr, models: &[&str], body: &str, some: usize, happens: impl FnOnce()) -> Vec<u16> {
     let (over, answered) = (AtomicBool::new(false), AtomicUsize::new(0));
     let more = |count: usize| {
@@ -314,7 +316,8 @@ fn a_frontend_answers_as_one_server_does() {
 
 #[test]
 fn a_scheduler_that_is_killed_costs_no_request() {
-    // These look for what comes before they sleep; and none takes the lead only because the machine is busy.
+    // These schedulers poll before they sleep. A busy machine alone must not make a spare take the
+    // lead.
     let (looks, patient) = (["--busy-poll-us", "200"], ["--takeover-after-ms", "2000"]);
     let mut cluster = Cluster::of(digits(), &looks, &[looks, patient].concat());
     let rank = cluster.leader();
@@ -328,7 +331,7 @@ fn a_scheduler_that_is_killed_costs_no_request() {
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
     assert_eq!(cluster.frontend.cluster()["leader"], 1 - rank);
     until("it advises for both backends", || cluster.schedulers[0].devices() == 2);
-    // One that starts again does not take the lead back.
+    // A scheduler that starts again does not take the lead back.
     let own = cluster.list.split(',').nth(rank).unwrap();
     let rank = rank.to_string();
     let flags = ["--schedulers", &cluster.list, "--rank", &rank, "--listen", own];
@@ -359,7 +362,7 @@ fn a_backend_that_is_killed_costs_no_request_that_may_run_again() {
     let statuses = cluster.under_load(|| cluster.backends[0].signal("-KILL"));
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
     until("it is missed", || cluster.schedulers[0].peers("backend") == 1);
-    // The last one drains: what it has is answered, and then nobody runs the model.
+    // The last backend drains: its requests are answered, and then no backend runs the model.
     let mut last = cluster.backends.remove(1);
     last.signal("-TERM");
     assert!(last.child.wait().unwrap().success());
@@ -376,7 +379,7 @@ fn what_waits_for_a_model_that_nobody_has_any_more_is_refused() {
     assert!(status == 503 && body.contains("no backend has model 'digits' any more"), "{status}: {body}");
     until("nothing is served", || cluster.frontend.get("/v2/health/ready").0 == 503);
     assert_eq!(cluster.infer().0, 503);
-    // Until somebody comes with it.
+    // Then a backend comes with the model.
     let models = cluster._repository.path().to_str().unwrap();
     let flags = ["--schedulers", &cluster.list, "--engine", "rten", "--profiling-budget", "0", models];
     cluster.backends = vec![Member::start("backend", &flags)];
@@ -462,7 +465,7 @@ fn a_process_killed_during_a_read_costs_the_others_nothing() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                // It ends without an answer.
+                // The request ends without an answer.
                 let mut stream = TcpStream::connect(asking).unwrap();
                 let length = body.len();
                 let head = "POST /v2/models/digits/infer HTTP/1.1\r\nhost: localhost\r\n";
@@ -477,7 +480,7 @@ fn a_process_killed_during_a_read_costs_the_others_nothing() {
     until("the frontend is missed", || transports(&cluster.backends[0]) == ["shared_memory"]);
 }
 
-/// The scheduler hears of it only after some more batches were sent there.
+/// The scheduler hears of the unload only after it has sent some more batches to the backend.
 #[test]
 fn a_model_that_one_backend_unloads_costs_no_request() {
     let cluster = Cluster::of(digits(), &["--model-control-mode", "explicit", "--load-model", "*"], &[]);
@@ -528,7 +531,7 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
         stream.set_read_timeout(Some(CLOSES_WITHIN)).unwrap();
         stream.write_all(&bytes).unwrap();
         let mut said = Vec::new();
-        // Closed with what was sent unread, it is reset.
+        // A connection closed with unread bytes is reset.
         let ended = stream.read_to_end(&mut said);
         assert!(!matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock), "{what}: {ended:?}");
         assert_eq!(cluster.infer().0, 200, "{what}");

@@ -32,7 +32,7 @@ impl Etcd {
         self.child.wait().unwrap();
     }
 
-    /// With what it has on its disk.
+    /// Starts the member again with the data on its disk.
     fn start_again(&mut self) {
         self.child = spawn(&self.folder, &self.clients, &self.peers).unwrap();
     }
@@ -93,7 +93,7 @@ fn without_etcd_requests_go_on_and_nobody_takes_over_until_it_is_back() {
     until("the spare misses it too", || !answers(spare));
     leader.signal("-KILL");
     until("the frontend has one scheduler left", || cluster.frontend.peers("scheduler") == 1);
-    // What comes meanwhile waits, and is answered.
+    // A request that comes meanwhile waits, and is answered.
     let (frontend, request) = (cluster.frontend.http, std::fs::read_to_string(REQUEST).unwrap());
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| http(frontend, "POST", "/v2/models/digits/infer", &request).0);
@@ -106,7 +106,8 @@ fn without_etcd_requests_go_on_and_nobody_takes_over_until_it_is_back() {
     assert!(spare.epoch() > first);
 }
 
-/// One that has others by etcd alone, and takes the lowest rank that is free. It is patient, so that only those lose the lead that are gone.
+/// A scheduler that finds others only by etcd, and takes the lowest free rank. Its takeover time is
+/// so long that a scheduler loses the lead only if its process is gone.
 fn scheduler(etcd: &str, flags: &[&str]) -> Member {
     let own = ["--listen", "127.0.0.1:0", "--takeover-after-ms", "500", "--etcd", etcd];
     Member::start("scheduler", &[&own, flags].concat())
@@ -139,7 +140,7 @@ fn schedulers_that_etcd_has_come_and_go_and_nobody_needs_a_list() {
         }
         until("the third leads", || third.leads());
     }));
-    // Their ranks are free again when their leases have ended.
+    // The ranks of the others are free again when their leases have ended.
     cluster.schedulers.clear();
     cluster.schedulers = vec![third, scheduler(found[1], &["--rank", "0"])];
     until("a rank is taken again", || cluster.schedulers[1].peers("backend") == 2);
@@ -180,7 +181,7 @@ fn a_scheduler_whose_rank_is_that_of_one_that_lives_says_so_and_ends() {
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("rank 5 is that of the scheduler 'the first'") && said.contains("--rank"), "{said}");
     assert!(first.leads() && answers(&first));
-    // One that ends in good order leaves its rank at once.
+    // A scheduler that ends in good order leaves its rank at once.
     first.signal("-TERM");
     let next = scheduler(&etcd.clients, &["--rank", "5"]);
     until("the next leads", || next.leads());

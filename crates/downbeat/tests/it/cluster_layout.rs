@@ -1,4 +1,5 @@
-//! Sub-clusters of real processes: the scheduler divides models among backends, and moves them while clients ask for them.
+//! Sub-clusters of real processes: the scheduler divides models among backends, and moves models
+//! while clients send requests.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -13,7 +14,7 @@ use crate::serve::{REQUEST, digits, http};
 
 /// Under these names the repository has the same model.
 const MODELS: [&str; 4] = ["a", "b", "c", "d"];
-/// So patient that on a busy machine only those lose the lead that are gone.
+/// Timeouts so long that on a busy machine a scheduler loses the lead only if its process is gone.
 const PATIENT: [&str; 4] = ["--takeover-after-ms", "2000", "--lost-after-ms", "3000"];
 
 fn repository() -> tempfile::TempDir {
@@ -31,7 +32,8 @@ fn repository() -> tempfile::TempDir {
     repository
 }
 
-/// Schedulers that divide models between two sub-clusters, and what starts others.
+/// Schedulers that divide models between two sub-clusters. Its methods start backends and
+/// frontends.
 struct SubClusters {
     schedulers: Vec<Member>,
     list: String,
@@ -65,7 +67,7 @@ impl SubClusters {
         Member::start("frontend", &[&["--schedulers", &self.list, "--listen", "127.0.0.1:0"], &PATIENT[..]].concat())
     }
 
-    /// By sub-cluster, its models and its backends, as whoever leads says, once nothing is missing any more.
+    /// By sub-cluster, its models and its backends, as the leader reports once no model is missing.
     fn layout(&self) -> Vec<(Vec<String>, Vec<String>)> {
         let Some(leader) = self.schedulers.iter().find(|scheduler| scheduler.leads()) else { return Vec::new() };
         let status = leader.cluster();
@@ -129,20 +131,20 @@ fn section_4_4_models_are_divided_and_move_under_load_without_a_refusal() {
         assert!(loaded[0].is_disjoint(&loaded[1]), "{loaded:?}");
     });
     let Some(second) = second else { return };
-    // A third one joins a sub-cluster, and has the models of the other one there.
+    // A third backend joins a sub-cluster, and loads the models that the other backend there has.
     under_load(&mut || {
         let joins = third.insert(cluster.backend("third"));
         cluster.settled(&[&first, &second, joins], [1, 2]);
     });
     let Some(third) = third else { return };
-    // One of them is stopped in good order: it goes once others have what it has.
+    // The first backend is stopped in good order: it ends once others have its models.
     let mut first = first;
     under_load(&mut || {
         first.signal("-TERM");
         assert!(first.child.wait().unwrap().success());
         cluster.settled(&[&second, &third], [1, 1]);
     });
-    // Somebody asks for another plan, whatever comes of it.
+    // A user asks for another plan, which may be the same.
     under_load(&mut || {
         let (status, said) = http(cluster.schedulers[0].http, "POST", "/v2/cluster/plan", "");
         assert_eq!(status, 200, "{said}");
@@ -189,7 +191,8 @@ fn a_plan_that_etcd_has_outlives_all_processes() {
     for scheduler in cluster.schedulers.drain(..) {
         scheduler.signal("-KILL");
     }
-    // As one that is as even, and which nobody would make of nothing: a model of each sub-cluster goes to the other.
+    // The test swaps two models, one of each sub-cluster. The new plan is as even as the old one,
+    // and the scheduler would not make it anew.
     let [one, other] = &before.iter().collect::<Vec<_>>()[..] else { panic!("{before:?}") };
     let server: SocketAddr = etcd.clients.strip_prefix("http://").unwrap().parse().unwrap();
     let ask = |what: &str, body: serde_json::Value| -> serde_json::Value {
@@ -213,7 +216,7 @@ fn a_plan_that_etcd_has_outlives_all_processes() {
     assert_eq!(of(&anew, ["third", "fourth"]), expected);
     // A scheduler ends if another one has its rank and lives.
     drop(anew);
-    // What is no plan costs nothing but a line in the log.
+    // A stored value that is no plan costs only a line in the log.
     ask("put", serde_json::json!({ "key": key, "value": BASE64_STANDARD.encode("nothing") }));
     let mut last = SubClusters::start(1, &["--etcd", &etcd.clients]);
     last.schedulers[0].wait_for("no plan of sub-clusters");

@@ -5,7 +5,7 @@ use crate::cluster::{Cluster, MANY, Member, large_digits, large_request, tensor_
 use crate::command_line::downbeat;
 use crate::serve::http;
 
-/// What UCX is to take, and that it is to close what has failed.
+/// Variables that set UCX's transport, and make UCX close failed connections.
 fn by(transport: &str) -> [(&str, &str); 4] {
     [
         ("DOWNBEAT_UCX", "always"),
@@ -27,7 +27,7 @@ fn large_tensors_are_read_by_ucx() {
     let body = large_request();
     for transport in ["posix,self", "sysv,self", "cma,posix"] {
         let cluster = Cluster::of_variables(large_digits(), &[], &[], &by(transport));
-        // A backend connects to a frontend with the first batch that it has of it.
+        // A backend connects to a frontend with its first batch of the frontend's requests.
         assert_eq!(cluster.infer().0, 200);
         let answer = http(cluster.frontend.http, "POST", "/v2/models/digits/infer", &body);
         assert_eq!(answer.0, 200, "{transport}: {}", answer.1);
@@ -63,7 +63,7 @@ fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
         let old = std::mem::replace(&mut cluster.frontend, other);
         std::thread::scope(|scope| {
             for _ in 0..4 {
-                // It ends without an answer.
+                // The request ends without an answer.
                 scope.spawn(|| std::panic::catch_unwind(|| http(old.http, "POST", "/v2/models/digits/infer", &body)));
             }
             let statuses = cluster.under_load_of(&body, 8, || old.signal("-KILL"));

@@ -1,4 +1,5 @@
-//! What the command answers to wrong command lines and missing things: one clear line, the right exit status.
+//! The command's answers to wrong command lines and missing things: one clear line, the right exit
+//! status.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -118,7 +119,7 @@ fn the_environment_stands_between_the_file_and_the_flags() {
 
 #[test]
 fn an_unreachable_server_is_named_and_so_is_what_to_do() {
-    // A port that was free a moment ago and that nobody listens on.
+    // A port that was free a moment ago and has no listener.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let picture = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.png");
     let url = format!("http://127.0.0.1:{port}");
@@ -155,7 +156,7 @@ fn manual_pages_and_completions_know_the_flags() {
     refuses(&["completions", "dash"], 2, "invalid value 'dash'");
 }
 
-/// Streams that share a queue to the GPU wait for each other there.
+/// Streams that share a queue to the GPU wait for each other in the queue.
 #[test]
 fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
     let folder = tempfile::tempdir().unwrap();
@@ -190,7 +191,7 @@ fn the_driver_of_gpus_begins_with_as_many_queues_as_it_can_have() {
     assert_eq!(queues(Some("4")), "Ok(\"4\")", "what somebody has set stays");
 }
 
-/// As after `downbeat ... | head -1`: whoever reads has seen enough.
+/// As after `downbeat ... | head -1`: the reader has seen enough.
 #[test]
 fn a_reader_that_has_gone_is_no_failure() {
     let slice = ["slice", "digits", "--stages", "2", "--repository", EXAMPLES, "--engine", "rten"];
@@ -212,7 +213,7 @@ fn a_reader_that_has_gone_is_no_failure() {
         let output = downbeat(arguments).stdout(writer).output().unwrap();
         assert_eq!(stderr(&output), "", "{arguments:?}");
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
-        // Neither is one of both.
+        // A reader of both streams that has gone is no failure either.
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         let output = downbeat(arguments).stdout(writer.try_clone().unwrap()).stderr(writer).output().unwrap();

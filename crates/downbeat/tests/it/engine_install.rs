@@ -1,4 +1,5 @@
-//! `downbeat engine install` with the Python that is here: what it runs, and what it takes.
+//! `downbeat engine install` with the Python of this machine: the programs that it runs, and the
+//! files that it takes.
 
 use std::fs;
 use std::path::Path;

@@ -35,7 +35,7 @@ fn signal(name: &str, pid: u32) {
     assert!(std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
 }
 
-/// What `GET /v2/devices` says of the process of a model.
+/// The executor process of a model, as `GET /v2/devices` reports it.
 pub fn executor(server: &Server, model: &str) -> serde_json::Value {
     let (status, body) = server.http("GET", "/v2/devices", "");
     assert_eq!(status, 200, "{body}");
@@ -57,7 +57,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 
 fn is_running(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // Who is gone is a zombie until its parent has looked.
+    // An ended process is a zombie until its parent has waited for it.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
 
@@ -165,7 +165,9 @@ fn side_by_side() -> (tempfile::TempDir, String) {
     (folder, config)
 }
 
-/// One of two models that run side by side gets this signal under load: it answers 503 and comes back, the other answers all along, if late where it waits at the barrier of their group, and groups go on.
+/// One of two models that run side by side gets this signal under load. It answers 503 and comes
+/// back. The other answers all along, or late while it waits at the barrier of their group. Groups
+/// go on.
 fn costs_its_model_only(name: &str, more: &[&str], said: &str) {
     let (folder, config) = side_by_side();
     let flags = [&["--config", &config], more].concat();

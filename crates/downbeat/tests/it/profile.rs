@@ -1,4 +1,4 @@
-//! `downbeat profile`, on the embedded engine and the emulated one.
+//! `downbeat profile`, on the embedded engine and the emulated engine.
 
 use std::fs;
 use std::path::Path;
@@ -116,7 +116,8 @@ fn two_models_are_measured_alone_and_at_the_same_time() {
     assert!(fs::read_to_string(page).unwrap().contains("Together against in turn"));
 }
 
-/// The command on the stand-in of the driver, with an onnxruntime library. Times mean nothing there.
+/// The command on the stand-in of the driver, with an onnxruntime library. Times on the stand-in
+/// mean nothing.
 fn on_stand_in(arguments: &[&str]) -> std::process::Output {
     let mut all = vec!["profile", "--repository", EXAMPLES, "--engine", "cuda", "--budget", "0"];
     all.extend(arguments);

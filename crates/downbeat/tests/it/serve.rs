@@ -1,4 +1,4 @@
-//! `downbeat serve` as a process: what it says, what it answers, how it ends.
+//! `downbeat serve` as a process: its messages, its answers and its end.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -90,7 +90,7 @@ impl Server {
         http(self.http, method, path, body)
     }
 
-    /// What it says of itself at /metrics.
+    /// The server's metrics, from /metrics.
     pub fn metrics(&self) -> String {
         http(self.metrics, "GET", "/metrics", "").1
     }
@@ -142,7 +142,7 @@ impl Server {
     }
 }
 
-/// Status and body of what a server answers at an address.
+/// Status and body of a server's answer at an address.
 pub fn http(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
     try_http(address, method, path, body).unwrap()
 }
@@ -314,7 +314,7 @@ fn a_command_line_of_triton_starts_the_server() {
         "--rate-limit=off",
         "--trace-config=rate=0",
     ];
-    // What is named by the flag counts, not the path beside it.
+    // The folder that the flag names counts, not the path beside it.
     let server = Server::start(Path::new("/nonexistent"), &flags, "\"message\":\"ready\",\"models\":2");
     let passed_over = server.said.lines().filter(|line| line.contains("passed over")).collect::<Vec<_>>();
     assert_eq!(passed_over.len(), 1, "{}", server.said);
@@ -356,7 +356,8 @@ fn the_options_file_beside_the_models_counts() {
     let flags = ["--slo-ms", "digits=60000"];
     let server = Server::start(folder.path(), &flags, "\"message\":\"ready\",\"models\":1");
     assert!(stdout(&run(&["infer", "digits", PICTURE, "--url", &server.url()])).contains("seven"));
-    // What is not about models is for who starts the server to say.
+    // A file in the repository may set only options of models. Others are for the user who starts
+    // the server.
     fs::write(folder.path().join("downbeat.toml"), "model_control.mode = 'explicit'\n").unwrap();
     let output = run(&["serve", folder.path().to_str().unwrap()]);
     assert!(stderr(&output).contains("'model_control' has to come from a downbeat.toml in the folder"), "{output:?}");
@@ -409,7 +410,7 @@ fn what_a_server_decided_plays_again() {
     assert_eq!(shown.matches(r#""decision":{"Reply":"#).count(), 3, "{shown}");
 }
 
-/// What was measured until Ctrl-C is printed and written.
+/// An interrupted bench prints and writes its measurements up to Ctrl-C.
 #[test]
 fn an_interrupted_bench_reports_what_it_has() {
     let server = Server::start(digits().path(), &[], "\"message\":\"ready\",\"models\":1");

@@ -7,7 +7,7 @@ use crate::command_line::{run, stderr};
 
 const REQUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.json");
 
-/// What the command says, and its status, if the server answers `answer` and closes.
+/// The command's message and exit status, for a server that answers `answer` and closes.
 fn asked(answer: &'static [u8]) -> (String, Option<i32>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = listener.local_addr().unwrap().to_string();

@@ -24,7 +24,7 @@ fn chain() -> ModelProto {
     model(nodes, vec![], vec![value("x0", FLOAT, &[4])], vec![value("y", FLOAT, &[4])])
 }
 
-/// The smallest integer divided by -1, whatever `x` is.
+/// The smallest integer divided by -1, for every `x`.
 fn overflow() -> ModelProto {
     let number = |name: &str, n: i32| bytes(name, INT32, &[], &n.to_le_bytes());
     let nodes = vec![
@@ -69,7 +69,7 @@ fn repeated() -> ModelProto {
     model(vec![turns], vec![], inputs, vec![value("y", FLOAT, &[-1, 4])])
 }
 
-/// More turns of a loop than a test waits for, whatever `x` is.
+/// A loop of more turns than a test waits for, for every `x`.
 fn endless() -> ModelProto {
     let body = GraphProto {
         name: "body".into(),

@@ -17,7 +17,7 @@ use rand_pcg::Pcg64;
 
 const POSTERS: u64 = 3;
 const REQUESTS: u64 = 4_000;
-/// Devices that are ever there.
+/// The most devices that a run has.
 const DEVICES: usize = 6;
 
 enum Event {
@@ -39,7 +39,7 @@ struct Outside {
     answers: Vec<AtomicU32>,
     answered: AtomicU64,
     dispatched: AtomicU64,
-    /// By device: batches that were sent there.
+    /// By device: the batches sent to the device.
     sent: Vec<AtomicU32>,
     /// Batches that a device may have: one, or with a network another that is on its way.
     most_sent: u32,
@@ -225,7 +225,7 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
     let queues = RwLock::new((0..5).map(|_| cluster.add_model(options(&mut rng))).collect::<Vec<_>>());
     let stopped = AtomicBool::new(false);
     for (index, batches) in batches.into_iter().enumerate() {
-        // Its channel lives as long as the cluster, which it holds: it ends with the process.
+        // Each device's thread holds the cluster, and so its own channel: it ends with the process.
         let cluster = cluster.clone();
         std::thread::spawn(move || device(&cluster, DeviceId(index as u32), &batches));
     }
@@ -327,7 +327,8 @@ impl Logs {
             let context = format!("seed {seed}, {machine:?} of {shards} shards");
             let replayed = replay(bytes).unwrap_or_else(|error| panic!("{context}: {error}"));
             assert_eq!(replayed.divergence, None, "{context}: {replayed:?}");
-            // What is less than a buffer (64 KiB) comes at the end, in one piece, which no sink has refused.
+            // A log smaller than a buffer (64 KiB) comes at the end, in one piece, and no sink has
+            // refused the piece.
             assert!(*ended == (self.most < usize::MAX) || bytes.len() < 64 << 10, "{context}");
             let (_, entries) = read::<ClusterRecords>(bytes).unwrap();
             logged += entries.filter(|entry| is_dispatch(&entry.as_ref().unwrap().record)).count() as u64;
@@ -361,7 +362,7 @@ impl LogSink for Logs {
     }
 }
 
-/// Whoever posts does the work, while models and devices come and go.
+/// The posting threads do the work, while models and devices come and go.
 #[test]
 fn posting_threads_answer_each_request_once() {
     for seed in 0..4 {
@@ -378,7 +379,7 @@ fn own_threads_answer_each_request_once() {
     }
 }
 
-/// Whoever works on them: what each shard and the matchmaker were told gives the same decisions again.
+/// Under all threads, the inputs of each shard and of the matchmaker give the same decisions again.
 #[test]
 fn the_log_of_a_run_on_threads_plays_again() {
     run(20, 1, false, Logs::new(usize::MAX));
@@ -390,7 +391,7 @@ fn the_log_of_a_run_on_threads_plays_again() {
     }
 }
 
-/// Who takes the log may have enough of it: the run goes on, and what was taken plays again.
+/// A sink may refuse the rest of the log: the run goes on, and the accepted part plays again.
 #[test]
 fn a_log_that_ends_does_not_end_the_run() {
     run(40, 2, false, Logs::new(1));

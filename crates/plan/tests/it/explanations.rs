@@ -1,11 +1,11 @@
-//! What is said where there is no partition.
+//! The explanations where no partition exists.
 
 use downbeat_core::Duration;
 use downbeat_plan::{BadProblem, Evaluation, HAS_SOLVER, Method, Options, PlanError, Problem};
 
 use crate::{methods, model, plan, problem};
 
-/// What is said, by every method.
+/// The explanation, which is the same for every method.
 fn said(problem: &Problem) -> String {
     let mut said: Vec<String> = methods().into_iter().map(|m| plan(problem, m).unwrap_err().to_string()).collect();
     said.dedup();
@@ -62,7 +62,8 @@ fn models_that_run_nowhere_have_to_be_paid_for() {
     );
 }
 
-/// Three models of 40 and one of 60 on devices of 100: no device takes three, so that one of those on sub-cluster 0 has to go.
+/// Three models of 40 and one of 60 on devices of 100. No device takes three models, so one of
+/// sub-cluster 0 has to go.
 fn crowded() -> Problem {
     let mut crowded = problem(
         vec![40, 40, 40, 60].into_iter().enumerate().map(|(i, s)| model(&format!("m{i}"), 1.0, s, 0)).collect(),

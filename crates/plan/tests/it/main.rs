@@ -18,7 +18,7 @@ fn problem(models: Vec<Model>, sub_clusters: usize) -> Problem {
     Problem { models, sub_clusters, max_rate: None, max_memory: None, memory_weight: 1.0, max_disruption: None }
 }
 
-/// By whom partitions are looked for in this build.
+/// The methods that this build has for finding partitions.
 fn methods() -> Vec<Method> {
     let mut methods = vec![Method::Search, Method::SearchThenSolver];
     methods.extend(HAS_SOLVER.then_some(Method::Solver));

@@ -1,4 +1,4 @@
-//! What becomes of pictures and texts, and what is refused.
+//! The tensors made of pictures and texts, and the refused inputs.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 

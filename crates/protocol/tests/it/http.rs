@@ -117,7 +117,7 @@ proptest! {
             let part = whole.slice(..cut.index(whole.len()));
             for body in [whole, part] {
                 if let Ok((read, _)) = parse_request(String::new(), String::new(), body, length) {
-                    // What is accepted has the size that it says.
+                    // Accepted data has the size that the request states.
                     for input in read.inputs.iter().filter(|i| !i.parameters.contains_key("shared_memory_region")) {
                         downbeat_protocol::infer::check_data(input.datatype, &input.shape, &input.data).unwrap();
                     }
@@ -299,7 +299,7 @@ fn tensors_in_shared_memory_have_no_data() {
     for binary in [true, false] {
         let encoded = write_response(&response, &OutputForms::all(binary)).unwrap();
         assert_eq!(encoded.header_length, None);
-        // As from Triton: a client of it takes parameters for those of binary data.
+        // As from Triton: its clients take any parameters for those of binary data.
         let text: Value = serde_json::from_slice(&encoded.bytes).unwrap();
         assert_eq!(text["outputs"], json!([{"name": "y", "datatype": "FP32", "shape": [2]}]));
         let read = parse_response(encoded.bytes, None).unwrap();

@@ -1,8 +1,10 @@
-//! Configurations as they are found in the wild, each with everything that is said about it.
+//! Configurations as found in the wild, each with all messages about it.
 //!
-//! `corpus/NAME.pbtxt` is put into a model folder; `corpus/NAME.txt` is what comes out. A first line
-//! `# model: INPUT TYPE [DIMS]; ... -> OUTPUT TYPE [DIMS]; ...` gives the model file's signature to complete from.
-//! `UPDATE_GOLDEN=1 cargo test -p downbeat-repository` writes the expectations anew; read the difference.
+//! `corpus/NAME.pbtxt` is put into a model folder; `corpus/NAME.txt` is the expected result.
+//! A first line `# model: INPUT TYPE [DIMS]; ... -> OUTPUT TYPE [DIMS]; ...` gives the model file's
+//! signature, from which the server completes the configuration.
+//! `UPDATE_GOLDEN=1 cargo test -p downbeat-repository` writes the expectations anew; read the
+//! difference.
 
 use std::fmt::Write;
 use std::fs;

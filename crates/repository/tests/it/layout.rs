@@ -1,4 +1,4 @@
-//! What counts as a model in a folder, and what is refused.
+//! Which folders and files count as a model, and which are refused.
 
 use std::fs;
 use std::path::Path;

@@ -1,10 +1,10 @@
-//! Where instances are to be (`instance_group`), on a server with GPUs and on one without.
+//! The places of instances (`instance_group`), on a server with GPUs and on a server without GPUs.
 
 use std::fs;
 
 use downbeat_repository::ModelRepository;
 
-/// What is said of a model with these groups, on a server that runs models on `gpus`.
+/// The messages about a model with these groups, on a server that runs models on `gpus`.
 fn said(groups: &str, gpus: &[u32]) -> Result<Vec<String>, String> {
     said_where(groups, gpus, false)
 }

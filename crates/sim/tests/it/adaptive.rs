@@ -68,7 +68,7 @@ impl Workload {
         capacity(&self.at(peak, policy), 0.5, 1.0, 0.005).unwrap().map_or(0.0, |found| found.rate)
     }
 
-    /// The capacity under both of ours, the lesser one.
+    /// The capacity under both of our policies, the lesser of the two.
     #[track_caller]
     fn assert_never_worse(&self) -> f64 {
         let ours = [CONSOLIDATING, ADAPTIVE].map(|policy| self.capacity(policy));
@@ -87,7 +87,8 @@ fn one_model_on_many_devices_holds_more_than_under_any_published_policy() {
     assert!(found > 5_420.0, "seed {SEED}: {found:.0} r/s");
 }
 
-/// Here eager dispatch is the best of the others: no model has a device for itself.
+/// Among the others, eager dispatch is the best for this workload: no model has a device for
+/// itself.
 #[test]
 fn many_models_with_a_weak_batching_effect() {
     let workload = Workload {
@@ -102,7 +103,8 @@ fn many_models_with_a_weak_batching_effect() {
     workload.assert_never_worse();
 }
 
-/// Here deferral is the best of the others, by far: three devices a model, most of a batch is overhead, and the SLO is tight.
+/// Among the others, deferral is the best for this workload, by far. There are three devices a
+/// model, most of a batch is overhead, and the SLO is tight.
 #[test]
 fn many_models_with_a_strong_batching_effect() {
     let workload = Workload {
@@ -133,7 +135,7 @@ fn consolidating_uses_devices_in_proportion_to_the_load() {
     }
 }
 
-/// What `consolidate: false` is for: at low load a request does not wait at all.
+/// The purpose of `consolidate: false`: at low load a request does not wait at all.
 #[test]
 fn adaptive_answers_at_once_at_low_load() {
     let report = RESNET50.at(400.0, ADAPTIVE).run().unwrap();

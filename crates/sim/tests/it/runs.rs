@@ -1,4 +1,4 @@
-//! Runs of many kinds under the checker, and what a run promises.
+//! Runs of many kinds under the checker, and the promises of a run.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions, PriorityLevel, TimeoutAction};
 use downbeat_core::{Duration, LatencyProfile};

@@ -6,7 +6,7 @@ use downbeat_sim::{Arrivals, Load, Pace, Report, Simulation};
 
 const SEED: u64 = 35;
 
-/// What table 2's ResNet50 holds on 8 devices, requests per second.
+/// The rate that table 2's ResNet50 sustains on 8 devices, requests per second.
 const PEAK: f64 = 5_300.0;
 
 /// Table 2's ResNet50 on 8 devices at a multiple of its peak.

@@ -188,7 +188,8 @@ fn the_search_of_devices_begins_with_the_work() {
     assert!(devices > 25, "{devices}");
     let holds = |devices| advise(&recorded, &wanted(devices), 1, &|_, _| true).unwrap().devices;
     assert_eq!((holds(devices), holds(devices - 1)), (Some(devices), None));
-    // One after another from one on would be that many before the margin is looked for.
+    // A search one by one from the first number would take as many runs before it comes to the
+    // margin.
     assert!(runs.into_inner() < devices as usize, "of {devices}");
     let interrupted = advise(&recorded, &wanted(160), 1, &|done, _| done < 2);
     assert_eq!(interrupted.unwrap_err().to_string(), "it was interrupted before there was an advice");
@@ -199,7 +200,8 @@ fn the_search_of_devices_begins_with_the_work() {
     );
 }
 
-/// Batches that took what they took: of a log with uneven executions the simulation has the same, and says so.
+/// Batches of this log took uneven times. The simulation gives its batches the same times, and says
+/// so.
 #[test]
 fn executions_are_as_uneven_as_in_the_log() {
     let (report, uneven) = recorded(&Simulation { noise: 0.3, ..simulation("deferred", 3, 900.0) });

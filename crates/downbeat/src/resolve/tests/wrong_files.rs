@@ -1,4 +1,4 @@
-//! What is said of wrong files, at which place, and of groups of models with a policy of their own.
+//! The errors of wrong files with their places, and groups of models with a policy of their own.
 
 use super::*;
 
@@ -43,7 +43,8 @@ fn a_setting_that_the_policy_of_its_group_does_not_know_is_refused_at_its_place(
     assert!(error("exits = [{ outputs = 'a' }]").starts_with("3:9: unknown field `outputs`"));
 }
 
-/// With these tests, and those of `sim` and `server` that go through the table, a line in it is all that makes a policy known.
+/// A new policy needs only its line in the table: these tests, and those of `sim` and `server`, go
+/// through the table.
 #[test]
 fn every_policy_of_the_table_is_known_to_the_configuration_and_the_command_line() {
     for policy in PolicyName::all() {

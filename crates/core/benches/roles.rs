@@ -48,7 +48,7 @@ fn queue() -> QueueKey {
     QueueKey { model: "resnet50".to_owned(), version: 1, shape: Vec::new() }
 }
 
-/// 32 slots, on which a batch of 8 takes 1 ms: more than are needed.
+/// 32 slots, on which a batch of 8 takes 1 ms: more than the load needs.
 fn offer() -> Offer {
     let micros = Duration::from_micros;
     let profile = LatencyProfile::linear(micros(50), micros(600), 8).expect("a profile");
@@ -94,7 +94,7 @@ struct World {
     nanos: u64,
     frames: u64,
     messages: u64,
-    /// Handed in or answered, and not yet in a batch.
+    /// Requests that were handed in or answered, and are not yet in a batch.
     waiting: VecDeque<u64>,
     ran: VecDeque<(Time, BatchKey, Vec<RequestKey>)>,
     batches: u64,

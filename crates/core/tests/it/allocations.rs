@@ -92,7 +92,8 @@ fn a_settled_scheduler_allocates_nothing() {
     allocates_nothing(Journal::off);
 }
 
-/// The decision log takes no allocation either, if what is written is taken away as it comes.
+/// The decision log takes no allocation either, if the caller takes written bytes away as they
+/// come.
 #[test]
 fn a_settled_journal_allocates_nothing() {
     allocates_nothing(Journal::on);
@@ -143,7 +144,7 @@ fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
     let huge = [0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x10];
     let (scheduler, device) = (b"DBLOG\x04\0", b"DBLOG\x04\x03\0");
     let cases: [(&[u8], &[u8]); 6] = [
-        // A dispatch with so many members.
+        // A dispatch with so many members (2^60, as in all cases).
         (scheduler, &[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
         // A model added to a scheduler, the same profile for all kinds of devices, with so many batch sizes.
         (scheduler, &[0x40, 0, 4, 0, 0]),

@@ -24,7 +24,7 @@ fn predictor() -> LearnedPredictor {
     LearnedPredictor::new(layout, mlp).unwrap()
 }
 
-/// A device with three models of four operators, of which each takes 10 ms alone.
+/// A device with three models of four operators. Each operator takes 10 ms alone.
 struct Device {
     scheduler: DeviceScheduler,
     /// Launches under way.
@@ -55,7 +55,7 @@ impl Device {
         self.decided()
     }
 
-    /// Ends the launch that a request is in.
+    /// Ends the launch that holds a request.
     fn complete(&mut self, from: u64, now: u64, id: u64) -> Vec<String> {
         let is_in = |launch: &Launch| launch.members.contains(&RequestId(id));
         let launch = self.launches.remove(self.launches.iter().position(is_in).unwrap());
@@ -122,7 +122,7 @@ fn section_6_2_operators_that_do_not_fit_are_left_for_the_next_group() {
     device.request(0, 1, 2, 400);
     device.request(0, 2, 0, 86);
     device.request(0, 3, 1, 400);
-    // 46 ms are left: of the third, 2 operators make 44.7 ms, 3 make 47.3.
+    // 46 ms are left: 2 operators of the third request make 44.7 ms, 3 make 47.3.
     assert_eq!(device.complete(0, 40, 1).last().unwrap(), "together 2:0-4 3:0-2");
     let batch =
         |device: &Device, id| device.launches.iter().find(|launch| launch.members == [RequestId(id)]).unwrap().batch;
@@ -140,7 +140,8 @@ fn a_launch_that_fails_ends_its_request_and_the_group_goes_on() {
     device.request(0, 3, 1, 401);
     device.request(0, 4, 0, 402);
     device.complete(0, 40, 1);
-    // As a driver does: it is answered with the error, and then its launch is done.
+    // As a driver does: it answers the request with the error, and then reports the launch as
+    // done.
     assert!(device.scheduler.handle_cancel(at(50), ModelId(0), RequestId(2)));
     assert!(device.complete(40, 50, 2).is_empty(), "nothing begins before the barrier");
     assert_eq!(device.complete(40, 80, 3), ["reply 3", "2 took 40 ms, predicted 50", "4:0-4"]);

@@ -51,7 +51,8 @@ fn request(id: u64) -> DeviceInput {
     DeviceInput::Request(DeviceRequest { id: RequestId(id), model: MODEL, deadline, size: 1, length: 0 })
 }
 
-/// Four requests for a model with this policy, and their inputs; the end of a launch. With the policy windowed the last is refused.
+/// Four requests for a model with this policy, and their inputs; then the end of a launch. The
+/// policy windowed refuses the last request.
 fn log(spec: ModelSpec) -> Vec<u8> {
     let mut journal = Journal::on(DeviceScheduler::numbered(3));
     let mut tell = |ms, input| {
@@ -142,7 +143,7 @@ fn a_log_that_says_something_else_parts_from_its_replay_there() {
         let mut missing = pieces.clone();
         missing.remove(index);
         let next = replay(&missing.concat()).unwrap().divergence;
-        // The last one may have been cut off.
+        // The last entry may have been cut off.
         assert!(
             next.is_some_and(|divergence| divergence.entry >= entry.number) || index + 1 == pieces.len(),
             "without {entry:?}"
@@ -305,7 +306,8 @@ fn a_new_policy_is_its_options_with_their_check_and_itself() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
-    /// Bytes of a log are changed: it plays, parts or is refused, and nothing else happens.
+    /// Random changes of a log's bytes: it replays, diverges or is refused, and nothing else
+    /// happens.
     #[test]
     fn nothing_in_a_log_does_harm(policy in 0..2u32, changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..12)) {
         let mut bytes = log(if policy == 0 { spec(&windowed()) } else { spec(&elastic()) });
@@ -352,7 +354,7 @@ fn a_limit_of_batches_holds_for_the_policies_that_follow_and_plays_again() {
     tell(1, DeviceInput::Model(MODEL, Some(unlimited()))).unwrap();
     assert_eq!(tell(2, DeviceInput::Limit(MODEL, 3)), Ok(true));
     (0..5).for_each(|id| assert_eq!(tell(3, request(id)), Ok(true)));
-    // While it is idle, too.
+    // At 40 ms the policy changes while the device is idle.
     tell(13, end(0, 13)).unwrap();
     tell(23, end(1, 23)).unwrap();
     tell(33, end(2, 33)).unwrap();

@@ -46,7 +46,7 @@ fn profile(segments: usize, fixed_us: u64, item_us: u64, flat: u64, varies: bool
     SegmentProfile::new(lengths.to_vec(), &(0..segments).map(of).collect::<Vec<_>>()).unwrap()
 }
 
-/// Sends the requests; gives the world after the last answer, and how many were sent.
+/// Sends the requests. Returns the world after the last answer, and how many were sent.
 fn run(policy: Box<dyn DevicePolicy>, profile: SegmentProfile, ring: u32, varies: bool, arrivals: &[Arrival]) -> World {
     let mut world = World::new(policy, profile, ring, Duration::from_micros(20));
     let mut events: Vec<(Time, u64, Option<&Arrival>)> = Vec::new();

@@ -20,7 +20,7 @@ fn overlap(percent: u64) -> Overlap {
     Overlap::new(vec![point(1), point(8)])
 }
 
-/// A model that takes 1 ms an item and 4 ms a batch, of at most 8.
+/// A model that takes 1 ms an item and 4 ms a batch, with batches of at most 8.
 fn model(overlap: Option<Overlap>) -> RehearsedModel {
     let profile = LatencyProfile::linear(us(1_000), us(4_000), 8).unwrap();
     let adaptive = DispatchPolicy::Adaptive { consolidate: false };
@@ -53,7 +53,7 @@ fn fed(model: RehearsedModel, gap_us: u64, count: u64) -> DeviceRehearsal {
     let mut rehearsal = DeviceRehearsal::new(1);
     rehearsal.set_model(MODEL, Some(model));
     for number in 0..count {
-        // Of four one comes early.
+        // One of four requests comes early.
         let early = if number % 4 == 3 { gap_us / 2 } else { 0 };
         let at = Time::ZERO + us(number * gap_us - early);
         rehearsal.arrival(PastArrival { at, budget: us(50_000), model: MODEL, size: 1, level: 0 });
@@ -61,7 +61,7 @@ fn fed(model: RehearsedModel, gap_us: u64, count: u64) -> DeviceRehearsal {
     rehearsal
 }
 
-/// A thousand requests ended, of which such a share was bad, after so many seconds.
+/// Reports the end of a thousand requests after so many seconds, with this share of bad ones.
 fn end(rehearsal: &mut DeviceRehearsal, bad: f64, delay: f64) {
     for number in 0..1_000 {
         rehearsal.ended(Some(Duration::from_secs_f64(delay)), f64::from(number) >= bad * 1_000.0);

@@ -234,7 +234,8 @@ scenarios! {
     elastic_figure_10
     /// E²bird algorithm 1: no more than MaxInf at once.
     elastic_is_bounded
-    /// Where launches share cores: what comes while they are taken is one larger batch, not many small ones.
+    /// If launches share cores, requests that come while all cores are taken become one larger
+    /// batch, not many small ones.
     elastic_on_two_cores
     /// Brief launches do not begin side by side either.
     elastic_with_brief_launches
@@ -253,7 +254,7 @@ scenarios! {
     /// (Triton's issue 3624).
     a_frozen_batch_does_not_grow
     no_more_batches_are_frozen_than_ahead
-    /// Triton's queue times out who waits in the queue, not who is in a batch.
+    /// Triton's queue times out requests in the queue, not requests in a batch.
     who_is_in_a_frozen_batch_is_not_given_up
     who_goes_leaves_a_frozen_batch
     hopeless_requests_are_dropped

@@ -71,7 +71,7 @@ struct Test {
     together: bool,
     waiting: VecDeque<RequestId>,
     running: BTreeMap<LaunchId, RequestId>,
-    /// Moves to the other partition and back so often.
+    /// The policy moves to the other partition and back with this period.
     period: Option<Duration>,
     next: Option<Time>,
     partition: PartitionId,
@@ -433,7 +433,7 @@ fn a_forecast_has_the_work_of_all_models_in_the_partition() {
     scheduler.handle_batch(at(10), batch(1, 0, lane)).unwrap();
     assert_eq!(scheduler.free_at(at(10), model(1)), at(30), "one that runs, one behind it");
     assert_eq!(scheduler.free_at(at(16), model(1)), at(30), "it goes on");
-    // 3 requests: one that runs, 2 that wait for it and are a batch.
+    // 3 requests: one runs. The 2 that wait for its end are one batch.
     (2..5).for_each(|id| scheduler.handle_request(at(16), &request(id, 1)).unwrap());
     assert_eq!(scheduler.free_at(at(16), model(0)), at(50), "14 ms of the first model, 20 of the second");
     assert_eq!(scheduler.free_at(at(16), model(2)), at(16), "another partition");

@@ -13,11 +13,11 @@ struct Known {
     /// Segments that have run.
     done: u16,
     running: bool,
-    /// The launch that its outputs are in, if they are final.
+    /// The launch that produced the request's outputs, if they are final.
     last: Option<LaunchId>,
 }
 
-/// The model.
+/// The model of all requests.
 const MODEL: ModelId = ModelId(0);
 
 /// A policy with its device.
@@ -27,7 +27,7 @@ pub struct World {
     ring_slots: u32,
     /// How long the transfer of an input takes.
     transfer: Duration,
-    /// Requests that are answered after a segment: by id.
+    /// Requests that are answered after a segment, by id.
     exits: BTreeMap<RequestId, u16>,
     requests: BTreeMap<RequestId, Known>,
     /// Ring slots of requests, also of those with a client that has gone.
@@ -82,7 +82,7 @@ impl World {
         self.request_that_came(now, now, request);
     }
 
-    /// A request that was kept elsewhere since `arrival`.
+    /// A request that another process has kept since `arrival`.
     pub fn request_that_came(&mut self, arrival: Time, now: Time, request: DeviceRequest) {
         self.run_until(now);
         match self.scheduler.handle_request(now, &request) {
@@ -170,7 +170,7 @@ impl World {
         }
         let span = Span { start, end: now };
         self.scheduler.handle_completion(now, launch.id, span, &exits);
-        // Told twice, it does no harm.
+        // A repeated report does no harm.
         self.scheduler.handle_completion(now, launch.id, span, &exits);
         self.carry_out(now);
     }

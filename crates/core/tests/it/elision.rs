@@ -1,4 +1,4 @@
-//! A queue says which updates may be left out, and makes others shorter; that changes nothing.
+//! A queue says which updates may be left out, and shortens others. The decisions stay the same.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -155,7 +155,7 @@ proptest! {
     }
 }
 
-/// An update that leaves nothing out, and foresees nothing.
+/// An update that leaves nothing out and foresees no growth.
 fn update_wholly(queue: &mut ModelQueue, now: Time) {
     queue.set_wake_margin(Duration::ZERO);
     queue.update(now);

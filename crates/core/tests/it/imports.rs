@@ -54,7 +54,7 @@ fn paths(tree: &str, before: &str, found: &mut Vec<String>) {
     }
 }
 
-/// All paths that a file uses, as they are written.
+/// All paths that a file uses, in their written form.
 fn uses(code: &str) -> Vec<String> {
     let (mut found, mut rest) = (Vec::new(), code);
     while let Some((before, after)) = rest.split_once("use ") {
@@ -69,7 +69,7 @@ fn uses(code: &str) -> Vec<String> {
     found
 }
 
-/// The file that a path leads to, if it is one of these.
+/// The file that a path leads to, if it is one of these files.
 fn target(file: &str, path: &str, files: &Files) -> Option<String> {
     let mut at: Vec<&str> = file.split('/').filter(|part| !part.is_empty()).collect();
     let is_known = |at: &[&str], part: &str| files.contains_key(&[at, &[part]].concat().join("/"));
@@ -109,7 +109,7 @@ fn circles(files: &Files) -> BTreeSet<String> {
 #[test]
 fn no_files_import_each_other() {
     assert_eq!(circles(&files_of("driver")), BTreeSet::new());
-    // The table of policies names each, and each says what it is in the table's words.
+    // The table of policies names each policy, and each describes itself in the table's words.
     let table = ["elastic", "granted", "overlapped", "settings", "staged", "table", "windowed"];
     assert_eq!(circles(&files_of("core")), table.map(|file| format!("device/{file}")).into());
 }

@@ -107,7 +107,7 @@ fn steps() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => (0..200u64, any::<u64>(), 0..3u32, maybe(2_000), maybe(900), 0..3u32, size).prop_map(
             |(us, id, model, slo_us, expiry_us, level, size)| {
-                // Mostly counted, as a driver does; now and then anything.
+                // Mostly small numbers, as a driver counts; now and then any number.
                 let id = if id % 9 == 0 { id } else { id % 100 };
                 Step::Request { us, id, model, slo_us, expiry_us: expiry_us.filter(|us| us % 3 == 0), level: level / 2, size }
             }),
@@ -275,7 +275,8 @@ impl Machine for Impatient {
     }
 }
 
-/// The log of another scheduler, or of another version of it, says where this one decides otherwise.
+/// Replaying the log of another scheduler or another version reports where this scheduler decides
+/// otherwise.
 #[test]
 fn a_replay_says_where_the_decisions_part() {
     let mut journal = Journal::on(Impatient(Scheduler::new(), 0));
@@ -301,7 +302,7 @@ fn a_replay_says_where_the_decisions_part() {
     assert_eq!(divergence.to_string(), text);
 }
 
-/// A driver that runs queues and matchmaker apart writes each down, and each plays again by itself.
+/// A driver that runs queues and matchmaker apart writes a log for each. Each log replays alone.
 #[test]
 fn a_shard_and_the_matchmaker_have_logs_of_their_own() {
     let (mut shard, mut matchmaker) = (Journal::on(Shard::new(1, 3)), Journal::on(Matchmaker::new()));
@@ -354,7 +355,8 @@ fn a_shard_and_the_matchmaker_have_logs_of_their_own() {
     }
 }
 
-/// An event that changes the candidates of several models says so in the same order again, though polls that gave nothing are in no log.
+/// An event that changes the candidates of several models reports them in the same order when it is
+/// replayed. No log has polls that gave nothing.
 #[test]
 fn candidates_that_change_together_play_again() {
     let mut shard = Journal::on(Shard::new(0, 1));

@@ -20,7 +20,7 @@ pub fn check<M: Machine>(fresh: M, log: &[u8]) {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) as usize % below
     };
-    // The last entries: those before are the same in other logs.
+    // The last entries: the earlier ones are the same in other logs.
     let length = log.len() - draw(log.len().min(60));
     let (cut, is_whole) = (&log[..length], length >= header(log));
     assert_eq!(is_whole, read::<M::Records>(cut).is_ok(), "{length} of {} bytes", log.len());

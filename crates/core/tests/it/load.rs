@@ -94,7 +94,7 @@ fn faster_kinds_go_first_then_the_less_loaded_device() {
     }
 }
 
-/// Batches that start, with the devices that they are on.
+/// Batches that start, with their devices.
 fn batches(scheduler: &mut Scheduler) -> Vec<(Time, u32, DeviceId, BatchId)> {
     let mut batches = Vec::new();
     while let Some(output) = scheduler.poll_output() {
@@ -105,7 +105,8 @@ fn batches(scheduler: &mut Scheduler) -> Vec<(Time, u32, DeviceId, BatchId)> {
 }
 
 proptest! {
-    /// On devices that are alike a load decides where batches run, and neither when nor of which requests they are.
+    /// On devices of one kind, a load decides where batches run. It decides neither when they run
+    /// nor which requests they hold.
     #[test]
     fn loads_change_no_batch(
         steps in prop::collection::vec((0..40u64, 0..4usize, 0..100u64), 1..80),

@@ -25,7 +25,7 @@ fn backend(world: &mut World, node: u64, models: Vec<OfferedModel>, delays: [Dur
     backend
 }
 
-/// In how long the next batch of a model (`m` 0, `n` 1) is planned to start, on an idle backend.
+/// The time until the next batch of a model (`m` 0, `n` 1) is planned to start, on an idle backend.
 fn starts_in(world: &mut World, frontend: NodeId, backend: NodeId, queue: u32) -> Duration {
     world.ask_of(frontend, queue, &[world.node.requests() as u64 + 1], ms(400));
     let plan = world.plans(backend).remove(0);

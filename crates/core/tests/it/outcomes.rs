@@ -7,7 +7,7 @@ use downbeat_core::{
 };
 
 const KIND: DeviceKind = DeviceKind(0);
-/// Nobody's.
+/// A model that does not exist.
 const STRANGER: ModelId = ModelId(7);
 
 fn at(ms: u64) -> Time {
@@ -219,14 +219,14 @@ fn time_going_backwards_is_taken_as_standing_still() {
     assert!(s.poll_timeout().is_none_or(|(due, _)| due > at(50)));
 }
 
-/// A clock that is broken, or a log that says so: what comes is decided, once.
+/// With a broken clock, or a log of one, the scheduler still decides each request once.
 #[test]
 fn the_end_of_time_is_a_time() {
     let dispatch = DispatchPolicy::Adaptive { consolidate: false };
     let mut s = Scheduler::new();
     let model = s.add_model(at(0), ModelOptions { dispatch, drop: DropPolicy::Adaptive, ..model() });
     s.add_device(at(0), KIND);
-    // The last 3 s, ever more requests, so that the demand is another one in each tenth of a second.
+    // The last 3 s have ever more requests, so that the demand differs in each tenth of a second.
     for id in 0..=300 {
         let left = (300 - id) * (300 - id) * 33_333 + if id < 300 { 20_000_000 } else { 0 };
         let now = Time::from_nanos(u64::MAX - left);

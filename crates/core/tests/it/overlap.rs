@@ -1,4 +1,5 @@
-//! Abacus' parts by themselves: the search beside all groups there are, figures 8 and 12, the perceptron, margins.
+//! Abacus' parts by themselves: the search compared with all possible groups, figures 8 and 12, the
+//! perceptron, margins.
 
 use downbeat_core::device::SegmentRange;
 use downbeat_core::device::overlap::*;
@@ -14,7 +15,8 @@ fn part(model: u32, first: u16, end: u16) -> GroupPart {
     GroupPart { request: RequestId(u64::from(model)), model: ModelId(model), operators, rows: 1, length: 0 }
 }
 
-/// Milliseconds by model and operator; what is shorter adds a share of it to the longest.
+/// Milliseconds by model and operator; each shorter request adds a share of its time to the
+/// longest.
 struct Table {
     operators: Vec<Vec<u64>>,
     share: u64,
@@ -63,7 +65,7 @@ fn section_6_2_who_does_not_fit_alone_is_in_no_group() {
     );
 }
 
-/// All groups that the search chooses among: some requests whole, then some operators of the next.
+/// All groups among which the search chooses: some requests whole, then some operators of the next.
 fn groups(candidates: &[GroupPart]) -> Vec<Vec<GroupPart>> {
     let mut groups = Vec::new();
     for (whole, next) in candidates.iter().enumerate() {

@@ -58,7 +58,7 @@ fn overlap<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
     overlap
 }
 
-/// As that, of which as many groups have run as it takes to believe its predictions of requests alone.
+/// The same device, after so many groups that its predictions for requests alone are believed.
 fn measured<P: Predictor>(predictor: P, models: &[u16]) -> Overlap<P> {
     let mut overlap = overlap(predictor, models);
     overlap.handle_model(Time::ZERO, ModelId(99), Some(model(10)));
@@ -81,7 +81,7 @@ fn outputs<P: Predictor>(overlap: &mut Overlap<P>) -> Vec<OverlapOutput> {
     }
 }
 
-/// The only group among what was decided: requests with their operators.
+/// The only group among the outputs: requests with their operators.
 fn group<P: Predictor>(overlap: &mut Overlap<P>) -> (OperatorGroup, Vec<(u64, SegmentRange)>) {
     let mut groups: Vec<OperatorGroup> = outputs(overlap)
         .into_iter()
@@ -253,7 +253,7 @@ fn what_saves_too_little_does_not_run_side_by_side() {
         overlap.handle_request(at(0), &request(2, 0, 90)).unwrap();
         overlap.handle_request(at(0), &request(3, 1, 91)).unwrap();
         complete(&mut overlap, &first, 0, 10);
-        // 14 ms, where one after the other takes 20: 43% more.
+        // 14 ms. One after the other takes 20: 43% more.
         let (next, parts) = group(&mut overlap);
         assert_eq!((parts.len() == 2, next.predicted == Some(ms(10))), (together, !together), "{worth}");
     }
@@ -274,7 +274,7 @@ fn without_a_predictor_requests_run_one_at_a_time_the_most_urgent_first() {
     assert_eq!(group(&mut overlap).1, [(2, range(0, 1))], "a model of one operator");
 }
 
-/// Knows pairs.
+/// A predictor that knows pairs only.
 struct Pairs;
 
 impl Predictor for Pairs {
@@ -295,7 +295,7 @@ fn eight_models_under_a_predictor_of_pairs_run_in_pairs() {
     assert_eq!(group(&mut overlap).1, [(0, range(0, 10)), (1, range(0, 10))]);
 }
 
-/// Of models 0 and 90, each of so many operators.
+/// A predictor trained on models 0 and 90, each of so many operators.
 fn trained_for_others(operators: u16) -> LearnedPredictor {
     let known = |model| FeatureModel { model: ModelId(model), operators };
     let layout = FeatureLayout { models: vec![known(0), known(90)], at_once: 2 };
@@ -340,7 +340,7 @@ fn a_model_of_one_operator_is_in_a_group_whole_or_not_at_all() {
         assert_eq!(found, if ids.is_empty() { vec![2, 3] } else { ids }, "headroom of {headroom} ms");
         assert!(parts.iter().all(|(_, operators)| operators.first == 0), "{parts:?}");
     }
-    // And alone on the device.
+    // The same holds alone on the device.
     let mut overlap = overlap(RIGHT, &[1]);
     overlap.handle_request(at(0), &request(1, 0, 5)).unwrap();
     assert_eq!(group(&mut overlap).1, [(1, range(0, 1))]);
@@ -505,7 +505,7 @@ fn a_biased_predictor_does_not_make_violations_explode() {
 
 #[test]
 fn what_has_become_slow_side_by_side_runs_alone_and_comes_back() {
-    // From 10 s to 20 s groups take four times as long as they did.
+    // From 10 s to 20 s groups take four times their usual time.
     let disturbed = |now: Time| if (at(10_000)..at(20_000)).contains(&now) { 4.0 } else { 1.0 };
     let came = run(RIGHT, 40, 4000, 3, disturbed);
     let (never, alone) = (run(RIGHT, 40, 4000, 3, |_| 1.0), run(Unpredicted, 40, 4000, 3, |_| 1.0));

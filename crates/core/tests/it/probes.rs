@@ -31,7 +31,7 @@ impl World {
         World { scheduler, next: 0 }
     }
 
-    /// Whether a request of so many items that has 5 s is taken in.
+    /// Whether the scheduler accepts a request of so many items with 5 s to its deadline.
     fn is_taken(&mut self, ms: u64, size: u32) -> bool {
         let (id, deadline) = (RequestId(self.next), at(ms + 5 * SECOND));
         self.next += 1;
@@ -54,7 +54,7 @@ impl World {
         }
     }
 
-    /// The batch under way is done, and the model takes this, as the driver has learned.
+    /// The batch under way is done. The driver has learned the profile `learned`.
     fn done(&mut self, ms: u64, (device, batch): (DeviceId, BatchId), learned: LatencyProfile) {
         self.scheduler.handle_completion(at(ms), device, batch);
         self.scheduler.set_profile(at(ms), MODEL, learned);
@@ -91,7 +91,7 @@ fn a_batch_size_that_was_never_run_is_tried_though_smaller_ones_are_known() {
     assert!(world.is_taken(0, 1), "as measured");
     assert!(world.is_taken(0, 8), "nobody knows");
     assert!(!world.is_taken(0, 8));
-    // A smaller batch takes too long already, which was measured.
+    // A measured smaller batch takes too long already.
     let mut slow = World::new(profile(5_100.0).learned(1));
     assert!(!slow.is_taken(0, 8));
 }

@@ -144,7 +144,7 @@ fn events() -> impl Strategy<Value = Event> {
 }
 
 struct Queued {
-    /// With the deadline that counts here: less the reply.
+    /// The request, with the deadline that counts for the scheduler: less the reply.
     request: Request,
     arrival: Time,
     delayed: bool,
@@ -152,9 +152,9 @@ struct Queued {
 
 struct Device {
     kind: DeviceKind,
-    /// In the order in which they run; two at most.
+    /// Batches of a device in the order in which they run; two at most.
     batches: Vec<Sent>,
-    /// When the first is planned to be done.
+    /// The planned end of the first batch.
     free_at: Time,
 }
 
@@ -171,12 +171,12 @@ struct Outside {
     scheduler: Scheduler,
     now: Time,
     network: NetworkBudget,
-    /// Of models that have their own.
+    /// Budgets of models that have their own.
     networks: BTreeMap<ModelId, Vec<(DeviceKind, NetworkBudget)>>,
     models: Vec<(ModelOptions, bool)>,
-    /// By how much adaptive models' executions are planned longer, percent.
+    /// The percentage that the scheduler adds to planned executions of adaptive models.
     margins: BTreeMap<ModelId, u8>,
-    /// Those present.
+    /// Devices that are present.
     devices: BTreeMap<DeviceId, Device>,
     queued: BTreeMap<RequestId, Queued>,
     tickets: Vec<(RequestId, ModelId, Ticket)>,
@@ -204,7 +204,7 @@ impl Outside {
         if present.is_empty() { all.collect() } else { present }
     }
 
-    /// From the decision to the end, alone on an idle device.
+    /// The time from the decision to the end, alone on an idle device.
     fn needed(&self, request: &Request, kind: DeviceKind) -> Duration {
         let ModelOptions { profiles, dispatch, .. } = &self.models[request.model.0 as usize].0;
         let is_adaptive = matches!(dispatch, DispatchPolicy::Adaptive { .. });
@@ -330,7 +330,8 @@ impl Outside {
                 if self.tickets.is_empty() {
                     return;
                 }
-                // Mostly of the last ones, which may still wait; those that do not must be told from their slots' next holders.
+                // Mostly the last requests, which may still wait. The others have ended: the
+                // scheduler must tell them from the next holders of their slots.
                 let back = if n % 4 == 0 { n / 4 } else { n / 4 % 8 };
                 let (id, model, ticket) = self.tickets[self.tickets.len() - 1 - back % self.tickets.len()];
                 let left = self.scheduler.handle_cancel(self.now, model, ticket);
@@ -342,7 +343,7 @@ impl Outside {
                 assert!(!self.queued.contains_key(&id), "{id} was cancelled and is still queued");
             }
             Event::Complete(n) => {
-                // Timers of this instant are the scheduler's to do first; the device goes on from then on.
+                // The scheduler's timers of this instant come first; the device goes on after them.
                 self.scheduler.handle_timeout(self.now);
                 self.collect();
                 let busy: Vec<DeviceId> =
@@ -350,7 +351,7 @@ impl Outside {
                 if !busy.is_empty() {
                     let id = busy[n % busy.len()];
                     let device = self.devices.get_mut(&id).unwrap();
-                    // Now and then the second overtakes the first.
+                    // Now and then the second batch is reported before the first.
                     let which = if n % 7 == 0 { device.batches.len() - 1 } else { 0 };
                     let done = device.batches.remove(which);
                     if which == 0 {
@@ -617,7 +618,7 @@ impl Outside {
         assert_eq!(self.accepted, self.answered + self.queued.len() as u64, "nothing is lost, nothing answered twice");
     }
 
-    /// Runs until everything is answered.
+    /// Runs until every request is answered.
     fn finish(&mut self) {
         for kind in 0..KINDS {
             self.apply(&Event::AddDevice(DeviceKind(kind)));

@@ -1,4 +1,4 @@
-//! The rehearsal: what it finds, and that nothing but its inputs decides.
+//! The rehearsal: its findings, and that only its inputs decide.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -15,7 +15,7 @@ fn options(alpha_us: u64, beta_us: u64) -> ModelOptions {
     ModelOptions::new(LatencyProfile::linear(alpha, beta, 64).unwrap(), ADAPTIVE, DropPolicy::Adaptive)
 }
 
-/// A rehearsal of `models` like this on so many devices.
+/// A rehearsal of `models` models with these options, on so many devices.
 fn rehearsal(consolidate: bool, models: u32, options: &ModelOptions, devices: u32) -> Rehearsal {
     let mut rehearsal = Rehearsal::new(consolidate, 7);
     rehearsal.set_devices(DeviceKind(0), devices);
@@ -40,7 +40,7 @@ fn decision(rehearsal: &mut Rehearsal) -> RehearsalDecision {
     rehearsal.poll_decision().expect("enough has come for a trial")
 }
 
-/// ResNet50 of Symphony's table 2 at 97% of the staggered bound: eager dispatch is far below that.
+/// ResNet50 of Symphony's table 2 at 97% of the staggered bound: eager dispatch holds far less.
 #[test]
 fn a_model_that_fills_its_devices_waits_for_its_window() {
     let mut rehearsal = rehearsal(false, 1, &options(1_053, 5_072), 8);
@@ -120,7 +120,7 @@ fn at_low_load_nobody_waits_unless_that_is_wished() {
         rehearsal.set_model(ModelId(1), None);
         feed(&mut rehearsal, 1, ms(50), 1_500, 1_500);
         let decision = decision(&mut rehearsal);
-        // The rule may say so already.
+        // The start rule may have this behaviour already.
         let rule = if consolidate { 100 } else { 0 };
         let found = decision.behaviours[0].map_or(rule, |behaviour| behaviour.wait);
         assert_eq!(found, wait, "{decision:?}");
@@ -251,7 +251,7 @@ fn closed_loop(clients: u64, max_batch: u32, slowed: bool, rehearse: bool) -> f6
     }
 }
 
-/// Half of the clients would wait while the others' batch runs, for ever: batches of half the size.
+/// Half of the clients would always wait while the others' batch runs: batches of half the size.
 #[test]
 fn clients_that_wait_for_answers_are_served_together() {
     for (clients, max_batch, slowed) in [(32, 32, false), (24, 32, false), (32, 32, true)] {
@@ -260,7 +260,8 @@ fn clients_that_wait_for_answers_are_served_together() {
     }
 }
 
-/// Where all wait alike, the large model for its batches, a quick one waits as long for nothing.
+/// If all models wait alike, the large model for its batches, a quick one waits as long for
+/// nothing.
 #[test]
 fn a_quick_model_does_not_wait_because_a_slow_one_has_to() {
     let mut rehearsal = rehearsal(false, 1, &options(1_053, 5_072), 8);

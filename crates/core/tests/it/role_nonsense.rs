@@ -91,7 +91,7 @@ enum Node {
     Backend(BackendNode<P>),
 }
 
-/// A node among peers that say anything.
+/// A node among peers that send any messages.
 struct World {
     node: Node,
     now: Time,
@@ -201,7 +201,7 @@ fn play(node: Node, start: Time, steps: &[Step]) -> World {
     world
 }
 
-/// Instants at which time may begin: at the last one it is about to end.
+/// Instants at which time may begin. At the last one, the counter of time is about to end.
 fn starts() -> impl Strategy<Value = Time> {
     prop::sample::select(vec![0, 1_000_000_000, u64::MAX - 100_000_000]).prop_map(Time::from_nanos)
 }

@@ -14,7 +14,7 @@ const TIMING: LinkTiming = LinkTiming { heartbeat: Duration::from_millis(1), los
 /// The longest that a frame is on its way.
 const LONGEST_WAY: Duration = Duration::from_micros(1_000);
 
-/// Frames are brought at its end.
+/// Frames arrive at its end.
 const TICK: Duration = Duration::from_micros(100);
 
 enum Node {
@@ -26,7 +26,7 @@ enum Node {
 /// The work in a backend's slots.
 #[derive(Default)]
 struct Engine {
-    /// By slot: the batches, when the first is done.
+    /// By slot: its batches, and when the first is done.
     slots: [VecDeque<(BatchKey, Vec<RequestKey>)>; 2],
     free_at: [Time; 2],
     /// The epoch of the last batch that a slot began.
@@ -48,7 +48,7 @@ struct World {
     open: BTreeMap<RequestKey, Time>,
     /// Requests so far.
     issued: BTreeMap<NodeId, u64>,
-    /// How often something came of requests that must not run twice.
+    /// How many outcomes each request had that must not run twice.
     ran_once: BTreeMap<RequestKey, u32>,
     ends: BTreeMap<&'static str, u64>,
 }
@@ -298,7 +298,7 @@ impl World {
         };
         let Some((_, Node::Frontend(node))) = self.nodes.get_mut(&frontend) else { return };
         let next = self.issued.entry(frontend).or_default();
-        // Odd ones must not run twice.
+        // Requests with odd numbers must not run twice.
         let model = if *next % 2 == 1 { "once" } else { "m" };
         let queue_expiry = Time::MAX;
         let new = NewRequest { queue: queue(model), payload: *next, deadline, queue_expiry, level: 0, size: 1 };
@@ -308,7 +308,7 @@ impl World {
         self.open.insert(RequestKey { frontend, number }, deadline);
     }
 
-    /// Something that happens to a cluster.
+    /// An event in a cluster.
     fn disturb(&mut self) {
         let all: Vec<NodeId> = self.nodes.keys().copied().collect();
         match self.random.below(400) {
@@ -318,7 +318,7 @@ impl World {
             }
             3 => self.take_over(),
             4 => {
-                // Killed, and started anew.
+                // The process is killed, and started anew.
                 let mortal = self.ids(|role| role != Role::Frontend);
                 let dead = mortal[self.random.below(mortal.len())];
                 if let Some((hello, _)) = self.nodes.remove(&dead) {
@@ -421,7 +421,7 @@ fn play(seed: u64) -> World {
         world.disturb();
         world.tick();
     }
-    // From now on nothing is lost, and one leads.
+    // From now on no message is lost, and one scheduler leads.
     world.is_calm = true;
     for scheduler in world.ids(|role| matches!(role, Role::Scheduler { .. })) {
         if let Some((_, Node::Scheduler(node))) = world.nodes.get_mut(&scheduler) {

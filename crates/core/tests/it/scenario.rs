@@ -57,7 +57,7 @@ struct World {
     /// Milliseconds that a batch takes longer than its profile says.
     slow: BTreeMap<BatchId, f64>,
     deadlines: BTreeMap<RequestId, Time>,
-    /// Of every request that was accepted.
+    /// The ticket of every accepted request.
     tickets: BTreeMap<RequestId, Ticket>,
     timeline: String,
 }
@@ -270,7 +270,7 @@ impl World {
         Time::ZERO + Duration::from_millis_f64(number(start + expected) + longer)
     }
 
-    /// A device turns to a batch, which may still be on its way.
+    /// A device turns to a batch whose message may still be on its way.
     fn begin(&mut self, now: Time, device: DeviceId, batch: BatchId, sent: Sent) {
         let start = sent.arrives.max(now);
         let until = self.until(start, batch, sent.expected);

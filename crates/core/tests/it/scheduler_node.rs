@@ -27,9 +27,9 @@ pub struct World {
     /// The messages that each peer has received and the test has not yet looked at.
     heard: BTreeMap<NodeId, Vec<Message<P>>>,
     pub notes: Vec<String>,
-    /// Epochs in which it led.
+    /// The epochs in which the scheduler led.
     led: Vec<Epoch>,
-    /// Questions how to divide models.
+    /// The scheduler's questions how to divide models.
     pub wanted: Vec<PlanWanted>,
 }
 
@@ -110,7 +110,7 @@ impl World {
         self.ask_of(from, 0, numbers, left);
     }
 
-    /// Of model `m` (0) or `n` (1).
+    /// Hands in requests of model `m` (0) or `n` (1).
     pub fn ask_of(&mut self, from: NodeId, queue: u32, numbers: &[u64], left: Duration) {
         let one = |number: &u64| HandedIn {
             number: *number,
@@ -183,7 +183,7 @@ impl World {
         self.heard(node).into_iter().flat_map(refused).collect()
     }
 
-    /// Requests 0 and 1 in one batch, which have waited for another.
+    /// Puts requests 0 and 1, which waited for another batch, in one batch.
     fn batch_of_two(&mut self, backend: NodeId, frontend: NodeId) -> Plan {
         self.ask(frontend, &[9], ms(100));
         self.ask(frontend, &[0, 1], ms(100));
@@ -268,7 +268,7 @@ fn what_is_handed_in_twice_waits_once() {
     world.ask(frontend, &[0], ms(100));
     let first = world.plans(backend).remove(0);
     world.ask(frontend, &[1, 1], ms(100));
-    // In a batch, and handed in anew: it is in that batch no more.
+    // A request in a batch that is handed in anew leaves that batch.
     world.ask(frontend, &[0, 1], ms(100));
     world.complete(backend, first.batch);
     let [plan] = &world.plans(backend)[..] else { panic!("one batch") };
@@ -481,7 +481,8 @@ fn a_model_that_is_offered_no_more_is_gone() {
     assert_eq!(said.iter().find_map(names), Some(vec!["n".to_owned()]));
 }
 
-/// A slot is one kind with the models that it runs: what becomes another kind never gets what it does not run.
+/// A slot is of one kind as long as it runs the same models. A slot that becomes another kind never
+/// gets a model that it does not run.
 #[test]
 fn a_model_runs_only_on_slots_that_have_it() {
     let mut world = World::leading();

@@ -1,10 +1,10 @@
-//! Symphony §3.5: what the autoscale advisor makes of bad rates and idle time.
+//! Symphony §3.5: the autoscale advisor's conclusions from bad rates and idle time.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{Duration, Time};
 use proptest::prelude::*;
 
-/// The paper's formulas and nothing else: no gap, no spare.
+/// The paper's formulas alone: no gap, no spare.
 fn paper() -> AutoscaleOptions {
     AutoscaleOptions { idle_threshold: 0.0, spare: 0.0, ..AutoscaleOptions::default() }
 }
@@ -28,7 +28,8 @@ impl World {
         World { advisor: Autoscale::new(options).unwrap(), now: Time::ZERO, sample, changes: Vec::new() }
     }
 
-    /// A second with so many requests, of which so many are bad, in which devices are busy for such a share of their time.
+    /// A second with so many requests, of which so many are bad. Devices are busy for this share of
+    /// their time.
     fn second(&mut self, requests: u64, bad: u64, busy: f64) -> Advice {
         self.now += SECOND;
         self.sample.good += requests - bad;
@@ -64,7 +65,7 @@ fn allocate_n_r_over_1_minus_r() {
     // Devices are whole.
     assert_eq!(World::new(paper(), 10).seconds(12, 1000, 50, 1.0).change, 1);
     assert_eq!(World::new(paper(), 10).seconds(12, 1000, 100, 1.0).change, 2);
-    // At the threshold is not above it.
+    // At the threshold is not above the threshold.
     let advice = World::new(paper(), 24).seconds(12, 1000, 10, 1.0);
     assert_eq!(advice.change, 0);
 }
@@ -118,7 +119,7 @@ fn a_change_is_judged_only_by_what_came_after_it() {
     world.sample.devices = 17;
     assert_eq!(world.seconds(59, 800, 0, 0.3).reason, AdviceReason::Settling);
     assert_eq!(world.seconds(3, 800, 0, 0.3).reason, AdviceReason::Idle);
-    // At the load that 16 devices were too few for, idle ones stay.
+    // At a load for which 16 devices were too few, idle devices stay.
     let mut same = world.clone();
     assert_eq!(same.seconds(70, 1000, 0, 0.3).reason, AdviceReason::TooFewBefore);
 }

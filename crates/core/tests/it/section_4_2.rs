@@ -184,7 +184,7 @@ fn a_granted_queue_updates_its_candidate_first() {
     assert_eq!(queue.update(at(4)), candidate_since(4, 9, 10));
 }
 
-/// A message about something that is not there changes nothing.
+/// A message about a device or model that does not exist changes nothing.
 #[test]
 fn strangers_are_ignored() {
     let mut matchmaker = Matchmaker::new();

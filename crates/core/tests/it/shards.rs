@@ -58,7 +58,7 @@ fn steps() -> impl Strategy<Value = Step> {
 }
 
 enum ToMatchmaker {
-    /// The model's place for its newest candidate was written.
+    /// A shard wrote the model's place for its newest candidate.
     Changed(ModelId),
     Answer(Answer),
     Completed(DeviceId, BatchId),
@@ -313,7 +313,8 @@ impl World {
         }
     }
 
-    /// Everything arrives at last, batches complete and timers ring: all that waits is answered.
+    /// In the end every message arrives, batches complete and timers ring: every waiting request is
+    /// answered.
     fn settle(&mut self) {
         for _ in 0..10_000 {
             while !self.to_matchmaker.is_empty() || self.grants.iter().any(|grants| !grants.is_empty()) {

@@ -11,7 +11,7 @@ const A: ModelId = ModelId(0);
 const B: ModelId = ModelId(1);
 const SLO: Duration = Duration::from_millis(50);
 
-/// Something that took so many ms, until now.
+/// A duration of so many ms that ends now.
 fn ran(now: Time, ms: u64) -> Span {
     Span { start: now - Duration::from_millis(ms), end: now }
 }
@@ -25,7 +25,7 @@ fn divide(units: u32, grain: u32, spread: bool, claims: &[(f64, f64)]) -> Option
     FairShare { units, grain, spread }.divide(&claims)
 }
 
-/// Units, grain, whether idle units are given away, demands, shares.
+/// A division: units, grain, whether idle units are given away, demands, shares.
 type Division = (u32, u32, bool, &'static [u32], &'static [u32]);
 
 #[test]
@@ -108,7 +108,7 @@ impl Device {
         self.outputs()
     }
 
-    /// Without limits.
+    /// The outputs, without the limits of models.
     fn outputs(&mut self) -> Vec<SpatialOutput> {
         let all = std::iter::from_fn(|| self.spatial.poll_output());
         all.filter(|output| !matches!(output, SpatialOutput::Limit { .. })).collect()

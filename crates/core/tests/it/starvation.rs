@@ -50,7 +50,7 @@ proptest! {
     /// the batch that runs.
     #[test]
     fn nobody_waits_for_more_than_those_before_it(
-        // Not equally frequent: small ids are.
+        // Shapes are not equally frequent: small ids come more often.
         shapes in prop::collection::vec((0..SHAPES, 0..SHAPES).prop_map(|(a, b)| a.min(b)), 400),
     ) {
         let profile = LatencyProfile::linear(Duration::from_micros(100), Duration::from_micros(900), 8).unwrap();

@@ -1,4 +1,4 @@
-//! A scheduler that says which models backends have (Symphony §4.4).
+//! A scheduler that assigns models to backends (Symphony §4.4).
 
 use downbeat_core::Duration;
 use downbeat_core::roles::*;
@@ -16,7 +16,7 @@ fn leading(count: u32) -> World {
     world
 }
 
-/// Models `m` and `n` in the repository, and these loaded.
+/// An offer with models `m` and `n` in the repository, and these models loaded.
 fn managed(loaded: &[&str], assigned: Option<&Assignment>) -> Offer {
     let loadable = |name: &str| Loadable { model: name.into(), memory: 1, failed: None };
     Offer {
@@ -141,7 +141,7 @@ fn a_backend_that_leaves_is_let_go_once_others_have_its_models() {
     assert!(world.heard(first).contains(&Message::LetGo));
 }
 
-/// Otherwise a backend that is drained would never go.
+/// Without this rule a drained backend would never go.
 #[test]
 fn a_backend_that_leaves_is_let_go_if_there_is_no_plan_for_its_models() {
     let mut world = leading(2);

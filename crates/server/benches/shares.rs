@@ -25,7 +25,7 @@ use downbeat_server::service::{LoadOverrides, Service};
 
 const SWITCHES: u32 = 200;
 const ROUNDS: usize = 5;
-/// How long each round is measured.
+/// How long each round measures.
 const ROUND: Duration = Duration::from_secs(4);
 
 fn main() -> anyhow::Result<()> {
@@ -67,7 +67,7 @@ fn request(model: &str, rows: i64) -> InferRequest {
     InferRequest { model_name: model.to_owned(), inputs: vec![input], ..Default::default() }
 }
 
-/// Clients that ask again as soon as they have an answer; counts answers.
+/// Clients that ask again as soon as they have an answer. Counts the answers.
 fn closed(
     registry: &Registry,
     model: &'static str,

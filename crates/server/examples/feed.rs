@@ -31,7 +31,7 @@ const SLO: Duration = Duration::from_millis(100);
 const TICK: std::time::Duration = std::time::Duration::from_millis(1);
 /// Requests in a message at most, as in a frontend's messages.
 const A_MESSAGE: usize = 512;
-/// Not counted, so that devices and rates settle.
+/// Time that is not counted, so that devices and rates settle.
 const WARM_UP: Duration = Duration::from_millis(1_000);
 
 fn queue(model: u32) -> QueueKey {

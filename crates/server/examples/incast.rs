@@ -26,9 +26,9 @@ use peer::{Peer, hello};
 use tokio::net::TcpListener;
 
 const EPOCH: Epoch = Epoch { number: 1, rank: 0 };
-/// How often links are looked after.
+/// The interval at which links are served.
 const TICK: std::time::Duration = std::time::Duration::from_millis(5);
-/// Copies that are timed, and the bytes that they are taken from in turns, more than the caches have.
+/// Copies to time, and the bytes that they are taken from in turns, more than the caches hold.
 const COPIES: usize = 201;
 const COPIED_FROM: usize = 256 << 20;
 
@@ -103,7 +103,7 @@ impl Scheduler {
         }
     }
 
-    /// `message`: `None` when the link has come up.
+    /// Handles a message; `None` means that the link has come up.
     fn hear(&mut self, now: Time, place: usize, message: Option<Message<()>>) -> Result<()> {
         let from = self.peers[place].other.node;
         match message {

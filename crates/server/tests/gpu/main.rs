@@ -35,20 +35,20 @@ fn gpus(count: u32) -> StandIn {
     stand_in
 }
 
-/// These of the example models.
+/// Options for these of the example models.
 fn options(engine: EngineChoice, models: &[&str]) -> ServerOptions {
     let mut options = ServerOptions::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models"));
     options.engine = engine;
     options.profiling.enabled = false;
     options.gpu_metrics_every = Duration::from_millis(10);
-    // However busy the machine is, nothing is given up.
+    // However busy the machine is, no request is dropped.
     let model = ModelOptions { slo: Some(Duration::from_millis(60_000)), ..ModelOptions::default() };
     options.models = models.iter().map(|name| ((*name).to_owned(), model.clone())).collect();
     options.model_control = ModelControl::Explicit { load: models.iter().map(|name| (*name).to_owned()).collect() };
     options
 }
 
-/// All models with a device policy of that name and its settings.
+/// All models with this device policy and its settings.
 fn group(policy: &str, settings: Value) -> DeviceGroup {
     let (policy, settings) = (policy.parse().unwrap(), serde_json::from_value(settings).unwrap());
     DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings }
@@ -143,7 +143,7 @@ async fn answers_as_the_cpu(models: &[&'static str], policy: &str, settings: Val
     stand_in.assert_clean();
 }
 
-/// Waits until the threads of a server that was dropped have given back what they had on the GPUs.
+/// Waits until the threads of a dropped server have given back their memory on the GPUs.
 async fn has_ended(stand_in: &StandIn) {
     for _ in 0..500 {
         if stand_in.leaks().is_empty() {
@@ -181,7 +181,8 @@ async fn staged_answers_as_the_cpu() {
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn requests_of_like_lengths_run_as_one_graph() {
     let stand_in = gpus(1);
-    // With which a graph is faster than its kernels one by one although its inputs are copied.
+    // With this launch time a graph is faster than its kernels one by one, although its inputs are
+    // copied.
     stand_in.set_launch_time(50_000);
     let settings = json!({ "pad": true, "max_length": 60, "pad_check_every": 0 });
     let expected = serve(EngineChoice::Rten, &["encoder"], "exclusive", json!({})).await;
@@ -224,7 +225,7 @@ async fn models_of_different_partitions_have_no_compute_unit_in_common() {
     for policy in ["exclusive", "windowed"] {
         let mut options = options(EngineChoice::Cuda, &MODELS);
         options.device.partitions = ["40", "25%", "24"].map(str::to_owned).to_vec();
-        // The third is put where none is.
+        // The third model goes to the partition without a model.
         for (name, partition) in [("mlp", 2), ("digits", 0)] {
             options.models.get_mut(name).unwrap().partitions = Some(vec![partition]);
         }
@@ -348,7 +349,7 @@ async fn a_model_keeps_within_what_it_may_take() {
     stand_in.assert_clean();
 }
 
-/// A model that is kept to one GPU is on no other, and not in service once that one is lost.
+/// A model that is placed on one GPU is on no other. It is out of service once that GPU is lost.
 #[tokio::test(flavor = "multi_thread")]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 async fn a_model_is_on_the_gpus_that_it_is_kept_to() {
@@ -485,7 +486,7 @@ async fn a_gpu_that_is_lost_before_a_model_is_served_is_the_end_too() {
     has_ended(&stand_in).await;
 }
 
-/// A request of the server at this port; its answer, empty where there is none.
+/// Sends a request to the server at this port. Returns the answer, empty if there is none.
 fn ask(port: u16, head: &str, body: &str) -> String {
     let mut answer = String::new();
     let _ = std::net::TcpStream::connect(("127.0.0.1", port)).and_then(|mut stream| {
@@ -499,7 +500,8 @@ fn ask(port: u16, head: &str, body: &str) -> String {
     answer
 }
 
-/// Not a test: what the one below starts. A server that loses one of two GPUs, and then the other.
+/// Not a test by itself: the test below starts it. A server that loses one of two GPUs, and then
+/// the other.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "started by the test below"]
 async fn server_that_loses_its_gpus() {
@@ -518,7 +520,7 @@ async fn server_that_loses_its_gpus() {
     let request = format!(r#"{{"inputs":[{{"name":"image","datatype":"FP32","shape":[1,8,8],"data":[{values}]}}]}}"#);
     for device in 0..2 {
         stand_in.lose_device(device, ECC_UNCORRECTABLE);
-        // Two at most meet the lost one, the others the next.
+        // At most two requests meet the lost GPU, the others the next one.
         for _ in 0..5 {
             ask(port, "POST /v2/models/digits/infer", &request);
         }

@@ -1,4 +1,4 @@
-//! Tensors in memory of GPUs that a client has, over HTTP and gRPC.
+//! Tensors in a client's memory on GPUs, over HTTP and gRPC.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use tonic::transport::Channel;
 use crate::http::send;
 use crate::{gpus, input, serve};
 
-/// Memory of a client on a GPU. The stand-in opens it in the same process, too.
+/// A client's memory on a GPU. The stand-in opens it in the same process, too.
 struct Memory {
     gpu: i32,
     context: sys::CUcontext,
@@ -237,7 +237,7 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     }
     let (status, message) = server.register("in", &inputs.registration(64)).await;
     assert_eq!(status, 409, "{message}");
-    // As in Triton, one of the other kind of that name is passed over.
+    // As in Triton, a region of the other kind with that name is passed over.
     assert_eq!(server.post("/v2/systemsharedmemory/region/in/unregister", &json!({})).await.0, 200);
     server.grpc.model_infer(asked(512)).await.unwrap();
     assert_eq!(server.post("/v2/cudasharedmemory/region/in/unregister", &json!({})).await.0, 200);
@@ -249,7 +249,7 @@ async fn tensors_are_read_from_and_written_to_a_clients_gpu_memory() {
     assert!(!stand_in.leaks().iter().any(|leak| leak.contains("opened by its handle")), "{:?}", stand_in.leaks());
     assert_eq!(stand_in.mistakes(), Vec::<String>::new());
 
-    // A GPU that is lost answers as to inferences.
+    // With memory of a lost GPU, a request gets the same answer as other inferences on this GPU.
     assert_eq!(server.register("in", &inputs.registration(4096)).await.0, 200);
     assert_eq!(server.register("out", &outputs.registration(4096)).await.0, 200);
     stand_in.lose_device(1, 46);

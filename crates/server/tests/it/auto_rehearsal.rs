@@ -28,7 +28,7 @@ fn status(registry: &Registry) -> Value {
     serde_json::to_value(registry.scheduler().unwrap()).unwrap()["device_policies"].clone()
 }
 
-/// Has requests come until `done`, at most for so long; how many did.
+/// Sends requests until `done`, for so long at most. Returns how many were sent.
 async fn load(registry: &Registry, most: Duration, done: impl Fn() -> bool) -> usize {
     let (mut answers, mut ticks) = (Vec::new(), tokio::time::interval(EVERY));
     for _ in 0..most.as_millis() / EVERY.as_millis() {
@@ -54,7 +54,7 @@ async fn a_better_policy_replaces_exclusive_without_losing_a_request() {
     let registry = where_lanes_do(&models, [200, 200], patient).await;
     let policy = || registry.policy("m", "").unwrap();
     assert_eq!(policy().policy, "exclusive", "{}", policy().reason);
-    // The rest of the server looks once a second.
+    // The server itself looks once a second.
     let looks = registry.clone();
     let looks = tokio::spawn(async move {
         loop {

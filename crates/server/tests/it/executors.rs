@@ -32,7 +32,8 @@ async fn a_slow_model_leaves_room_for_another() {
     assert!(!slow.is_finished(), "the fast model waited for the slow one");
 }
 
-/// Eight clients ask for a model until so many batches run at once, and a while longer: the most that were seen.
+/// Eight clients ask for a model until so many batches run at once, and a while longer. Returns the
+/// most batches that ran at once.
 async fn most_running(registry: &Registry, model: &'static str, expected: f64) -> f64 {
     let clients: Vec<_> = (0..8)
         .map(|_| {
@@ -112,7 +113,8 @@ async fn a_request_of_another_shape_sends_what_waits() {
     assert!(!third.is_finished(), "it came after the last one of another shape");
 }
 
-/// `test_multi_batch_not_preferred_different_shape`: what waits goes though it is no preferred size.
+/// `test_multi_batch_not_preferred_different_shape`: waiting requests go though their number is no
+/// preferred size.
 #[tokio::test]
 async fn what_waits_goes_together_and_at_no_preferred_size() {
     let models = Models::new();
@@ -131,7 +133,8 @@ async fn what_waits_goes_together_and_at_no_preferred_size() {
     assert_eq!(statistics.batch_stats.iter().map(|b| b.batch_size).collect::<Vec<_>>(), [4], "in one batch");
 }
 
-/// `test_multi_batch_preferred_different_shape`: a preferred size that is filled goes at once, and so does that of another shape.
+/// `test_multi_batch_preferred_different_shape`: a batch that fills a preferred size goes at once,
+/// and so does one of another shape.
 #[tokio::test]
 async fn preferred_sizes_go_at_once_in_every_shape() {
     let models = Models::new();

@@ -21,7 +21,7 @@ use crate::serving::{Models, metric};
 
 const INT64: i32 = 7;
 
-/// rten, and onnxruntime where the tests know of its library.
+/// rten, and onnxruntime if the tests know its library.
 pub fn engines() -> Vec<EngineChoice> {
     let library = std::env::var_os("ORT_DYLIB_PATH").map(|_| EngineChoice::OnnxRuntime);
     [EngineChoice::Rten].into_iter().chain(library).collect()
@@ -152,7 +152,7 @@ async fn a_convolution_without_the_size_of_its_kernel_is_served() {
     }
 }
 
-/// A value of two dimensions that vary, each on its own.
+/// A value of two dimensions that vary independently.
 pub fn varying(name: &str) -> ValueInfoProto {
     let mut value = value(name, FLOAT, &[-1, -1]);
     let tensor = value.r#type.as_mut().unwrap().tensor_type.as_mut().unwrap();
@@ -251,7 +251,7 @@ async fn constant_subgraphs_are_bounded_before_they_are_computed() {
     }
 }
 
-/// The smallest integer by -1 is no integer of the size.
+/// The quotient of the smallest integer and -1 does not fit into the integer's size.
 #[tokio::test]
 async fn a_division_that_overflows_is_answered_by_rten() {
     let folder = folder();
@@ -348,7 +348,7 @@ async fn a_cut_is_kept_and_found_again() {
     assert_eq!(kept.iter().map(|kept| kept.operators.operators()).collect::<Vec<_>>(), [4]);
     let is_it = |path: &std::path::PathBuf| path.to_string_lossy().ends_with("-operators.json");
     let file = std::fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path()).find(is_it).unwrap();
-    // Marked, so that it is seen whether it was measured and written again.
+    // A mark in the file shows whether the server measured and wrote it again.
     let mut marked: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     marked["operators"]["times"] = serde_json::json!([1, 2, 3, 4]);
     let marked = serde_json::to_vec(&marked).unwrap();
@@ -369,7 +369,7 @@ async fn a_model_without_room_is_refused_with_numbers_until_there_is_room() {
         let (input, output) = (value("x", FLOAT, &[-1, 1]), value("y", FLOAT, &[-1, 1]));
         add(folder.path(), "large", &model(nodes, weights, vec![input], vec![output]));
         let mut options = options(folder.path(), engine);
-        // Two small ones have room together, the large one in no case.
+        // Two small models have room together, the large one does not in any case.
         options.model_memory_bytes = Some(8192);
         let registry = open(options);
         let held = |model: &str| metric(&registry, "downbeat_model_memory_bytes{", &format!("model=\"{model}\""));
@@ -432,7 +432,7 @@ async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
         let registry = open(options);
         load(&registry, "small").await.unwrap();
         assert_eq!((kept_sizes(&store), registry.to_measure_again()), (vec![(1, 1)], vec!["small".to_owned()]));
-        // Larger batches are guessed, and run.
+        // Times of larger batches are guesses, and such batches run.
         for rows in [1, 5, 32] {
             let data = vec![0; 16 * rows];
             registry.infer(request("small", DataType::Fp32, &[rows as i64, 4], data)).await.unwrap();
@@ -444,7 +444,7 @@ async fn what_there_was_no_time_to_measure_is_measured_behind_the_service() {
     }
 }
 
-/// A warm-up of `m` with three samples that are sent so often.
+/// A warm-up of `m` with three samples, each sent so often.
 fn warm_ups(models: &Models, beta_ms: f64, count: u32) {
     let sample = |name: &str| {
         format!(

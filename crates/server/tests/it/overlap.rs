@@ -201,10 +201,11 @@ async fn eight_models_under_a_predictor_of_pairs_run_in_pairs() {
     assert!(report.together > 0 && report.groups >= 40, "{report:?}");
 }
 
-/// Tries until all requests have come before the first run ends, which a busy machine may delay.
+/// Tries until all requests come before the first run ends, which a busy machine may prevent.
 const MOST_TRIES: usize = 100;
 
-/// The order in which three models ran, of requests that came as they are named while another ran.
+/// The order in which three models ran. Their requests came in the given order while another one
+/// ran.
 async fn order_of(order: GroupOrder) -> Vec<String> {
     let models = Models::new();
     for (name, takes_ms) in [("first", 300.0), ("long", 40.0), ("short", 5.0), ("urgent", 20.0)] {

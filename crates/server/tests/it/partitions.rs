@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::serving::{Models, metric, request, send, until};
 
-/// A core each; `None` where there are not two.
+/// A core for each of two partitions; `None` on a machine with one core.
 pub fn two_cores() -> Option<[String; 2]> {
     let topology = Topology::here();
     let mut cores = topology.cores_of(topology.usable()).map(|core| core.common(topology.usable()).to_string());
@@ -34,7 +34,7 @@ fn put(options: &mut ServerOptions, model: &str, partitions: &[u32]) {
     options.models.insert(model.to_owned(), placed);
 }
 
-/// Why a server with these partitions, whose model `m` is on `partition`, does not start.
+/// The reason why a server with these partitions does not start, whose model `m` is on `partition`.
 fn refused(partitions: &[&str], partition: u32, devices: usize) -> String {
     let models = Models::new();
     models.add("m", 1, (0.0, 1.0), 4, "");
@@ -183,7 +183,8 @@ async fn a_model_that_is_moved_by_hand_under_load_answers_each_request_once() {
     assert!(metric(&registry, "nv_inference_request_success", "m") >= f64::from(answered), "all are counted");
     until(|| metric(&registry, "nv_inference_pending_request_count", "m") == 0.0).await;
     assert_eq!(metric(&registry, "downbeat_batch_events_total", "event=\"switch\""), 20.0);
-    // Loaded anew, it is where it was put; set free, where it was before.
+    // Loaded anew, the model is on the partition that the user chose. Set free, it is on the
+    // earlier partition.
     registry.load("m", Default::default()).await.unwrap();
     assert_eq!(placed(&registry), [("m".to_owned(), 0, true)]);
     registry.set_partition("m", Some(1)).await.unwrap();

@@ -65,7 +65,7 @@ async fn a_device_policy_has_lanes_only_on_the_models_devices() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_placed_model_takes_is_learned_where_it_is() {
     let registry = models().serve(|options| place(options, 2, &[("a", &[1])])).await;
-    // More than it takes for its profile to be replaced.
+    // More requests than it takes to replace the profile.
     for _ in 0..8 {
         assert_eq!(used(&registry, "a", 2).await, [1]);
     }

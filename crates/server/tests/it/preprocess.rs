@@ -1,4 +1,5 @@
-//! Pictures and texts on their way to a model's queue: refused before they are decoded, in their place once they are, gone with their client.
+//! Pictures and texts on their way to a model's queue: refused before they are decoded, queued in
+//! order once they are, dropped when their client goes.
 
 use bytes::Bytes;
 use downbeat_core::tensor::DataType;

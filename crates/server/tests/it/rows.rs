@@ -95,7 +95,8 @@ impl Served {
         self.registry.repository_index(false).remove(0).reason
     }
 
-    /// Sends `count` requests of one row of `value` each, at once; how many answers are not `expected`.
+    /// Sends `count` requests of one row of `value` each, at once. Returns how many answers are not
+    /// `expected`.
     async fn wrong(&self, count: usize, value: impl Fn(usize) -> f32, expected: impl Fn(f32) -> f32) -> usize {
         let ask = |value: f32| {
             let registry = self.registry.clone();
@@ -184,7 +185,8 @@ async fn batching_never_keeps_the_shapes_of_a_written_batch_size() {
     }
 }
 
-/// Rounds of requests until the watch has looked at a wrong answer. On a busy machine the watch gets little time, so that 500 were too few.
+/// Sends rounds of requests until the watch has looked at a wrong answer. On a busy machine the
+/// watch gets little time, so that 500 rounds were too few.
 const MOST_ROUNDS: usize = 20_000;
 
 /// The user decided, so the server says that answers are wrong and goes on.

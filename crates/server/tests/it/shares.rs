@@ -51,7 +51,7 @@ fn placed(registry: &Registry, name: &str) -> Option<PlacedModel> {
     devices.into_iter().flat_map(|device| device.models).find(|placed| placed.model == name)
 }
 
-/// Where a model runs, and on how many units of its own.
+/// The partition of a model, and the number of units that it has alone.
 fn share(registry: &Registry, name: &str) -> Option<(u32, u32)> {
     let placed = placed(registry, name)?;
     Some((placed.partition, placed.share?.units))
@@ -62,7 +62,7 @@ fn are_apart(registry: &Registry, one: &str, other: &str) -> bool {
     shares == [Some((0, 1)), Some((1, 1))] || shares == [Some((1, 1)), Some((0, 1))]
 }
 
-/// Clients of a model, some of whose requests are given up; how many were answered.
+/// Clients of a model, which give up some of their requests. Returns how many were answered.
 fn clients(registry: &Registry, name: &'static str, stopped: &Arc<AtomicBool>) -> Vec<JoinHandle<u32>> {
     let client = |number: u64| {
         let (registry, stopped) = (registry.clone(), stopped.clone());
@@ -131,7 +131,7 @@ async fn a_share_that_is_set_by_hand_stays_and_the_others_make_room() {
     assert_eq!(share(&registry, "a"), Some((1, 1)));
     registry.load("a", Default::default()).await.unwrap();
     until(|| share(&registry, "a") == Some((1, 1))).await;
-    // Alone it would have both.
+    // A model alone would have both units.
     registry.unload("b").await.unwrap();
     tokio::time::sleep(ms(300)).await;
     assert_eq!(share(&registry, "a"), Some((1, 1)));
@@ -155,7 +155,7 @@ async fn a_model_whose_knee_is_known_asks_for_that_when_it_comes() {
     for name in ["a", "b"] {
         registry.load(name, Default::default()).await.unwrap();
     }
-    // Each would ask for as much as the other.
+    // Each model would ask for as much as the other.
     until(|| (share(&registry, "a"), share(&registry, "b")) == (Some((0, 25)), Some((1, 75)))).await;
     registry.load("c", Default::default()).await.unwrap();
     until(|| share(&registry, "c").is_some()).await;

@@ -1,4 +1,5 @@
-//! The trial at load, which advises; answers and requests of sizes that a file does not declare.
+//! The trial at load, whose result is advice; answers and requests of sizes that a file does not
+//! declare.
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::{InferRequest, InferResponse, InferTensor};
@@ -57,7 +58,7 @@ async fn a_model_that_answers_no_made_up_request_is_served() {
         add(folder.path(), "reshape", &reshape());
         let registry = open(options(folder.path(), engine));
         load(&registry, "reshape").await.unwrap();
-        // Of another rank than the file declares.
+        // The sizes make another rank than the file declares.
         for sizes in [[4, 6], [24, 1], [1, 24]] {
             reshapes(&registry, "reshape", sizes).await;
         }
@@ -105,7 +106,7 @@ async fn a_reload_replaces_no_version_that_answers_with_one_that_does_not() {
         assert!(error.contains("The version in service answered such requests, so it stays"), "{error}");
         assert!(error.contains("model_warmup"), "{error}");
         answers().await;
-        // A newer version, too.
+        // The same holds for a newer version.
         add(folder.path(), "m", &identity(FLOAT, &[-1, 4]));
         std::fs::create_dir(folder.path().join("m/2")).unwrap();
         crate::model::write(&folder.path().join("m/2"), "model.onnx", &reshape());

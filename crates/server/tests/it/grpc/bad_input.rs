@@ -226,7 +226,7 @@ async fn a_message_over_the_limit() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains(expected), "{}", status.message());
     check_good(&mut client).await;
-    // Small on the wire only.
+    // The message is small only on the wire.
     for encoding in [CompressionEncoding::Gzip, CompressionEncoding::Deflate] {
         let status = client.clone().send_compressed(encoding).model_infer(sized(5_000_000)).await.unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted);
@@ -280,7 +280,7 @@ async fn connections_that_break() {
         &[0xff; 4096],
         &whole[..30],
         &whole[..whole.len() - 40],
-        // Says that 4 GiB follow.
+        // The prefix says that 4 GiB follow.
         &call_on_the_wire(&[0, 0xff, 0xff, 0xff, 0xff, 1, 2, 3]),
     ];
     for opening in openings {
@@ -288,7 +288,7 @@ async fn connections_that_break() {
         socket.write_all(opening).await.unwrap();
         socket.shutdown().await.unwrap();
         let mut answer = Vec::new();
-        // The server closes it; how is its affair.
+        // The server may close the connection in any manner.
         let _ = socket.read_to_end(&mut answer).await;
         check_good(&mut client).await;
     }

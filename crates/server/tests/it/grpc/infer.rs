@@ -134,7 +134,7 @@ async fn a_client_that_goes_away_cancels_its_request() {
         request.parameters.insert("hold".into(), parameter(ParameterChoice::BoolParam(true)));
         request
     };
-    // The call is given up, the connection stays.
+    // The client gives up the call and keeps the connection.
     let call = tokio::spawn({
         let (mut client, request) = (client.clone(), held());
         async move { client.model_infer(request).await }
@@ -147,7 +147,7 @@ async fn a_client_that_goes_away_cancels_its_request() {
     late.set_timeout(Duration::from_millis(30));
     assert!(client.model_infer(late).await.is_err());
     server.service.wait_for_cancelled(2).await;
-    // The connection is gone.
+    // The client closes the connection.
     let mut other = server.client().await;
     let call = tokio::spawn(async move { other.model_infer(held()).await });
     server.service.wait_for_started(3).await;

@@ -78,12 +78,12 @@ async fn half_a_message_is_not_waited_for() {
     check_good(&mut server.client().await).await;
 }
 
-/// A drain that waits for no client takes far less.
+/// A drain that waits for no client takes far less than this.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 #[tokio::test]
 async fn clients_that_stopped_do_not_hold_the_drain() {
-    // No other limit ends them.
+    // No other limit ends these calls.
     let options = ConnectionOptions { transfer_timeout: None, ..ConnectionOptions::default() };
     let server = Server::with_connections(GrpcOptions::default(), options).await;
     let mut held = Vec::new();

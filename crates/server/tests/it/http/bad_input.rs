@@ -122,7 +122,7 @@ async fn json_nested_a_hundred_thousand_deep() {
     for path in ["/v2/repository/index", "/v2/repository/models/simple/load", "/v2/logging"] {
         connection.post(path, &[], &lists).await.error(400);
         connection.post(path, &[], "[]").await.error(400);
-        // Skipped where the field means nothing.
+        // The server skips the value where the field means nothing.
         let reply = connection.post(path, &[], format!(r#"{{"parameters":{objects}}}"#)).await;
         assert!([200, 400].contains(&reply.status), "{reply:?}");
     }

@@ -82,7 +82,7 @@ async fn bodies_beyond_the_budget_are_refused_and_let_go() {
     assert!(message.contains("8388608") && message.contains("--max-in-flight-bytes"), "{message}");
     assert_eq!(reply.headers["retry-after"], "1");
     assert_eq!((budget.in_flight(), budget.refused()), (6 * MIB as u64, 1));
-    // Small requests have room all the while, on this connection too.
+    // Small requests always have room, on this connection too.
     third.send(vec![b' '; MIB]).await;
     assert_eq!(third.post("/v2/models/simple/infer", &[], json_request().to_string()).await.status, 200);
 

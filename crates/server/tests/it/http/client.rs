@@ -91,7 +91,7 @@ impl Connection {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
     }
 
-    /// Whether the server takes it.
+    /// Sends bytes. Returns whether the connection took all bytes.
     pub async fn try_send(&mut self, bytes: impl AsRef<[u8]>) -> bool {
         self.stream.write_all(bytes.as_ref()).await.is_ok()
     }

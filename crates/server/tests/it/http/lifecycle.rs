@@ -64,7 +64,7 @@ async fn a_leaving_server_ends_each_connection_with_its_answer() {
     let mut before = server.connect().await;
     assert!(!before.get("/v2/health/live").await.headers.contains_key("connection"));
     server.stage.send(Stage::Leaving).unwrap();
-    // The port learns of it by itself.
+    // The port learns of the drain by itself.
     loop {
         let reply = before.get("/v2/health/live").await;
         assert_eq!(reply.status, 200);
@@ -139,7 +139,7 @@ async fn a_body_that_trickles_in_is_refused_and_a_slow_one_is_not() {
     trickling.send(head).await;
     let mut reply = None;
     for byte in body {
-        // The server may have closed it.
+        // The server may have closed the connection.
         trickling.try_send([*byte]).await;
         reply = tokio::time::timeout(Duration::from_millis(10), trickling.try_reply()).await.ok().flatten();
         if reply.is_some() {

@@ -63,7 +63,7 @@ impl EchoService {
         self.ready.store(ready, Ordering::SeqCst);
     }
 
-    /// Requests answered, or failed.
+    /// The number of requests answered, or failed.
     pub fn answered(&self) -> usize {
         self.answered.load(Ordering::SeqCst)
     }
@@ -168,7 +168,7 @@ fn simple(request: &InferRequest) -> Result<Vec<InferTensor>, ServiceError> {
     Ok(vec![output("OUTPUT0", i32::wrapping_add), output("OUTPUT1", i32::wrapping_sub)])
 }
 
-/// Counts a request as cancelled unless told that it is done.
+/// Counts a request as cancelled unless its flag is set, which says that the request is done.
 struct Running<'a>(&'a EchoService, bool);
 
 impl Drop for Running<'_> {

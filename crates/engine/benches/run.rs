@@ -16,9 +16,9 @@ use downbeat_engine::{
 };
 
 const ROUNDS: usize = 60;
-/// Argument with which this program is an executor process.
+/// The argument with which this program becomes an executor process.
 const EXECUTOR: &str = "executor";
-/// Time that one round of one row takes.
+/// The time that one round of one row takes.
 const ROUND: Duration = Duration::from_millis(8);
 
 fn main() {

@@ -22,28 +22,28 @@ const SEED: u64 = 1;
 /// How often each sample is run, alone and side by side in turns, and how many of the first runs are not counted.
 const RUNS: usize = 9;
 const WARM_UP: usize = 2;
-/// Samples after which there is a row.
+/// After so many samples the step prints a row.
 const STRIDE: u64 = 50;
 
 /// A sample for training a predictor. Times are milliseconds by the device's clock, a value a run.
 #[derive(Serialize)]
 struct Sample<'a> {
-    /// With the seed, decides what is run.
+    /// The sample's number. With the seed it decides the group.
     sample: u64,
     seed: u64,
     models: [&'a str; 2],
     /// How many segments each model has.
     segments: [usize; 2],
-    /// Which of them are run, the end excluded.
+    /// The segments that run, the end excluded.
     ranges: [[usize; 2]; 2],
     batches: [usize; 2],
     /// Tokens of an item, where its length varies.
     length: usize,
-    /// Each alone.
+    /// The times of each alone.
     solo_ms: [Vec<f64>; 2],
     /// Each beside the other. Both begin together.
     beside_ms: [Vec<f64>; 2],
-    /// From the begin of the first to the end of the last.
+    /// The times from the begin of the first to the end of the last.
     together_ms: Vec<f64>,
 }
 
@@ -63,7 +63,7 @@ struct Side<'a> {
 }
 
 impl Side<'_> {
-    /// Up to the begin of a range.
+    /// Runs up to the begin of a range.
     fn before(&mut self, batch: usize, range: &Range<usize>) -> Outcome<State> {
         let mut state = self.subject.batch(batch, From::Ring)?;
         self.lane.run(0..range.start, &mut state)?;
@@ -152,7 +152,7 @@ pub fn measure(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     }
     let (mut count, mut ratios, mut failures) = (done.len() as u64, Vec::new(), 0);
     for index in (0..).filter(|sample| !done.contains(sample)) {
-        // At least one, so that each call comes further.
+        // At least one sample, so that each call makes progress.
         if Instant::now() >= end && !ratios.is_empty() {
             break;
         }
@@ -180,7 +180,8 @@ fn print(count: u64, ratios: &mut [f64]) {
     Row::new(STEP, "", format!("{count} samples")).note(note).print();
 }
 
-/// The samples that a file has; one that was cut off in the middle is left out, and ended.
+/// The samples in a file. A sample that was cut off in the middle does not count, and its line is
+/// ended.
 fn done(path: &Path) -> Outcome<BTreeSet<u64>> {
     let Ok(file) = File::open(path) else { return Ok(BTreeSet::new()) };
     let mut is_whole = true;
@@ -250,7 +251,7 @@ fn sample(index: u64, sides: &mut [Side<'_>], batches: &[usize], file: &mut File
     Ok(median(&times.together_ms) / (median(&times.solo_ms[0]) + median(&times.solo_ms[1])))
 }
 
-/// Milliseconds from its begin to its end.
+/// Milliseconds from the span's begin to its end.
 fn took(span: &Span) -> Outcome<f64> {
     Ok(span.took().ok_or("the device is lost")?.as_nanos() as f64 / 1e6)
 }

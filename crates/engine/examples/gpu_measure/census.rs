@@ -29,7 +29,7 @@ impl Census {
         Ok(Census(blocks))
     }
 
-    /// How many units both have.
+    /// How many units both censuses have.
     fn shared(&self, other: &Census) -> usize {
         self.0.keys().filter(|unit| other.0.contains_key(unit)).count()
     }
@@ -75,7 +75,7 @@ impl Side {
         Ok(self.stream.record(&self.end)?)
     }
 
-    /// Waits for its end; where the blocks ran is in `places`.
+    /// Waits for the end; `places` tells where the blocks ran.
     fn told(&self, how: &str, places: &Places, other: Option<&Census>) -> Outcome<Census> {
         self.stream.finish()?;
         let census = Census::of(places)?;
@@ -124,7 +124,7 @@ fn pair(device: &Arc<Device>, kernel: &Kernel, splitter: &Splitter, units: u32) 
         let alone = one.told(&format!("alone{how}"), &one.places, None)?;
         other.begin(kernel, graph(other))?;
         other.told(&format!("alone{how}"), &other.places, Some(&alone))?;
-        // Both at once: where each runs, and whether it takes longer.
+        // Both at once: where each side runs, and whether it takes longer.
         one.begin(kernel, graph(one))?;
         other.begin(kernel, graph(other))?;
         let beside = one.told(&format!("beside the other{how}"), &one.places, None)?;

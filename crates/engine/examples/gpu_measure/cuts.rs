@@ -67,7 +67,8 @@ fn price(whole: &Subject, cut: &Subject, name: &str, batch: usize) -> Outcome<()
     Ok(())
 }
 
-/// Two halves of a batch come to the middle of the model: joined and run, against the batch that came as one; and parted again.
+/// Two halves of a batch come to the middle of the model. They are joined and run, against the
+/// batch that came as one; and parted again.
 fn boundary(cut: &Subject, name: &str, batch: usize) -> Outcome<()> {
     let (segments, half) = (cut.model.segments(), batch / 2);
     let middle = segments / 2;

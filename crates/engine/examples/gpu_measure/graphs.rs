@@ -14,7 +14,7 @@ use crate::subject::{From, Subject, span};
 /// Runs of a size: the first ones decide whether it becomes a graph.
 const RUNS: usize = 20;
 
-/// `without`: the same engine without CUDA graphs.
+/// Measures graphs. `without` is the same engine without CUDA graphs.
 pub fn measure(engine: &dyn Engine, without: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     const STEP: &str = "graphs";
     let segments = format!("{} segments", arguments.segments);

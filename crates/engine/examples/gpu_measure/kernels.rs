@@ -46,9 +46,9 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Compiled by the driver for the device.
+    /// Loads the kernel, which the driver compiles for the device.
     pub fn load(device: &Arc<Device>) -> Outcome<Kernel> {
-        // Which makes it this thread's.
+        // The call makes `device` this thread's device.
         device.free_memory()?;
         // SAFETY: the text ends with a zero.
         let module = unsafe { result::module::load_data(PTX.as_ptr().cast()) };
@@ -61,7 +61,7 @@ impl Kernel {
         }
     }
 
-    /// Enqueues it, with a block for each of `places`, which have to outlive it.
+    /// Enqueues the kernel, with a block for each of `places`. The places must outlive the kernel.
     pub fn stay(&self, stream: &Stream, places: &Places, ticks: u64) -> Result<(), DriverError> {
         let (mut to, mut ticks) = (places.address, ticks);
         let mut parameters = [(&raw mut to).cast::<c_void>(), (&raw mut ticks).cast()];
@@ -80,7 +80,7 @@ impl Drop for Kernel {
     }
 }
 
-/// Memory of the device for which unit each block ran on.
+/// Memory of the device. Each block writes the unit on which it ran.
 pub struct Places {
     address: sys::CUdeviceptr,
     blocks: u32,

@@ -17,7 +17,7 @@ use crate::subject::{From, Subject, span};
 
 const STEP: &str = "launches";
 const LAUNCHES: usize = 200;
-/// Slots that are copied.
+/// The number of slots to copy.
 const SLOTS: u32 = 32;
 
 pub fn measure(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
@@ -38,12 +38,12 @@ pub fn measure(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// How a thread waits for a launch.
+/// The manner in which a thread waits for a launch.
 #[derive(Clone, Copy, PartialEq)]
 enum Waits {
     Awake,
     Asleep,
-    /// Awake, for the launch before the one that it has just enqueued.
+    /// The thread waits awake, for the launch before the one that it has just enqueued.
     Ahead,
 }
 
@@ -79,7 +79,7 @@ impl Mark {
         }
     }
 
-    /// Milliseconds from another one, both over.
+    /// Milliseconds from an earlier event, after both are over.
     fn since(&self, other: &Mark) -> Result<f64, DriverError> {
         // SAFETY: both are alive.
         unsafe { result::event::elapsed(other.0, self.0) }.map(f64::from)

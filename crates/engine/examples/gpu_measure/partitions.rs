@@ -1,4 +1,5 @@
-//! Partitions: latency over share, from one share to another, and a neighbour's influence.
+//! Partitions: latency over share, the change from one share to another, and a neighbour's
+//! influence.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -63,7 +64,7 @@ pub fn switch(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
         let (mut staying, mut switching) = (Vec::new(), Vec::new());
         let mut last: Option<Span> = None;
         for run in 0..400 {
-            // Two launches in each place: every second one comes after a switch.
+            // Two launches on each share: every second launch comes after a switch.
             let lane = &mut lanes[run / 2 % 2];
             subject.run(&mut **lane, 1, From::Ring)?;
             let span = lane.last_run().ok_or("a run without times")?;

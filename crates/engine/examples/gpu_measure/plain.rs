@@ -47,7 +47,7 @@ pub fn serve(arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// The library, by `ort` itself.
+/// Loads the library through `ort` itself.
 fn start() -> Outcome<Environment> {
     let options = CudaOptions { devices: vec![0], ..CudaOptions::default() };
     let ready = preflight(&Search::from_env(), &options)?;

@@ -35,7 +35,7 @@ pub fn measure(engine: &dyn Engine, without: &dyn Engine, arguments: &Arguments)
     partitions(&device)
 }
 
-/// Memory of the device and time since it was made.
+/// Memory of the device and time since the meter was started.
 struct Meter<'a> {
     device: &'a Device,
     free: u64,
@@ -96,7 +96,7 @@ fn lanes(
     Ok(())
 }
 
-/// Green contexts, and a stream of each.
+/// Green contexts, with a stream in each.
 fn partitions(device: &Arc<Device>) -> Outcome<()> {
     let meter = Meter::start(device)?;
     let splitter = Splitter::new(device)?;

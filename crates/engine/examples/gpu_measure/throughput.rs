@@ -12,14 +12,14 @@ use crate::row::{Row, quantile};
 use crate::subject::{From, Subject, span};
 
 const STEP: &str = "throughput";
-/// Runs of one in a round, at most.
+/// The most runs of one turn in a round.
 const MOST: usize = 50;
 const ROUND: Duration = Duration::from_millis(60);
 
 /// A way to run the model that takes turns with the others.
 struct Turn<'a> {
     what: String,
-    /// Runs it so often and gives the milliseconds of each.
+    /// Runs so often, and returns the milliseconds of each run.
     runs: Box<dyn FnMut(usize) -> Outcome<Vec<f64>> + 'a>,
     at_once: usize,
     millis: Vec<f64>,
@@ -44,7 +44,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// `without`: the same engine without CUDA graphs; `channels_last`: with `nhwc`.
+/// Measures throughput. `without` is the same engine without CUDA graphs; `channels_last` is the
+/// engine with `nhwc`.
 pub fn measure(
     engine: &dyn Engine,
     without: &dyn Engine,
@@ -122,7 +123,7 @@ impl Lanes<'_> {
     fn compare(&self, name: &str, batch: usize, time: Duration, beside: &mut [Beside]) -> Outcome<()> {
         let Lanes { whole, variants } = *self;
         let (mut first, mut second) = (whole.lane(Share::Whole)?, whole.lane(Share::Whole)?);
-        // As long as the first batches of a size set up their kernels, nothing is counted.
+        // Nothing counts while the first batches of a size set up their kernels.
         for lane in [&mut first, &mut second] {
             for _ in 0..3 {
                 whole.run(&mut **lane, batch, From::Ring)?;
@@ -140,7 +141,7 @@ impl Lanes<'_> {
             quantile(&mut spans, 0.5).unwrap_or(f64::NAN),
             quantile(&mut cpu, 0.5).unwrap_or(f64::NAN)
         );
-        // Others set this size up while they are not measured, all at once.
+        // The other runtimes set this size up while no turn is measured, all at once.
         beside.iter_mut().for_each(|other| drop(other.ask(name, batch, 1)));
         // Errors can wait: a runtime that cannot do a size reports this again in its turn.
         beside.iter_mut().for_each(|other| drop(other.answer()));
@@ -149,7 +150,7 @@ impl Lanes<'_> {
             Turn::new("whole, inputs in the ring", 1, |runs| {
                 repeat(runs, whole, &mut *lanes.borrow_mut().0, batch, From::Ring)
             }),
-            // The same once more: what differs between the two is chance.
+            // The same once more: the difference between the two is chance.
             Turn::new("whole, inputs in the ring, again", 1, |runs| {
                 repeat(runs, whole, &mut *lanes.borrow_mut().0, batch, From::Ring)
             }),

@@ -8,7 +8,8 @@ use downbeat_engine::{CudaOptions, Onnxruntime, Preference, Search, available, c
 
 use crate::model::folder;
 
-/// Not a test: what [`look`] starts. Says what is found and chosen with the places in its environment.
+/// Not a test by itself: [`look`] starts it. Prints the library found and the engine chosen for the
+/// places in its environment.
 #[test]
 #[ignore = "started by the tests beside it"]
 fn child() {
@@ -35,7 +36,7 @@ fn child() {
 fn look(variables: &[(&str, &Path)]) -> String {
     let mut command = Command::new(std::env::current_exe().expect("a test is a program"));
     command.args(["--exact", "finding::child", "--ignored", "--nocapture"]).env_remove("LD_LIBRARY_PATH");
-    // A machine with GPUs says more.
+    // A machine with GPUs prints more.
     command.env("CUDA_VISIBLE_DEVICES", "");
     command.envs(variables.iter().copied());
     let output = command.output().expect("starts");
@@ -45,7 +46,7 @@ fn look(variables: &[(&str, &Path)]) -> String {
     said
 }
 
-/// A library that says it is onnxruntime of `version`, and has no interface to give.
+/// A library that claims to be onnxruntime of `version`, and has no interface.
 fn imposter(folder: &Path, name: &str, version: &str) -> PathBuf {
     let source = folder.join("imposter.rs");
     let text = format!(
@@ -128,7 +129,7 @@ fn on_the_loaders_path_and_in_the_cache() {
     let real = engine.library().canonicalize().expect("is there");
     let folder = folder();
     let cache = folder.path().join("cache");
-    // The newest version wins, as numbers go.
+    // The newest version wins, compared as numbers.
     for version in ["1.9.9", "1.31.1"] {
         std::fs::create_dir_all(cache.join(version)).expect("creates");
     }
@@ -163,7 +164,7 @@ fn names_of_engines() {
     );
 }
 
-/// The version that is shown is that of the manifest.
+/// The version shown is the manifest's version.
 #[test]
 fn version_of_rten() {
     use downbeat_engine::{Engine, Rten};

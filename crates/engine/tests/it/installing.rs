@@ -26,7 +26,7 @@ const LIBRARY: &[(&str, &[u8])] = &[
     ("onnxruntime/capi/libonnxruntime.so.1.31.1", b"the library"),
 ];
 
-/// A program that is called as `python3` would be.
+/// A program that stands in for `python3`.
 fn python(folder: &Path, script: &str) -> PathBuf {
     let path = folder.join("python3");
     std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).expect("writes");
@@ -38,7 +38,7 @@ fn install(folder: &Path, python: PathBuf) -> Install {
     Install { version: "1.31.1".into(), cache: folder.join("cache"), python, wheel: None, unverified: false, gpu: None }
 }
 
-/// The names in the cache, so that what is left behind shows.
+/// The names in the cache, so that leftover files show.
 fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return vec![] };
     let mut names: Vec<_> = entries.map(|e| e.expect("reads").file_name().to_string_lossy().into_owned()).collect();
@@ -67,7 +67,7 @@ fn by_pip() {
     let folder = folder();
     let made = folder.path().join("onnxruntime-1.31.1-cp311-linux.whl");
     wheel(&made, CompressionMethod::Deflated, LIBRARY);
-    // Answers as pip does, and keeps what it was asked.
+    // Answers as pip does, and keeps the requirements.
     let script = format!(
         r#"echo "$@" >> {log}; [ "$4" = --version ] && exit 0; pwd >> {log}; cat "$8" >> {log}
         while [ "$1" != -d ]; do shift; done; cp {made} "$2""#,
@@ -189,7 +189,7 @@ const NVIDIA_FILES: [&str; 14] = [
     "cudnn/lib/libcudnn_ops.so.9",
 ];
 
-/// As much of a library as is looked at: a header that promises nothing.
+/// The part of a library that the installer reads: a header that promises nothing.
 const ELF: [u8; 64] = {
     let mut header = [0; 64];
     (header[0], header[1], header[2], header[3]) = (0x7f, b'E', b'L', b'F');
@@ -256,7 +256,7 @@ fn for_gpus_with_nvidias_libraries_where_they_are_missing() {
     assert!(said.iter().any(|s| s.contains("libcudart.so.13") && s.contains("is missing")), "{said:?}");
     assert_eq!((installed(&install.cache), installed_gpu(&install.cache)), (None, Some(done.library)));
 
-    // Again: what is there is not fetched anew, and the library is replaced.
+    // Again: complete folders are not fetched anew, and the library is replaced.
     std::fs::remove_file(folder.path().join("log")).expect("is there");
     gpu_wheel(&folder.path().join("index/onnxruntime_gpu.whl"), b"second", REQUIREMENTS);
     let done = install.run(&mut |_| {}).expect("installs over itself");

@@ -8,7 +8,7 @@ use downbeat_engine::{CudaOptions, Missing, Preference, Search, choose, cuda};
 
 use crate::model::folder;
 
-/// Not a test: what [`look`] starts. Says what is found with the places in its environment.
+/// Not a test by itself: [`look`] starts it. Prints the findings for the places in its environment.
 #[test]
 #[ignore = "started by the tests beside it"]
 fn child() {
@@ -51,7 +51,7 @@ fn look(driver: &Path, variables: &[(&str, &str)]) -> String {
     said
 }
 
-/// A library with this source.
+/// Builds a library from this source.
 fn library(source: &str, path: &Path) {
     let text = path.with_extension("rs");
     std::fs::write(&text, source).expect("writes");
@@ -94,7 +94,7 @@ fn driver(folder: &Path) -> PathBuf {
     driver
 }
 
-/// A cache as `downbeat engine install --cuda` leaves one, with libraries that can be loaded and do nothing.
+/// A cache as `downbeat engine install --cuda` leaves one. Its libraries load and do nothing.
 fn cache(folder: &Path) -> PathBuf {
     let cache = folder.join("cache");
     let nothing = folder.join("nothing.so");
@@ -136,7 +136,7 @@ fn all_that_is_needed_is_found_and_loaded() {
     assert!(said.contains("not ready: GPU 3 was asked for, and there are 3, from GPU 0 to GPU 2."));
 }
 
-/// The bytes of a container of code for these architectures, as CUDA's compiler makes them.
+/// The bytes of a container of code for these architectures, in the form of CUDA's compiler.
 fn container(architectures: &[u32]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for architecture in architectures {
@@ -155,7 +155,7 @@ fn container(architectures: &[u32]) -> Vec<u8> {
 fn gpus_that_the_library_has_no_code_for() {
     let folder = folder();
     let (cache, driver) = (cache(folder.path()), driver(folder.path()));
-    // As the published one has.
+    // The published library has code for these architectures.
     let code = [container(&[75, 80, 86, 89, 90, 120]), container(&[80, 90])].concat();
     let source = format!(
         "#[used] #[unsafe(link_section = \".nv_fatbin\")] static CODE: [u8; {}] = {code:?};
@@ -204,7 +204,8 @@ fn libraries_that_are_missing() {
     let said = look();
     let line = format!("not ready: cuDNN 9 in {} is not whole: there is no libcudnn_ops.so.9. Run", nvidia.display());
     assert!(said.contains(&line));
-    // A GPU is here, so that also who asked for no engine hears what it lacks.
+    // The machine has a GPU, so that a user who asked for no engine also hears what the engine
+    // lacks.
     assert!(said.contains("Auto exit: rten; hint Some(\"models run on the CPU, with the engine rten, and not on"));
     assert!(said.contains("Cuda exit: error: the engine cuda cannot be used: cuDNN 9 in"));
     assert!(

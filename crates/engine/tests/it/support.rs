@@ -6,8 +6,8 @@ use std::sync::Arc;
 use downbeat_core::tensor::{DataType, Signature};
 use downbeat_engine::{Buffer, Engine, Lane, LoadOptions, Model, Onnxruntime, Rten, RunError, Search, State, Tensor};
 
-/// The engines that are here: always `rten`, and `onnxruntime` if its library is. Says so if it is not, and fails then if
-/// `DOWNBEAT_REQUIRE_ONNXRUNTIME` is 1, as on CI.
+/// The engines of this machine: always `rten`, and `onnxruntime` if its library is found. Without
+/// the library it prints so, and fails if `DOWNBEAT_REQUIRE_ONNXRUNTIME` is 1, as on CI.
 pub fn engines() -> Vec<Arc<dyn Engine>> {
     let mut engines: Vec<Arc<dyn Engine>> = vec![Arc::new(Rten::new())];
     engines.extend(onnxruntime().map(|e| Arc::new(e) as Arc<dyn Engine>));
@@ -121,7 +121,7 @@ impl Random {
     }
 }
 
-/// A copy: tensors themselves move with the batch.
+/// A copy of tensors, which themselves move with the batch.
 pub fn copy(tensors: &[Tensor]) -> Vec<Tensor> {
     let copy =
         |t: &Tensor| Tensor { datatype: t.datatype, shape: t.shape.clone(), data: Buffer::from(t.data.as_slice()) };

@@ -48,7 +48,7 @@ fn options(engine: EngineChoice, models: &[&str]) -> ServerOptions {
     options
 }
 
-/// All models with this device policy and its settings.
+/// Options that give all models this device policy and its settings.
 fn group(policy: &str, settings: Value) -> DeviceGroup {
     let (policy, settings) = (policy.parse().unwrap(), serde_json::from_value(settings).unwrap());
     DeviceGroup { models: vec!["*".to_owned()], policy: Some(policy), settings }

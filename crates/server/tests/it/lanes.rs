@@ -21,7 +21,7 @@ fn examples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/models")
 }
 
-/// A server of models with this device policy and its settings.
+/// Options that give models this device policy and its settings.
 pub fn group(models: &[&str], policy: &str, settings: Value) -> DeviceGroup {
     let models = models.iter().map(|name| (*name).to_owned()).collect();
     DeviceGroup { models, policy: Some(policy.parse().unwrap()), settings: serde_json::from_value(settings).unwrap() }

@@ -31,7 +31,8 @@ fn only_where_waited_for(stand_in: &StandIn) {
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn one_launch_waits_behind_the_running_one_and_a_third_does_not() {
-    // Without graphs, and with them: what a graph reads and writes is the same for all its launches.
+    // Without graphs, and with graphs: a graph reads and writes the same memory in all its
+    // launches.
     for graphs in [false, true] {
         let Some((stand_in, engine)) = gpus_with(1, &CudaOptions { graphs, ..CudaOptions::default() }) else { return };
         stand_in.set_launch_time(50_000);
@@ -65,7 +66,8 @@ fn one_launch_waits_behind_the_running_one_and_a_third_does_not() {
     }
 }
 
-/// Launches at random on two lanes, up to three of each not waited for, whose states are parted and joined between segments.
+/// Launches at random on two lanes, up to three of each without a wait. Their states are parted and
+/// joined between segments.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn launches_ahead_give_the_answers_of_the_host() {
@@ -77,7 +79,7 @@ fn launches_ahead_give_the_answers_of_the_host() {
             stand_in.set_order(order);
             stand_in.set_launch_time(50_000);
             let mut random = Random::new("launches_ahead");
-            // Of mlp there are graphs, as nothing but the batch varies.
+            // mlp has graphs, as only its batch size varies.
             let (path, segments) = if graphs { (example("mlp"), 2) } else { to_cut(&engine) };
             let host = load_on(&onnxruntime().expect("found before"), &path);
             let model = load(&engine, &path, Cut::Stages(segments));

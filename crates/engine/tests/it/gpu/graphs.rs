@@ -1,4 +1,4 @@
-//! Launches as CUDA graphs: the same answers, where it is not slower.
+//! Launches as CUDA graphs: the same answers, and graphs only where they are not slower.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ fn inputs(random: &mut Random, model: &Arc<dyn Model>, rows: usize) -> Vec<Tenso
     random.inputs(model.signature(), |_, _| rows)
 }
 
-/// Runs a batch as often as it takes for its shapes to be tried as a graph.
+/// Runs a batch until its shapes have been tried as a graph.
 fn try_graph(lane: &mut dyn Lane, segments: usize, inputs: &[Tensor]) {
     (0..2).for_each(|_| drop(run(lane, segments, copy(inputs))));
 }
@@ -118,7 +118,8 @@ fn lanes_record_beside_each_other() {
     stand_in.assert_clean();
 }
 
-/// The memory of a graph is written by each of its launches: what leaves the lane in between is a copy.
+/// Each launch of a graph writes to the graph's memory: tensors that leave the lane in between are
+/// copies.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn what_is_between_two_segments_outlasts_the_next_launch() {
@@ -146,7 +147,7 @@ fn what_is_between_two_segments_outlasts_the_next_launch() {
     }
 }
 
-/// How many kernels a run of mlp is.
+/// The number of kernels in a run of mlp.
 fn kernels(engine: &OnnxruntimeCuda) -> u64 {
     if has_provider(engine) { 5 } else { 1 }
 }
@@ -323,7 +324,8 @@ fn models_whose_lengths_vary_run_as_graphs() {
     stand_in.assert_clean();
 }
 
-/// Graphs of a session use the same memory, and so do its other runs: what is left between segments stays, however they follow each other.
+/// Graphs of a session use the same memory, and so do the session's other runs. Tensors between
+/// segments stay valid in every order of runs.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn graphs_and_other_runs_of_a_session_do_not_disturb_each_other() {
@@ -391,7 +393,7 @@ fn graphs_of_many_shapes_make_room_for_others() {
     stand_in.assert_clean();
 }
 
-/// A warm-up may send nothing else.
+/// A warm-up may send only zeros.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn a_graph_is_judged_on_numbers_in_place_of_zeros() {

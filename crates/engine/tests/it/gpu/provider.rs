@@ -1,4 +1,5 @@
-//! onnxruntime's CUDA provider as it uses the driver: only where it is there (`just gpu-stand-ins`).
+//! onnxruntime's CUDA provider and its use of the driver. The tests run only where the provider is
+//! found (`just gpu-stand-ins`).
 
 use cuda_stand_in::{Count, Kind, StandIn};
 use downbeat_engine::{
@@ -167,7 +168,8 @@ fn a_launch_ahead_stalls_nothing() {
     stand_in.assert_clean();
 }
 
-/// Where launching takes long, batches of the sizes that are recorded are one launch a segment, and give the same answers.
+/// If launching takes long, batches of recorded sizes are one launch a segment, and give the same
+/// answers.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn segments_run_as_graphs_where_that_is_not_slower() {
@@ -219,7 +221,7 @@ fn graphs_of_all_sizes_share_a_session() {
     let recorded = |report: &GraphReport| matches!(report.outcome, GraphOutcome::Recorded { .. });
     assert_eq!(model.graphs().iter().filter(|report| recorded(report)).count(), sizes.len() * 2);
     let more = stand_in.count(Count::Bytes) - bytes;
-    // The workspace of each product, one a segment and graph, which the stand-in keeps for each.
+    // The workspace of each product, one a segment and graph. The stand-in keeps one for each.
     assert!(more <= sizes.len() as u64 * 4 * 4096, "{more} bytes more for {} sizes", sizes.len());
     drop((lane, model, engine));
     stand_in.assert_clean();
@@ -372,7 +374,8 @@ fn biases_are_added_by_convolutions_with_channels_last() {
     );
     let path = write(folder.path(), "sum.onnx", &network);
     let launches = ["kernel", "cudnnBackendExecute", "cudnnAddTensor"];
-    // Two activations, a sum, two biases; with channels last the input and the output are turned.
+    // Two activations, a sum, two biases. With channels last the input and the output are
+    // transposed.
     for (engine, expected) in [(with(false), [3, 2, 2]), (with(true), [5, 2, 0])] {
         let version = engine.info().version;
         for cut in [Cut::Whole, Cut::Stages(2)] {
@@ -466,7 +469,7 @@ fn a_lost_device_does_not_fail_launches_elsewhere() {
     let (mut first, mut second) = (at(0), at(1));
     let inputs = Random::new("a_lost_device").inputs(model.signature(), |_, _| 2);
     let expected = run(&mut *second, 1, copy(&inputs));
-    // In the middle of the kernels.
+    // The fault comes in the middle of the kernels.
     stand_in.fail_work(None, 4, 700);
     let error = first.run(0..1, &mut State { tensors: copy(&inputs) }).expect_err("the device is lost").to_string();
     assert!(error.contains("GPU 0 is lost"), "{error}");

@@ -83,7 +83,7 @@ fn gpu_ring_runs_across_its_end() {
     }
 }
 
-/// A slot is written and read by another lane, all while a long launch runs.
+/// Another lane writes and reads a slot, all while a long launch runs.
 #[test]
 #[ignore = "needs a GPU"]
 fn gpu_copies_overlap_kernels() {
@@ -109,7 +109,7 @@ fn gpu_copies_overlap_kernels() {
                 run(&mut **slow, 1, inputs);
             });
             start.wait();
-            // A little later each time, until the launch has begun and is not over.
+            // The test asks a little later each time, until the launch has begun and is not over.
             (0..turn * 2000).for_each(|_| std::hint::spin_loop());
             write(&ring, turn % count, &vec![1; item * 4]);
             run(&mut *quick, 1, vec![batch(&ring, turn % count, 1)]);

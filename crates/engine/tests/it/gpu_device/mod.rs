@@ -1,5 +1,6 @@
-//! The engine on a real GPU, with the real provider: `cargo test -p downbeat-engine --test it -- --ignored gpu_device`. Each test has the GPU to itself. Where the
-//! driver is the stand-in (`LD_LIBRARY_PATH`), what kernels alone can show is left out.
+//! The engine on a real GPU, with the real provider: `cargo test -p downbeat-engine --test it --
+//! --ignored gpu_device`. Each test has the GPU to itself. If the driver is the stand-in
+//! (`LD_LIBRARY_PATH`), the tests leave out the checks that need real kernels.
 
 mod faults;
 mod lanes;
@@ -19,7 +20,7 @@ use crate::support::{Random, onnxruntime};
 
 static TURN: Mutex<()> = Mutex::new(());
 
-/// The engine on the first GPU, the GPU being this test's alone.
+/// The engine on the first GPU, which this test has to itself.
 struct Gpu {
     engine: Arc<dyn Engine>,
     _turn: MutexGuard<'static, ()>,
@@ -55,7 +56,7 @@ impl Gpu {
     }
 }
 
-/// Whether the driver is the stand-in, whose kernels run on the host. To be asked only with a [`Gpu`].
+/// Whether the driver is the stand-in, whose kernels run on the host. A caller must hold a [`Gpu`].
 fn stands_in() -> bool {
     // SAFETY: a driver is loaded; the test only asks whether the symbol is present.
     unsafe { cudarc::driver::sys::culib().get::<unsafe extern "C" fn()>(b"stand_in_view\0") }.is_ok()

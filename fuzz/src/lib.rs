@@ -41,7 +41,7 @@ pub struct Target {
     /// The target's name: of the function, of the program in `fuzz_targets/`, and of the folder in
     /// `seeds/`.
     pub name: &'static str,
-    /// Reads.
+    /// The function that reads the bytes.
     pub run: fn(&[u8]),
 }
 
@@ -78,11 +78,12 @@ pub const TARGETS: [Target; 24] = {
     ]
 };
 
-/// The body of an inference request and of an answer, JSON alone or with tensors after it. The first two bytes are the length of the
-/// JSON (little-endian; 65535: no such header).
+/// The body of an inference request and of an answer, JSON alone or with tensors after it. The
+/// first two bytes are the length of the JSON (little-endian; 65535: the request has no such
+/// header).
 ///
 /// # Panics
-/// If what was read cannot be written, or reads otherwise then.
+/// If a value that was read cannot be written, or then reads otherwise.
 pub fn http_infer(data: &[u8]) {
     let Some((length, body)) = data.split_first_chunk() else { return };
     let header_length = match u16::from_le_bytes(*length) {
@@ -208,7 +209,8 @@ pub fn workload(data: &[u8]) {
     let again = downbeat_plan::Workload::parse(&workload.to_toml());
     again.expect("what was read is written so that it can be read");
     let pairs = workload.models.len().saturating_mul(workload.sub_clusters);
-    // Small ones are searched, and vast ones refused; what is in between takes as long as it is allowed to.
+    // Small workloads are searched, and vast ones refused. The others would take as long as their
+    // limit allows.
     if pairs <= MOST_SEARCHED || pairs >= usize::MAX / 2 {
         let problem = workload.problem();
         let options = downbeat_plan::Options {
@@ -216,7 +218,7 @@ pub fn workload(data: &[u8]) {
             seed: 0,
             method: downbeat_plan::Method::Search,
         };
-        // Time that passes with each look at the clock, so that the same bytes give the same.
+        // Time passes with each look at the clock, so that the same bytes give the same result.
         let looks = std::cell::Cell::new(0);
         let elapsed = || {
             looks.set(looks.get() + 1);

@@ -1,4 +1,5 @@
-//! A model file of a stranger: loaded and run in a process of its own, as the server tries each file first.
+//! A model file from a stranger, loaded and run in a process of its own, as the server first tries
+//! each file.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,11 +16,11 @@ use crate::model_folder::in_folder;
 /// The program that loads and runs the files. By default this program with the argument `executor`.
 pub static PROGRAM: OnceLock<ExecutorProgram> = OnceLock::new();
 
-/// Most memory of a process, and of all its runs together: bytes.
+/// The most memory of a process, and of all its runs together: bytes.
 const MEMORY: u64 = 1 << 30;
-/// Longest life of a process.
+/// The longest life of a process.
 const TIME: Duration = Duration::from_secs(20);
-/// Most elements of an input.
+/// The most elements of an input.
 const MOST_ELEMENTS: usize = 1 << 16;
 /// Rows and other sizes that vary, of the requests that follow the trial.
 const SIZES: [(usize, usize); 3] = [(1, 1), (3, 5), (2, 33)];

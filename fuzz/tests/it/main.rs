@@ -120,7 +120,7 @@ tests!(
     model_trial,
 );
 
-/// The process of [`model_trial`]: this test, of this program.
+/// The process of [`model_trial`]: this program, with this test alone.
 #[test]
 #[ignore = "it is for processes that model_trial starts"]
 fn model_process() {

@@ -99,7 +99,7 @@ fn bursts_cost_capacity() {
 #[test]
 fn a_server_that_never_passes_has_no_capacity_and_a_run_to_show() {
     let (outcome, found) = search_with(&search(1000.0, None), LENGTH, None, |rate, _| {
-        // Nothing is ever answered.
+        // The server never answers a request.
         let mut outcome = one_server(rate, Arrivals::Constant, Duration::from_millis(60_000_000), 0, None);
         outcome.record.models[0].ok = 0;
         let failed = Failed::new(Failure::Timeout, "");
@@ -113,7 +113,7 @@ fn a_server_that_never_passes_has_no_capacity_and_a_run_to_show() {
     assert!(outcome.record.total().failed() > 0);
 }
 
-/// A person who has seen enough gets the rates that were found out.
+/// A user who interrupts the search gets the rates found so far.
 #[test]
 fn an_interrupted_search_has_the_best_rate_so_far() {
     let mut trials = 0;

@@ -132,7 +132,8 @@ fn statuses_are_counted_with_their_message() {
 
 #[test]
 fn a_server_that_hangs_costs_timeouts_and_its_streams_are_freed() {
-    // More are seen than there are streams at once: cancelled ones made room. Longer where the machine is so busy that calls time out before they are sent.
+    // The server sees more calls than streams that fit at once: cancelled calls made room. The run
+    // is longer if the machine is so busy that calls time out before they are sent.
     let made_room = ["0.2", "1", "5"].into_iter().any(|seconds| {
         let server = serve(Behaviour::Hang, Some(50));
         let total = offer_for(seconds, &server.url, &["--request-timeout", "0.1", "--grpc-connections", "1"]);

@@ -1,4 +1,5 @@
-//! Frontends, schedulers and backends as processes: what clients see while these come and go.
+//! Frontends, schedulers and backends as processes: the answers that clients get while processes
+//! come and go.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -13,9 +14,9 @@ use crate::command_line::downbeat;
 use crate::ports::free_addresses;
 use crate::serve::{REQUEST, Server, digits, http, try_http};
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// However slow the machine is.
+/// An SLO that a slow machine keeps.
 const SLO: [&str; 2] = ["--slo-ms", "digits=3600000"];
 /// How long a peer that is refused may wait for its connection to be closed.
 const CLOSES_WITHIN: Duration = Duration::from_secs(20);
@@ -35,7 +36,7 @@ impl Member {
         Member::within(role, flags, &[])
     }
 
-    /// With these variables in its environment.
+    /// Starts a process with these variables in its environment.
     pub fn within(role: &str, flags: &[&str], environment: &[(&str, &str)]) -> Member {
         let cache = tempfile::tempdir().unwrap();
         let mut command = downbeat(&[role]);
@@ -89,7 +90,7 @@ impl Member {
         serde_json::from_str(&body).unwrap()
     }
 
-    /// The epoch that it follows.
+    /// The epoch that the process follows.
     pub fn epoch(&self) -> u64 {
         self.cluster()["epoch"].as_u64().unwrap()
     }
@@ -98,7 +99,7 @@ impl Member {
         self.cluster()["leads"] == true
     }
 
-    /// Devices that its autoscale advice is about.
+    /// The number of devices in the scheduler's autoscale advice.
     fn devices(&self) -> serde_json::Value {
         let (status, body) = self.get("/v2/autoscale");
         assert_eq!(status, 200, "{body}");
@@ -144,12 +145,12 @@ impl Cluster {
         Cluster::of(digits(), &[], &[])
     }
 
-    /// Of this repository; backends, and schedulers, have these flags too.
+    /// A cluster of this repository. Its backends and schedulers have these flags, too.
     pub fn of(repository: tempfile::TempDir, flags: &[&str], of_schedulers: &[&str]) -> Cluster {
         Cluster::of_variables(repository, flags, of_schedulers, &[])
     }
 
-    /// The same, its backends and its frontend with these variables in their environment.
+    /// The same cluster, with these variables in the environment of its backends and its frontend.
     pub fn of_variables(
         repository: tempfile::TempDir,
         flags: &[&str],
@@ -200,7 +201,7 @@ impl Cluster {
         cluster
     }
 
-    /// The rank of the scheduler that leads, which on a busy machine need not be the first.
+    /// The rank of the leader, which on a busy machine need not be the first scheduler.
     pub fn leader(&self) -> usize {
         let mut leader = None;
         until("one leads", || {
@@ -226,7 +227,7 @@ impl Cluster {
     }
 }
 
-/// Says that it is over when it goes.
+/// Reports the end when it is dropped.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -259,7 +260,7 @@ pub fn under_load(frontend: SocketAddr, models: &[&str], body: &str, some: usize
             statuses
         };
         let clients: Vec<_> = (0..4).map(|_| scope.spawn(client)).collect();
-        // Also where a step fails: the scope waits for its clients.
+        // The flag is set also if a step fails: the scope waits for its clients.
         let ends = Ends(&over);
         more(some);
         happens();
@@ -408,18 +409,18 @@ pub fn large_request() -> String {
     request.to_string()
 }
 
-/// How many bytes of tensors a process has sent, by how they go.
+/// How many bytes of tensors a process has sent, by transport.
 pub fn tensor_bytes(member: &Member, transport: &str) -> f64 {
     metric(member, &format!("downbeat_cluster_tensor_bytes_total{{transport=\"{transport}\"}} "))
 }
 
-/// The metric whose line begins so; 0: there is none.
+/// The value of the metric whose line begins with this text, or 0 without such a line.
 fn metric(member: &Member, name: &str) -> f64 {
     let metrics = http(member.metrics, "GET", "/metrics", "").1;
     metrics.lines().find_map(|line| line.strip_prefix(name)).map_or(0.0, |value| value.parse().unwrap())
 }
 
-/// How tensors go between a process and the backends or frontends that it knows.
+/// The transport of tensors between a process and each backend or frontend that it knows.
 pub fn transports(member: &Member) -> Vec<String> {
     let cluster = member.cluster();
     let peers = cluster["peers"].as_array().unwrap().iter().filter(|peer| peer["role"] != "scheduler");
@@ -441,7 +442,8 @@ fn large_tensors_of_processes_of_one_machine_go_by_shared_memory() {
         !transports.is_empty() && transports.iter().all(|transport| transport == "shared_memory"),
         "{transports:?}"
     );
-    // On a busy machine a frame may be sent again: then its tensors count again, and nothing else does.
+    // On a busy machine a frame may be sent again. Then its tensors count again, and
+    // nothing else does.
     let are_whole = |bytes: f64, items: usize| bytes > 0.0 && bytes % (items * 4) as f64 == 0.0;
     let inputs = tensor_bytes(&cluster.frontend, "shared_memory");
     assert!(are_whole(inputs, MANY * 64), "{inputs}");
@@ -457,7 +459,7 @@ fn a_process_killed_during_a_read_costs_the_others_nothing() {
     let backend = cluster.backends.remove(0);
     let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
     assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{statuses:?}");
-    // A frontend goes in the midst of its requests, and another is served as if nothing had been.
+    // A frontend goes in the midst of its requests. Another frontend is still served as before.
     let other = Member::start("frontend", &["--schedulers", &cluster.list, "--listen", "127.0.0.1:0"]);
     until("ready", || other.get("/v2/health/ready").0 == 200);
     let old = std::mem::replace(&mut cluster.frontend, other);
@@ -493,7 +495,7 @@ fn a_model_that_one_backend_unloads_costs_no_request() {
         for (stays, goes) in [(second, first), (first, second), (second, first)] {
             asked(stays, "load");
             until("it is there", || stays.get("/v2/models/digits/ready").0 == 200);
-            // Longer than a backend takes to see what it has.
+            // Longer than a backend takes to notice its loaded models.
             std::thread::park_timeout(Duration::from_millis(500));
             asked(goes, "unload");
             std::thread::park_timeout(Duration::from_millis(500));
@@ -514,7 +516,8 @@ fn strange_peers_are_refused_and_cost_nobody_anything() {
         bytes.extend_from_slice(body);
         bytes
     };
-    // Postcard: the protocol, node 7, a backend, "x", no address; then that it reads no memory, and a head of 4 GiB.
+    // In postcard: the protocol, node 7, a backend, "x", no address. Then: it reads no memory, and
+    // a head of 4 GiB.
     let backend =
         [hello(PROTOCOL, &[PROTOCOL as u8, 7, 2, 1, b'x', 0]), vec![0], u32::MAX.to_le_bytes().to_vec()].concat();
     let taken = hello(PROTOCOL, &[&[PROTOCOL as u8][..], &varint(node(&backends)), &[2, 1, b'x', 0]].concat());
@@ -550,7 +553,7 @@ fn node(peers: &serde_json::Value) -> u64 {
     u64::from_str_radix(backend["node"].as_str().unwrap(), 16).unwrap()
 }
 
-/// As postcard writes numbers.
+/// A number in postcard's form.
 fn varint(mut number: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while number >= 0x80 {

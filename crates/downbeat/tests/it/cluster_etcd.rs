@@ -1,4 +1,6 @@
-//! Schedulers that have epochs, and each other's addresses, out of a real etcd, which is killed and started again. Without `etcd` on the path its tests are ignored, unless DOWNBEAT_REQUIRE_ETCD is set.
+//! Schedulers that take epochs and each other's addresses from a real etcd, which is killed and
+//! started again. Without `etcd` on the path its tests are ignored, unless DOWNBEAT_REQUIRE_ETCD is
+//! set.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -56,7 +58,8 @@ fn answers(member: &Member) -> bool {
     member.cluster()["etcd_answers"] == true
 }
 
-/// Schedulers that have all gone know no epoch when they come back, and without a store begin again at the first.
+/// If all schedulers end, the next ones know no epoch. Without a store they begin again at the
+/// first.
 #[test]
 #[cfg_attr(not(has_etcd), ignore = "needs etcd on the path")]
 fn epochs_go_on_rising_where_no_scheduler_is_left_that_knows_the_last() {
@@ -187,7 +190,7 @@ fn a_scheduler_whose_rank_is_that_of_one_that_lives_says_so_and_ends() {
     until("the next leads", || next.leads());
 }
 
-/// Brings connections to a server until it is cut.
+/// Forwards connections to a server until the test cuts them.
 struct Proxy {
     address: SocketAddr,
     is_cut: Arc<AtomicBool>,
@@ -241,7 +244,7 @@ fn a_scheduler_that_is_cut_off_from_etcd_takes_no_lead() {
     first.signal("-KILL");
     until("the frontend has lost it", || cluster.frontend.peers("scheduler") == 1);
     let waiting = std::thread::spawn(infer);
-    // Longer than its lease.
+    // Longer than the scheduler's lease.
     std::thread::park_timeout(Duration::from_secs(7));
     assert_eq!((cut_off.leads(), cut_off.epoch()), (false, epoch));
     let third = scheduler(&etcd.clients, &[]);

@@ -12,7 +12,7 @@ use crate::cluster_etcd::Etcd;
 use crate::ports::free_addresses;
 use crate::serve::{REQUEST, digits, http};
 
-/// Under these names the repository has the same model.
+/// The repository has the same model under each of these names.
 const MODELS: [&str; 4] = ["a", "b", "c", "d"];
 /// Timeouts so long that on a busy machine a scheduler loses the lead only if its process is gone.
 const PATIENT: [&str; 4] = ["--takeover-after-ms", "2000", "--lost-after-ms", "3000"];
@@ -56,7 +56,7 @@ impl SubClusters {
     fn backend(&self, name: &str) -> Member {
         let own = ["--schedulers", &self.list, "--node-name", name, "--model-control-mode", "explicit"];
         let engine = ["--engine", "rten", "--profiling-budget", "0"];
-        // However slow the machine is.
+        // The SLOs are so long that a slow machine keeps them.
         let slos: Vec<String> = MODELS.iter().map(|model| format!("--slo-ms={model}=60000")).collect();
         let slos: Vec<&str> = slos.iter().map(String::as_str).collect();
         let models = [self.repository.path().to_str().unwrap()];
@@ -86,7 +86,8 @@ impl SubClusters {
         groups.iter().map(of).collect::<Option<_>>().unwrap_or_default()
     }
 
-    /// Waits until each of two sub-clusters has these many backends, and models that all of them have and no other; gives by backend its models.
+    /// Waits until the two sub-clusters have so many backends, and each backend serves exactly the
+    /// models of its sub-cluster. Returns the models by backend.
     fn settled(&self, backends: &[&Member], sizes: [usize; 2]) -> Vec<BTreeSet<String>> {
         until("each sub-cluster has its models, and no backend another", || {
             let layout = self.layout();
@@ -123,7 +124,7 @@ fn section_4_4_models_are_divided_and_move_under_load_without_a_refusal() {
     let under_load = |happens: &mut dyn FnMut()| {
         all_answered(&under_load(frontend.http, &MODELS, &body, 50, happens));
     };
-    // Another joins, and takes half of the models.
+    // Another backend joins, and takes half of the models.
     let (mut second, mut third) = (None, None);
     under_load(&mut || {
         let joins = second.insert(cluster.backend("second"));
@@ -211,7 +212,7 @@ fn a_plan_that_etcd_has_outlives_all_processes() {
         models.iter().map(|model| if model == goes { comes.clone() } else { model.clone() }).collect()
     };
     let expected = BTreeSet::from([swap(one, goes, comes), swap(other, comes, goes)]);
-    // Other processes, which have been told nothing yet.
+    // New processes, which no scheduler has told anything yet.
     let anew = SubClusters::start(1, &["--etcd", &etcd.clients]);
     assert_eq!(of(&anew, ["third", "fourth"]), expected);
     // A scheduler ends if another one has its rank and lives.
@@ -234,7 +235,7 @@ fn a_model_that_cannot_be_loaded_is_said_and_the_others_are_served() {
     });
     let missing = || cluster.schedulers[0].cluster()["sub_clusters"][0]["backends"][0]["missing"].clone();
     until("what is missing is said", || missing() == serde_json::json!(["d"]));
-    // Mended, it is loaded with the next plan.
+    // The repaired model is loaded with the next plan.
     std::fs::copy(cluster.repository.path().join("a/1/model.onnx"), cluster.repository.path().join("d/1/model.onnx"))
         .unwrap();
     assert_eq!(http(cluster.schedulers[0].http, "POST", "/v2/cluster/plan", "").0, 200);

@@ -15,7 +15,7 @@ fn by(transport: &str) -> [(&str, &str); 4] {
     ]
 }
 
-/// Whether that is how tensors go between a process and all whom it knows.
+/// Whether all tensors between a process and its peers go by UCX.
 fn are_by_ucx(member: &Member) -> bool {
     let transports = transports(member);
     !transports.is_empty() && transports.iter().all(|transport| transport == "ucx")
@@ -32,7 +32,7 @@ fn large_tensors_are_read_by_ucx() {
         let answer = http(cluster.frontend.http, "POST", "/v2/models/digits/infer", &body);
         assert_eq!(answer.0, 200, "{transport}: {}", answer.1);
         assert!(are_by_ucx(&cluster.frontend), "{transport}: {:?}", transports(&cluster.frontend));
-        // More, if a batch was given back on a busy machine.
+        // More tensors, if a batch was given back on a busy machine.
         assert!(tensor_bytes(&cluster.frontend, "ucx") >= (MANY * 64 * 4) as f64, "{transport}");
         assert_eq!(tensor_bytes(&cluster.frontend, "shared_memory"), 0.0, "{transport}");
         let outputs: f64 = cluster.backends.iter().map(|backend| tensor_bytes(backend, "ucx")).sum();
@@ -56,7 +56,7 @@ fn processes_that_are_killed_while_ucx_reads_cost_the_others_nothing() {
         let statuses = cluster.under_load_of(&body, 8, || backend.signal("-KILL"));
         assert_eq!(statuses.iter().filter(|status| **status != 200).count(), 0, "{transport}: {statuses:?}");
         until("the other backend serves it by UCX", || are_by_ucx(&cluster.frontend));
-        // A frontend goes in the midst of its requests, and another is served as if nothing had been.
+        // A frontend goes in the midst of its requests. Another frontend is still served as before.
         let list = ["--schedulers", &cluster.list, "--listen", "127.0.0.1:0"];
         let other = Member::within("frontend", &list, &by(transport));
         until("ready", || other.get("/v2/health/ready").0 == 200);

@@ -22,7 +22,8 @@ pub fn downbeat(arguments: &[&str]) -> Command {
     command
 }
 
-/// This folder, and then the folders of `LD_LIBRARY_PATH`. The solver may be in one of these.
+/// This folder, and then the folders of `LD_LIBRARY_PATH`. The solver's library may be in such a
+/// folder.
 pub fn library_path(folder: &Path) -> OsString {
     let mut path = folder.as_os_str().to_owned();
     if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH") {
@@ -106,7 +107,7 @@ fn the_environment_stands_between_the_file_and_the_flags() {
     let serve = |flags: &[&str], env: &str| {
         let mut arguments = vec!["serve", "m", "--grpc-port", "7001"];
         arguments.extend(flags);
-        // Equal ports are refused with their number: that shows which one won.
+        // The server refuses equal ports with their number: this shows which setting won.
         stderr(&downbeat(&arguments).current_dir(&folder).env("DOWNBEAT_HTTP_PORT", env).output().unwrap())
     };
     std::fs::write(folder.path().join("downbeat.toml"), "http_port = 9000\nmetrics_port = 7002\n").unwrap();
@@ -221,7 +222,7 @@ fn a_reader_that_has_gone_is_no_failure() {
     }
 }
 
-/// The file of `--json` may be left out, so it takes what comes after it.
+/// The file of `--json` may be left out, so the flag takes the next word as its file.
 #[test]
 fn what_json_takes_for_its_file_is_named_where_it_is_missing() {
     for command in ["plan", "slice --stages 2", "profile", "simulate capacity --quiet"] {
@@ -231,7 +232,8 @@ fn what_json_takes_for_its_file_is_named_where_it_is_missing() {
     assert!(!stderr(&run(&["plan", "--json"])).contains("standard output"));
 }
 
-/// `--json` without a file prints JSON in place of the text, `--json FILE` both: in every command that reports what it measured.
+/// `--json` without a file prints JSON in place of the text, `--json FILE` does both. The test
+/// covers every command that reports measurements.
 #[test]
 fn json_means_the_same_in_every_command() {
     let folder = tempfile::tempdir().unwrap();

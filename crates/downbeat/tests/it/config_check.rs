@@ -151,7 +151,7 @@ fn partitions_that_the_server_could_not_have_are_in_error() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// As `every_option_that_names_an_unknown_model_says_so` walks them.
+/// In the order of `every_option_that_names_an_unknown_model_says_so`.
 #[test]
 fn an_option_for_a_model_that_is_not_there_is_in_error() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,11 @@
-//! Models in processes of their own, in a running server: what a process costs that ends.
+//! Models in processes of their own, in a running server: the loss when such a process ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::serve::{REQUEST, Server, copy, digits, http};
 
-/// A repository with two models, of which one runs in a process of its own, and the flags for that.
+/// A repository with two models, of which one runs in a process of its own, and the server's flags.
 fn repository() -> (tempfile::TempDir, String) {
     let folder = digits();
     copy(&folder.path().join("digits"), &folder.path().join("beside"));
@@ -18,14 +18,14 @@ fn repository() -> (tempfile::TempDir, String) {
     (folder, config)
 }
 
-/// The processes that a process has started.
+/// The child processes of a process.
 fn children(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
     children.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect()
 }
 
-/// The one process that a process has started: on a busy machine one may just be started again.
+/// The one child of a process. On a busy machine the child may just be started again.
 fn only_child(pid: u32) -> u32 {
     until("one model is in a process of its own", || children(pid).len() == 1);
     children(pid)[0]
@@ -44,7 +44,7 @@ pub fn executor(server: &Server, model: &str) -> serde_json::Value {
     models.iter().find(|placed| placed["model"] == model).unwrap()["executor"].clone()
 }
 
-/// Waits until something is so; a test fails that waits for ever.
+/// Waits until `is_so` returns true. The test fails after a long wait.
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     for _ in 0..6_000 {
         if is_so() {
@@ -108,7 +108,7 @@ fn a_killed_process_costs_its_own_model_only_and_comes_back() {
         assert_eq!(server.http("GET", "/v2/health/ready", "").0, 200, "the server is");
         until("it is ready again", || server.http("GET", "/v2/models/digits/ready", "").0 == 200);
         until("it answers again", || infer("digits").0 == 200);
-        // The thread of the load has seen it, too, once it has asked once more.
+        // The load's thread has seen the change, too, once it has asked again.
         std::thread::park_timeout(Duration::from_millis(50));
         done.store(true, Ordering::SeqCst);
         assert!(beside.join().unwrap() > 0);
@@ -140,7 +140,8 @@ fn a_process_that_does_not_answer_is_ended_and_started_again() {
     assert_eq!(server.http("GET", "/v2/models/digits/ready", "").0, 200);
 }
 
-/// Both models in processes of their own, whose operators run in groups by a predictor that was sampled so, and the flags for that.
+/// Both models in processes of their own, with the server's flags. Their operators run in groups by
+/// a predictor that was sampled in this way.
 fn side_by_side() -> (tempfile::TempDir, String) {
     let (folder, config) = repository();
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -234,7 +235,7 @@ fn a_server_that_is_killed_leaves_no_process() {
     let (folder, config) = repository();
     let server = Server::start(folder.path(), &["--config", &config], "\"message\":\"ready\",\"models\":2");
     let executor = only_child(server.pid());
-    // By SIGKILL.
+    // The process ended by SIGKILL.
     drop(server);
     until("no process is left", || !is_running(executor));
 }

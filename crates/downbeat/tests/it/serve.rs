@@ -15,7 +15,7 @@ const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/mode
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.png");
 pub const REQUEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/digit.json");
 
-/// Longer than anything takes; a server that does not come up in this time is a failed test.
+/// Longer than any step takes; a server that is not ready in this time fails the test.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A running server on free ports. Killed when the test is over.
@@ -26,7 +26,7 @@ pub struct Server {
     metrics: SocketAddr,
     log: mpsc::Receiver<String>,
     said: String,
-    /// Profiles of other runs would make this one depend on them.
+    /// A cache of the test's own: profiles of other runs would change the test.
     _cache: tempfile::TempDir,
 }
 
@@ -36,7 +36,7 @@ impl Server {
         Server::within(downbeat(&["serve"]), repository, flags, until)
     }
 
-    /// The same by a command of which the rest is the flags of `downbeat serve`.
+    /// The same with a command that ends in the flags of `downbeat serve`.
     pub fn within(mut command: Command, repository: &Path, flags: &[&str], until: &str) -> Server {
         let cache = tempfile::tempdir().unwrap();
         command.arg(repository).args(["--host", "127.0.0.1", "--engine", "rten", "--profiling-budget", "0"]);
@@ -76,7 +76,7 @@ impl Server {
         line["fields"]["address"].as_str().unwrap().parse().unwrap()
     }
 
-    /// The number of its process.
+    /// The server's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -85,7 +85,7 @@ impl Server {
         format!("http://{}", self.http)
     }
 
-    /// Status and body.
+    /// Status and body of a request.
     pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         http(self.http, method, path, body)
     }
@@ -95,17 +95,17 @@ impl Server {
         http(self.metrics, "GET", "/metrics", "").1
     }
 
-    /// Where it answers HTTP.
+    /// The address at which the server answers HTTP.
     pub fn address(&self) -> SocketAddr {
         self.http
     }
 
-    /// Where it answers gRPC.
+    /// The address at which the server answers gRPC.
     pub fn grpc_address(&self) -> SocketAddr {
         self.grpc
     }
 
-    /// Where it answers scrapes and probes.
+    /// The address at which the server answers scrapes and probes.
     pub fn metrics_address(&self) -> SocketAddr {
         self.metrics
     }
@@ -121,7 +121,7 @@ impl Server {
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
     }
 
-    /// Waits for its end.
+    /// Waits for the server's end.
     pub fn wait(&mut self) -> ExitStatus {
         let mut status = None;
         until("the end of the server", || {
@@ -131,7 +131,7 @@ impl Server {
         status.unwrap()
     }
 
-    /// Ends it by a signal, and waits for its end.
+    /// Ends the server by a signal, and waits for its end.
     pub fn end(mut self, signal: &str) -> ExitStatus {
         self.signal(signal);
         self.wait()
@@ -180,8 +180,7 @@ pub fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A repository with the digits example only.
-/// A repository with the example `digits`, whose SLO a busy machine keeps too.
+/// A repository with the example `digits` only, whose SLO a busy machine keeps too.
 pub fn digits() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     copy(&Path::new(EXAMPLES).join("digits"), &folder.path().join("digits"));
@@ -232,7 +231,8 @@ fn a_wrong_configuration_does_not_keep_other_models_out() {
     assert_ne!(server.http("GET", "/v2/health/ready", "").0, 200, "not all models are ready");
 }
 
-/// `--load-model` names a model that is there: in mode explicit, too, another model may come later.
+/// `--load-model` names a model of the repository. Another model may come later, also in mode
+/// explicit.
 #[test]
 fn misspelled_models_and_misnamed_versions_are_said_at_start() {
     let folder = digits();

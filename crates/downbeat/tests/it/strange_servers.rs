@@ -1,4 +1,4 @@
-//! `downbeat infer` against servers that do not answer as they should: a message, never a panic.
+//! `downbeat infer` against servers with wrong answers: a message, never a panic.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
@@ -13,7 +13,7 @@ fn asked(answer: &'static [u8]) -> (String, Option<i32>) {
     let url = listener.local_addr().unwrap().to_string();
     let server = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        // The request is read whole, so that closing does not reset the connection.
+        // The server reads the whole request, so that closing does not reset the connection.
         let mut request = Vec::new();
         let mut chunk = [0; 4096];
         while !request.ends_with(b"]}") && !request.ends_with(b"]}\n") {

@@ -30,7 +30,7 @@ struct Batch {
     members: Vec<RequestId>,
 }
 
-/// Sees everything that happens.
+/// The checker, which sees every event.
 struct Outside {
     seed: u64,
     longest_slo_us: u64,
@@ -41,7 +41,7 @@ struct Outside {
     dispatched: AtomicU64,
     /// By device: the batches sent to the device.
     sent: Vec<AtomicU32>,
-    /// Batches that a device may have: one, or with a network another that is on its way.
+    /// The most batches that a device may have: one, or with a network one more that is on its way.
     most_sent: u32,
     devices: Vec<Sender<Batch>>,
 }
@@ -100,7 +100,7 @@ impl Handler for Outside {
     }
 }
 
-/// The second kind takes twice the time.
+/// The second kind of devices takes twice the time.
 fn profiles(us: u64) -> DeviceProfiles {
     let profile = |us| LatencyProfile::linear(Duration::from_micros(2), Duration::from_micros(us), 8).unwrap();
     DeviceProfiles::by_kind([(DeviceKind(0), profile(us)), (DeviceKind(1), profile(2 * us))]).unwrap()
@@ -137,7 +137,7 @@ fn device(cluster: &Cluster<Outside>, device: DeviceId, batches: &Receiver<Batch
     }
 }
 
-/// Requests and cancellations.
+/// Sends requests and cancellations.
 fn post(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>, poster: u64) {
     let outside = cluster.handler();
     let mut rng = Pcg64::seed_from_u64(outside.seed * 100 + poster);
@@ -148,7 +148,7 @@ fn post(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>, poster: u
             queues[rng.random_range(0..queues.len())]
         };
         let slo = Duration::from_micros(rng.random_range(10..outside.longest_slo_us));
-        // Some can wait for as long as a busy machine takes.
+        // Some requests can wait for as long as a busy machine takes.
         let deadline = if n % 8 == 0 { Time::MAX } else { outside.now() + slo };
         let queue_expiry =
             if rng.random_range(0..8) == 0 { outside.now() + Duration::from_micros(50) } else { Time::MAX };
@@ -158,20 +158,20 @@ fn post(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>, poster: u
         if rng.random_range(0..6) == 0 {
             cluster.post(queue, Event::Cancel(queue.model, id));
         }
-        // Now and then the queues run dry.
+        // Now and then the queues run empty.
         if n % 16 == 0 {
             pause(Duration::from_micros(rng.random_range(0..200)));
         }
     }
 }
 
-/// Lets others have the processor for so long, or longer.
+/// Gives the processor to other threads for so long, or longer.
 fn pause(time: Duration) {
     let (_never, nothing) = channel::<()>();
     assert_eq!(nothing.recv_timeout(time.into()), Err(RecvTimeoutError::Timeout));
 }
 
-/// Models and devices that come and go.
+/// Adds and removes models and devices.
 fn operate(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>) {
     let mut rng = Pcg64::seed_from_u64(cluster.handler().seed * 100 + 99);
     let mut devices: Vec<DeviceId> = (0..2).map(DeviceId).collect();
@@ -258,7 +258,8 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
                 scope.spawn(move || post(cluster, queues, poster))
             })
             .collect();
-        // A shard's own thread does not let go, which the removal of an idle model waits for.
+        // A shard's own thread never lets its shard go, and the removal of an idle model waits for
+        // this.
         if !own_threads {
             operate(&cluster, &queues);
         }
@@ -301,7 +302,7 @@ fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
 /// Decision logs in memory.
 #[derive(Debug)]
 struct Logs {
-    /// Bytes that a log may have.
+    /// The bytes at which a log ends.
     most: usize,
     logs: Mutex<Vec<Log>>,
 }
@@ -318,7 +319,8 @@ impl Logs {
         Some(Arc::new(Logs { most, logs: Mutex::default() }))
     }
 
-    /// Each machine has a log, which plays again: all decisions, or those up to its end.
+    /// Each machine has a log that replays alike: all decisions, or the decisions up to the log's
+    /// end.
     fn check(&self, seed: u64, shards: usize, dispatched: u64) {
         let logs = self.logs.lock().unwrap();
         assert_eq!(logs.len(), shards + 1, "seed {seed}: one for each shard and the matchmaker");

@@ -86,7 +86,8 @@ fn too_small_a_disruption_bound_is_told_the_least_that_works() {
     for method in methods() {
         let error = plan(&tight, method).unwrap_err();
         assert!(matches!(&error, PlanError::Infeasible(reasons) if reasons.len() == 1), "{error}");
-        // That there is none is known from a look at all; how much less would do the search does not prove.
+        // That no partition exists is known at once. How much less disruption is possible the
+        // search does not prove.
         let by_search = method == Method::Search || !HAS_SOLVER;
         let said = if by_search {
             "less than this may do, but this would: 4"
@@ -102,7 +103,8 @@ fn too_small_a_disruption_bound_is_told_the_least_that_works() {
     }
 }
 
-/// Sums fit, and still nothing does: one model more than sub-clusters, each of 60 on devices of 100.
+/// The sums fit, and still no partition does: one model more than sub-clusters, each of 60 on
+/// devices of 100.
 fn odd(sub_clusters: usize) -> Problem {
     let models = (0..=sub_clusters).map(|i| model(&format!("m{i}"), 10.0, 60, 0)).collect();
     Problem { max_memory: Some(100), ..problem(models, sub_clusters) }
@@ -122,7 +124,7 @@ fn limits_that_cannot_be_kept_together_are_told_with_what_is_missing() {
     assert!(plan(&odd, Method::Search).is_ok(), "with so much more there is one");
 }
 
-/// Too many partitions to look at all.
+/// Too many partitions to try each.
 #[test]
 fn what_the_search_does_not_find_is_not_said_to_be_impossible() {
     let error = plan(&odd(12), Method::Search).unwrap_err().to_string();

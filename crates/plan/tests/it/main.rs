@@ -25,7 +25,7 @@ fn methods() -> Vec<Method> {
     methods
 }
 
-/// A clock that always reads so much less than the limit: nothing depends on how busy the machine is.
+/// Plans with a clock that never advances: the result does not depend on how busy the machine is.
 fn plan(problem: &Problem, method: Method) -> Result<Plan, PlanError> {
     let options = Options { time_limit: Duration::from_millis(60_000), seed: 1, method };
     downbeat_plan::plan(problem, &options, &|| Duration::ZERO)

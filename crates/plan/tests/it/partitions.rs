@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use crate::{methods, model, plan, problem};
 
-/// Every assignment.
+/// Every possible assignment.
 fn all(models: usize, sub_clusters: usize) -> impl Iterator<Item = Vec<usize>> {
     let count = (sub_clusters as u64).pow(models as u32);
     (0..count).map(move |n| {
@@ -29,7 +29,7 @@ fn brute_force(problem: &Problem) -> Option<f64> {
         .reduce(f64::min)
 }
 
-/// The limits of appendix A, (4) to (10), computed here and not by the code under test.
+/// The limits of appendix A, (4) to (10), computed by the test and not by the code under test.
 fn assert_limits(problem: &Problem, found: &Evaluation) {
     assert_eq!(found.assignment.len(), problem.models.len(), "(8): every model is somewhere");
     let mut disruption = 0.0;
@@ -140,7 +140,8 @@ fn section_a_2_a_plan_is_more_even_than_chance() {
     assert!(found.memory_imbalance() < 0.2 * random.memory_imbalance(), "{found:?}");
 }
 
-/// Models, sub-clusters, and limits that are near what the models need; where they run now, or nowhere.
+/// Models, sub-clusters, and limits near the models' needs. Models run on some sub-cluster, or
+/// nowhere.
 fn instances(models: std::ops::Range<usize>, sub_clusters: std::ops::Range<usize>) -> impl Strategy<Value = Problem> {
     let one = (0..40_u32, 0..30_u64, 0..20_u64, 0..4_u32, prop::option::of(0..4_usize));
     let limits = (

@@ -1,4 +1,4 @@
-//! Pictures, as they are and damaged.
+//! Pictures, whole and damaged.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -97,7 +97,8 @@ proptest! {
         let _ = statistics_from_json(&body);
     }
 
-    /// Nearer to the protocol than noise: a valid request with some bytes changed, cut or doubled.
+    /// Bodies nearer to the protocol than noise: a valid request with some bytes changed, cut or
+    /// doubled.
     #[test]
     fn a_damaged_request_is_no_panic(
         request in any_request(any_tensor()),
@@ -163,7 +164,7 @@ fn half_precision_in_json_is_rounded_and_its_range_is_kept() {
     }
 }
 
-/// The values of an answer's output `y` in JSON, as they are written.
+/// The values of an answer's output `y` in JSON, in their written form.
 fn written(datatype: DataType, data: Bytes) -> String {
     let shape = vec![(data.len() / datatype.size().unwrap()) as i64];
     let output = InferTensor { name: "y".to_owned(), datatype, shape, parameters: Parameters::new(), data };
@@ -210,7 +211,7 @@ fn words_for_numbers_stand_in_data_and_parameters_alone() {
         ("INT32", "[NaN]", "invalid type: NaN, expected a list of integers"),
         ("UINT8", "[-Inf]", "invalid type: -Infinity, expected a list of integers"),
         ("BOOL", "[Infinity]", "invalid type: Infinity, expected a list of true and false"),
-        // Not the text `NaN`.
+        // The answer must not have the text `NaN`.
         ("BYTES", "[NaN]", "invalid type: NaN, expected a list of strings"),
         ("FP32", r#"[{"n":0,"m":0}]"#, "invalid type: map, expected a list of numbers"),
         ("FP32", "[1e400]", "number out of range"),

@@ -102,7 +102,7 @@ fn outcome(file: &Path) -> String {
     let name = file.file_stem().unwrap().to_str().unwrap();
     let config = fs::read(file).unwrap();
     let folder = repository(name, &config);
-    // Some are for a server with GPUs.
+    // Some configurations are for a server with GPUs.
     let gpus = if name.starts_with("gpu_") { vec![0, 1] } else { Vec::new() };
     let result = ModelRepository::open(folder.path()).unwrap().with_gpus(gpus).definition(name, None);
     let text = match result {

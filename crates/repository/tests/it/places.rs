@@ -64,7 +64,7 @@ fn gpus_are_for_instances_on_gpus() {
     }
 }
 
-/// The GPUs that a model with these groups is kept to, on a server that uses 0, 2 and 5.
+/// The GPUs on which a model with these groups may run, on a server that uses 0, 2 and 5.
 fn kept(groups: &str, places: &[(&str, &[u32])]) -> Option<Vec<u32>> {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir_all(folder.path().join("m/1")).unwrap();

@@ -56,7 +56,7 @@ impl Workload {
             warm_up: Duration::from_millis(1_500),
             span: Duration::from_secs_f64(self.requests / rate),
             seed: SEED,
-            // The rule that stands in where nothing was rehearsed.
+            // The rule that holds until a rehearsal has found a behaviour.
             rehearsal: 0,
             ..Simulation::default()
         }
@@ -119,7 +119,7 @@ fn many_models_with_a_strong_batching_effect() {
     workload.assert_never_worse();
 }
 
-/// Symphony §3.5, load-proportional device use, kept: as many devices are busy as under deferral.
+/// Symphony §3.5, load-proportional device use, holds: as many devices are busy as under deferral.
 #[test]
 fn consolidating_uses_devices_in_proportion_to_the_load() {
     let impatient = Workload { models: 8, requests: 20e3, ..RESNET50 };
@@ -143,7 +143,8 @@ fn adaptive_answers_at_once_at_low_load() {
     assert!(alone < 1.3, "seed {SEED}: batches of {alone:.2}: somebody waited");
 }
 
-/// Three models with tight SLOs on three devices: the rule gives up requests that could be served.
+/// Three models with tight SLOs on three devices: the start rule gives up requests that could be
+/// served.
 #[test]
 fn the_rehearsal_finds_what_the_rule_does_not() {
     let workload = Workload {
@@ -166,7 +167,7 @@ fn the_rehearsal_finds_what_the_rule_does_not() {
     assert_eq!(run(60_000).0, rehearsed, "seed {SEED}: a run can be repeated");
 }
 
-/// Symphony §3.5, goodput stability, kept.
+/// Symphony §3.5, goodput stability, holds.
 #[test]
 fn goodput_does_not_fall_under_overload() {
     for policy in [CONSOLIDATING, ADAPTIVE] {

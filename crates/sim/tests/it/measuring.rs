@@ -53,7 +53,7 @@ fn queueing_delays_are_counted_in_parts_of_the_slo() {
     let report = section_3_3("deferred+head").run().unwrap();
     let delays = report.delays();
     assert_eq!(delays.iter().sum::<u64>(), 60);
-    // The last of four waits for nothing, the first for 2.25 of 12.
+    // The last of four requests does not wait, the first waits for 2.25 of 12.
     assert_eq!(quantile(&delays, 0.25), Some(0));
     assert_eq!(quantile(&delays, 0.9), Some((2.25 / 12.0 * DELAY_BINS as f64) as usize));
 }

@@ -67,8 +67,8 @@ fn goodput_does_not_fall_under_overload() {
     }
 }
 
-/// Why window drop is the server's default on one device: head drop ends in ever smaller batches of requests that are
-/// nearly late.
+/// The reason why window drop is the server's default on one device: head drop ends in ever smaller
+/// batches of requests that are nearly late.
 #[test]
 fn on_one_device_window_drop_keeps_the_goodput_that_head_drop_loses() {
     let goodput = |drop: DropPolicy| {

@@ -110,7 +110,8 @@ pub fn http_infer(data: &[u8]) {
     }
 }
 
-/// Bodies of everything but inference: requests that the server reads, answers that its clients read.
+/// Bodies of everything but inference: requests that the server reads, answers that its clients
+/// read.
 pub fn http_management(data: &[u8]) {
     let _ = serde_json::from_slice::<http::IndexRequest>(data);
     let _ = serde_json::from_slice::<http::LoadRequest>(data);
@@ -158,7 +159,8 @@ pub fn downbeat_toml(data: &[u8]) {
     }
 }
 
-/// A decision log, of a part of the scheduler or of a device: shown as text and as JSON, and replayed.
+/// A decision log, of a part of the scheduler or of a device: shown as text and as JSON, and
+/// replayed.
 pub fn decision_log(data: &[u8]) {
     for form in [Form::Text, Form::Json] {
         let _ = downbeat::write_log(Path::new("log"), data, form, &mut std::io::sink());
@@ -277,7 +279,8 @@ pub fn predictor(data: &[u8]) {
     }
 }
 
-/// A plan of which models run where, as `serve --plan` reads it, and as etcd keeps it for the scheduler.
+/// A plan of which models run where, as `serve --plan` reads it, and as etcd keeps it for the
+/// scheduler.
 pub fn placement_plan(data: &[u8]) {
     let _ = serde_json::from_slice::<PlacementPlan>(data);
     let _ = serde_json::from_slice::<SubClusterPlan>(data);

@@ -2,8 +2,8 @@
 //!
 //! Serves a model that takes next to nothing (emulated, 20 us a batch) through each policy, with
 //! many requests at once. Prints requests a second, and the microseconds of scheduling for a launch
-//! and for a request, with the wait for another thread that decides. Rounds alternate between the policies;
-//! medians are printed.
+//! and for a request, with the wait for another thread that decides. Rounds alternate between the
+//! policies; medians are printed.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! Every target on its seeds, changed at random. A failure names the seed and the file with the bytes: `DOWNBEAT_FUZZ_SEED=N cargo test
-//! -p downbeat-fuzz NAME` repeats it, `DOWNBEAT_FUZZ_ROUNDS=N` goes on for longer.
+//! Every target on its seeds, changed at random. A failure names the seed and the file with the
+//! bytes: `DOWNBEAT_FUZZ_SEED=N cargo test -p downbeat-fuzz NAME` repeats it,
+//! `DOWNBEAT_FUZZ_ROUNDS=N` goes on for longer.
 
 #![allow(clippy::unwrap_used, reason = "a failed step is a failed test")]
 
@@ -25,7 +26,8 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
 }
 
-/// Panics of this process, on any thread: a server's task that panics ends nothing but its connection.
+/// Panics of this process, on any thread: a server's task that panics ends nothing but its
+/// connection.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 fn count_panics() {

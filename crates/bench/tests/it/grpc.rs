@@ -137,7 +137,8 @@ fn a_server_that_hangs_costs_timeouts_and_its_streams_are_freed() {
     let made_room = ["0.2", "1", "5"].into_iter().any(|seconds| {
         let server = serve(Behaviour::Hang, Some(50));
         let total = offer_for(seconds, &server.url, &["--request-timeout", "0.1", "--grpc-connections", "1"]);
-        // HTTP/2 servers close connections on which many streams are reset (CVE-2023-44487), also under calls that are being sent.
+        // HTTP/2 servers close connections on which many streams are reset (CVE-2023-44487), also
+        // under calls that are being sent.
         let closed = count(&total, Failure::Closed) + count(&total, Failure::Connect);
         let ended = count(&total, Failure::Timeout) + closed;
         assert!(count(&total, Failure::Timeout) > 0 && ended == total.scheduled, "{:?}", total.failures);

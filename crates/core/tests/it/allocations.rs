@@ -16,7 +16,8 @@ thread_local! {
     static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call is passed on to the system's allocator as it came; the counter allocates nothing.
+// SAFETY: every call is passed on to the system's allocator as it came; the counter allocates
+// nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
@@ -146,7 +147,8 @@ fn a_length_in_a_log_that_is_not_there_takes_no_memory() {
     let cases: [(&[u8], &[u8]); 6] = [
         // A dispatch with so many members (2^60, as in all cases).
         (scheduler, &[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]),
-        // A model added to a scheduler, the same profile for all kinds of devices, with so many batch sizes.
+        // A model added to a scheduler, the same profile for all kinds of devices, with so many
+        // batch sizes.
         (scheduler, &[0x40, 0, 4, 0, 0]),
         // A layout of so many partitions.
         (device, &[0x40, 0, 0]),

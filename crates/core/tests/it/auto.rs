@@ -99,7 +99,8 @@ fn a_gain_up_to_the_margin_is_none() {
 
 #[test]
 fn exclusive_keeps_a_model_whose_launches_take_microseconds() {
-    // E²bird's naive lanes hand over seven launches where two do, and each answer takes a core as long as a launch.
+    // E²bird's naive lanes hand over seven launches where two do, and each answer takes a core as
+    // long as a launch.
     let model = inputs(linear(1, 5, 32));
     let choice = model.choose(&overlap(2000));
     assert_eq!(choice.policy, PolicyName::EXCLUSIVE, "{}", choice.reason);

@@ -34,7 +34,8 @@ fn arrival() -> impl Strategy<Value = Arrival> {
     )
 }
 
-/// Times of `segments` segments for lengths 1 and 40: a fixed part, and one for each item and length, flat up to some size.
+/// Times of `segments` segments for lengths 1 and 40: a fixed part, and one for each item and
+/// length, flat up to some size.
 fn profile(segments: usize, fixed_us: u64, item_us: u64, flat: u64, varies: bool) -> SegmentProfile {
     let table = |segment: usize, length: u64| {
         let item = if segment.is_multiple_of(2) { item_us } else { item_us / 2 + 1 };
@@ -85,7 +86,8 @@ fn run(policy: Box<dyn DevicePolicy>, profile: SegmentProfile, ring: u32, varies
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
 
-    /// Each request is answered, dropped or cancelled once, by the launch that completed it; no lane runs two launches; stages run in order.
+    /// Each request is answered, dropped or cancelled once, by the launch that completed it; no
+    /// lane runs two launches; stages run in order.
     #[test]
     fn staged(
         arrivals in prop::collection::vec(arrival(), 1..60),

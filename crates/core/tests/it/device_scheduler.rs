@@ -166,7 +166,8 @@ impl DevicePolicy for Test {
     }
 }
 
-/// Two partitions with a shared lane each, and a [`Test`] that moves every 100 ms: its lanes are l2 and l3.
+/// Two partitions with a shared lane each, and a [`Test`] that moves every 100 ms: its lanes are l2
+/// and l3.
 fn moving() -> DeviceScheduler {
     let mut scheduler = DeviceScheduler::new();
     scheduler.handle_layout(Time::ZERO, &Layout { shared_lanes: vec![1, 1] }).unwrap();

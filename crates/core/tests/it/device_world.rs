@@ -1,4 +1,5 @@
-//! A device policy on lanes that take exactly what its profile says, with a checker that judges every output from outside.
+//! A device policy on lanes that take exactly what its profile says, with a checker that judges
+//! every output from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

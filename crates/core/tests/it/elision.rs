@@ -68,12 +68,14 @@ fn dropped(queue: &mut ModelQueue) -> Vec<Dropped> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// The queue `exact` is updated wholly after each change and at each wake-up of either queue. The queue
-    /// `lazy` is updated only when and as far as it has to be. Whenever a batch may start, both know the same.
+    /// The queue `exact` is updated wholly after each change and at each wake-up of either queue.
+    /// The queue `lazy` is updated only when and as far as it has to be. Whenever a batch may
+    /// start, both know the same.
     ///
-    /// A target is worked out at the first update after a change of the devices, or after 100 ms. An update at
-    /// another time would find another mean budget. Therefore `exact` has every update of `lazy`. `exact` foresees no
-    /// growth, since foreseen growth would wake `exact` while `lazy` sleeps.
+    /// A target is worked out at the first update after a change of the devices, or after 100 ms.
+    /// An update at another time would find another mean budget. Therefore `exact` has every update
+    /// of `lazy`. `exact` foresees no growth, since foreseen growth would wake `exact` while `lazy`
+    /// sleeps.
     #[test]
     fn updates_that_may_be_left_out_are_missed_by_nobody(
         options in models(),

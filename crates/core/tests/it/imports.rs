@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-/// By path without the suffix (`mod.rs` by its folder, `lib.rs` by nothing): the code without comments and unit tests.
+/// By path without the suffix (`mod.rs` by its folder, `lib.rs` by nothing): the code without
+/// comments and unit tests.
 type Files = BTreeMap<String, String>;
 
 fn read(folder: &Path, below: &str, files: &mut Files) {
@@ -127,7 +128,8 @@ fn a_circle_is_found() {
     assert_eq!(circles(&files), ["a", "a/sub", "b"].map(str::to_owned).into());
 }
 
-/// ARCHITECTURE.md: no clock, thread, lock, async, socket, file or random source; no hash map whose order shows.
+/// ARCHITECTURE.md: no clock, thread, lock, async, socket, file or random source; no hash map whose
+/// order shows.
 #[test]
 fn core_imports_nothing_impure() {
     let pure = ["borrow", "cmp", "collections", "error", "fmt", "iter", "mem", "ops", "ptr", "str", "sync::Arc"];

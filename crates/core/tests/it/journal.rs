@@ -196,7 +196,8 @@ proptest! {
         check(Scheduler::new(), &log);
     }
 
-    /// A damaged log is read and replayed without a panic, for each machine that its header may name.
+    /// A damaged log is read and replayed without a panic, for each machine that its header may
+    /// name.
     #[test]
     fn a_damaged_log_does_no_harm(
         steps in prop::collection::vec(steps(), 0..40),

@@ -67,7 +67,8 @@ fn a_device_is_taken_whatever_its_load_and_nothing_is_due_for_a_new_one() {
     assert_eq!(matchmaker.load(DeviceId(9)), Time::ZERO);
 }
 
-/// A batch is not sent behind another to a device without load while a loaded one has no batch at all.
+/// A batch is not sent behind another to a device without load while a loaded one has no batch at
+/// all.
 #[test]
 fn a_loaded_device_is_free_before_a_busy_one_is() {
     let (mut matchmaker, model, d) = loaded(&[0, 500]);

@@ -15,7 +15,8 @@ fn us(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
-/// A backend with a slot, whose fetches take `fetch`, and so much more for each KiB; its replies take `control`.
+/// A backend with a slot, whose fetches take `fetch`, and so much more for each KiB; its replies
+/// take `control`.
 fn backend(world: &mut World, node: u64, models: Vec<OfferedModel>, delays: [Duration; 3]) -> NodeId {
     let mut offer = offer(1, models);
     offer.slots[0].hardware = format!("of {node}");

@@ -406,8 +406,9 @@ impl Came {
     }
 }
 
-/// Requests of two models on the device of [`takes`], so many a thousand milliseconds; `slower`: what groups of several take from some time on. Checks that each is answered once, and that operators run
-/// in order, one group at a time.
+/// Requests of two models on the device of [`takes`], so many a thousand milliseconds; `slower`:
+/// what groups of several take from some time on. Checks that each is answered once, and that
+/// operators run in order, one group at a time.
 fn run<P: Predictor>(predictor: P, rate: u64, count: u64, seed: u64, slower: impl Fn(Time) -> f64) -> Came {
     const MODELS: [u16; 2] = [18, 26];
     let mut overlap = overlap(predictor, &MODELS);

@@ -1,5 +1,5 @@
-//! Requests that cannot meet their deadline by a profile that may be wrong. A guess keeps no request from being tried, and an old measurement is
-//! tried again.
+//! Requests that cannot meet their deadline by a profile that may be wrong. A guess keeps no
+//! request from being tried, and an old measurement is tried again.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -61,7 +61,8 @@ impl World {
     }
 }
 
-/// A shape of 200,000 elements, guessed from one of 2: it "needs 200 s even on an idle device", and takes 20 ms.
+/// A shape of 200,000 elements, guessed from one of 2: it "needs 200 s even on an idle device", and
+/// takes 20 ms.
 #[test]
 fn a_guess_keeps_no_request_from_being_tried_and_is_corrected() {
     let mut world = World::new(profile(200_000.0).learned(0));

@@ -468,7 +468,8 @@ impl Outside {
         if wait > bound { Err(Reject::WaitTooLong { wait, bound }) } else { Ok(()) }
     }
 
-    /// Takes the outputs; those about `id`, and all that come after the first of them, are returned unjudged.
+    /// Takes the outputs; those about `id`, and all that come after the first of them, are returned
+    /// unjudged.
     fn collect_until(&mut self, id: RequestId) -> Vec<Output> {
         let mut rest = Vec::new();
         while let Some(output) = self.scheduler.poll_output() {
@@ -785,8 +786,9 @@ fn the_first_who_may_not_wait_for_long_is_looked_for() {
     run(&[adaptive], &[DeviceKind(0)], &events);
 }
 
-/// A target that was worked out before any deadline was known is worked out again at the first deadline. Otherwise the
-/// model gave `r0` up for five others in the first 100 ms. Found by a test above, once in thousands of runs.
+/// A target that was worked out before any deadline was known is worked out again at the first
+/// deadline. Otherwise the model gave `r0` up for five others in the first 100 ms. Found by a test
+/// above, once in thousands of runs.
 #[test]
 fn the_first_deadline_sets_what_drops_aim_at() {
     let us = Duration::from_micros;
@@ -808,8 +810,9 @@ fn the_first_deadline_sets_what_drops_aim_at() {
     assert_eq!(decided[0], (Some(DeviceId(0)), vec![RequestId(0)]));
 }
 
-/// A head that the fastest kind is too slow for is left to the other kinds. The fastest kind for batches of 3 needs
-/// 292 us in this test. The other kind needs 189 us for two requests. Found by a test above, once in ten thousand runs.
+/// A head that the fastest kind is too slow for is left to the other kinds. The fastest kind for
+/// batches of 3 needs 292 us in this test. The other kind needs 189 us for two requests. Found by a
+/// test above, once in ten thousand runs.
 #[test]
 fn a_head_that_the_fastest_kind_passes_over_is_not_given_up() {
     let us = Duration::from_micros;

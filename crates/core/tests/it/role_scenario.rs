@@ -1,7 +1,8 @@
 //! Scenarios of one role: its peers' messages in, its actions out, readable without Rust.
 //!
-//! A file has a script, a line of dashes, and the timeline that is made of it (`UPDATE_SCENARIOS=1` writes it anew: read the difference). The one role that is tested is real; its peers are links that say what the
-//! script has them say. Wires take no time. The script (times in milliseconds):
+//! A file has a script, a line of dashes, and the timeline that is made of it (`UPDATE_SCENARIOS=1`
+//! writes it anew: read the difference). The one role that is tested is real; its peers are links
+//! that say what the script has them say. Wires take no time. The script (times in milliseconds):
 //!
 //! ```text
 //! frontend [tries=2] [lost_after=10]     or: backend [fetch_within=5] [lost_after=10]

@@ -1,4 +1,5 @@
-//! A scheduler with frontends and backends that say what a test has them say, over wires that take no time.
+//! A scheduler with frontends and backends that say what a test has them say, over wires that take
+//! no time.
 
 use std::collections::BTreeMap;
 

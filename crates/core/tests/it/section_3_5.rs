@@ -43,8 +43,8 @@ impl World {
         (0..seconds).map(|_| self.second(requests, bad, busy)).last().unwrap()
     }
 
-    /// A second of a cluster that behaves as `behave` says of its number of devices: bad requests and busy share; advice is
-    /// followed at once.
+    /// A second of a cluster that behaves as `behave` says of its number of devices: bad requests
+    /// and busy share; advice is followed at once.
     fn follow(&mut self, requests: u64, behave: &dyn Fn(u32) -> (u64, f64)) {
         let (bad, busy) = behave(self.sample.devices);
         let change = self.second(requests, bad, busy).change;
@@ -81,7 +81,8 @@ fn deallocate_n_f() {
     assert_eq!(World::new(paper(), 10).seconds(61, 0, 0, 0.0).change, -9, "one stays");
 }
 
-/// Goodput stability and load-proportional use: where both hold, one piece of advice leads to the right number at once.
+/// Goodput stability and load-proportional use: where both hold, one piece of advice leads to the
+/// right number at once.
 #[test]
 fn on_a_flat_top_one_step_is_enough() {
     for (devices, needed) in [(8, 24.0), (24, 24.0), (60, 24.0), (1, 9.5), (40, 0.5)] {
@@ -216,7 +217,8 @@ proptest! {
             // Constant up to 4% from second to second.
             world.follow(1_000 + jitter[second % jitter.len()], &behave);
         }
-        // Each number of devices is found too small at most once, and left downwards at most once after each.
+        // Each number of devices is found too small at most once, and left downwards at most once
+        // after each.
         prop_assert!(world.changes.len() as u32 <= 2 * most, "{:?}", world.changes);
         let last = world.changes.last().map_or(Time::ZERO, |(at, _)| *at);
         prop_assert!(last < Time::ZERO + Duration::from_millis(4_500_000), "still changing: {:?}", world.changes);

@@ -1,4 +1,5 @@
-//! Symphony §4.2: model queues and the matchmaker are separate and talk in messages only, so that they can run apart.
+//! Symphony §4.2: model queues and the matchmaker are separate and talk in messages only, so that
+//! they can run apart.
 
 use downbeat_core::cluster::*;
 use downbeat_core::{BatchId, DeviceId, DeviceKind, Duration, LatencyProfile, ModelId, RequestId, Time};
@@ -39,7 +40,8 @@ fn request(id: u64, deadline: u64) -> Request {
     Request { id, model, deadline: at(deadline), queue_expiry: Time::MAX, level: 0, size: 1 }
 }
 
-/// "RankThread only needs to pick up the latest candidate": a newer one replaces the former, timer and all.
+/// "RankThread only needs to pick up the latest candidate": a newer one replaces the former, timer
+/// and all.
 #[test]
 fn only_the_newest_candidate_counts() {
     let mut matchmaker = Matchmaker::new();
@@ -79,7 +81,8 @@ fn a_granted_device_is_unavailable_until_the_queue_answers() {
     assert_eq!(matchmaker.poll_grant(at(8)), Some(Grant { model: models[1], device, kind: KIND, free_at: at(0) }));
 }
 
-/// A grant can cross a cancellation: the queue has nothing any more, and the device goes to the next.
+/// A grant can cross a cancellation: the queue has nothing any more, and the device goes to the
+/// next.
 #[test]
 fn a_declined_device_goes_to_the_next_model() {
     let mut matchmaker = Matchmaker::new();
@@ -147,7 +150,8 @@ fn a_device_that_leaves_before_the_answer_is_gone() {
     }
 }
 
-/// A model may be removed while its grant is open: its queue declines, and the device goes to the next.
+/// A model may be removed while its grant is open: its queue declines, and the device goes to the
+/// next.
 #[test]
 fn a_grant_for_a_removed_model_is_declined() {
     let mut matchmaker = Matchmaker::new();

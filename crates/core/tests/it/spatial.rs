@@ -1,4 +1,5 @@
-//! GSLICE's division of a device: the fair share by tables and properties, the controller step by step and under random events.
+//! GSLICE's division of a device: the fair share by tables and properties, the controller step by
+//! step and under random events.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,6 @@
-//! Frontends and backends read each other's large tensors by UCX, over UCX's own shared memory, since one machine has no RDMA.
-//! Without UCX, or the feature `ucx`, these tests are ignored, unless DOWNBEAT_REQUIRE_UCX is set.
+//! Frontends and backends read each other's large tensors by UCX, over UCX's own shared memory,
+//! since one machine has no RDMA. Without UCX, or the feature `ucx`, these tests are ignored,
+//! unless DOWNBEAT_REQUIRE_UCX is set.
 
 use crate::cluster::{Cluster, MANY, Member, large_digits, large_request, tensor_bytes, transports, until};
 use crate::command_line::downbeat;

@@ -127,8 +127,8 @@ fn a_model_that_the_engine_cannot_run_is_in_error() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// `config check` also reports partitions that the machine does not have, for the options that the server would
-/// have.
+/// `config check` also reports partitions that the machine does not have, for the options that the
+/// server would have.
 #[test]
 fn partitions_that_the_server_could_not_have_are_in_error() {
     let folder = tempfile::tempdir().unwrap();

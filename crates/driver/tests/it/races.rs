@@ -1,4 +1,5 @@
-//! Many threads at once, with a checker outside: each request is answered exactly once, and no device runs two batches.
+//! Many threads at once, with a checker outside: each request is answered exactly once, and no
+//! device runs two batches.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -197,7 +198,8 @@ fn operate(cluster: &Cluster<Outside>, queues: &RwLock<Vec<QueueHandle>>) {
 
 #[expect(clippy::disallowed_methods, reason = "the test's clock")]
 fn run(seed: u64, shards: usize, own_threads: bool, logs: Option<Arc<Logs>>) {
-    // Half of the runs with a network, which lets a batch be sent to a device that still runs another.
+    // Half of the runs with a network, which lets a batch be sent to a device that still runs
+    // another.
     let us = Duration::from_micros;
     let network = match seed % 2 {
         0 => NetworkBudget::default(),

@@ -1,4 +1,5 @@
-//! Samples for a predictor of operator groups (Abacus §5.4): two models, a range of segments and a batch size each, alone and side by side.
+//! Samples for a predictor of operator groups (Abacus §5.4): two models, a range of segments and a
+//! batch size each, alone and side by side.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -19,7 +20,8 @@ use crate::subject::{From, LENGTH, Subject, random_bits};
 
 const STEP: &str = "abacus";
 const SEED: u64 = 1;
-/// How often each sample is run, alone and side by side in turns, and how many of the first runs are not counted.
+/// How often each sample is run, alone and side by side in turns, and how many of the first runs
+/// are not counted.
 const RUNS: usize = 9;
 const WARM_UP: usize = 2;
 /// After so many samples the step prints a row.

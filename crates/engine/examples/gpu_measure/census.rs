@@ -14,7 +14,8 @@ use crate::partitions::half;
 use crate::row::Row;
 
 const STEP: &str = "census";
-/// Blocks for each unit of the device: enough for two partitions to run beside each other for a while.
+/// Blocks for each unit of the device: enough for two partitions to run beside each other for a
+/// while.
 const BLOCKS: u32 = 16;
 /// How long a block stays, in ticks of a unit's clock: some 50 us.
 const TICKS: u64 = 80_000;

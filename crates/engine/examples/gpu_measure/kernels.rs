@@ -10,7 +10,8 @@ use downbeat_engine::cuda::{Device, Stream};
 
 use crate::Outcome;
 
-/// `stay(to, ticks)`: each block writes at its place of `to` which unit it runs on, and stays there for so many ticks of the unit's clock.
+/// `stay(to, ticks)`: each block writes at its place of `to` which unit it runs on, and stays there
+/// for so many ticks of the unit's clock.
 const PTX: &CStr = c"
 .version 7.0
 .target sm_75
@@ -65,7 +66,8 @@ impl Kernel {
     pub fn stay(&self, stream: &Stream, places: &Places, ticks: u64) -> Result<(), DriverError> {
         let (mut to, mut ticks) = (places.address, ticks);
         let mut parameters = [(&raw mut to).cast::<c_void>(), (&raw mut ticks).cast()];
-        // SAFETY: two parameters of 64 bits, as the kernel has; they are read before the call returns; the caller keeps the memory.
+        // SAFETY: two parameters of 64 bits, as the kernel has; they are read before the call
+        // returns; the caller keeps the memory.
         unsafe {
             result::launch_kernel(self.stay, (places.blocks, 1, 1), (THREADS, 1, 1), 0, stream.raw(), &mut parameters)
         }

@@ -88,7 +88,8 @@ pub fn switch(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     Ok(())
 }
 
-/// A model in a closed loop at batch 1, beside a neighbour with the largest batch: alone, sharing freely, and in partitions (GSLICE figure 8).
+/// A model in a closed loop at batch 1, beside a neighbour with the largest batch: alone, sharing
+/// freely, and in partitions (GSLICE figure 8).
 pub fn isolation(engine: &dyn Engine, arguments: &Arguments) -> Outcome<()> {
     let [name, neighbour] = arguments.models.as_slice() else {
         return Err("isolation takes two models: the one that is looked at, and its neighbour".into());

@@ -1,4 +1,5 @@
-//! onnxruntime as it comes: a plain session with the provider's default options, tensors on the host.
+//! onnxruntime as it comes: a plain session with the provider's default options, tensors on the
+//! host.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, Write};

@@ -95,7 +95,8 @@ fn asked_for_and_no_library() {
     assert!(said.contains("cannot be used as onnxruntime: it is no library"));
 }
 
-/// A download or a full disk leaves such files. The loader maps them, and a process that reads beyond their end is killed (SIGBUS).
+/// A download or a full disk leaves such files. The loader maps them, and a process that reads
+/// beyond their end is killed (SIGBUS).
 #[test]
 fn cut_short() {
     let folder = folder();

@@ -61,8 +61,9 @@ fn library(source: &str, path: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A driver that answers with numbers from its environment, in a folder of its own. By default it is a new one with one GPU. (The
-/// stand-in of the driver is passed over by the preflight: it needs no library.)
+/// A driver that answers with numbers from its environment, in a folder of its own. By default it
+/// is a new one with one GPU. (The stand-in of the driver is passed over by the preflight: it needs
+/// no library.)
 fn driver(folder: &Path) -> PathBuf {
     let driver = folder.join("driver");
     std::fs::create_dir_all(&driver).expect("creates");

@@ -173,7 +173,8 @@ fn parts_of_a_batch_that_share_memory_do_not_see_each_others_results() {
     }
 }
 
-/// `sum2` of `sum(i) = Relu(sum(i-1) + Conv(Relu(Conv(sum(i-1)))))`, where `sum(-1)` is a convolution of the input.
+/// `sum2` of `sum(i) = Relu(sum(i-1) + Conv(Relu(Conv(sum(i-1)))))`, where `sum(-1)` is a
+/// convolution of the input.
 fn residual_convolutions(folder: &Path) -> PathBuf {
     const CHANNELS: i64 = 16;
     let mut random = Random::new("residual_convolutions");

@@ -71,7 +71,8 @@ pub fn as_floats(tensor: &Tensor) -> Vec<f32> {
 pub struct Random(u64);
 
 impl Random {
-    /// The seed is `DOWNBEAT_TEST_SEED` or a constant, and printed, so that a failure can be repeated.
+    /// The seed is `DOWNBEAT_TEST_SEED` or a constant, and printed, so that a failure can be
+    /// repeated.
     pub fn new(what: &str) -> Random {
         let seed = std::env::var("DOWNBEAT_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(7);
         println!("{what}: DOWNBEAT_TEST_SEED={seed}");
@@ -96,8 +97,8 @@ impl Random {
         self.bits() % n
     }
 
-    /// Inputs for a signature, `varying` giving each varying size by input and axis. Integers are small, as token ids are,
-    /// and 0 or 1 in masks.
+    /// Inputs for a signature, `varying` giving each varying size by input and axis. Integers are
+    /// small, as token ids are, and 0 or 1 in masks.
     pub fn inputs(&mut self, signature: &Signature, varying: impl Fn(usize, usize) -> usize) -> Vec<Tensor> {
         let inputs = signature.inputs.iter().enumerate();
         let tensors = inputs.map(|(index, spec)| {

@@ -81,7 +81,8 @@ fn crowded() -> Problem {
 fn too_small_a_disruption_bound_is_told_the_least_that_works() {
     let mut tight = crowded();
     tight.max_disruption = Some(1.0);
-    // The cheapest of the three goes to the other device, which has room for it: an unload and a load of 2 each.
+    // The cheapest of the three goes to the other device, which has room for it: an unload and a
+    // load of 2 each.
     let least = 4.0;
     for method in methods() {
         let error = plan(&tight, method).unwrap_err();

@@ -1,4 +1,5 @@
-//! Symbolic links: the repository follows links inside its folder, and other links only by an option.
+//! Symbolic links: the repository follows links inside its folder, and other links only by an
+//! option.
 #![cfg(unix)]
 
 use std::fs;

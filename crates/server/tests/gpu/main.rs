@@ -1,4 +1,5 @@
-//! The server on GPUs, on the stand-in of their driver (`lab/cuda-stand-in`). In a program of its own: the driver, once it is loaded, is that of all tests.
+//! The server on GPUs, on the stand-in of their driver (`lab/cuda-stand-in`). In a program of its
+//! own: the driver, once it is loaded, is that of all tests.
 
 #![allow(clippy::unwrap_used)]
 

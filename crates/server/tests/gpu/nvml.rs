@@ -113,7 +113,8 @@ async fn watched() {
     for _ in 0..8 {
         ask().await.unwrap();
     }
-    // Off the bus: no call of the driver has failed yet, and the GPU gets no more requests after those that find out.
+    // Off the bus: no call of the driver has failed yet, and the GPU gets no more requests after
+    // those that find out.
     assert!(stand_in.report(0, XID, 79));
     scraped(metrics, &line("downbeat_gpu_xids_total", 0, ",xid=\"79\"} 1")).await;
     let mut failures = 0;

@@ -96,8 +96,8 @@ async fn chosen_devices_stay_as_many() {
     assert_eq!(most_running(&registry, "n", 2.0).await, 2.0, "a model that asks for nothing has as many as there are");
 }
 
-/// Triton's `L0_batcher`, `test_multi_batch_different_shape`: the first of two requests of different shapes does not wait for
-/// others of its shape, the second does.
+/// Triton's `L0_batcher`, `test_multi_batch_different_shape`: the first of two requests of
+/// different shapes does not wait for others of its shape, the second does.
 #[tokio::test]
 async fn a_request_of_another_shape_sends_what_waits() {
     let models = Models::new();

@@ -1,4 +1,5 @@
-//! Device policies in the server at their limits: full queues, deadlines, cancelled clients, batches that fail, models that come and go.
+//! Device policies in the server at their limits: full queues, deadlines, cancelled clients,
+//! batches that fail, models that come and go.
 
 use downbeat_core::device::DeviceOutput;
 use downbeat_core::journal::device::{DeviceInput, DeviceRecords};

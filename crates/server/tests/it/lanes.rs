@@ -309,8 +309,9 @@ async fn staged_with_times(mut settings: Value, ns: impl Fn(u64) -> u64) -> Regi
     load(options).await.unwrap()
 }
 
-/// Compares answers with the exclusive path's until a batch has seen `event`. In each round one long sequence goes ahead, and
-/// fifteen shorter ones follow while its batch runs. A stretch needs more rows than the batch has (DVABatch §7.2).
+/// Compares answers with the exclusive path's until a batch has seen `event`. In each round one
+/// long sequence goes ahead, and fifteen shorter ones follow while its batch runs. A stretch needs
+/// more rows than the batch has (DVABatch §7.2).
 async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
     let model = "encoder";
     let alone = serve(&[model], "exclusive", json!({})).await;
@@ -329,7 +330,8 @@ async fn answers_as_exclusive_until(event: &str, registry: &Registry) {
         };
         let start = tokio::time::Instant::now();
         let ahead = send(&expected[0]);
-        // At any moment of the time that the machine needs for it: some are while a stage after the first runs.
+        // At any moment of the time that the machine needs for it: some are while a stage after the
+        // first runs.
         let pause = longest_took.mul_f64(rng.random());
         while start.elapsed() < pause {
             tokio::task::yield_now().await;

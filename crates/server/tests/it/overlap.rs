@@ -1,4 +1,5 @@
-//! Models whose operators run in groups (the device policy overlap): side by side with a predictor that fits, one at a time with any other.
+//! Models whose operators run in groups (the device policy overlap): side by side with a predictor
+//! that fits, one at a time with any other.
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -231,7 +232,8 @@ async fn order_of(order: GroupOrder) -> Vec<String> {
         }
         drained(&registry).await;
         assert_eq!(groups(&registry).together, 0);
-        // Answers of two runs may overtake each other on their way, so that the runs themselves are looked at.
+        // Answers of two runs may overtake each other on their way, so that the runs themselves are
+        // looked at.
         let devices = registry.timeline(ms(600_000)).unwrap().devices;
         let runs =
             devices.into_iter().flat_map(|its| its.launches.into_iter().map(move |l| (l.end_ns, its.model.clone())));

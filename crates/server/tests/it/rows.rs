@@ -1,4 +1,5 @@
-//! A model whose rows depend on each other runs each request alone, however many clients ask at once.
+//! A model whose rows depend on each other runs each request alone, however many clients ask at
+//! once.
 
 use downbeat_core::tensor::DataType;
 use downbeat_protocol::InferRequest;
@@ -26,8 +27,9 @@ fn doubles() -> ModelProto {
     model(nodes, vec![], vec![varying("x")], vec![varying("y")])
 }
 
-/// `y` is the request's own row of `x`, and the first row of the batch where the row begins below -500. No rule of the
-/// graph covers indices that depend on the order of the requests, and no made-up request is that small.
+/// `y` is the request's own row of `x`, and the first row of the batch where the row begins below
+/// -500. No rule of the graph covers indices that depend on the order of the requests, and no
+/// made-up request is that small.
 fn first_row_for_rare_rows() -> ModelProto {
     let mut shape = node("Shape", &["x"], &["shape"]);
     shape.attribute = vec![int("start", 0), int("end", 1)];
@@ -225,7 +227,8 @@ async fn a_wrong_answer_in_service_ends_shared_batches() {
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     assert!(found() && were_wrong > 0, "{were_wrong} answers were wrong");
-    // From now on each request runs alone, first on the old version, then on one that makes no batches.
+    // From now on each request runs alone, first on the old version, then on one that makes no
+    // batches.
     assert_eq!(served.wrong(64, rare, |value| value).await, 0);
     served.registry.part_mixed_rows().await;
     assert_eq!(served.max_batch_size(), 0);

@@ -363,7 +363,8 @@ async fn queue_timeouts_fire_while_the_device_is_busy() {
     running.await.unwrap().unwrap();
 }
 
-/// Triton's `timeout_action: DELAY`: a request whose time in the queue is up goes behind the others, and is answered.
+/// Triton's `timeout_action: DELAY`: a request whose time in the queue is up goes behind the
+/// others, and is answered.
 #[tokio::test]
 async fn a_requests_timeout_delays_it_where_the_policy_says_delay() {
     for (default, own) in [("", ms(50)), ("default_timeout_microseconds: 50000", Duration::from_secs(60))] {

@@ -15,8 +15,8 @@ use crate::model::{FLOAT, ModelProto, cast, folder, identity, model, node, value
 
 const INT64: i32 = 7;
 
-/// `y = Reshape(x, shape)` with `x` of `[2, 3, 4]` and two sizes in `shape`: no made-up numbers are a shape of 24
-/// elements. The file says that `y` is a single element.
+/// `y = Reshape(x, shape)` with `x` of `[2, 3, 4]` and two sizes in `shape`: no made-up numbers are
+/// a shape of 24 elements. The file says that `y` is a single element.
 fn reshape() -> ModelProto {
     let inputs = vec![value("x", FLOAT, &[2, 3, 4]), value("shape", INT64, &[2])];
     model(vec![node("Reshape", &["x", "shape"], &["y"])], vec![], inputs, vec![value("y", FLOAT, &[])])

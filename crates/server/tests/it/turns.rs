@@ -11,7 +11,8 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::serving::{Models, metric, request, until};
 
-/// An event loop of the calling thread, like that of a thread of connections. A turn may take any time.
+/// An event loop of the calling thread, like that of a thread of connections. A turn may take any
+/// time.
 fn event_loop() -> Runtime {
     turn_end::follow(Duration::MAX);
     Builder::new_current_thread().on_thread_park(turn_end::end).enable_all().build().unwrap()

@@ -1,6 +1,8 @@
-//! Downbeat's adaptive policy: at least as good as the best of the others, and in proportion to the load.
+//! Downbeat's adaptive policy: at least as good as the best of the others, and in proportion to the
+//! load.
 //!
-//! lab/docs/symphony.md has the figures for many more workloads; these are the smallest that could show a regression.
+//! lab/docs/symphony.md has the figures for many more workloads; these are the smallest that could
+//! show a regression.
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};
@@ -80,7 +82,8 @@ impl Workload {
     }
 }
 
-/// The best published policy holds 5,336 requests a second in an ideal simulation; the staggered bound is 5,839.
+/// The best published policy holds 5,336 requests a second in an ideal simulation; the staggered
+/// bound is 5,839.
 #[test]
 fn one_model_on_many_devices_holds_more_than_under_any_published_policy() {
     let found = RESNET50.assert_never_worse();

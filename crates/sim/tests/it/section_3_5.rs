@@ -1,4 +1,5 @@
-//! Symphony §3.5: goodput stability and load-proportional device use, together "flat-top behaviour".
+//! Symphony §3.5: goodput stability and load-proportional device use, together "flat-top
+//! behaviour".
 
 use downbeat_core::cluster::{DispatchPolicy, DropPolicy, ModelOptions};
 use downbeat_core::{Duration, LatencyProfile};

@@ -10,7 +10,8 @@ use crate::support::{Random, assert_close, copy, example, lane, load as load_on,
 
 const TOLERANCE: f32 = 1e-5;
 
-/// Nanoseconds of the host for a kernel, with which a graph is faster than its kernels one by one although its inputs are copied.
+/// Nanoseconds of the host for a kernel, with which a graph is faster than its kernels one by one
+/// although its inputs are copied.
 const SLOW_HOST: u64 = 50_000;
 
 /// The answer of the whole model on the host.
@@ -283,7 +284,8 @@ fn a_graph_that_is_as_fast_is_kept() {
     stand_in.assert_clean();
 }
 
-/// BERT has no launch of fixed shapes: it runs as graphs all the same, one for each shape that comes again.
+/// BERT has no launch of fixed shapes: it runs as graphs all the same, one for each shape that
+/// comes again.
 #[test]
 #[cfg_attr(not(has_onnxruntime), ignore = "needs an onnxruntime library: set ORT_DYLIB_PATH")]
 fn models_whose_lengths_vary_run_as_graphs() {

@@ -52,7 +52,8 @@ impl Libraries {
     }
 }
 
-/// The calls of the driver that hold up the host until work is over, or take or give back memory of the device. The engine's own memory is the stream's.
+/// The calls of the driver that hold up the host until work is over, or take or give back memory of
+/// the device. The engine's own memory is the stream's.
 const STALLS: [&str; 9] = [
     "cuMemAlloc_v2",
     "cuMemFree_v2",
@@ -259,7 +260,8 @@ fn a_convolution_has_the_graph_of_its_last_shapes() {
     assert_eq!(stand_in.leaks(), Vec::<String>::new());
 }
 
-/// A CUDA convolution keeps the plan of one input shape, so that there is a session for each size of batch.
+/// A CUDA convolution keeps the plan of one input shape, so that there is a session for each size
+/// of batch.
 #[test]
 #[cfg_attr(not(has_cuda_provider), ignore = "needs onnxruntime's CUDA provider: just gpu-stand-ins")]
 fn batches_of_other_sizes_plan_nothing_anew() {

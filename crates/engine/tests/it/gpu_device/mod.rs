@@ -78,7 +78,8 @@ fn micros(lane: &dyn Lane) -> u64 {
     span(lane).took().expect("the device is there").as_nanos() / 1000
 }
 
-/// `layers` products of `[n, width]` with weights of `[width, width]`, each with ReLU; with one weight for all if `shared`.
+/// `layers` products of `[n, width]` with weights of `[width, width]`, each with ReLU; with one
+/// weight for all if `shared`.
 fn products(folder: &Path, width: usize, layers: usize, shared: bool) -> std::path::PathBuf {
     let mut random = Random::new("products");
     let scale = (6.0 / width as f32).sqrt();

@@ -235,7 +235,8 @@ async fn a_message_over_the_limit() {
     }
 }
 
-/// A call as bytes on a connection: HTTP/2 preface and settings, headers of a ModelInfer, then a message.
+/// A call as bytes on a connection: HTTP/2 preface and settings, headers of a ModelInfer, then a
+/// message.
 fn call_on_the_wire(message: &[u8]) -> Vec<u8> {
     let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
         let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();

@@ -15,7 +15,8 @@ fn slow_request() -> Vec<u8> {
     post_bytes("/v2/models/slow/infer", &[], body.to_string().as_bytes())
 }
 
-/// Waits until `condition` holds; a test that would wait for ever fails by the test runner's own limit.
+/// Waits until `condition` holds; a test that would wait for ever fails by the test runner's own
+/// limit.
 async fn until(condition: impl Fn() -> bool) {
     while !condition() {
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -183,7 +184,8 @@ async fn an_idle_connection_ends_after_its_time() {
     assert_eq!(working.reply().await.status, 200);
 }
 
-/// A connection with a request under way, the `count`th. A connection has to be unused for a moment to make room.
+/// A connection with a request under way, the `count`th. A connection has to be unused for a moment
+/// to make room.
 async fn busy(server: &Server, count: usize) -> Connection {
     loop {
         let mut connection = server.connect().await;

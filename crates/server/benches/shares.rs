@@ -2,9 +2,9 @@
 //! downbeat-server --bench shares`, on two cores or more, in the folder of the workspace.
 //!
 //! First come 200 switches of a model (`mlp`, rten, one thread) between two cores, under eight
-//! clients that wait for answers. Measured is the time without service: from the end of the last
-//! launch on the former core to the begin of the first on the new one. The time between any two
-//! launches stands beside it.
+//! clients that wait for answers. The bench measures the time without service, from the last launch
+//! on the former core to the first on the new core. The time between any two launches stands beside
+//! this time.
 //!
 //! Then a small model (`digits`, a request of one item every 5 ms) runs alone, and beside a large
 //! one (`mlp`, requests of 128 items, four clients, two threads). The large one shares both cores

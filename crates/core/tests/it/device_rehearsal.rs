@@ -186,7 +186,7 @@ fn a_trial_follows_from_what_came_alone() {
 #[test]
 fn what_has_lost_in_reality_is_held_off_ever_longer() {
     const GAP_US: u64 = 2_500;
-    // Feeds `seconds` seconds of requests, up to the moment at which the next trial is due.
+    // Feeds `seconds` seconds of requests, all answered in time.
     fn more(rehearsal: &mut DeviceRehearsal, sent: &mut u64, seconds: u64) {
         for number in *sent..*sent + seconds * 1_000_000 / GAP_US {
             let at = Time::ZERO + us(number * GAP_US);

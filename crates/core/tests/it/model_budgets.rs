@@ -58,8 +58,8 @@ fn a_backend_that_does_not_have_a_model_costs_it_no_time() {
     world.pass(ms(100));
     assert_eq!(starts_in(&mut world, frontend, near, 0), us(110) + WAY);
     assert_eq!(starts_in(&mut world, frontend, far, 1), us(4_500) + WAY);
-    // The other backend's replies cost the model no time either. 5 ms of work and the messages fit
-    // into 6 ms on the near backend, and not on the far one.
+    // The other backend's replies cost the model no time either: 5 ms of work and the messages fit
+    // into 6 ms on the near backend only.
     for (queue, backend, is_planned) in [(0, near, true), (1, far, false)] {
         world.ask_of(frontend, queue, &[77], ms(6));
         assert_eq!(world.plans(backend).len(), usize::from(is_planned));

@@ -307,7 +307,7 @@ fn trained_for_others(operators: u16) -> LearnedPredictor {
 
 #[test]
 fn models_outside_the_predictor_run_alone_and_lose_no_request() {
-    // Each predictor knows 5 operators of one model. The model 0 of this device has 10, so it is
+    // The second predictor knows 5 operators of model 0. On this device model 0 has 10, so it is
     // another model.
     for predictor in [trained_for_others(10), trained_for_others(5)] {
         let mut overlap = measured(predictor, &[10, 10, 10]);

@@ -762,8 +762,9 @@ fn who_is_given_up_for_a_batch_is_not_passed_over_by_a_lower_level_in_it() {
     assert_eq!(decided[batch + 1], (None, sent(&[3])));
 }
 
-/// A request with a bound on its wait joins a request that has its own time in the queue. The
-/// second one leaves when its own time is up. Found by a test above, once in thousands of runs.
+/// Requests with the model's bound on their wait stand beside a request with its own time in the
+/// queue. The latter leaves when its own time is up. Found by a test above, once in thousands of
+/// runs.
 #[test]
 fn the_first_who_may_not_wait_for_long_is_looked_for() {
     let level = || PriorityLevel { max_queue: u32::MAX, timeout_action: TimeoutAction::Reject };

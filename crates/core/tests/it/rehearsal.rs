@@ -268,7 +268,7 @@ fn a_quick_model_does_not_wait_because_a_slow_one_has_to() {
     rehearsal.set_model(ModelId(1), Some(options(20, 60)));
     let mut found = None;
     for number in 0..60_000 {
-        // 5,400 requests a second of the first model, as above; every twentieth belongs to the
+        // 5,400 requests a second of the first model, as above. For each twenty comes one of the
         // second.
         let (model, slo) = if number % 21 == 20 { (1, 250) } else { (0, 25) };
         let at = Time::ZERO + Duration::from_micros(number * 176 - if number % 4 == 3 { 88 } else { 0 });

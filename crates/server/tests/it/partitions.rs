@@ -131,8 +131,8 @@ async fn a_device_policy_makes_lanes_on_the_models_partition_only() {
     assert!(timeline.devices.iter().all(|d| d.device == 0), "the CPU is one device");
 }
 
-/// The device of each model as `GET /v2/devices` reports it, and whether a user put the model
-/// there.
+/// The partition of each model as `GET /v2/devices` reports it, and whether a user chose the
+/// partition.
 fn placed(registry: &Registry) -> Vec<(String, u32, bool)> {
     let report = registry.devices().unwrap();
     assert_eq!(report.partitions.iter().map(|part| (part.partition, part.units)).collect::<Vec<_>>(), [(0, 1), (1, 1)]);
